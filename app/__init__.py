@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .config import RunConfig
-    from .report.training import record_training
-    from .result import RunResult
-    from .simulation import simulate
+    from .reports.own_training import record_training
+    from .runs.result import RunResult
+    from .runs.simulate import simulate
+    from .settings.run_config import RunConfig
 
 __all__ = ["RunConfig", "RunResult", "record_training", "simulate"]
 
 _LATE = {
-    "RunConfig": "config",
-    "RunResult": "result",
-    "record_training": "report.training",
-    "simulate": "simulation",
+    "RunConfig": "settings.run_config",
+    "RunResult": "runs.result",
+    "record_training": "reports.own_training",
+    "simulate": "runs.simulate",
 }
 """The module each public name stands in."""
 

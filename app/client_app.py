@@ -2,9 +2,10 @@
 
 In simulation the engine (Ray, or the in-process grid) builds each machine's configuration from the run configuration,
 with seeded keys and a ledger in ``context.state``, and under secure aggregation the helpers as well. Anywhere else a
-machine's privacy is its operator's business: the operator's file decides (:mod:`murmurfl.app.nodes.config`), and
+machine's privacy is its operator's business: the operator's file decides (:mod:`murmurfl.app.nodes.node_config`), and
 without that file the machine refuses, whatever the run configuration says. It is the installed murmurfl that answers
-there, also where Flower's plain ``flower-supernode`` runs the bundle that the server sent (:mod:`.installed`).
+there, also where Flower's plain ``flower-supernode`` runs the bundle that the server sent
+(:mod:`~murmurfl.app.nodes.installed`).
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from ..clients import ContextLedger, PrivateClient
-from ..clients.context_ledger import TravellingLedger
-from ..clients.helper import answer_simulated_helper
-from ..clients.numpy_app import serving
-from ..clients.simulation import in_simulation, kept_by_node, state_travels
+from ..clients.adapters.numpy_app import serving
+from ..clients.messages.sums_helper import answer_simulated_helper
+from ..clients.simulation.context_ledger import TravellingLedger
+from ..clients.simulation.in_simulation import in_simulation, kept_by_node, state_travels
 from ..privacy import ConfigurationError, Ledger, MemoryLedger, RowCache, protocol
-from .config import RunConfig
-from .experiment import prepare
-from .installed import IN_BUNDLE, answered_as_installed
-from .nodes.config import configured_client, operators_file
-from .participation import participant_names
+from .nodes.installed import IN_BUNDLE, answered_as_installed
+from .nodes.node_config import configured_client, operators_file
+from .runs.experiment import prepare
+from .runs.participation import participant_names
+from .settings.run_config import RunConfig
 
 _ROWS_BYTES = 256 << 20
 """Noise rows that all nodes of a simulation in this process keep for taking them back out, in bytes."""
@@ -39,7 +40,7 @@ def client_fn(context: Context) -> PrivateClient:
     """The machine a message is for.
 
     In simulation it is built from the run configuration. On a real node it is built from its operator's file
-    (:class:`~murmurfl.app.nodes.config.NodeConfig`) and from nothing else: the context's run configuration is not
+    (:class:`~murmurfl.app.nodes.node_config.NodeConfig`) and from nothing else: the context's run configuration is not
     looked at.
 
     Raises

@@ -12,15 +12,15 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 
 from ..privacy import ConfigurationError, MurmurflError
-from .config import RunConfig
-from .experiment import prepare
-from .guarantees import expected_guarantee
-from .progress import RoundLine
-from .record import CHECKPOINT_NAME, RESULT_NAME, write_failure, write_record
-from .result import Progress
-from .run import check_deployed, run_experiment
-from .summary import meaning_lines, summary_lines
-from .trackers import tracking
+from .runs.experiment import prepare
+from .runs.progress import RoundLine
+from .runs.result import Progress
+from .runs.run_files import CHECKPOINT_NAME, RESULT_NAME, write_failure, write_record
+from .runs.run_guarantees import expected_guarantee
+from .runs.run_summary import meaning_lines, summary_lines
+from .runs.trackers import tracking
+from .runs.training_run import check_deployed, run_experiment
+from .settings.run_config import RunConfig
 
 app = ServerApp()
 

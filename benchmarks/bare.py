@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from murmurfl.app.models.base import Batch, Parameters
+from murmurfl.app.models.model import Batch, Parameters
 from murmurfl.app.models.softmax import SoftmaxRegression
-from murmurfl.privacy.contributions import DenseContributions
+from murmurfl.privacy.machine.contributions import DenseContributions
 from numpy.typing import NDArray
 
 from .peers.memory import PeakMemory
@@ -141,10 +141,10 @@ def cohort(size: Size, *, compiled: bool) -> dict[str, float]:
     """The cohort engine with the papers' mechanism, in this process; compiling stands beside its seconds."""
     import logging
 
-    from murmurfl.app import compiled as loops
-    from murmurfl.app.config import RunConfig
+    from murmurfl.app.engines import compiled as loops
     from murmurfl.app.engines.start import run_cohort
-    from murmurfl.app.experiment import prepare
+    from murmurfl.app.runs.experiment import prepare
+    from murmurfl.app.settings.run_config import RunConfig
     from threadpoolctl import threadpool_limits
 
     logging.getLogger("flwr").setLevel(logging.ERROR)

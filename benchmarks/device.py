@@ -30,8 +30,8 @@ ROUNDS_ON_GPU = 10
 def rate(machines: int, features: int, rounds: int, device: str) -> float:
     """Updates a second of one training in this process, on one core and, if there is one, a device."""
     import torch
-    from murmurfl.app.config import RunConfig
     from murmurfl.app.engines.start import run_cohort
+    from murmurfl.app.settings.run_config import RunConfig
     from threadpoolctl import threadpool_limits
 
     logging.getLogger("flwr").setLevel(logging.ERROR)

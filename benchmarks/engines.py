@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import ENGINES, run_cohort, run_in_process, run_on_ray
-from murmurfl.app.experiment import prepare
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 
 from .peers.memory import PeakMemory
 

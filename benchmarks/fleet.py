@@ -50,8 +50,8 @@ def run_row(machines: int, asked: int, features: int, rounds: int) -> dict[str, 
         If something was lost.
     """
     memory = {"imports": _imported()}
-    from murmurfl.app.config import RunConfig
-    from murmurfl.app.experiment import prepare
+    from murmurfl.app.runs.experiment import prepare
+    from murmurfl.app.settings.run_config import RunConfig
 
     config = RunConfig(
         task="synthetic",

@@ -132,9 +132,9 @@ def run_engine(engine: str, features: int, machines: int, per_round: int, rounds
     """Measure an engine in this process."""
     import logging
 
-    from murmurfl.app.config import RunConfig
     from murmurfl.app.engines.start import run_cohort, run_in_process
-    from murmurfl.app.experiment import prepare
+    from murmurfl.app.runs.experiment import prepare
+    from murmurfl.app.settings.run_config import RunConfig
     from threadpoolctl import threadpool_limits
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -181,8 +181,8 @@ def run_chunks(stated_mib: float) -> Chunk:
     """Norms and sum of a perceptron's gradients, sample by sample, in this process."""
     import torch
     from murmurfl.app.nodes.large_blocks import give_back_large_blocks
-    from murmurfl.clients.gradients import stacked_gradients
-    from murmurfl.clients.torch_model import ModuleGradients
+    from murmurfl.clients.adapters.per_sample_gradients import stacked_gradients
+    from murmurfl.clients.adapters.torch_model import ModuleGradients
 
     give_back_large_blocks()  # what was freed is not to be counted
     torch.set_num_threads(1)

@@ -27,8 +27,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
-from murmurfl.clients.helper import TOTAL, answer_helper
-from murmurfl.clients.masked import outgoing_reply
+from murmurfl.clients.messages.masked import outgoing_reply
+from murmurfl.clients.messages.sums_helper import TOTAL, answer_helper
 from murmurfl.privacy import (
     MemoryLedger,
     Opener,
@@ -40,10 +40,10 @@ from murmurfl.privacy import (
     row_key,
     standard_normals,
 )
-from murmurfl.privacy.masking import Masking, Sealed, add_mask, checked_header
-from murmurfl.privacy.opening import is_opening, set_digest
-from murmurfl.privacy.opening_record import MemoryOpeningRecord, OpeningRecord
-from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.sums.masking import Masking, Sealed, add_mask, checked_header
+from murmurfl.privacy.sums.opening_record import MemoryOpeningRecord, OpeningRecord
+from murmurfl.privacy.sums.opening_rule import is_opening, set_digest
+from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from numpy.typing import NDArray
 
 from .noise import medians
@@ -231,7 +231,7 @@ def helper_here(path: Path) -> dict[str, float]:
 
 
 def _record_on_disk(folder: Path, roster: Roster) -> OpeningRecord:
-    from murmurfl.privacy.opening_file import SQLiteOpeningRecord
+    from murmurfl.privacy.sums.opening_file import SQLiteOpeningRecord
 
     return SQLiteOpeningRecord.create(folder / "record.sqlite", helper=roster.helpers[0])
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from murmurfl.app.papers.best import best_rows
 from murmurfl.app.papers.best_accuracy import BEST, FULL, NOISY_SGD, ONE_PASS, SECURE, SOFT, WITHOUT
-from murmurfl.app.papers.drawing import new_figure
+from murmurfl.app.papers.paper_figures import new_figure
 from murmurfl.privacy import rounded_up
 
 _COLUMNS = 170

@@ -15,7 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.experiment import prepare
+from murmurfl.app.runs.experiment import prepare
 
 from .engines import configuration
 

@@ -28,14 +28,14 @@ from typing import Any
 
 from flwr.app import Context, Message, MessageType, RecordDict
 from murmurfl.app.client_app import app as private_app
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.flower_run import run_flower_app
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import ray_environment, ray_overrides
 from murmurfl.app.engines.toml import toml_document
-from murmurfl.app.experiment import prepare
-from murmurfl.app.run import run_experiment
-from murmurfl.clients import simulation
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.training_run import run_experiment
+from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.clients.simulation import in_simulation as simulation
 
 from .engines import NODES, PER_ROUND, configuration
 from .peers.memory import PeakMemory

@@ -99,11 +99,11 @@ def run_row(machines: int, per_round: int, features: int, rounds: int, samples: 
     """Measure one row in this process."""
     import logging
 
-    from murmurfl.app.config import RunConfig
     from murmurfl.app.engines.cohort import CohortMachines
-    from murmurfl.app.experiment import prepare
-    from murmurfl.app.record import write_record
-    from murmurfl.app.run import run_experiment
+    from murmurfl.app.runs.experiment import prepare
+    from murmurfl.app.runs.run_files import write_record
+    from murmurfl.app.runs.training_run import run_experiment
+    from murmurfl.app.settings.run_config import RunConfig
     from threadpoolctl import threadpool_limits
 
     logging.getLogger("flwr").setLevel(logging.ERROR)

@@ -72,7 +72,7 @@ def declarations(texts: Mapping[str, str]) -> Counter[str]:
 
 def setting_declarations() -> dict[str, int]:
     """The same for the keys of a run's configuration, most often declared first."""
-    from murmurfl.app.config import RunConfig
+    from murmurfl.app.settings.run_config import RunConfig
 
     found = declarations(sources(*PRODUCT))
     keys = {name: found[name] for name in RunConfig.__dataclass_fields__}
@@ -149,8 +149,8 @@ def release() -> dict[str, int]:
 
 def preparation() -> dict[str, int]:
     """The same for what makes an experiment of a configuration."""
-    from murmurfl.app.config import RunConfig
-    from murmurfl.app.experiment import prepare
+    from murmurfl.app.runs.experiment import prepare
+    from murmurfl.app.settings.run_config import RunConfig
 
     files: Counter[str] = Counter()
     prepare(RunConfig())  # reads the data

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from murmurfl.app.default_run import started_with
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.simulation import simulate
+from murmurfl.app.runs.simulate import simulate
+from murmurfl.app.settings.default_run import started_with
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.privacy import Forecast
 from murmurfl.strategies import CorrelatedFedAvg

@@ -22,13 +22,13 @@ from typing import Any
 from flwr.app import Message, MessageType
 from flwr.clientapp import ClientApp
 from murmurfl.app.client_app import app as client_app
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.demo import node_settings
 from murmurfl.app.nodes.deployment import Deployment, deployment
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import protocol
-from murmurfl.strategies.stragglers import Clock
+from murmurfl.strategies.rounds.stragglers import Clock
 
 from .slow_node import delay
 

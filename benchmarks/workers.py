@@ -24,7 +24,7 @@ MACHINES, FEATURES, ROUNDS = 1_000, 784, 21
 
 
 def _config(rounds: int) -> Any:
-    from murmurfl.app.config import RunConfig
+    from murmurfl.app.settings.run_config import RunConfig
 
     return RunConfig(
         task="synthetic",
@@ -48,7 +48,7 @@ def processor_seconds(state: dict[str, Any], worker: int) -> float:  # noqa: ARG
 
 def _rounds(machines: Any, config: Any, after_first: Callable[[], None] = list) -> tuple[list[float], list[float], Any]:
     """The wall-clock and processor seconds of each round but the first, and the result."""
-    from murmurfl.app.run import run_experiment
+    from murmurfl.app.runs.training_run import run_experiment
 
     ended: list[tuple[float, float]] = []
 
@@ -74,7 +74,7 @@ def measure(workers: int = 2, rounds: int = ROUNDS, repeats: int = 3) -> dict[st
     from murmurfl.app.engines.cohort import CohortMachines
     from murmurfl.app.engines.pool import computing_alone
     from murmurfl.app.engines.workers import WorkerMachines
-    from murmurfl.app.experiment import prepare
+    from murmurfl.app.runs.experiment import prepare
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     config = _config(rounds)

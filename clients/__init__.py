@@ -1,35 +1,35 @@
 """What a machine does: one file an algorithm, the release rule in common, and the bridge to Flower's Message API."""
 
-from ..privacy import flower  # noqa: F401 - checks the installed version before Flower is imported
-from .base import PrivateClient
-from .centring import Centring
-from .cohort import Cohort
-from .context_ledger import ContextLedger
-from .convex import ConvexSmoothGradients
-from .delayed_momentum import DelayedMomentumClient
-from .evaluation import Evaluation, EvaluationShare
-from .foreign_machine import simulated_machine
-from .full_batch import CountedGradients, FullBatchClient
-from .gradients import PerSampleGradients, Samples
-from .helper import ContextOpeningRecord, answer_helper, helper_app
-from .isrl_dp import IsrlDpClient
-from .mu2 import Mu2Client
-from .noise_mod import CorrelatedNoiseMod
-from .noisy_sgd import NoisySGDClient
-from .numpy_app import numpy_client_app
-from .one_shot import LabelledFeatures, OneShotClient
-from .online import OnlineClient, local_updates
-from .owners import OwnedSamples, OwnerGradients
-from .private_app import private_client_app
-from .records.records import file_records
+from ..privacy import flower_version as flower  # noqa: F401 - checks the installed version before Flower is imported
+from .adapters.convex import ConvexSmoothGradients
+from .adapters.noise_mod import CorrelatedNoiseMod
+from .adapters.numpy_app import numpy_client_app
+from .adapters.per_sample_gradients import PerSampleGradients, Samples
+from .adapters.private_app import private_client_app
+from .adapters.sklearn_model import LinearEstimator, fitted
+from .adapters.torch_gradients import TorchGradients
+from .adapters.torch_model import load_trainable, trainable_arrays
+from .adapters.update_policy import UpdatePolicy
+from .delayed_momentum_client import DelayedMomentumClient
+from .full_batch_client import CountedGradients, FullBatchClient
+from .isrl_dp_client import IsrlDpClient
+from .messages.requests import Request
+from .messages.sums_helper import ContextOpeningRecord, answer_helper, helper_app
+from .mu2_client import Mu2Client
+from .nodes.update_node import UpdateNode
+from .noisy_sgd_client import NoisySGDClient
+from .one_shot_client import LabelledFeatures, OneShotClient
+from .online_client import OnlineClient, local_updates
+from .private_client import PrivateClient
+from .records.machine_records import file_records
+from .records.owner_rows import OwnedSamples, OwnerGradients
 from .records.schema import Column, Label, Part, Schema
-from .requests import Request
-from .shuffled import ShuffledClient
-from .sklearn_model import LinearEstimator, fitted
-from .torch_gradients import TorchGradients
-from .torch_model import load_trainable, trainable_arrays
-from .update_node import UpdateNode
-from .update_policy import UpdatePolicy
+from .shuffled_client import ShuffledClient
+from .side.centring_client import Centring
+from .side.evaluation_client import Evaluation, EvaluationShare
+from .simulation.cohort_machines import Cohort
+from .simulation.context_ledger import ContextLedger
+from .simulation.foreign_machine import simulated_machine
 
 __all__ = [
     "Centring",

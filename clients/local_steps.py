@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy
-from .base import ClientOptions, PrivateClient, Request
-from .convex import LARGEST_POINT
-from .gradients import PerSampleGradients, Samples, flat_point
-from .requests import malformed
+from .adapters.convex import LARGEST_POINT
+from .adapters.per_sample_gradients import PerSampleGradients, Samples, flat_point
+from .messages.requests import malformed
+from .private_client import ClientOptions, PrivateClient, Request
 
 
 class LocalStepsOptions(ClientOptions, total=False):

@@ -1,21 +1,9 @@
 """Mechanisms, accounting, clipping, keyed noise, the ledger and the release rule; knows nothing of Flower or torch."""
 
-from .allocation import allocation_delta, allocation_epsilon
-from .amplification import Amplification, amplification_of
-from .centring import CENTRING_CONSTANT, CENTRING_SHARE, centred, centring_policy, divided_mu
-from .clipping import clip_per_sample
-from .data_digest import RowBytes, any_data, row_bytes
-from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
-from .evaluation import (
-    EVALUATION_SHARE,
-    EvaluationRows,
-    Measured,
-    evaluation_policy,
-)
-from .forecast import Forecast, forecast_of
-from .gdp import compose_gdp, gdp_best_guess, gdp_delta, gdp_epsilon, gdp_mu
-from .grid import Grid
-from .guarantee import (
+from .accounting.allocation import allocation_delta, allocation_epsilon
+from .accounting.amplification import Amplification, amplification_of
+from .accounting.gdp import compose_gdp, gdp_best_guess, gdp_delta, gdp_epsilon, gdp_mu
+from .accounting.guarantee import (
     FAST_NOISE,
     NOT_PRIVATE,
     RELATIONS,
@@ -30,7 +18,12 @@ from .guarantee import (
     rounded_up,
     server_guarantee,
 )
-from .keys import NoiseKeys, SimulatedKeys, SystemKeys, derived_seed
+from .accounting.noise_forecast import Forecast, forecast_of
+from .accounting.noise_plan import NoisePlan
+from .accounting.noise_words import NO_NOISE_WORDS, epoch_words, noise_words, server_noise_words, stated_words
+from .accounting.rdp import rdp_epsilon, rdp_mu
+from .accounting.stated_noise import StatedNoise, stated_noise
+from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
 from .ledger import (
     Account,
     Ledger,
@@ -46,8 +39,14 @@ from .ledger import (
     rotate_key,
     set_local_budget,
 )
-from .machine import LedgeredMachine
-from .masking import Header, MaskedRelease, MaskedReleaseError, Masking, Sealed, add_mask, checked_header
+from .machine.clipping import clip_per_sample
+from .machine.data_digest import RowBytes, any_data, row_bytes
+from .machine.ledgered_machine import LedgeredMachine
+from .machine.outgoing import PrivacyStatement, Release
+from .machine.policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit, PrivacyPolicy, Trust
+from .machine.prefix_sums import PrivateMachine
+from .machine.record_owners import Owners, person_mu
+from .machine.shuffled_machine import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu
 from .mechanisms import (
     MECHANISMS,
     SCHEDULES,
@@ -57,21 +56,22 @@ from .mechanisms import (
     make_mechanism,
     register_mechanism,
 )
-from .noise import NOISE_QUALITIES, row_key, standard_normals
-from .noise_plan import NoisePlan
-from .noise_stream import RowCache
-from .opening import Opener, Opening, OpeningRefusedError, is_opening, set_digest
-from .opening_file import SQLiteOpeningRecord
-from .opening_record import MemoryOpeningRecord, OpeningPage, OpeningRecord, OpeningRecordError
-from .outgoing import PrivacyStatement, Release
-from .owners import Owners, person_mu
-from .policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit, PrivacyPolicy, Trust
-from .rdp import rdp_epsilon, rdp_mu
-from .release import PrivateMachine
-from .roster import HelperEntry, HelperKey, MachineKey, Roster
-from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu
-from .stated_noise import StatedNoise, stated_noise
-from .words import NO_NOISE_WORDS, epoch_words, noise_words, server_noise_words, stated_words
+from .noise.grid import Grid
+from .noise.keyed_noise import NOISE_QUALITIES, row_key, standard_normals
+from .noise.noise_keys import NoiseKeys, SimulatedKeys, SystemKeys, derived_seed
+from .noise.noise_stream import RowCache
+from .side.centring_query import CENTRING_CONSTANT, CENTRING_SHARE, centred, centring_policy, divided_mu
+from .side.evaluation_query import (
+    EVALUATION_SHARE,
+    EvaluationRows,
+    Measured,
+    evaluation_policy,
+)
+from .sums.masking import Header, MaskedRelease, MaskedReleaseError, Masking, Sealed, add_mask, checked_header
+from .sums.opening_file import SQLiteOpeningRecord
+from .sums.opening_record import MemoryOpeningRecord, OpeningPage, OpeningRecord, OpeningRecordError
+from .sums.opening_rule import Opener, Opening, OpeningRefusedError, is_opening, set_digest
+from .sums.roster import HelperEntry, HelperKey, MachineKey, Roster
 
 __all__ = [
     "ACCOUNTINGS",

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from . import protocol
 from .errors import ConfigurationError
-from .roster import KEY_BYTES, is_signed, is_signing_point
+from .sums.roster import KEY_BYTES, is_signed, is_signing_point
 
 LONGEST_PERMIT = 4096
 """Characters of a permit: nothing longer is read."""

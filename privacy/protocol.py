@@ -27,8 +27,9 @@ ASK_PRIVACY = "privacy"
 ASK_OPEN = "open"
 PERMIT = "permit"  # of the session's owner (:mod:`.permits`), for machines and helpers that take no other runs
 
-# What a training request is for, where it is not for the strategy's own releases (:mod:`.evaluation`), and the mean of
-# the features that a machine is to see its samples from (:mod:`.centring`): k float32 values, little endian.
+# What a training request is for, where it is not for the strategy's own releases
+# (:mod:`~murmurfl.privacy.side.evaluation_query`), and the mean of the features that a machine is to see its samples
+# from (:mod:`~murmurfl.privacy.side.centring_query`): k float32 values, little endian.
 RELEASE_OF = "of"
 OF_MEAN = "mean"
 OF_EVALUATION = "evaluation"
@@ -51,8 +52,8 @@ NOISE_STD = "noise-std"  # this and the next two only of an evaluation
 HELD_OUT = "held-out"
 SCORES_SHARE = "scores-share"
 
-# Of a masked release (:mod:`.masking`), in the ConfigRecord of its reply beside MACHINE; its ArrayRecord has the
-# model's shapes in uint64.
+# Of a masked release (:mod:`~murmurfl.privacy.sums.masking`), in the ConfigRecord of its reply beside MACHINE; its
+# ArrayRecord has the model's shapes in uint64.
 HEADER = "header"
 SEALS = "seals"
 SIGNATURE = "signature"
@@ -74,7 +75,7 @@ MACHINES = "machines"
 RELEASES_LEFT = "releases-left"
 RECORD = "record"  # "row" of a file that was read by itself, or "item" that was handed over
 SCHEMA = "schema"  # the digest of what a machine takes for a record
-LONGEST_RELEASE = "longest-release"  # this and the next two are what a forecast is made from (:mod:`.forecast`)
+LONGEST_RELEASE = "longest-release"  # this and the next two: what a forecast is made from (noise_forecast)
 NOISE_IN_ALL = "noise-in-all"
 CLIP_UNIT = "clip-unit"
 

@@ -1,12 +1,11 @@
 """What the server does: one file an algorithm, each a pure update rule in a Flower ``Strategy``."""
 
-from ..privacy import flower  # noqa: F401 - checks the installed version before Flower is imported
-from .base import ReleaseStrategy
-from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from ..privacy import flower_version as flower  # noqa: F401 - checks the installed version before Flower is imported
+from .baselines.delayed_momentum import DelayedMomentum, DelayedMomentumState, delayed_momentum_step
+from .baselines.isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
+from .baselines.noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
 from .correlated_fedavg import AverageState, CorrelatedFedAvg, average_step, optimizer_step
 from .correlated_momentum import MOMENTUM_MECHANISMS, CorrelatedMomentum, CorrelatedMomentumState
-from .delayed_momentum import DelayedMomentum, DelayedMomentumState, delayed_momentum_step
-from .evaluation_figures import EvaluationResult
 from .full_batch import (
     AVERAGES,
     FullBatch,
@@ -14,12 +13,7 @@ from .full_batch import (
     full_batch_start,
     full_batch_step,
 )
-from .isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
-from .look_ahead import NothingAggregatedError
-from .machines import MachineDirectory, NodesUnavailableError
-from .mean_of_features import MeanOfFeatures, MeanState
 from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
-from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
 from .one_shot import OneShot, OneShotState, ridge_scores
 from .online import OnlineFedSGD, OnlineState, online_step
 from .optimizers import (
@@ -32,22 +26,18 @@ from .optimizers import (
     momentum_step,
     yogi_step,
 )
-from .private_evaluation import EvaluationState, NotEvaluatedError, PrivateEvaluation
 from .reduced_tree_momentum import (
     IncompleteRoundError,
     ReducedTreeMomentum,
     ReducedTreeMomentumState,
     reduced_tree_momentum_step,
 )
-from .replies import DirectMachines, Outcome, Refusal, Reply, RoundReport, RoundRequest
-from .sampling import SAMPLINGS, sample_machines
-from .secure_aggregation import (
-    HelpersDisagreeError,
-    HelperUnavailableError,
-    OpeningError,
-    SecureAggregation,
-    WrongSumError,
-)
+from .rounds.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from .rounds.known_machines import MachineDirectory, NodesUnavailableError
+from .rounds.look_ahead import NothingAggregatedError
+from .rounds.replies import DirectMachines, Outcome, Refusal, Reply, RoundReport, RoundRequest
+from .rounds.sampling import SAMPLINGS, sample_machines
+from .rounds.strategy import ReleaseStrategy
 from .shuffled import (
     REGULARIZERS,
     VARIANTS,
@@ -58,10 +48,20 @@ from .shuffled import (
     private_rounds,
     proximal,
 )
+from .side.evaluation_figures import EvaluationResult
+from .side.mean_of_features import MeanOfFeatures, MeanState
+from .side.private_evaluation import EvaluationState, NotEvaluatedError, PrivateEvaluation
+from .sums.secure_aggregation import (
+    HelpersDisagreeError,
+    HelperUnavailableError,
+    OpeningError,
+    SecureAggregation,
+    WrongSumError,
+)
 from .tree_momentum import TreeMomentum, TreeMomentumState, node_sum, tree_momentum_start, tree_momentum_step
-from .trusted_full_batch import TrustedFullBatch
-from .trusted_mu2 import TrustedMu2
-from .trusted_one_answer import TrustedMeanOfFeatures, TrustedPrivateEvaluation
+from .trusted.trusted_full_batch import TrustedFullBatch
+from .trusted.trusted_mu2 import TrustedMu2
+from .trusted.trusted_one_answer import TrustedMeanOfFeatures, TrustedPrivateEvaluation
 
 __all__ = [
     "AVERAGES",

@@ -24,12 +24,12 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, Guarantee, Unit, protocol
-from .base import ReleaseStrategy
-from .layout import Vector
-from .look_ahead import check_evaluations, check_masks
 from .optimizers import Moments, ServerOptimizer, server_optimizer
-from .options import ReleaseOptions
-from .replies import DirectMachines, Reply, RoundReport, exchange
+from .rounds.layout import Vector
+from .rounds.look_ahead import check_evaluations, check_masks
+from .rounds.options import ReleaseOptions
+from .rounds.replies import DirectMachines, Reply, RoundReport, exchange
+from .rounds.strategy import ReleaseStrategy
 
 _UNITS: dict[Any, Unit] = {0: "sample", 1: "machine"}
 _MECHANISM = "noise on each machine, by its own account"

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, Mechanism, make_mechanism
 from ..privacy.mechanisms import State
-from ..privacy.noise import NONCE_BYTES
-from .layout import Vector
-from .trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
+from ..privacy.noise.keyed_noise import NONCE_BYTES
+from .rounds.layout import Vector
+from .trusted.trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
 
 MOMENTUM_MECHANISMS = (
     "independent", "decay", "sqrt_toeplitz", "sqrt_normalised", "bisr", "banded", "blt", "optimal",
@@ -62,7 +62,7 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
     normalised : bool
         Whether a step has the length eta or eta times that of the momentum.
     **options
-        See :class:`~murmurfl.strategies.trusted_momentum.TrustedMomentum`.
+        See :class:`~murmurfl.strategies.trusted.trusted_momentum.TrustedMomentum`.
 
     Notes
     -----
@@ -128,7 +128,8 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
         nonces = self.with_nonce(state.nonces, server_round)
         before = self._unpacked(state, server_round, scale)
         increment = self.mechanism.increment(before, server_round, self._row(nonces, server_round, size), scale)
-        # Sum and noise are on one grid, so that what is published is a rounded Gaussian release (privacy/grid.py).
+        # Sum and noise are on one grid, so that what is published is a rounded Gaussian release
+        # (privacy/noise/grid.py).
         counts = grid.counts(release_sum) + grid.counts(np.asarray(increment.added, np.float64))
         if increment.removed is not None:
             counts -= grid.counts(np.asarray(increment.removed, np.float64))

@@ -10,7 +10,7 @@ A round's sum is divided by the samples that it is a sum of, so a machine that i
 and nothing else; nothing is carried over, because a gradient at a model that is gone is no use.
 
 With a target quantile the clip moves as well: machines say beside each gradient whether it was clipped, with the same
-noise (:mod:`murmurfl.privacy.quantile`), and the next round's clip follows from how many were.
+noise (:mod:`murmurfl.privacy.side.clipped_share`), and the next round's clip follows from how many were.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from ..privacy import ConfigurationError
-from ..privacy.quantile import QUANTILE_SHARE, CountedRows
-from .base import ReleaseStrategy
-from .layout import Layout, Vector, array_record
-from .options import ReleaseOptions
+from ..privacy.side.clipped_share import QUANTILE_SHARE, CountedRows
 from .projected import check_step
-from .replies import Reply, RoundReport
-from .stragglers import LateAnswers
+from .rounds.layout import Layout, Vector, array_record
+from .rounds.options import ReleaseOptions
+from .rounds.replies import Reply, RoundReport
+from .rounds.stragglers import LateAnswers
+from .rounds.strategy import ReleaseStrategy
 
 Average = Literal["last", "linear"]
 AVERAGES: tuple[Average, ...] = get_args(Average)

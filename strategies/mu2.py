@@ -18,8 +18,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from .layout import Vector
 from .projected import ProjectedStrategy, project_to_ball
+from .rounds.layout import Vector
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
-from ..privacy.moments import Moments
-from .base import ReleaseStrategy
-from .layout import Layout, Vector
-from .options import ReleaseOptions
-from .replies import RoundReport
-from .stragglers import LateAnswers
+from ..privacy.machine.second_moments import Moments
+from .rounds.layout import Layout, Vector
+from .rounds.options import ReleaseOptions
+from .rounds.replies import RoundReport
+from .rounds.stragglers import LateAnswers
+from .rounds.strategy import ReleaseStrategy
 
 LEAST_RIDGE = 1e-6
 """The floor where there is no noise, for a sample and relative to the clip's square."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
 from ..privacy import ConfigurationError
-from .base import ReleaseStrategy
-from .layout import Vector
-from .options import ReleaseOptions
+from .rounds.layout import Vector
+from .rounds.options import ReleaseOptions
+from .rounds.strategy import ReleaseStrategy
 
 
 @dataclass(frozen=True)

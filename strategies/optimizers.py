@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
-from .layout import Vector
+from .rounds.layout import Vector
 
 Moments = NDArray[np.float64]
 """What an optimiser remembers from round to round, shape (k, d): one row for momentum, two for Adam and Yogi."""

@@ -8,9 +8,9 @@ from typing import Any, Required, TypedDict, TypeVar, Unpack
 import numpy as np
 
 from ..privacy import ConfigurationError
-from .base import ReleaseStrategy
-from .layout import Vector
-from .options import ReleaseOptions
+from .rounds.layout import Vector
+from .rounds.options import ReleaseOptions
+from .rounds.strategy import ReleaseStrategy
 
 StateT = TypeVar("StateT")
 

@@ -1,7 +1,8 @@
 r"""Sensitivity-reduced momentum with a trusted server (tran-cutkosky-2022, algorithm 2; ALGORITHMS section 4).
 
 With g_t the mean of the machines' clipped gradients, a_t the iterate at which the epoch of round t began, and the trees
-of :mod:`murmurfl.privacy.reconstruction` for A (gradients at a_t), D (A_t - A_{t-N}) and R (what is left of g_t):
+of :mod:`murmurfl.privacy.mechanisms.reconstruction` for A (gradients at a_t), D (A_t - A_{t-N}) and R (what is left of
+g_t):
 
     F^X_[y,z] = sum_{s=y..z} alpha (1 - alpha)^{z-s} X_s + fresh noise,   X = A, D, R
     m^_t      = lemma 17's combination of the nodes
@@ -29,12 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, MurmurflError, row_key
-from ..privacy.noise import NONCE_BYTES, standard_normal_rows
-from ..privacy.reconstruction import Changes, ReconstructionTrees, best_gamma
-from .layout import Vector
-from .release_sum import Summation
-from .replies import Outcome, RoundReport
-from .trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
+from ..privacy.mechanisms.reconstruction import Changes, ReconstructionTrees, best_gamma
+from ..privacy.noise.keyed_noise import NONCE_BYTES, standard_normal_rows
+from .rounds.layout import Vector
+from .rounds.replies import Outcome, RoundReport
+from .sums.release_sum import Summation
+from .trusted.trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
 
 # Steps are computed in float64: an epoch leads at most eta N away, and this much more, relatively.
 _ROUNDING = 1e-9
@@ -91,7 +92,7 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
     noise_cache_mib : float
         Most memory for noise rows of nodes, in MiB; what does not fit is drawn again in every round that needs it.
     **options
-        See :class:`~murmurfl.strategies.trusted_momentum.TrustedMomentum`.
+        See :class:`~murmurfl.strategies.trusted.trusted_momentum.TrustedMomentum`.
 
     Notes
     -----
@@ -212,7 +213,8 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
         nonces = self.with_nonce(state.nonces, server_round)
         momentum = (1 - self.alpha) * state.momentum + self.alpha * release_sum
         noise = self.noise(nonces, server_round, len(release_sum))
-        # Momentum and noise are on one grid, so that what is published is a rounded Gaussian release (privacy/grid.py).
+        # Momentum and noise are on one grid, so that what is published is a rounded Gaussian release
+        # (privacy/noise/grid.py).
         noisy = grid.values(grid.counts(momentum) + grid.counts(noise))
         after = reduced_tree_momentum_step(state, momentum, noisy, nonces, learning_rate=self.learning_rate)
         if not np.linalg.norm(after.w - state.w) <= self.learning_rate * (1 + _ROUNDING):

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
-from ..privacy.shuffled import noisy_epoch
-from .base import ReleaseStrategy
-from .layout import Vector
-from .options import ReleaseOptions
-from .stragglers import LateAnswers
+from ..privacy.machine.shuffled_machine import noisy_epoch
+from .rounds.layout import Vector
+from .rounds.options import ReleaseOptions
+from .rounds.stragglers import LateAnswers
+from .rounds.strategy import ReleaseStrategy
 
 Regularizer = Literal["none", "l2", "l1", "ball"]
 REGULARIZERS: tuple[Regularizer, ...] = get_args(Regularizer)

@@ -19,9 +19,9 @@ from typing import ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy.momentum_tree import MomentumTree
-from .layout import Vector
-from .trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
+from ..privacy.mechanisms.momentum_tree import MomentumTree
+from .rounds.layout import Vector
+from .trusted.trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def tree_momentum(nodes: NDArray[np.float64], server_round: int, alpha: float) -
 class TreeMomentum(TrustedMomentum[TreeMomentumState]):
     """Tree-aggregated momentum, normalised steps, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
 
-    Parameters are those of :class:`~murmurfl.strategies.trusted_momentum.TrustedMomentum`.
+    Parameters are those of :class:`~murmurfl.strategies.trusted.trusted_momentum.TrustedMomentum`.
 
     Notes
     -----
@@ -134,7 +134,8 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
         grid, alpha = self.noise_grid(len(release_sum)), self.tree.alpha
         node = node_sum(state, release_sum / self.clients_per_round, server_round, alpha)
         noise = self.fresh_normals(server_round, len(node)) * np.float64(self.noise_stds(len(node))[server_round - 1])
-        # Sum and noise are on one grid, so that what is published is a rounded Gaussian release (privacy/grid.py).
+        # Sum and noise are on one grid, so that what is published is a rounded Gaussian release
+        # (privacy/noise/grid.py).
         noisy = grid.values(grid.counts(node) + grid.counts(noise))
         return tree_momentum_step(state, node, noisy, server_round, alpha=alpha, learning_rate=self.learning_rate)
 

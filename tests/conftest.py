@@ -6,8 +6,8 @@ import logging
 import os
 
 import pytest
-from murmurfl.privacy import noise_stream
-from murmurfl.privacy.ledger import format as ledger_format
+from murmurfl.privacy.ledger import ledger_file as ledger_format
+from murmurfl.privacy.noise import noise_stream
 
 # Operators' files are refused where their group may write to them, which is how some systems make every file.
 os.umask(0o022)

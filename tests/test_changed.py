@@ -47,7 +47,7 @@ def test_a_change_reaches_what_imports_or_names_it(small, changed, reached):
 
 def test_a_change_of_a_command_does_not_reach_the_proofs():
     here = Reach()
-    reached = here.tests_of(["app/commands/plan.py"])
+    reached = here.tests_of(["app/commands/plan_command.py"])
     assert "tests/app/commands/test_command_line.py" in reached
     assert "tests/proofs/test_owner_places.py" not in reached
-    assert len(here.tests_of(["privacy/gdp.py"])) > len(reached)
+    assert len(here.tests_of(["privacy/accounting/gdp.py"])) > len(reached)

@@ -14,13 +14,13 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from murmurfl.app import client_app
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
+from murmurfl.app.data import loading as tasks
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.toml import toml_document
-from murmurfl.app.experiment import prepare
-from murmurfl.app.nodes.config import NodeConfig
-from murmurfl.app.run import run_experiment
-from murmurfl.app.tasks import loading as tasks
+from murmurfl.app.nodes.node_config import NodeConfig
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.training_run import run_experiment
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy, numpy_client_app
 from murmurfl.privacy import (
     MemoryLedger,
@@ -200,7 +200,7 @@ class World:
         """The grid of these errors counts as Flower's simulation, whose nodes are all there from its start."""
         for place in ("machines", "base"):
             self.monkeypatch.setattr(f"murmurfl.strategies.{place}.is_simulation", lambda grid: True)
-        self.monkeypatch.setattr("murmurfl.strategies.machines._ALL_MADE_WITHIN_S", 0.0)
+        self.monkeypatch.setattr("murmurfl.strategies.rounds.known_machines._ALL_MADE_WITHIN_S", 0.0)
 
     def no_helpers(self):
         class Connected(InProcessGrid):

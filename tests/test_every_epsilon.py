@@ -10,12 +10,12 @@ import pytest
 import typer
 from murmurfl.app import client_app, server_app
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.toml import toml_document
-from murmurfl.app.nodes.config import configured_client
 from murmurfl.app.nodes.demo import ledger_line
-from murmurfl.app.papers import reproduce
+from murmurfl.app.nodes.node_config import configured_client
+from murmurfl.app.papers import reproduction as reproduce
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import SQLiteLedger, read_ledger
 from typer.testing import CliRunner
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import prepare
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 
 from benchmarks import fleet
 from benchmarks.fleet_grid import Weather

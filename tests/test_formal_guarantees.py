@@ -44,11 +44,11 @@ PARTS = {
 FIGURES = {"mu", "epsilon", "delta", "deltas", "gdp", "sensitivity", "shift", "stds"}
 NUMBERS = {"float", "NDArray", "Sensitivity"}
 DOORS = {
-    "privacy/clipping.py",
+    "privacy/machine/clipping.py",
     "privacy/ledger/repair.py",
-    "privacy/ledger/rotation.py",
-    "privacy/noise.py",
-    "privacy/secret_order.py",
+    "privacy/ledger/key_rotation.py",
+    "privacy/noise/keyed_noise.py",
+    "privacy/machine/secret_order.py",
     "app/nodes/supernode.py",
 }
 NOTE = re.compile(r"\*\*Formal guarantees\.\*\*|^Formal guarantees\n-+$", flags=re.MULTILINE)

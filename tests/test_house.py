@@ -44,7 +44,7 @@ def test_a_room_that_moved_would_be_noticed(wrong):
 
 
 def test_a_new_room_would_be_noticed():
-    assert "app/models" in rooms() - named(HOUSE.replace("app/models", "app/tasks"))
+    assert "app/models" in rooms() - named(HOUSE.replace("app/models", "app/data"))
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_a_new_room_would_be_noticed():
     [
         ("privacy/mechanisms/__init__.py", "MECHANISMS"),
         ("app/methods/__init__.py", "METHODS"),
-        ("app/tasks/__init__.py", "TASKS"),
-        ("app/tasks/features/__init__.py", "FEATURES"),
-        ("app/tasks/partition.py", "PARTITIONS"),
+        ("app/data/__init__.py", "TASKS"),
+        ("app/data/features/__init__.py", "FEATURES"),
+        ("app/data/partition.py", "PARTITIONS"),
         ("app/models/__init__.py", "MODELS"),
         ("app/papers/__init__.py", "PAPERS"),
     ],

@@ -31,10 +31,11 @@ def test_every_mutant_is_another_bug_with_a_name_and_tests_that_exist():
 
 
 def test_a_text_that_is_not_there_is_said_by_its_mutants_name(tmp_path, capsys, monkeypatch):
-    lost = mutants.Mutant("no noise at all", "privacy/release.py", "no such text", "", ())
+    lost = mutants.Mutant("no noise at all", "privacy/machine/prefix_sums.py", "no such text", "", ())
     (said,) = mutants.misplaced([lost])
     assert said == (
-        "privacy/release.py: expected once, got 0 times, the text of the mutant 'no noise at all': 'no such text'"
+        "privacy/machine/prefix_sums.py: expected once, got 0 times, the text of the mutant 'no noise at all': "
+        "'no such text'"
     )
     monkeypatch.setattr(mutants, "MUTANTS", (lost,))
     assert mutants.main([]) == 2

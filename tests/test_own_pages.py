@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.clients import UpdateNode, UpdatePolicy
-from murmurfl.clients.sample_node import SampleNode
+from murmurfl.clients.nodes.sample_node import SampleNode
 from murmurfl.privacy import MECHANISMS, PrivacyPolicy, SimulatedKeys
 from murmurfl.strategies import CorrelatedFedAvg
 

@@ -17,8 +17,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from murmurfl.app.tasks.features.weights import SHA256
-from murmurfl.privacy import MurmurflError, UnsupportedFlowerError, flower
+from murmurfl.app.data.features.kept_weights import SHA256
+from murmurfl.privacy import MurmurflError, UnsupportedFlowerError
+from murmurfl.privacy import flower_version as flower
 
 from tests.harness import packages
 from tests.harness.imports import FOLDERS, Imports
@@ -39,7 +40,7 @@ def test_the_wheel_holds_every_module_and_its_types(wheel):
         ours = {name.replace("murmurfl/app/wheel/", "murmurfl/") for name in ours}
         assert not ours - names
         assert f"murmurfl/{folder}/py.typed" in names
-    assert {f"murmurfl/app/tasks/features/weights/{name}" for name in SHA256} <= names
+    assert {f"murmurfl/app/data/features/weights/{name}" for name in SHA256} <= names
     assert "murmurfl/__init__.py" in names
     assert {name.split("/")[0] for name in names} == {"murmurfl", f"murmurfl-{PROJECT['version']}.dist-info"}
 

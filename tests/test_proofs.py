@@ -18,18 +18,18 @@ NAMED = re.compile(r"docs/proofs/([\w-]+\.md)")
 CLAIM = re.compile(r"\bmu\b|GDP|-GDP|\bRDP\b")
 
 WITHOUT_A_PAGE = {
-    "privacy/asked.py:asked_mu": "arithmetic of privacy/gdp.py",
+    "privacy/accounting/asked.py:asked_mu": "arithmetic of privacy/accounting/gdp.py",
     "privacy/audit/bounds.py:": "measures a claim and makes none",
     "privacy/audit/many_runs.py:AuditResult": "measures a claim and makes none",
     "privacy/audit/many_runs.py:audit_client": "measures a claim and makes none",
-    "privacy/gdp.py:": "arithmetic on a mu that somebody else vouches for; checked against dp-accounting",
-    "privacy/gdp.py:gdp_best_guess": "the same, from its total variation distance",
-    "privacy/guarantee.py:Guarantee": "says a mu that its maker vouches for",
-    "privacy/guarantee.py:policy_guarantee": "says a mu that its caller vouches for",
-    "privacy/guarantee.py:server_guarantee": "says a mu that its caller vouches for",
-    "privacy/mechanisms/cache.py:": "says what files cannot change; mechanisms/test_optimal.py changes them",
-    "privacy/rdp.py:rdp_epsilon": "a conversion, cited: Mironov 2017, proposition 3",
-    "privacy/rdp.py:rdp_mu": "the inverse of rdp_epsilon",
+    "privacy/accounting/gdp.py:": "arithmetic on a mu that somebody else vouches for; checked against dp-accounting",
+    "privacy/accounting/gdp.py:gdp_best_guess": "the same, from its total variation distance",
+    "privacy/accounting/guarantee.py:Guarantee": "says a mu that its maker vouches for",
+    "privacy/accounting/guarantee.py:policy_guarantee": "says a mu that its caller vouches for",
+    "privacy/accounting/guarantee.py:server_guarantee": "says a mu that its caller vouches for",
+    "privacy/mechanisms/optimiser_cache.py:": "says what files cannot change; mechanisms/test_optimal.py changes them",
+    "privacy/accounting/rdp.py:rdp_epsilon": "a conversion, cited: Mironov 2017, proposition 3",
+    "privacy/accounting/rdp.py:rdp_mu": "the inverse of rdp_epsilon",
 }
 """Docstrings whose formal guarantees speak of mu and rest on no page here, and why."""
 

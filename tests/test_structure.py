@@ -109,7 +109,7 @@ def test_the_packages_of_the_wheel_are_the_folders_of_the_tree():
 
 
 def test_files_import_one_another_in_no_circle():
-    """Nor from within a function. What is found by its name alone stands in app/registry.py and nowhere else."""
+    """Nor from within a function. Only app/settings/registry.py finds things by name."""
     assert Imports(ROOT).circles() == []
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...privacy import NO_NOISE
-from ..config import run_keys
-from ..methods.auto import AUTO
-from ..summary import meaning_lines, shown_accuracy
+from ..methods.auto_method import AUTO
+from ..runs.run_summary import meaning_lines, shown_accuracy
+from ..settings.run_config import run_keys
 
 _BETTER = ("task", "features", "num-clients", "clients-per-round", "mu")
 """Keys that stay as they are where another strategy is tried."""

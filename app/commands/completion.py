@@ -10,9 +10,9 @@ from contextlib import redirect_stdout
 
 import typer
 
-from ..catalogue import CATALOGUE
-from ..config import run_keys
-from ..keys import Key
+from ..settings.catalogue import CATALOGUE
+from ..settings.run_config import run_keys
+from ..settings.run_key import Key
 
 _LONGEST_HELP = 60
 """Characters; Typer wraps longer help at 80 columns, and shells take the second line for one more completion."""

@@ -12,7 +12,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from ...privacy import Guarantee
-from ..progress import RoundLine
+from ..runs.progress import RoundLine
 from .terminal import say, width
 
 _LINE = re.compile(
@@ -20,7 +20,7 @@ _LINE = re.compile(
     r"  epsilon (?P<epsilon>\S+)(?: or (?P<local>\S+))?(?P<note> \(.*?\))? \(whole run\)"
     r"  replies (?P<aggregated>\d+)/(?P<asked>\d+)(?:  left (?P<left>\S+))?"
 )
-"""How a :class:`~murmurfl.app.progress.RoundLine` reads in Flower's log."""
+"""How a :class:`~murmurfl.app.runs.progress.RoundLine` reads in Flower's log."""
 
 
 def is_worrying(line: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..config import check_run_name
+from ..settings.run_config import check_run_name
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def folder_for(out: Path, name: str | None, beginning: str) -> Iterator[Path]:
     Raises
     ------
     ConfigurationError
-        If the name would leave ``out`` (:func:`~murmurfl.app.config.check_run_name`).
+        If the name would leave ``out`` (:func:`~murmurfl.app.settings.run_config.check_run_name`).
     """
     if name is not None:
         check_run_name(name)

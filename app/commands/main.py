@@ -7,23 +7,23 @@ from typing import Annotated
 import typer
 
 from ..version import __version__
-from .audit import audit
+from .audit_command import audit
 from .command_line import CommandLine
 from .completion import in_any_shell
-from .helper import helper
-from .keys import keys, list_names
-from .ledger import ledger_cli
-from .node import deploy_demo, node
-from .owner import owner_cli
-from .plan import plan
-from .report import report
-from .reproduce import reproduce
-from .roster import roster_cli
-from .run import run
-from .runs import list_runs
-from .schema import schema
-from .search import search
-from .server import server
+from .helper_command import helper
+from .keys_command import keys, list_names
+from .ledger_command import ledger_cli
+from .list_command import list_runs
+from .node_command import deploy_demo, node
+from .owner_command import owner_cli
+from .plan_command import plan
+from .report_command import report
+from .reproduce_command import reproduce
+from .roster_command import roster_cli
+from .run_command import run
+from .schema_command import schema
+from .search_command import search
+from .server_command import server
 
 cli = CommandLine(help="Private federated learning whose noise cancels itself.", pretty_exceptions_enable=False)
 

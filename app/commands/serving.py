@@ -15,7 +15,7 @@ from ...privacy import MurmurflError
 from .failing import FAILED, INTERRUPTED, failing_clearly
 
 if TYPE_CHECKING:
-    from ..watching.journal import Journal
+    from ..nodes.watching.journal import Journal
 
 
 HealthAddress = Annotated[
@@ -55,14 +55,14 @@ class Serving:
         watched : bool
             Whether somebody looks on, and nothing is kept: then there are details.
         """
-        from ..watching.log import LogSettings, start_log
+        from ..nodes.watching.node_log import LogSettings, start_log
 
         start_log(LogSettings(as_json=self.log_json, verbose=self.verbose, details=self.log_details or watched))
 
     def journal(self) -> Journal:
         """A journal whose entries are in the log."""
-        from ..watching.journal import Journal
-        from ..watching.log import EntryWriter
+        from ..nodes.watching.journal import Journal
+        from ..nodes.watching.node_log import EntryWriter
 
         journal = Journal()
         journal.listen(EntryWriter())

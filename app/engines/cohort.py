@@ -15,19 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients import Cohort
-from ...clients.cohort_block import BlockAnswer, PartAnswer, stacked_samples
+from ...clients.simulation.cohort_block import BlockAnswer, PartAnswer, stacked_samples
 from ...privacy import Ledger, RefusedError, Release, RowCache, SimulatedKeys, protocol
-from ...privacy.ledger.block import BlockLedger
-from ...privacy.training import observing
+from ...privacy.ledger.ledger_block import BlockLedger
+from ...privacy.machine.clipping_figures import observing
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
-from ...strategies.machines import NumberedNames
-from ...strategies.replies import LARGEST_COUNT, SummedReplies
-from ..compiled import compiled_rows, worth_compiling
-from ..experiment import Experiment
-from ..network import reply_is_lost
-from ..statements import GroupedStatements, said_alike
-from ..tasks.base import Shard
-from ..tasks.parts import Shards
+from ...strategies.rounds.known_machines import NumberedNames
+from ...strategies.rounds.replies import LARGEST_COUNT, SummedReplies
+from ..data.shards import Shards
+from ..data.task import Shard
+from ..runs.experiment import Experiment
+from ..runs.lost_replies import reply_is_lost
+from ..runs.machine_statements import GroupedStatements, said_alike
+from .compiled import compiled_rows, worth_compiling
 
 DEFAULT_ROW_CACHE_MIB = 256.0
 """Noise rows kept for taking back out, in MiB; beyond it they are regenerated."""

@@ -16,18 +16,18 @@ from flwr.common.logger import log
 
 from ...privacy import ConfigurationError
 from ..client_app import app
-from ..config import RunConfig
-from ..device.backend import checked_device
-from ..experiment import prepare
-from ..participation import participant_names
-from ..record import RESULT_NAME, result_document
-from ..registry import registry
-from ..result import Progress, RunResult
-from ..run import run_experiment
-from ..settings import environment_for
-from ..tasks.features.weights import FOLDER, WEIGHTS_VARIABLE
+from ..data.features.kept_weights import FOLDER, WEIGHTS_VARIABLE
+from ..runs.experiment import prepare
+from ..runs.participation import participant_names
+from ..runs.result import Progress, RunResult
+from ..runs.run_files import RESULT_NAME, result_document
+from ..runs.training_run import run_experiment
+from ..settings.layers import environment_for
+from ..settings.registry import registry
+from ..settings.run_config import RunConfig
 from .chosen_pool import opened_pool
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
+from .device.backend import checked_device
 from .flower_run import run_flower_app
 from .inprocess import InProcessGrid
 from .pool import checked_workers
@@ -56,7 +56,8 @@ def run_document(config: RunConfig, engine: str) -> dict[str, Any]:
 def run_in_process(config: RunConfig, *, on_progress: Callable[[Progress], None] | None = None) -> RunResult:
     """Run a configuration on the in-process grid.
 
-    Parameters, result and errors are those of :func:`~murmurfl.app.run.run_experiment`. It leaves no checkpoint.
+    Parameters, result and errors are those of :func:`~murmurfl.app.runs.training_run.run_experiment`. It leaves no
+    checkpoint.
     """
     prepare(config)
     grid = InProcessGrid(app, num_nodes(config), config.to_mapping())
@@ -102,7 +103,7 @@ def run_cohort(
     Raises
     ------
     MurmurflError
-        As :func:`~murmurfl.app.run.run_experiment`.
+        As :func:`~murmurfl.app.runs.training_run.run_experiment`.
     ConfigurationError
         If there is no such cluster or device, or the device cannot compute this configuration; nothing was started.
     WorkerError
@@ -112,7 +113,7 @@ def run_cohort(
     checked_device(device, "cohort", workers, ray_address)
     experiment = prepare(config)
     if device:
-        from ..device.machines import machines_on  # PyTorch, which not everybody has
+        from .device.device_machines import machines_on  # PyTorch, which not everybody has
 
         machines = machines_on(experiment, device)
         return replace(run_experiment(machines, config, on_progress=on_progress, engine="cohort"), device=device)

@@ -32,8 +32,8 @@ from flwr.supercore.credential_store.file_credential_store import FileCredential
 
 from ...privacy.files import write_private
 from ...privacy.permits import LONGEST_LOGIN_S, OwnerKey
-from ..servers.gate import server_name
-from ..servers.login import keep_login
+from ..nodes.servers.gate import server_name
+from ..nodes.servers.login import keep_login
 from .loopback import (
     MARKER,
     LaunchError,

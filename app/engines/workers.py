@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import MemoryLedger, protocol
-from ...privacy.outgoing import Release
-from ...privacy.training import ObservedFigures, TrainingFigures
+from ...privacy.machine.clipping_figures import ObservedFigures, TrainingFigures
+from ...privacy.machine.outgoing import Release
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
-from ...strategies.machines import NumberedNames
-from ...strategies.replies import SummedReplies
-from ..experiment import Experiment, model_of
-from ..statements import GroupedStatements, Statement
-from ..tasks.base import Dataset, Shard
+from ...strategies.rounds.known_machines import NumberedNames
+from ...strategies.rounds.replies import SummedReplies
+from ..data.task import Dataset, Shard
+from ..runs.experiment import Experiment, model_of
+from ..runs.machine_statements import GroupedStatements, Statement
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
 from .pool import Pool, WorkerState
 
@@ -78,7 +78,7 @@ class _Part:
     releases, samples : ndarray of int64
         Of each.
     counts, spacing, largest, metrics
-        Those of :class:`~murmurfl.strategies.replies.SummedReplies`.
+        Those of :class:`~murmurfl.strategies.rounds.replies.SummedReplies`.
     """
 
     positions: NDArray[np.int64]

@@ -1,16 +1,16 @@
 """Methods: one object for each ``strategy`` that a run configuration can name."""
 
-from ..registry import Registry
-from .auto import AutoMethod
-from .base import Method
-from .full_batch import FullBatchMethod, TrustedFullBatchMethod
-from .momentum import CorrelatedMomentumMethod, ReducedTreeMomentumMethod, TreeMomentumMethod, TrustedSgdMethod
-from .mu2 import DelayedMomentumMethod, Mu2Method, TrustedMu2Method
-from .one_shot import OneShotMethod
-from .online import OnlineMethod
+from ..settings.registry import Registry
+from .auto_method import AutoMethod
+from .full_batch_method import FullBatchMethod, TrustedFullBatchMethod
+from .method import Method
+from .momentum_methods import CorrelatedMomentumMethod, ReducedTreeMomentumMethod, TreeMomentumMethod, TrustedSgdMethod
+from .mu2_methods import DelayedMomentumMethod, Mu2Method, TrustedMu2Method
+from .one_shot_method import OneShotMethod
+from .online_method import OnlineMethod
 from .problem import Hyperparameters, Problem
-from .sgd import AcceleratedIsrlDpMethod, IsrlDpMethod, NoisySgdMethod
-from .shuffled import ShuffledMethod
+from .sgd_methods import AcceleratedIsrlDpMethod, IsrlDpMethod, NoisySgdMethod
+from .shuffled_method import ShuffledMethod
 
 METHODS: Registry[Method] = Registry(
     "strategy",

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ..centring import is_centred
-from ..config import RunConfig
-from ..models.base import Model
-from ..registry import registry
-from ..tasks.base import UNTUNED, Task, Tuned
+from ..data.task import UNTUNED, Task, Tuned
+from ..models.model import Model
+from ..runs.centring_settings import is_centred
+from ..settings.registry import registry
+from ..settings.run_config import RunConfig
 from .problem import Hyperparameters
 
 
@@ -83,7 +83,7 @@ def largest_squared_norm(config: RunConfig, num_features: int) -> float:
 def smoothness(config: RunConfig, model: Model) -> float:
     """L: the gradient of one sample's loss changes by at most L times what the parameters change by.
 
-    See :meth:`~murmurfl.app.models.base.ModelKind.smoothness`.
+    See :meth:`~murmurfl.app.models.model.ModelKind.smoothness`.
     """
     bound, kind = feature_bound(config), registry("model")[config.model]
     squares = 1.0 if is_centred(config) else largest_squared_norm(config, model.num_features)

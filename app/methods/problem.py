@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 
 from ...privacy import derived_seed
-from ..config import RunConfig
-from ..evaluation import trained_samples
-from ..models.base import Model
-from ..tasks.base import Dataset, Shard
-from ..tasks.parts import shard_sizes
+from ..data.shards import shard_sizes
+from ..data.task import Dataset, Shard
+from ..models.model import Model
+from ..runs.evaluation_settings import trained_samples
+from ..settings.run_config import RunConfig
 
 
 @dataclass(frozen=True)

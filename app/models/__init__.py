@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ..registry import Registry
-from .base import Model, ModelKind
+from ..settings.registry import Registry
 from .linear import LINEAR
-from .own import own_model
+from .model import Model, ModelKind
+from .own_model import own_model
 from .softmax import Softmax
-from .torch import NETWORKS
+from .torch_networks import NETWORKS
 
 __all__ = ["MODELS", "make_model"]
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError
-from ...privacy.clipping import clip_per_sample
-from ..run_keys import RunKeys
-from .base import Batch, Model, ModelKind, OnlineConstants, Parameters
+from ...privacy.machine.clipping import clip_per_sample
+from ..settings.run_keys import RunKeys
+from .model import Batch, Model, ModelKind, OnlineConstants, Parameters
 
 _LARGEST_RATE_TOGETHER = 0.5
 
@@ -28,9 +28,9 @@ class LinearModel(Model):
 
     Notes
     -----
-    Declares itself convex and smooth for :class:`~murmurfl.clients.online.ConvexSmoothGradients`: the bound is enforced
-    on every sample by itself, so the declaration holds whatever the data are. Features that are not finite count as
-    zero.
+    Declares itself convex and smooth for :class:`~murmurfl.clients.online_client.ConvexSmoothGradients`: the bound is
+    enforced on every sample by itself, so the declaration holds whatever the data are. Features that are not finite
+    count as zero.
     """
 
     clips_contractively = True

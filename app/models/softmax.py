@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients.outer_products import OuterProducts
-from .base import Batch, Model, ModelKind, Parameters
+from ...clients.adapters.outer_products import OuterProducts
+from .model import Batch, Model, ModelKind, Parameters
 
 
 class SoftmaxRegression(Model):

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...clients import PrivateClient
-from ...clients.update_policy import UpdatePolicy
+from ...clients.adapters.update_policy import UpdatePolicy
 from ...privacy import LedgerSummary, SessionSummary, rounded_up
-from ...privacy.admission import ROUNDING
+from ...privacy.machine.admission import ROUNDING
 
 DAY_S = 86400.0
 _ENDLESS_DAYS = 36500.0

@@ -1,7 +1,7 @@
 """Cards: the public half of a machine's or a helper's key, one small file that operators send each other.
 
-A roster (:class:`~murmurfl.privacy.roster.Roster`) is made from cards. There is nothing secret in one, and nothing that
-says who made it: operators compare the roster's digest, and each looks for its own key in it.
+A roster (:class:`~murmurfl.privacy.sums.roster.Roster`) is made from cards. There is nothing secret in one, and nothing
+that says who made it: operators compare the roster's digest, and each looks for its own key in it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from ...privacy import ConfigurationError, HelperEntry, HelperKey, MachineKey, Roster
 from ...privacy.errors import check_format
-from ...privacy.roster import MOST_HELPERS, MOST_MACHINES
+from ...privacy.sums.roster import MOST_HELPERS, MOST_MACHINES
 
 _FORMAT_KEY = "murmurfl-card"
 _FORMAT = 1

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
-from ..connections.fleet_contact import EVENTS_VARIABLE
-from ..watching.journal import Journal
-from ..watching.log import flower_line, plain
+from .connections.fleet_contact import EVENTS_VARIABLE
+from .watching.journal import Journal
+from .watching.node_log import flower_line, plain
 
 _LONGEST_READ = 1 << 16
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*:\s*(.*)")

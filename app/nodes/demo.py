@@ -21,19 +21,19 @@ from ...privacy import (
     read_ledger,
     rounded_up,
 )
-from ..centring import PRIVATE
-from ..config import RunConfig
 from ..engines.loopback import LaunchError
 from ..engines.toml import Scalar
-from ..experiment import Experiment, prepare
 from ..methods import METHODS
-from ..record import FAILURE_NAME, RESULT_NAME
-from ..registry import registry
-from ..trust import SECURE
-from .config import NodeConfig, node_strategies
+from ..runs.centring_settings import PRIVATE
+from ..runs.experiment import Experiment, prepare
+from ..runs.run_files import FAILURE_NAME, RESULT_NAME
+from ..settings.registry import registry
+from ..settings.run_config import RunConfig
+from ..settings.trust_settings import SECURE
 from .deployment import deployment
 from .helper_config import HelperConfig
-from .ledgers import ledger_guarantee
+from .ledger_views import ledger_guarantee
+from .node_config import NodeConfig, node_strategies
 
 DEMO_SETTINGS: dict[str, Scalar] = {
     # Few, heavy rounds: a round over a network costs seconds, whatever is computed in it.

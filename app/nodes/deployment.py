@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...clients.roster_files import write_roster
+from ...clients.nodes.roster_files import write_roster
 from ...privacy import SQLiteLedger
 from ...privacy.files import write_private
 from ..engines.loopback import LaunchError, executable
@@ -28,8 +28,8 @@ from ..engines.superlink import CONNECTION_NAME, Launch
 from ..engines.toml import Scalar, toml_document
 from .cards import roster_of
 from .certificates import ServerCertificates, make_node_key, make_server_certificates
-from .config import NodeConfig
 from .new_keys import make_helper, make_machine
+from .node_config import NodeConfig
 
 _NODES, _ROSTER = "nodes", "roster.json"
 _SIGNING_KEY, _HELPER_KEY, _RECORD = "signing.key", "helper.key", "record.sqlite"

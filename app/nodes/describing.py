@@ -6,8 +6,8 @@ import math
 
 from ...clients import PrivateClient
 from ...privacy import policy_guarantee, rounded_up
-from ...privacy.amplification import amplification_of
-from ...privacy.guarantee import RECORDS
+from ...privacy.accounting.amplification import amplification_of
+from ...privacy.accounting.guarantee import RECORDS
 
 
 def describe(client: PrivateClient) -> str:

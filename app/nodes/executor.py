@@ -44,7 +44,7 @@ from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 from ...privacy import protocol
 from ...privacy.errors import is_interrupt
 from .pulling import pulled_message
-from .runs import ReceivedContext
+from .taken_runs import ReceivedContext
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ def main() -> None:
     try:
         from flwr.supernode.cli import flower_supernode
 
-        from ..connections.fleet_contact import telling_the_node, watch_fleet
+        from .connections.fleet_contact import telling_the_node, watch_fleet
 
         contact = telling_the_node()
         if contact is not None:

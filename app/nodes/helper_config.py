@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ...clients.operators_file import named_values, read_operators_file
-from ...clients.roster_files import read_helper_key, read_roster
+from ...clients.nodes.operators_file import named_values, read_operators_file
+from ...clients.nodes.roster_files import read_helper_key, read_roster
 from ...privacy import ConfigurationError, HelperKey, Opener, SQLiteOpeningRecord
-from ..keys import typed_value
+from ..settings.run_key import typed_value
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class HelperConfig:
         ----------
         path : Path
         runs_kept : bool
-            As for :func:`~murmurfl.clients.operators_file.read_operators_file`.
+            As for :func:`~murmurfl.clients.nodes.operators_file.read_operators_file`.
 
         Raises
         ------

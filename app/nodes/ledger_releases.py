@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...privacy import LedgerSummary, SessionSummary, rounded_up
-from ...privacy.ledger.history import LedgerHistory, ReleaseLine
+from ...privacy.ledger.release_history import LedgerHistory, ReleaseLine
 
 COLUMNS = ("when, UTC", "session", "number", "samples", "mu so far", "mu reserved")
 LOCAL_COLUMNS = ("whatever happens", "reserved for it")
@@ -26,7 +26,8 @@ def releases_document(history: LedgerHistory, summary: LedgerSummary) -> dict[st
 
     Notes
     -----
-    ``mu_so_far`` and ``mu_reserved`` of a line are what :func:`~murmurfl.privacy.ledger.history.read_history` says.
+    ``mu_so_far`` and ``mu_reserved`` of a line are what :func:`~murmurfl.privacy.ledger.release_history.read_history`
+    says.
     """
     terms = {session.session: session.terms for session in summary.sessions}
     return {

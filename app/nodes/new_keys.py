@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...clients.roster_files import write_helper_key, write_machine_key
+from ...clients.nodes.roster_files import write_helper_key, write_machine_key
 from ...privacy import ConfigurationError, HelperKey, MachineKey, SQLiteOpeningRecord
-from ...privacy.roster import check_name
+from ...privacy.sums.roster import check_name
 from .cards import Card
 
 

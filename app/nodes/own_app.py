@@ -14,14 +14,14 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from ...clients import CorrelatedNoiseMod, PrivateClient, UpdateNode
-from ...clients.answers import Answers
-from ...clients.operators_file import operators_values
-from ...clients.private_app import PrivateClientApp
+from ...clients.adapters.private_app import PrivateClientApp
+from ...clients.adapters.update_policy import update_guarantee
+from ...clients.messages.answers import Answers
+from ...clients.nodes.operators_file import operators_values
+from ...clients.nodes.sample_node import SampleNode
 from ...clients.records.sources import Items
-from ...clients.sample_node import SampleNode
-from ...clients.update_policy import update_guarantee
 from ...privacy import ConfigurationError, SQLiteLedger, rounded_up
-from .config import NodeConfig
+from .node_config import NodeConfig
 
 OwnNode = UpdateNode | SampleNode
 """A machine with an app of a project's own: its updates behind the noise mod, or its gradients sample by sample."""
@@ -36,7 +36,7 @@ def read_node(path: Path, *, runs_kept: bool = False) -> NodeConfig | OwnNode:
     ----------
     path : Path
     runs_kept : bool
-        As for :func:`~murmurfl.clients.operators_file.read_operators_file`.
+        As for :func:`~murmurfl.clients.nodes.operators_file.read_operators_file`.
 
     Raises
     ------

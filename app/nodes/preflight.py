@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from ...clients import PrivateClient, Schema, UpdateNode
-from ...clients.records.records import Records
+from ...clients.nodes.sample_node import SampleNode
+from ...clients.records.machine_records import Records
 from ...clients.records.sources import file_items
-from ...clients.sample_node import SampleNode
 from ...privacy import LedgerSummary, MurmurflError, SQLiteLedger, read_ledger
 from ...privacy.files import exposure
-from ..connections.checks import Check, worst
-from ..connections.connection import Connection
-from ..connections.connection_checks import connection_checks, not_tried
 from .allowance import DAY_S, Allowance, Costs, allowance_of
-from .config import NodeConfig
+from .connections.check_lines import Check, worst
+from .connections.connection import Connection
+from .connections.connection_checks import connection_checks, not_tried
 from .describing import describe
 from .helper_config import HelperConfig
+from .node_config import NodeConfig
 from .own_app import OwnNode, describe_own, own_app, own_client, read_node
-from .runs import TakenRuns
 from .supernode import describe_helper
+from .taken_runs import TakenRuns
 
 _BYTES_OF_A_VALUE = 8
 # Of what was sent and may still be acknowledged: up to four in the file, as many in its log.
@@ -43,7 +43,7 @@ class Given:
     Parameters
     ----------
     superlink, root_certificates, private_key, insecure
-        As for :meth:`~murmurfl.app.connections.connection.Connection.read`.
+        As for :meth:`~murmurfl.app.nodes.connections.connection.Connection.read`.
     """
 
     superlink: str = ""
@@ -114,7 +114,7 @@ def check_node(
     starts, and one sentence depends on what is in them: ``records`` says how many fit the schema and why the others do
     not. It is for the operator alone, and neither it nor the exit code of ``--check`` belongs anywhere that a server
     can see; a node that starts says and does the same whatever it is. What is sent to the SuperLink is what
-    :func:`~murmurfl.app.connections.diagnosis.diagnose` sends.
+    :func:`~murmurfl.app.nodes.connections.diagnosis.diagnose` sends.
     """
     try:
         config, runs = read_node(path, runs_kept=True), TakenRuns.read(path)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...clients import UpdateNode
-from ...clients.operators_file import operators_values
-from ...clients.roster_files import pinned_digest, read_machine_key, read_roster
+from ...clients.nodes.operators_file import operators_values
+from ...clients.nodes.roster_files import pinned_digest, read_machine_key, read_roster
 from ...privacy import MurmurflError, Roster
-from ..trust import SECURE
+from ..settings.trust_settings import SECURE
 from .cards import Card, cards_of
 from .helper_config import HelperConfig
 from .own_app import read_node

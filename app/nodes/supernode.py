@@ -22,24 +22,24 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ...clients import PrivateClient, UpdateNode, numpy_client_app
-from ...clients.answers import Answers
-from ...clients.helper import helper_app
+from ...clients.messages.answers import Answers
+from ...clients.messages.sums_helper import helper_app
+from ...clients.nodes.sample_node import SampleNode
 from ...clients.records.sources import Items
-from ...clients.sample_node import SampleNode
 from ...privacy import Opener, SQLiteLedger
-from ..connections.connection import Connection
-from ..connections.reconnecting import Reconnecting
 from ..engines.loopback import free_port, without_proxy
 from ..engines.processes import interrupts_as_keyboard_interrupt
-from ..watching.journal import Journal, noting
 from .child_process import followed
-from .config import NodeConfig
+from .connections.connection import Connection
+from .connections.reconnecting import Reconnecting
 from .describing import describe
 from .executor import LocalExecutor
 from .helper_config import HelperConfig
 from .large_blocks import environment_of_large_blocks, give_back_large_blocks
+from .node_config import NodeConfig
 from .own_app import OwnNode, describe_own, own_app, own_client
-from .runs import TakenRuns, taking
+from .taken_runs import TakenRuns, taking
+from .watching.journal import Journal, noting
 
 logger = logging.getLogger(__name__)
 
@@ -112,9 +112,9 @@ def run_helper(
     Notes
     -----
     **Formal guarantees.** Every sum that leaves this process through the SuperNode was opened by the rule of its
-    :class:`~murmurfl.privacy.opening.Opener`, against a server that chooses runs, bundles, run configurations and
-    messages: no code of a bundle runs. No release of a machine is ever sent to a helper, and no key of its own leaves
-    it. With ``runs`` only the runs that they admit are answered.
+    :class:`~murmurfl.privacy.sums.opening_rule.Opener`, against a server that chooses runs, bundles, run configurations
+    and messages: no code of a bundle runs. No release of a machine is ever sent to a helper, and no key of its own
+    leaves it. With ``runs`` only the runs that they admit are answered.
     """
     opener = config.opener()
     logger.info(describe_helper(config, opener))

@@ -4,7 +4,7 @@ A paper is one object, and so is the kind of its tables (:mod:`.kind`). ``murmur
 a user's own. The command names the papers in its help, so nothing that takes long is imported here.
 """
 
-from ..registry import Registry
+from ..settings.registry import Registry
 from .best_accuracy import BestAccuracy
 from .cell import Cell
 from .jiang_2026 import LASSO, MEAN, RIDGE
@@ -13,7 +13,7 @@ from .paper import Paper
 from .plan_grid import PlanGrid, PlanGridMnist
 from .reshef_levy_2024 import ReshefLevy2024
 from .reshef_levy_2025 import ReshefLevy2025
-from .secure_aggregation import SecureAggregation
+from .sums_on_mnist import SecureAggregation
 from .tran_cutkosky_2022 import TranCutkosky2022
 from .zhang_2025 import Zhang2025Cnn, Zhang2025Logistic
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import rounded_up
-from ..config import NO_NOISE, RunConfig
-from ..report.table import Column, Row, Table
-from .drawing import new_figure
+from ..reports.table import Column, Row, Table
+from ..settings.run_config import NO_NOISE, RunConfig
 from .kind import TableKind
+from .paper_figures import new_figure
 
 EPSILON = Column(
     "epsilon", "what every run of the line guarantees, in the terms above", form=rounded_up, missing="none"

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import rounded_up
-from ..report.table import Column, Row, Table
+from ..reports.table import Column, Row, Table
 from .accuracy import ACCURACY, EPSILON, NOISE, SECONDS, accuracy_rows, percent
-from .drawing import add_legend, colours, new_figure, save
 from .kind import TableKind, Trial
 from .over_seeds import statistics
+from .paper_figures import add_legend, colours, new_figure, save
 
 _AUC = "auc"
 _ERRORS = (1.5, 2, 3, 5, 10, 20, 40)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config import NO_NOISE
+from ..settings.run_config import NO_NOISE
 from .best import BestTable
 from .cell import Cell, Overrides, Settings
 from .paper import Paper

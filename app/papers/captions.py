@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from ...privacy import SIMULATED, Guarantee, caption
-from ..centring import is_centred
-from ..config import RunConfig
+from ..data.task import Dataset, Shard
 from ..methods import METHODS, Problem
-from ..methods.auto import AUTO
+from ..methods.auto_method import AUTO
 from ..methods.presets import constant_feature
 from ..models.softmax import SoftmaxRegression
-from ..tasks.base import Dataset, Shard
+from ..runs.centring_settings import is_centred
+from ..settings.run_config import RunConfig
 from .unread import without_unread
 
 _NOMINAL = 1000
@@ -41,7 +41,7 @@ def caption_guarantee(config: RunConfig, mu_local: float = math.inf) -> Guarante
     data.
     """
     if config.strategy == AUTO:  # the words are those of what was chosen
-        from ..experiment import prepare  # which imports everything that a run needs
+        from ..runs.experiment import prepare  # which imports everything that a run needs
 
         config = prepare(config).config
     method = METHODS[config.strategy]

@@ -9,12 +9,12 @@ from statistics import fmean
 from typing import Any
 
 from ...privacy import rounded_up
-from ..config import RunConfig
-from ..report.table import Column, Marked, Row, Table, spread
+from ..reports.table import Column, Marked, Row, Table, spread
+from ..settings.run_config import RunConfig
 from .accuracy import NOISE
-from .drawing import add_legend, colours, draw_band, new_figure, save
 from .kind import TableKind, Trial
 from .over_seeds import curve_statistics, short, statistics
+from .paper_figures import add_legend, colours, draw_band, new_figure, save
 from .twins import is_without_noise
 
 
@@ -58,7 +58,7 @@ class ExcessRiskTable(TableKind):
         ``beyond`` is the best step of all, if it is one that the guarantee does not cover: shown, and no result.
         """
         # Late, as elsewhere here: the command names the papers, and with them the kinds, before it knows what is asked.
-        from ..experiment import prepare
+        from ..runs.experiment import prepare
 
         least = _least(trials)
         grid = [_of_grid(trial, least) for trial in trials]
@@ -145,7 +145,7 @@ def _mean_excess(trial: Trial, least: float) -> float:
 
 
 def _of_grid(trial: Trial, least: float) -> dict[str, Any]:
-    from ..experiment import prepare
+    from ..runs.experiment import prepare
 
     found = statistics([run["loss"] - least for run in trial.runs])
     return {

@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from ...privacy import ConfigurationError
-from ..config import RunConfig
-from ..report.table import Table
+from ..reports.table import Table
+from ..settings.run_config import RunConfig
 
 Run = Mapping[str, Any]
 """What a table needs of a run: the :data:`FIGURES` and its ``curves``."""

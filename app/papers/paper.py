@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...privacy import gdp_mu
-from ..config import RunConfig
+from ..settings.run_config import RunConfig
 from .cell import Cell, Overrides, Settings
 from .kind import TableKind
 from .unread import without_unread

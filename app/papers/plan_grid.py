@@ -1,13 +1,13 @@
 """plan-grid: every strategy on every kind of data, with a few settings each, to see what is best before it is chosen.
 
 The settings of what has no preset for some data were taken from docs/tuning.md and from a few runs on held-out training
-samples; the grid was fixed before :mod:`murmurfl.app.decision` was tried on it.
+samples; the grid was fixed before :mod:`murmurfl.app.planning` was tried on it.
 """
 
 from __future__ import annotations
 
 from .cell import Cell, Overrides, Settings
-from .grid import GridTable
+from .grid_table import GridTable
 from .paper import Paper
 
 _COMMON: Settings = {

@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, SimulatedKeys, gdp_epsilon, row_key
-from ...privacy.shuffled import epoch_order, step_noise
+from ...privacy.machine.shuffled_machine import epoch_order, step_noise
 from ...strategies import proximal
 from ...strategies.shuffled import penalty
-from ..config import RunConfig
-from ..experiment import Experiment, prepare
+from ..data.loading import public_shard
 from ..methods import METHODS
-from ..methods.shuffled import regularization
+from ..methods.shuffled_method import regularization
 from ..models.linear import LinearModel, MeanEstimation, RidgeRegression
-from ..tasks.loading import public_shard
+from ..runs.experiment import Experiment, prepare
+from ..settings.run_config import RunConfig
 
 Matrix = NDArray[np.float64]
 

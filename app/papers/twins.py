@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ...privacy import ConfigurationError
-from ..config import NO_NOISE, RunConfig, run_keys
+from ..settings.run_config import NO_NOISE, RunConfig, run_keys
 from .cell import Cell, Overrides, Settings
 
 WITHOUT = "without noise"

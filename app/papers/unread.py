@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..config import run_keys
-from ..registry import mechanism_options_of, registry
-from ..trust import keys_of_trust
+from ..settings.registry import mechanism_options_of, registry
+from ..settings.run_config import run_keys
+from ..settings.trust_settings import keys_of_trust
 
 
 def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.flower_run import run_flower_app
-from murmurfl.app.experiment import prepare
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 
 from .memory import PeakMemory
 

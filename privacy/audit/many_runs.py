@@ -30,11 +30,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from ..accounting.gdp import gdp_epsilon
 from ..errors import ConfigurationError, RefusedError
-from ..gdp import gdp_epsilon
+from ..machine.outgoing import Release
+from ..machine.policy import PrivacyPolicy, ReleaseRule
 from ..mechanisms import Mechanism
-from ..outgoing import Release
-from ..policy import PrivacyPolicy, ReleaseRule
 from .bounds import epsilon_bound, error_bound, mu_bound
 
 Answers = Callable[[int, Sequence[int]], Iterable[Release | RefusedError]]

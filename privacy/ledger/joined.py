@@ -1,4 +1,4 @@
-"""Ledgers of machines that were made by themselves, as one block's (:mod:`.block`)."""
+"""Ledgers of machines that were made by themselves, as one block's (:mod:`.ledger_block`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from .block import AccountBlock, StreamBlock
-from .records import Ledger, LedgerPage
+from .ledger_block import AccountBlock, StreamBlock
+from .ledger_records import Ledger, LedgerPage
 
 
 class JoinedLedgers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import AbstractContextManager
 
-from .records import Account, Ledger, LedgerPage, StreamRecord
+from .ledger_records import Account, Ledger, LedgerPage, StreamRecord
 
 
 class MemoryLedger(Ledger, LedgerPage):

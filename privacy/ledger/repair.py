@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import LedgerError
-from .format import check_mark, check_mark_belongs, is_rolled_back
+from .ledger_file import check_mark, check_mark_belongs, is_rolled_back
+from .ledger_page import begun
 from .mark import read_mark
-from .page import begun
 from .sqlite import check_local_budget
 
 _WAIT_S = 30.0

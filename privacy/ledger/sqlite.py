@@ -32,9 +32,9 @@ from typing import ClassVar
 
 from ..errors import ConfigurationError, LedgerError
 from ..files import check_private, create_private, sync_folder
-from ..keys import NoiseKeys, SystemKeys
-from ..noise import KEY_BYTES
-from .format import (
+from ..noise.keyed_noise import KEY_BYTES
+from ..noise.noise_keys import NoiseKeys, SystemKeys
+from .ledger_file import (
     UNDECIDED,
     Header,
     check_integrity,
@@ -46,9 +46,9 @@ from .format import (
     read_state,
     write_new,
 )
+from .ledger_page import begun, connection_to
+from .ledger_records import Ledger, LedgerPage
 from .mark import LedgerState, read_mark
-from .page import begun, connection_to
-from .records import Ledger, LedgerPage
 
 
 class SQLiteLedger(Ledger):

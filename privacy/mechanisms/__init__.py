@@ -1,17 +1,17 @@
-"""Correlated Gaussian noise, one file a mechanism, all on the same factorisation (see :mod:`.base`)."""
+"""Correlated Gaussian noise, one file a mechanism, all on the same factorisation (see :mod:`.mechanism`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..errors import ConfigurationError
-from .base import Draw, Increment, Mechanism, Memory, State
+from .banded_stream import BisrNoise, DecayNoise, best_decay
 from .blt import BltNoise, optimise_blt
 from .cancelling import SCHEDULES, CancellingNoise, Schedule
-from .check import check_mechanism
 from .independent import SHARES, IndependentNoise
+from .mechanism import Draw, Increment, Mechanism, Memory, State
+from .mechanism_check import check_mechanism
 from .optimal import WORKLOADS, OptimalNoise, Workload, optimal_encoder
-from .recent import BisrNoise, DecayNoise, best_decay
 from .sensitivity import PATTERNS, Pattern, Sensitivity
 from .sqrt_normalised import SqrtNormalisedNoise
 from .toeplitz import BandedNoise, SqrtToeplitzNoise, optimise_band

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from ..noise import NONCE_BYTES
-from .base import Draw, Increment, Mechanism, State
+from ..noise.keyed_noise import NONCE_BYTES
+from .mechanism import Draw, Increment, Mechanism, State
 
 Schedule = Literal["uniform", "harmonic", "paper"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from .base import Draw, Increment, Mechanism, State
+from .mechanism import Draw, Increment, Mechanism, State
 from .sensitivity import PATTERNS, Pattern, Sensitivity, best_selection
 
 SHARES = ("uniform", "early", "linear", "late", "average")

@@ -29,8 +29,8 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 from ..errors import ConfigurationError
-from .cache import Arrays, cached
-from .history import HistoryMechanism
+from .dense_stream import HistoryMechanism
+from .optimiser_cache import Arrays, cached
 
 Workload = Literal["prefix-sum", "mu2"]
 WORKLOADS: tuple[Workload, ...] = get_args(Workload)
@@ -60,7 +60,7 @@ class OptimalNoise(HistoryMechanism):
     -----
     **Formal guarantees.** Columns have norm 1, so for one participation mu = Delta / noise_std. C is found by an
     optimiser once and kept on disk; the sensitivity is always computed from the C in use. State: what the noise so far
-    adds to the coming releases, made again from the nonces of all releases (:mod:`.history`).
+    adds to the coming releases, made again from the nonces of all releases (:mod:`.dense_stream`).
     Proof: docs/proofs/sensitivities.md.
     """
 

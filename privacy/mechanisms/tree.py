@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from .base import Increment, Mechanism, Memory, State
+from .mechanism import Increment, Mechanism, Memory, State
 from .sensitivity import Gram
 
 Decoder = Literal["least-squares", "dyadic"]

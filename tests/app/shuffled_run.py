@@ -1,6 +1,6 @@
 """A small run of shuffled gradients, with private and public samples: what tests of it begin with."""
 
-from murmurfl.app.config import RunConfig
+from murmurfl.app.settings.run_config import RunConfig
 
 BASE = RunConfig(
     strategy="shuffled",

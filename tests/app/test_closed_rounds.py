@@ -3,9 +3,9 @@
 import pytest
 from flwr.app import MessageType
 from murmurfl.app.client_app import app
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.run import NoReleasesError, run_experiment
+from murmurfl.app.runs.training_run import NoReleasesError, run_experiment
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 
 SUMS = {"trust": "secure-aggregation", "num-clients": 4, "clients-per-round": 4, "min-cohort": 4}

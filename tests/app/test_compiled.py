@@ -5,16 +5,16 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from murmurfl.app import compiled
-from murmurfl.app.compiled import CompiledRows, compiled_rows, worth_compiling
-from murmurfl.app.config import RunConfig
+from murmurfl.app.engines import compiled
+from murmurfl.app.engines.compiled import CompiledRows, compiled_rows, worth_compiling
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.experiment import prepare
-from murmurfl.clients.outer_products import OuterProducts
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.clients.adapters.outer_products import OuterProducts
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, RowCache, SimulatedKeys
-from murmurfl.privacy.contributions import DenseContributions
-from murmurfl.privacy.ledger.block import BlockLedger
-from murmurfl.privacy.machine_block import MachineBlock
+from murmurfl.privacy.ledger.ledger_block import BlockLedger
+from murmurfl.privacy.machine.contributions import DenseContributions
+from murmurfl.privacy.machine.machine_block import MachineBlock
 
 pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 

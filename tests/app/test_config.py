@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import prepare
-from murmurfl.app.settings import parse_assignments
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.layers import parse_assignments
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 
 ROOT = Path(__file__).parent.parent.parent

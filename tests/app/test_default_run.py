@@ -5,11 +5,11 @@ import statistics
 import pytest
 from murmurfl.app.commands.closing import better, closing_lines
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
-from murmurfl.app.default_run import DEFAULT_RUN, is_default_run, started_with
+from murmurfl.app.data.loading import load_dataset
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.record import result_document
-from murmurfl.app.tasks.loading import load_dataset
+from murmurfl.app.runs.run_files import result_document
+from murmurfl.app.settings.default_run import DEFAULT_RUN, is_default_run, started_with
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import MECHANISMS
 from typer.testing import CliRunner
 

@@ -9,15 +9,15 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.superlink.grid import HttpGrid, InMemoryGrid
 from murmurfl.app import client_app
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.experiment import prepare
-from murmurfl.app.record import CHECKPOINT_NAME, FAILURE_NAME, write_failure, write_record
-from murmurfl.app.run import NoReleasesError, run_experiment
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.run_files import CHECKPOINT_NAME, FAILURE_NAME, write_failure, write_record
+from murmurfl.app.runs.training_run import NoReleasesError, run_experiment
 from murmurfl.app.server_app import is_deployed, run_folder
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError, SimulatedKeys, SystemKeys, protocol
 from murmurfl.strategies import Mu2
-from murmurfl.strategies.machines import NodesUnavailableError
+from murmurfl.strategies.rounds.known_machines import NodesUnavailableError
 
 CONFIG = RunConfig(num_clients=2, clients_per_round=2, batch_size=32, num_rounds=4)
 

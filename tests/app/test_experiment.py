@@ -10,23 +10,24 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from murmurfl.app import client_app, record
+from murmurfl.app import client_app
 from murmurfl.app.commands import folders
 from murmurfl.app.commands.folders import folder_for
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.experiment import prepare
-from murmurfl.app.guarantees import expected_guarantee
 from murmurfl.app.methods import METHODS
 from murmurfl.app.models.softmax import SoftmaxRegression
-from murmurfl.app.progress import RoundLine
-from murmurfl.app.record import result_document, write_record
-from murmurfl.app.run import NoReleasesError, run_experiment
+from murmurfl.app.runs import run_files as record
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.progress import RoundLine
+from murmurfl.app.runs.run_files import result_document, write_record
+from murmurfl.app.runs.run_guarantees import expected_guarantee
+from murmurfl.app.runs.run_summary import summary_lines
+from murmurfl.app.runs.training_run import NoReleasesError, run_experiment
 from murmurfl.app.server_app import run_folder
-from murmurfl.app.summary import summary_lines
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, protocol
 from murmurfl.privacy.mechanisms import best_decay
 from typer.testing import CliRunner

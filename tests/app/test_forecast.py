@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from murmurfl.app import simulate
-from murmurfl.app.decision.noise_to_signal import noise_to_signal_of
-from murmurfl.app.default_run import started_with
-from murmurfl.app.record import write_record
-from murmurfl.app.summary import summary_lines
-from murmurfl.privacy.forecast import kept_share
+from murmurfl.app.planning.noise_to_signal import noise_to_signal_of
+from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.run_summary import summary_lines
+from murmurfl.app.settings.default_run import started_with
+from murmurfl.privacy.accounting.noise_forecast import kept_share
 
 from benchmarks.small_trainings import RATIOS, SAMPLES, UPDATES, UpdateTraining
 

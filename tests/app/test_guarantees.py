@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from murmurfl.app import client_app, simulate
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import run_cohort
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.guarantees import Figures, epsilon_of, refuse_untrue, stated_figures
-from murmurfl.app.methods.mu2 import Mu2Method
-from murmurfl.app.progress import RoundLine
-from murmurfl.app.record import result_document, write_record
-from murmurfl.app.run import run_experiment
-from murmurfl.app.summary import summary_lines
-from murmurfl.app.trackers import EPSILON, EPSILON_LOCAL, Tracking
+from murmurfl.app.methods.mu2_methods import Mu2Method
+from murmurfl.app.runs.progress import RoundLine
+from murmurfl.app.runs.run_files import result_document, write_record
+from murmurfl.app.runs.run_guarantees import Figures, epsilon_of, refuse_untrue, stated_figures
+from murmurfl.app.runs.run_summary import summary_lines
+from murmurfl.app.runs.trackers import EPSILON, EPSILON_LOCAL, Tracking
+from murmurfl.app.runs.training_run import run_experiment
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, rounded_up
 from typer.testing import CliRunner
 

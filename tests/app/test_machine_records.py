@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app import machine_records
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.participation import Participation, compact
-from murmurfl.app.record import write_record
-from murmurfl.app.report import making
-from murmurfl.app.report.plots import run_plots
-from murmurfl.app.report.recorded import RecordedRun
-from murmurfl.app.report.schema import result_schema
-from murmurfl.app.statements import GroupedStatements, statement_groups
+from murmurfl.app.reports import making
+from murmurfl.app.reports.plots import run_plots
+from murmurfl.app.reports.recorded import RecordedRun
+from murmurfl.app.reports.result_schema import result_schema
+from murmurfl.app.runs import machine_files as machine_records
+from murmurfl.app.runs.machine_statements import GroupedStatements, statement_groups
+from murmurfl.app.runs.participation import Participation, compact
+from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.settings.run_config import RunConfig
 
 CONFIG = RunConfig(
     partition="unequal", num_clients=12, clients_per_round=4, num_rounds=5, batch_size=10, run_dry=True, mu=2.0
@@ -76,7 +76,7 @@ def test_a_report_of_very_many_machines_shows_groups(result, tmp_path, monkeypat
     captions = [{plot.name: plot.caption for plot in run_plots(run)} for run in (few, many)]
     assert captions[0]["noise"] == captions[1]["noise"]
     assert "participation" in captions[1]
-    monkeypatch.setattr("murmurfl.app.report.recorded._MOST_ENTRIES", many.participation.size - 1)
+    monkeypatch.setattr("murmurfl.app.reports.recorded._MOST_ENTRIES", many.participation.size - 1)
     large = RecordedRun.read(tmp_path / "many")  # more cells than any picture shows
     assert large.participation is None
     assert not {"participation", "epsilon"} & {plot.name for plot in run_plots(large)}

@@ -8,22 +8,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from murmurfl.app import server_app
-from murmurfl.app.analysis.audit import audit_run
-from murmurfl.app.config import RunConfig
+from murmurfl.app.auditing.run_audit import audit_run
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.experiment import prepare
-from murmurfl.app.guarantees import expected_guarantee
 from murmurfl.app.methods import METHODS
 from murmurfl.app.nodes.demo import node_settings
-from murmurfl.app.papers import Cell, reproduce
+from murmurfl.app.papers import Cell
+from murmurfl.app.papers import reproduction as reproduce
 from murmurfl.app.papers.accuracy import AccuracyTable
 from murmurfl.app.papers.captions import caption_guarantee
-from murmurfl.app.papers.making import make_run
-from murmurfl.app.record import result_document, write_record
-from murmurfl.app.report.making import make_report
-from murmurfl.app.run import run_experiment
-from murmurfl.app.summary import summary_lines
+from murmurfl.app.papers.made_runs import make_run
+from murmurfl.app.reports.making import make_report
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.run_files import result_document, write_record
+from murmurfl.app.runs.run_guarantees import expected_guarantee
+from murmurfl.app.runs.run_summary import summary_lines
+from murmurfl.app.runs.training_run import run_experiment
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import UpdatePolicy
 from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, SystemKeys
 from murmurfl.strategies import CorrelatedMomentum, ReducedTreeMomentum, TreeMomentum, TrustedMu2

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from murmurfl.app.analysis.audit import audit_run
-from murmurfl.app.analysis.plan import make_plan, request_of
+from murmurfl.app.auditing.run_audit import audit_run
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import run_cohort, run_in_process
-from murmurfl.app.experiment import prepare
 from murmurfl.app.papers import PAPERS
-from murmurfl.app.record import write_record
-from murmurfl.app.report.making import make_report
+from murmurfl.app.planning.noise_plans import make_plan, request_of
+from murmurfl.app.reports.making import make_report
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import MECHANISMS, ConfigurationError
 from typer.testing import CliRunner
 

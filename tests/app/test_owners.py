@@ -7,21 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from murmurfl.app.analysis.audit import audit_lines, audit_run
-from murmurfl.app.analysis.person import Asked, Person, person_lines
-from murmurfl.app.analysis.plan import make_plan, plan_lines
-from murmurfl.app.analysis.request import PlanRequest, request_of
+from murmurfl.app.auditing.run_audit import audit_lines, audit_run
 from murmurfl.app.commands.closing import closing_lines
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
-from murmurfl.app.device.support import check_on_device
+from murmurfl.app.data.owned_shards import OwnedShards
+from murmurfl.app.data.shards import Parts
+from murmurfl.app.data.task import Dataset
+from murmurfl.app.engines.device.support import check_on_device
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.experiment import prepare
-from murmurfl.app.guarantees import configured_figures, run_guarantee
-from murmurfl.app.record import result_document
-from murmurfl.app.tasks.base import Dataset
-from murmurfl.app.tasks.owned import OwnedShards
-from murmurfl.app.tasks.parts import Parts
+from murmurfl.app.planning.noise_plans import make_plan, plan_lines
+from murmurfl.app.planning.person import Asked, Person, person_lines
+from murmurfl.app.planning.request import PlanRequest, request_of
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.run_files import result_document
+from murmurfl.app.runs.run_guarantees import configured_figures, run_guarantee
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, Guarantee
 from typer.testing import CliRunner
 

@@ -7,17 +7,17 @@ import jsonschema
 import numpy as np
 import pytest
 from murmurfl.app import simulate
-from murmurfl.app.analysis.audit import audit_run
-from murmurfl.app.analysis.request import request_of
-from murmurfl.app.config import RunConfig
+from murmurfl.app.auditing.run_audit import audit_run
 from murmurfl.app.engines.cohort import CohortMachines
-from murmurfl.app.experiment import prepare
 from murmurfl.app.methods import METHODS
-from murmurfl.app.record import write_record
-from murmurfl.app.report.making import make_report
-from murmurfl.app.report.schema import result_schema
-from murmurfl.app.run import run_experiment
-from murmurfl.app.summary import summary_lines
+from murmurfl.app.planning.request import request_of
+from murmurfl.app.reports.making import make_report
+from murmurfl.app.reports.result_schema import result_schema
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.run_summary import summary_lines
+from murmurfl.app.runs.training_run import run_experiment
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, compose_gdp, gdp_epsilon
 
 SETTINGS = {"num_clients": 4, "clients_per_round": 4, "mu": 3.0, "private_evaluation": 0.05}

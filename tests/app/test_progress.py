@@ -4,9 +4,9 @@ import math
 
 import pytest
 from murmurfl.app.commands.display import read_line
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.progress import RoundLine
+from murmurfl.app.runs.progress import RoundLine
+from murmurfl.app.settings.run_config import RunConfig
 
 FULL = RoundLine(7, 120, 0.873, 0.4375, "4.38", False, 9, 10, 3725.0)
 
@@ -50,7 +50,7 @@ def test_time_left_is_rounded_up():
 
 def test_time_left_leaves_out_the_first_round_which_waits_for_the_machines(monkeypatch):
     clock = iter([100.0, 130.0, 131.0, 132.0, 133.0, 134.0])  # the start of the run, then the end of every round
-    monkeypatch.setattr("murmurfl.app.run.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("murmurfl.app.runs.training_run.time.perf_counter", lambda: next(clock))
     progress = run_cohort(RunConfig(num_rounds=4, evaluate_every=4)).progress
     assert [entry.seconds_left for entry in progress] == [None, 2.0, 1.0, 0.0]
     assert "left" not in str(RoundLine.of(progress[0], "exact"))

@@ -4,15 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
-from murmurfl.app.analysis.audit import _rounded_down
+from murmurfl.app.auditing.run_audit import _rounded_down
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.papers.accuracy import AccuracyTable
 from murmurfl.app.papers.gradient_norm import GradientNormTable
 from murmurfl.app.papers.regret import SUMS, RegretTable
-from murmurfl.app.progress import RoundLine
-from murmurfl.app.report.table import spread
+from murmurfl.app.reports.table import spread
+from murmurfl.app.runs.progress import RoundLine
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import gdp_epsilon, gdp_mu, rounded_up, row_bytes
 from typer.testing import CliRunner
 

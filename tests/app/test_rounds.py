@@ -7,11 +7,11 @@ import pytest
 from flwr.clientapp import ClientApp
 from murmurfl.app import client_app
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.experiment import prepare
-from murmurfl.app.run import NoReleasesError, run_experiment
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.training_run import NoReleasesError, run_experiment
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import numpy_client_app
 from murmurfl.privacy import ConfigurationError, MemoryLedger
 from typer.testing import CliRunner

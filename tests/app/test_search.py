@@ -4,9 +4,9 @@ import itertools
 import math
 
 import pytest
-from murmurfl.app import search as module
-from murmurfl.app.config import RunConfig
-from murmurfl.app.search import divided, search
+from murmurfl.app.planning import private_search as module
+from murmurfl.app.planning.private_search import divided, search
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, MurmurflError
 
 FEW = {"num_clients": 4, "clients_per_round": 4, "num_rounds": 3, "strategy": "full-batch", "mu": 8.0}

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.analysis.audit import audit_lines, audit_run
-from murmurfl.app.analysis.plan import make_plan, plan_lines, plan_table
-from murmurfl.app.analysis.request import PlanRequest
-from murmurfl.app.config import RunConfig
+from murmurfl.app.auditing.run_audit import audit_lines, audit_run
+from murmurfl.app.data.task import Shard
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.engines.toml import toml_document
-from murmurfl.app.experiment import prepare
-from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.nodes.describing import describe
-from murmurfl.app.record import result_document
-from murmurfl.app.tasks.base import Shard
+from murmurfl.app.nodes.node_config import NodeConfig
+from murmurfl.app.planning.noise_plans import make_plan, plan_lines, plan_table
+from murmurfl.app.planning.request import PlanRequest
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.run_files import result_document
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon
 
 BASE = RunConfig(
@@ -94,7 +94,7 @@ def test_an_operator_decides_it_for_a_real_machine(tmp_path):
 
 
 def test_a_plan_shows_both_and_names_estimates(monkeypatch):
-    monkeypatch.setattr("murmurfl.privacy.amplification._DRAWS", 4000)
+    monkeypatch.setattr("murmurfl.privacy.accounting.amplification._DRAWS", 4000)
     request = PlanRequest(5, 20, 4, 5, 0.0, 1e-5, 5, mu=1.0, secret_order=True)
     plan = make_plan(request)
     texts = {row["mechanism"]: row["in a secret order"] for row in plan_table(plan).texts()}

@@ -5,11 +5,11 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from murmurfl.app import trackers
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import TRACKERS, RunConfig
-from murmurfl.app.guarantees import expected_guarantee
-from murmurfl.app.trackers import EPSILON, TrackerError, check_trackers, tracking
+from murmurfl.app.runs import trackers
+from murmurfl.app.runs.run_guarantees import expected_guarantee
+from murmurfl.app.runs.trackers import EPSILON, TrackerError, check_trackers, tracking
+from murmurfl.app.settings.run_config import TRACKERS, RunConfig
 from murmurfl.privacy import ConfigurationError, gdp_epsilon
 from typer.testing import CliRunner
 

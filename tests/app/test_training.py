@@ -9,17 +9,17 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.app import client_app
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.experiment import prepare
 from murmurfl.app.models.softmax import SoftmaxRegression
-from murmurfl.app.record import write_record
-from murmurfl.app.report.making import make_report
-from murmurfl.app.run import run_experiment
-from murmurfl.app.summary import summary_lines
+from murmurfl.app.reports.making import make_report
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.run_summary import summary_lines
+from murmurfl.app.runs.training_run import run_experiment
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
-from murmurfl.clients import simulation as simulation_module
+from murmurfl.clients.simulation import in_simulation as simulation_module
 from murmurfl.privacy import MemoryLedger, protocol
 from murmurfl.strategies import CorrelatedFedAvg
 from typer.testing import CliRunner

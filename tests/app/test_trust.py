@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.analysis.plan import make_plan, plan_lines, request_of
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.experiment import prepare
 from murmurfl.app.methods import METHODS
-from murmurfl.app.methods.mu2 import Mu2Method
+from murmurfl.app.methods.mu2_methods import Mu2Method
+from murmurfl.app.planning.noise_plans import make_plan, plan_lines, request_of
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy
 
 NAME = f"{__name__}:"
@@ -211,7 +211,9 @@ def test_a_run_that_takes_one_machine_of_a_sum_to_be_honest_is_told_that_masks_s
     colluders, warned, monkeypatch
 ):
     said = []
-    monkeypatch.setattr("murmurfl.app.run.log", lambda level, text, *arguments: said.append(text % arguments))
+    monkeypatch.setattr(
+        "murmurfl.app.runs.training_run.log", lambda level, text, *arguments: said.append(text % arguments)
+    )
     config = replace(SUMS, min_cohort=5, colluders=colluders, num_rounds=1)
     run_cohort(config)
     assert any("saves no noise here" in one for one in said) is warned
@@ -221,7 +223,9 @@ def test_a_run_that_takes_one_machine_of_a_sum_to_be_honest_is_told_that_masks_s
 
 def test_the_warning_says_how_many_rounds_stay_closed(caplog, monkeypatch):
     said = []
-    monkeypatch.setattr("murmurfl.app.run.log", lambda level, text, *arguments: said.append(text % arguments))
+    monkeypatch.setattr(
+        "murmurfl.app.runs.training_run.log", lambda level, text, *arguments: said.append(text % arguments)
+    )
     left = run_cohort(replace(LOSSY, give_up_after=0)).experiment.replies_left
     assert any(
         f"{int(np.sum(np.array(left) < 7))} of {len(left)} rounds will have fewer replies" in one for one in said

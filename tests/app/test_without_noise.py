@@ -5,10 +5,10 @@ import logging
 
 import pytest
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import NO_NOISE, RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.record import result_document, write_record
-from murmurfl.app.without_noise import NOTE, add_without_noise, configs_without_noise, without_noise
+from murmurfl.app.runs.run_files import result_document, write_record
+from murmurfl.app.runs.without_noise import NOTE, add_without_noise, configs_without_noise, without_noise
+from murmurfl.app.settings.run_config import NO_NOISE, RunConfig
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 

@@ -18,7 +18,7 @@ sys.meta_path.insert(0, Missing())
 import murmurfl.clients, murmurfl.privacy, murmurfl.strategies
 from murmurfl.app import client_app, server_app
 from murmurfl.app.commands import main
-from murmurfl.app.config import RunConfig
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.clients import TorchGradients
 from murmurfl.privacy import ConfigurationError

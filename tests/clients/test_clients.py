@@ -24,8 +24,8 @@ from murmurfl.privacy import (
     SystemKeys,
     protocol,
 )
-from murmurfl.privacy.masking import Masking
-from murmurfl.privacy.roster import MachineKey, Roster
+from murmurfl.privacy.sums.masking import Masking
+from murmurfl.privacy.sums.roster import MachineKey, Roster
 
 from tests.harness.machines import DurableLedger, concatenated, training_config
 

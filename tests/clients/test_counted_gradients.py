@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from murmurfl.clients import CountedGradients, FullBatchClient
 from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, RefusedError, SimulatedKeys, protocol
-from murmurfl.privacy.quantile import CountedRows
+from murmurfl.privacy.side.clipped_share import CountedRows
 
 from tests.harness.machines import training_config
 from tests.harness.models import Quadratic
@@ -80,7 +80,7 @@ def test_marks_beside_gradients_that_are_bounded_by_themselves_are_caught(monkey
     monkeypatch.setattr(
         CountedRows, "scales", lambda self, norms, clip: np.minimum(1.0 / clip, 1.0 / np.maximum(norms, 1e-300))
     )
-    monkeypatch.setattr("murmurfl.clients.full_batch._CountedContributions.norms", lambda self: np.ones(N))
+    monkeypatch.setattr("murmurfl.clients.full_batch_client._CountedContributions.norms", lambda self: np.ones(N))
     first, second = SAMPLES.copy(), SAMPLES.copy()
     first[4], second[4] = [0.7, 0, 0], [-1.0, 0, 0]
     one, other = (answer(machine(samples, Closed), 0.7) for samples in (first, second))

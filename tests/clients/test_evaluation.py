@@ -14,7 +14,7 @@ from murmurfl.clients import (
     Mu2Client,
     ShuffledClient,
 )
-from murmurfl.clients.evaluation import held_out_samples
+from murmurfl.clients.side.evaluation_client import held_out_samples
 from murmurfl.privacy import (
     ConfigurationError,
     LedgerError,

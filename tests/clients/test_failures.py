@@ -19,7 +19,7 @@ from murmurfl.clients import (
     ShuffledClient,
     numpy_client_app,
 )
-from murmurfl.clients.gradients import CarefulGradients
+from murmurfl.clients.adapters.per_sample_gradients import CarefulGradients
 from murmurfl.privacy import PrivacyPolicy, ShuffledPolicy, SimulatedKeys, protocol
 from murmurfl.privacy.errors import is_interrupt
 
@@ -185,7 +185,7 @@ def test_an_update_that_a_bad_sample_takes_with_it_is_seen_to_move_by_more_than_
 
     made, charge = replies("online, contractive")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("murmurfl.clients.online.CarefulGradients", Careless)
+        patch.setattr("murmurfl.clients.online_client.CarefulGradients", Careless)
         spoilt, _ = replies("online, contractive", loader=LOADERS["a value that is none"])
     assert np.linalg.norm(made[0][0][0] - spoilt[0][0][0]) > 3.0 * charge
 

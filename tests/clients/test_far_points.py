@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 from murmurfl.clients import Cohort, OnlineClient, local_updates
-from murmurfl.clients.online import check_contractive, farthest_point
-from murmurfl.privacy import (
-    ConfigurationError,
-    MemoryLedger,
-    PrivacyPolicy,
-    RefusedError,
-    SimulatedKeys,
-    protocol,
-)
+from murmurfl.clients.online_client import check_contractive, farthest_point
+from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, RefusedError, SimulatedKeys, protocol
 
 from tests.harness.machines import Labelled, point_request
 from tests.harness.models import Logistic, NonconvexLogistic, Ridge

@@ -97,7 +97,7 @@ def test_policies_of_other_releases_are_refused(changes, said):
 def test_many_samples_of_a_torch_model_are_computed_in_pieces_with_the_same_sum():
     torch = pytest.importorskip("torch")
     from murmurfl.clients import TorchGradients
-    from murmurfl.privacy import release
+    from murmurfl.privacy.machine import prefix_sums as release
 
     module = torch.nn.Linear(6, 3)
     inputs = np.random.Generator(np.random.Philox(key=9)).normal(size=(40, 6)).astype(np.float32)

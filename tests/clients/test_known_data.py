@@ -16,7 +16,7 @@ from murmurfl.clients import (
     UpdateNode,
     UpdatePolicy,
 )
-from murmurfl.clients.noise_mod import _real
+from murmurfl.clients.adapters.noise_mod import _real
 from murmurfl.privacy import (
     ConfigurationError,
     LedgerError,

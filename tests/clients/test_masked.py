@@ -13,9 +13,9 @@ from murmurfl.clients import (
     Mu2Client,
     NoisySGDClient,
     OnlineClient,
-    masked,
     numpy_client_app,
 )
+from murmurfl.clients.messages import masked
 from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,
@@ -25,9 +25,9 @@ from murmurfl.privacy import (
     SystemKeys,
     protocol,
 )
-from murmurfl.privacy import masking as masking_module
-from murmurfl.privacy.masking import Masking, checked_header
-from murmurfl.privacy.roster import MachineKey
+from murmurfl.privacy.sums import masking as masking_module
+from murmurfl.privacy.sums.masking import Masking, checked_header
+from murmurfl.privacy.sums.roster import MachineKey
 
 from tests.harness.grid import ask
 from tests.harness.machines import DurableLedger, normal_samples, training_config
@@ -124,7 +124,7 @@ def test_nothing_is_released_without_masks_even_in_a_simulation(kind):
 
 
 def test_a_client_that_forgot_to_check_still_sends_nothing_bare(monkeypatch):
-    monkeypatch.setattr("murmurfl.clients.base.check_can_send", lambda *_: None)
+    monkeypatch.setattr("murmurfl.clients.private_client.check_can_send", lambda *_: None)
     client = machine(masking=None)
     with pytest.raises(ConfigurationError, match="without masks"):
         client.fit(points(client), training_config())
@@ -133,7 +133,7 @@ def test_a_client_that_forgot_to_check_still_sends_nothing_bare(monkeypatch):
 def test_a_client_that_sends_without_masks_is_caught(monkeypatch):
     """The planted bug of all planted bugs: what these tests look at would show it."""
     sends_bare = lambda release, shapes, **_: (masked.unflatten(release.values, shapes), {})  # noqa: E731
-    monkeypatch.setattr("murmurfl.clients.base.outgoing_reply", sends_bare)
+    monkeypatch.setattr("murmurfl.clients.private_client.outgoing_reply", sends_bare)
     client = machine()
     arrays, _, entries = client.fit(points(client), training_config())
     with pytest.raises((AssertionError, KeyError)):

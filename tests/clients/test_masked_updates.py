@@ -8,13 +8,13 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, UpdatePolicy
-from murmurfl.clients.gradients import unflatten
-from murmurfl.clients.helper import answer_simulated_helper
-from murmurfl.clients.roster_files import write_machine_key, write_roster
-from murmurfl.clients.update_policy import update_guarantee
+from murmurfl.clients.adapters.per_sample_gradients import unflatten
+from murmurfl.clients.adapters.update_policy import update_guarantee
+from murmurfl.clients.messages.sums_helper import answer_simulated_helper
+from murmurfl.clients.nodes.roster_files import write_machine_key, write_roster
 from murmurfl.privacy import MECHANISMS, ConfigurationError, SQLiteLedger, protocol, read_ledger
-from murmurfl.privacy.masking import Masking
-from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.sums.masking import Masking
+from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from murmurfl.strategies import CorrelatedFedAvg, NodesUnavailableError, NothingAggregatedError, SecureAggregation
 
 from tests.harness.grid import NodesGrid, ask_real_node
@@ -72,7 +72,7 @@ def wandering(partition, server_round):
 def bare(monkeypatch):
     """The same machines, without masks: what nothing but a test may do."""
     sends_bare = lambda release, shapes, **_: (unflatten(release.values, shapes), {})  # noqa: E731
-    monkeypatch.setattr("murmurfl.clients.noise_mod.outgoing_reply", sends_bare)
+    monkeypatch.setattr("murmurfl.clients.adapters.noise_mod.outgoing_reply", sends_bare)
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.2])

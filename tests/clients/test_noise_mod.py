@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, UpdatePolicy
-from murmurfl.clients.update_policy import update_guarantee
+from murmurfl.clients.adapters.update_policy import update_guarantee
 from murmurfl.privacy import (
     MECHANISMS,
     ConfigurationError,
@@ -24,7 +24,7 @@ from murmurfl.privacy import (
     rounded_up,
 )
 from murmurfl.privacy.audit import audit_client
-from murmurfl.privacy.release import Release
+from murmurfl.privacy.machine.prefix_sums import Release
 from murmurfl.strategies import CorrelatedFedAvg, NodesUnavailableError, NothingAggregatedError
 
 from tests.harness.grid import NodesGrid, Reliable, ask_real_node

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from murmurfl.clients import OnlineClient, TorchGradients, local_updates
-from murmurfl.clients.gradients import gradients_at, pick
-from murmurfl.clients.online import check_contractive
+from murmurfl.clients.adapters.per_sample_gradients import gradients_at, pick
+from murmurfl.clients.online_client import check_contractive
 from murmurfl.privacy import (
     MECHANISMS,
     ConfigurationError,

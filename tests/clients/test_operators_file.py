@@ -5,7 +5,7 @@ import re
 
 import pytest
 from murmurfl.clients import UpdateNode
-from murmurfl.clients.operators_file import operators_values
+from murmurfl.clients.nodes.operators_file import operators_values
 from murmurfl.privacy import ConfigurationError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes and owners are POSIX's")

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from murmurfl.clients.outer_products import OuterProducts, PulledOuterProducts
-from murmurfl.privacy.contributions import DenseContributions
-from murmurfl.privacy.row_bound import SUMMING_ERROR, RowBound
+from murmurfl.clients.adapters.outer_products import OuterProducts, PulledOuterProducts
+from murmurfl.privacy.machine.contributions import DenseContributions
+from murmurfl.privacy.machine.row_bound import SUMMING_ERROR, RowBound
 
 
 def parts(seed, samples=40, classes=3, features=7):

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from murmurfl.clients import FullBatchClient, Mu2Client, NoisySGDClient, OwnedSamples, OwnerGradients
-from murmurfl.clients.statement import statement_entries
+from murmurfl.clients.messages.statement import statement_entries
 from murmurfl.privacy import (
     ConfigurationError,
     LedgerError,
@@ -165,7 +165,7 @@ def test_a_row_is_the_same_to_the_last_bit_whoever_is_computed_beside_it(monkeyp
     samples, point = Data().owned(), [np.full(D, 0.3)]
     together = gradients()(point, samples[0:10])
     assert (together == np.concatenate([gradients()(point, samples[i : i + 1]) for i in range(10)])).all()
-    monkeypatch.setattr("murmurfl.clients.owners._MOST_VALUES", 3 * MOST * D)
+    monkeypatch.setattr("murmurfl.clients.records.owner_rows._MOST_VALUES", 3 * MOST * D)
     assert (together == gradients()(point, samples[0:10])).all()
 
 

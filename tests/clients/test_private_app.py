@@ -167,7 +167,7 @@ def assert_moves_at_most_twice_the_clip(app, method, monkeypatch):
 
 def test_lengths_that_are_told_too_short_are_noticed(monkeypatch):
     """A planted bug, for the test above."""
-    from murmurfl.clients import torch_model
+    from murmurfl.clients.adapters import torch_model
 
     monkeypatch.setattr(torch_model._NarrowRows, "norms", lambda self: np.full(len(self._rows), 1e-9))
     with pytest.raises(AssertionError):
@@ -176,7 +176,7 @@ def test_lengths_that_are_told_too_short_are_noticed(monkeypatch):
 
 def test_gradients_that_see_the_other_samples_are_noticed(monkeypatch):
     """Another one: every row has the batch's sum in it."""
-    from murmurfl.clients.torch_model import ModuleGradients
+    from murmurfl.clients.adapters.torch_model import ModuleGradients
 
     real = ModuleGradients._rows
 
@@ -190,7 +190,7 @@ def test_gradients_that_see_the_other_samples_are_noticed(monkeypatch):
 
 
 def test_a_worker_keeps_samples_while_there_is_memory_for_them(monkeypatch):
-    from murmurfl.clients import private_app
+    from murmurfl.clients.adapters import private_app
 
     def loaded(numbers):
         seen = []

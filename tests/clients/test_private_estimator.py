@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from murmurfl.clients import LinearEstimator, private_client_app
-from murmurfl.clients.outer_products import OuterProducts, PulledOuterProducts
+from murmurfl.clients.adapters.outer_products import OuterProducts, PulledOuterProducts
 from murmurfl.privacy import protocol
 from murmurfl.strategies import CorrelatedFedAvg, FullBatch, Mu2, NoisySGD, SecureAggregation
 from sklearn.linear_model import LogisticRegression, SGDClassifier

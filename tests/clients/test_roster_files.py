@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from murmurfl.clients.roster_files import (
+from murmurfl.clients.nodes.roster_files import (
     read_helper_key,
     read_machine_key,
     read_roster,
@@ -16,7 +16,7 @@ from murmurfl.clients.roster_files import (
     write_roster,
 )
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 
 KEY = MachineKey.simulated(0, "a")
 HELPER = HelperKey.simulated(0, "h")

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.clients import Cohort, PrivateClient, ShuffledClient
-from murmurfl.clients.shuffled import check_amplified
+from murmurfl.clients.shuffled_client import check_amplified
 from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,
@@ -19,7 +19,7 @@ from murmurfl.privacy import (
     row_key,
 )
 from murmurfl.privacy.audit import audit_client
-from murmurfl.privacy.shuffled import step_noise
+from murmurfl.privacy.machine.shuffled_machine import step_noise
 
 from tests.harness.machines import DurableLedger, Labelled, point_request
 from tests.harness.models import Ridge, Undeclared

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from murmurfl.clients.torch_measure import ModuleMeasure
-from murmurfl.clients.torch_model import ModuleGradients
+from murmurfl.clients.adapters.torch_measure import ModuleMeasure
+from murmurfl.clients.adapters.torch_model import ModuleGradients
 
 
 @pytest.mark.parametrize("low", [0.0, -1.0])

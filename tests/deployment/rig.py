@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import prepare
-from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.nodes.demo import node_settings
 from murmurfl.app.nodes.deployment import deployment
 from murmurfl.app.nodes.helper_config import HelperConfig
-from murmurfl.clients.base import Request
-from murmurfl.clients.roster_files import read_helper_key
+from murmurfl.app.nodes.node_config import NodeConfig
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.clients.nodes.roster_files import read_helper_key
+from murmurfl.clients.private_client import Request
 from murmurfl.privacy import (
     Header,
     Release,
@@ -30,8 +30,8 @@ from murmurfl.privacy import (
     row_key,
     standard_normals,
 )
-from murmurfl.privacy.masking import opened_seal
-from murmurfl.strategies.replies import Reply
+from murmurfl.privacy.sums.masking import opened_seal
+from murmurfl.strategies.rounds.replies import Reply
 
 HERE = Path(__file__).parent
 

@@ -23,13 +23,14 @@ from types import SimpleNamespace
 import numpy as np
 from murmurfl.app.commands import main as cli
 from murmurfl.app.nodes import executor, supernode
-from murmurfl.clients.base import PrivateClient
-from murmurfl.privacy import Opener, PrivateMachine, SQLiteLedger, derived_seed, opening_file, protocol
-from murmurfl.privacy import opening_file as opening_mark
-from murmurfl.privacy.ledger import format as ledger_format
+from murmurfl.clients.private_client import PrivateClient
+from murmurfl.privacy import Opener, PrivateMachine, SQLiteLedger, derived_seed, protocol
+from murmurfl.privacy.ledger import ledger_file as ledger_format
+from murmurfl.privacy.ledger import ledger_page
 from murmurfl.privacy.ledger import mark as ledger_mark
-from murmurfl.privacy.ledger import page as ledger_page
-from murmurfl.privacy.release_rule import ReleaseRule
+from murmurfl.privacy.machine.release_rule import ReleaseRule
+from murmurfl.privacy.sums import opening_file
+from murmurfl.privacy.sums import opening_file as opening_mark
 
 PLAN = json.loads(Path(sys.argv.pop(1)).read_text())
 FOLDER = Path(PLAN["folder"])

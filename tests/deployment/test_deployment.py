@@ -6,12 +6,12 @@ import shutil
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.processes import Processes
-from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.demo import node_settings
 from murmurfl.app.nodes.deployment import deployment
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import SQLiteLedger, protocol, read_ledger
 
 ROUNDS = 2

@@ -10,13 +10,13 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.loopback import LaunchError
-from murmurfl.app.experiment import prepare
-from murmurfl.app.nodes.config import NODE_CONFIG_KEY
 from murmurfl.app.nodes.demo import node_settings
 from murmurfl.app.nodes.deployment import deployment
+from murmurfl.app.nodes.node_config import NODE_CONFIG_KEY
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import read_ledger
 
 from tests.deployment.rig import federation

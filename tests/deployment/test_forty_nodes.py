@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from murmurfl.app.engines.loopback import MARKER
 from murmurfl.app.engines.processes import Processes
-from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.demo import node_settings
 from murmurfl.app.nodes.deployment import deployment
+from murmurfl.app.runs.experiment import prepare
 from murmurfl.privacy import SQLiteLedger, read_ledger
 
 from tests.deployment.rig import configuration

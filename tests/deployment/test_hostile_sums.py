@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.nodes.cards import Card, roster_of
-from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.nodes.helper_config import HelperConfig
 from murmurfl.app.nodes.new_keys import make_helper, make_machine
+from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.supernode import machine_of
-from murmurfl.clients.helper import helper_app
-from murmurfl.clients.roster_files import read_machine_key, write_roster
-from murmurfl.privacy import Masking, MemoryOpeningRecord, Opener, SQLiteLedger, opening, protocol, read_ledger
+from murmurfl.clients.messages.sums_helper import helper_app
+from murmurfl.clients.nodes.roster_files import read_machine_key, write_roster
+from murmurfl.privacy import Masking, MemoryOpeningRecord, Opener, SQLiteLedger, protocol, read_ledger
+from murmurfl.privacy.sums import opening_rule as opening
 
 from tests.deployment.sums_attack import SESSIONS, SumsAttack
 from tests.harness.schemas import write_samples
@@ -150,7 +151,7 @@ class Forgetful(MemoryOpeningRecord):
 
 
 def forgetful(config):
-    from murmurfl.clients.roster_files import read_roster
+    from murmurfl.clients.nodes.roster_files import read_roster
 
     return Opener(config.helper, config.keys(), read_roster(Path(config.roster), None), Forgetful())
 
@@ -165,7 +166,7 @@ def test_a_helper_that_forgets_is_caught(folder):
 @pytest.mark.deployment
 def test_a_helper_that_lets_the_server_check_acknowledgements_is_caught(folder, monkeypatch):
     monkeypatch.setattr(opening, "_check_follows", lambda header, last: None)
-    monkeypatch.setattr("murmurfl.privacy.opening_file.check_forward", lambda page, opened: None)
+    monkeypatch.setattr("murmurfl.privacy.sums.opening_file.check_forward", lambda page, opened: None)
     attack, plan = attacked(folder, 600)
     with pytest.raises(AssertionError, match="shows a sample of"):
         assert_nobody_is_seen_beyond_mu(attack, plan)

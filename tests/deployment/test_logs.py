@@ -7,12 +7,12 @@ import sys
 import time
 
 import pytest
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.loopback import LaunchError
-from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.demo import node_settings
 from murmurfl.app.nodes.deployment import deployment
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 
 pytestmark = pytest.mark.deployment
 

@@ -181,8 +181,8 @@ def test_a_refusal_that_is_new_would_be_missed(monkeypatch):
 
 
 def test_the_connection_on_the_page_is_one():
-    from murmurfl.app.connections.connection import Connection
-    from murmurfl.clients.operators_file import named_values
+    from murmurfl.app.nodes.connections.connection import Connection
+    from murmurfl.clients.nodes.operators_file import named_values
 
     table = tomllib.loads(
         re.sub(r"^ +", "", re.search(r"```toml\n(.*?)```", sections()["Enrol a node"], re.DOTALL)[1], flags=re.M)

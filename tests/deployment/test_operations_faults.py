@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from murmurfl.clients.roster_files import read_roster
+from murmurfl.clients.nodes.roster_files import read_roster
 from murmurfl.privacy import SQLiteOpeningRecord, read_ledger
 
 from tests.deployment.fleet import Fleet, lines_of, releases_of, wait

@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.deployment import deployment
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import read_ledger
 
 from tests.harness.schemas import write_schema

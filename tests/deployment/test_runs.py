@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.loopback import LaunchError
-from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.demo import node_settings
 from murmurfl.app.nodes.deployment import deployment
-from murmurfl.app.nodes.runs import REFUSAL
+from murmurfl.app.nodes.taken_runs import REFUSAL
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import SQLiteOpeningRecord, protocol, read_ledger
 from murmurfl.privacy.permits import OwnerKey
 

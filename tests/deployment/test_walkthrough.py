@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.processes import Processes
-from murmurfl.app.experiment import prepare
-from murmurfl.clients.roster_files import read_roster
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.clients.nodes.roster_files import read_roster
 from murmurfl.privacy import MemoryLedger, SQLiteOpeningRecord, read_ledger
 
 from tests.harness.schemas import write_table

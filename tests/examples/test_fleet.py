@@ -14,10 +14,10 @@ import typer
 from dockerfile_parse import DockerfileParser
 from flwr.cli.app import app as flwr
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
-from murmurfl.app.connections.connection import Connection
-from murmurfl.app.nodes.config import NodeConfig
-from murmurfl.app.servers.server_health import SuperLinkOptions
+from murmurfl.app.nodes.connections.connection import Connection
+from murmurfl.app.nodes.node_config import NodeConfig
+from murmurfl.app.nodes.servers.server_health import SuperLinkOptions
+from murmurfl.app.settings.run_config import RunConfig
 
 from tests.harness import units
 

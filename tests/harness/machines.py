@@ -2,15 +2,7 @@
 
 import numpy as np
 from murmurfl.clients import ContextLedger, numpy_client_app
-from murmurfl.privacy import (
-    MemoryLedger,
-    PrivacyPolicy,
-    SimulatedKeys,
-    SystemKeys,
-    protocol,
-    row_key,
-    standard_normals,
-)
+from murmurfl.privacy import MemoryLedger, PrivacyPolicy, SimulatedKeys, SystemKeys, protocol, row_key, standard_normals
 
 
 class DurableLedger(MemoryLedger):

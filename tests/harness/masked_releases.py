@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from murmurfl.privacy import Header, HelperKey, MachineKey, Opener, OpeningRefusedError, Roster, Sealed, add_mask
-from murmurfl.privacy.masking import _SUITE as SUITE
-from murmurfl.privacy.masking import NOTHING_OPENED, SEED_BYTES, opened_seal
-from murmurfl.privacy.masking import _seal_info as seal_info
+from murmurfl.privacy.sums.masking import _SUITE as SUITE
+from murmurfl.privacy.sums.masking import NOTHING_OPENED, SEED_BYTES, opened_seal
+from murmurfl.privacy.sums.masking import _seal_info as seal_info
 
 SEED, D, SPACING, MIN_COHORT = 7, 40, 2.0**-20, 3
 MACHINES, HELPERS = tuple("abcdef"), ("left", "right")

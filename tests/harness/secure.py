@@ -11,14 +11,14 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.clients import Mu2Client
-from murmurfl.clients.answers import answer
-from murmurfl.clients.gradients import unflatten
-from murmurfl.clients.helper import answer_helper
+from murmurfl.clients.adapters.per_sample_gradients import unflatten
+from murmurfl.clients.messages.answers import answer
+from murmurfl.clients.messages.sums_helper import answer_helper
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, RefusedError, SimulatedKeys, protocol
-from murmurfl.privacy.masking import Masking
-from murmurfl.privacy.opening import Opener
-from murmurfl.privacy.opening_record import MemoryOpeningRecord
-from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.sums.masking import Masking
+from murmurfl.privacy.sums.opening_record import MemoryOpeningRecord
+from murmurfl.privacy.sums.opening_rule import Opener
+from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from murmurfl.strategies import Refusal, Reply
 
 from tests.harness.grid import NodesGrid

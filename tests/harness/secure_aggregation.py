@@ -2,8 +2,8 @@
 
 import numpy as np
 from murmurfl.privacy import protocol
-from murmurfl.privacy.masking import Masking, Sealed, add_mask, checked_header, opened_seal
-from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.sums.masking import Masking, Sealed, add_mask, checked_header, opened_seal
+from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 
 HELPERS = ("helper-0", "helper-1")
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 from murmurfl.privacy import NoisePlan, make_mechanism
-from murmurfl.privacy.masking import NOTHING_OPENED, Header
+from murmurfl.privacy.sums.masking import NOTHING_OPENED, Header
 from numpy.typing import NDArray
 
 ZERO_VARIANCE = 1e-10

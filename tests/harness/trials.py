@@ -1,8 +1,8 @@
 """Examples to try a module on, of the shapes and types that a test's batch has."""
 
 import torch
-from murmurfl.clients.model_checks import ORDINARY
-from murmurfl.clients.torch_values import as_tensor, mapped
+from murmurfl.clients.adapters.model_checks import ORDINARY
+from murmurfl.clients.adapters.torch_values import as_tensor, mapped
 
 
 def made_up_like(inputs, targets, classes=2):

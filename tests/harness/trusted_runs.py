@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from flwr.app import ArrayRecord
 from murmurfl.privacy import PrivacyPolicy, protocol
-from murmurfl.privacy.mechanisms import history
+from murmurfl.privacy.mechanisms import dense_stream as history
 from murmurfl.strategies import (
     CorrelatedMomentum,
     ReducedTreeMomentum,
@@ -24,12 +24,11 @@ from murmurfl.strategies import (
     correlated_momentum,
     mu2,
     reduced_tree_momentum,
-    resuming,
     tree_momentum,
-    trusted_mu2,
-    trusted_server,
 )
-from murmurfl.strategies.trusted_checkpoint import TrustedCheckpoint
+from murmurfl.strategies.rounds import resuming
+from murmurfl.strategies.trusted import trusted_mu2, trusted_server
+from murmurfl.strategies.trusted.trusted_checkpoint import TrustedCheckpoint
 
 MACHINES, BATCHES, PASSES, D = 2, 5, 4, 200
 ROUNDS = BATCHES * PASSES

@@ -4,15 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from murmurfl.privacy import (
-    MECHANISMS,
-    LedgerError,
-    MemoryLedger,
-    RefusedError,
-    SimulatedKeys,
-    SystemKeys,
-    protocol,
-)
+from murmurfl.privacy import MECHANISMS, LedgerError, MemoryLedger, RefusedError, SimulatedKeys, SystemKeys, protocol
 
 from tests.privacy.machines import (
     DATA,

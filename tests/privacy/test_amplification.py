@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from murmurfl.privacy import Guarantee, PrivacyPolicy, gdp_epsilon, policy_guarantee
-from murmurfl.privacy.allocation import allocation_epsilon
-from murmurfl.privacy.amplification import (
+from murmurfl.privacy.accounting.allocation import allocation_epsilon
+from murmurfl.privacy.accounting.amplification import (
     Amplification,
     _estimate,
     amplification_of,

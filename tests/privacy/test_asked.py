@@ -13,9 +13,9 @@ from murmurfl.privacy import (
     gdp_epsilon,
     gdp_mu,
 )
-from murmurfl.privacy.asked import asked_mu
-from murmurfl.privacy.counting import counting_policy
-from murmurfl.privacy.shuffled import ShuffledPolicy
+from murmurfl.privacy.accounting.asked import asked_mu
+from murmurfl.privacy.machine.shuffled_machine import ShuffledPolicy
+from murmurfl.privacy.side.private_count import counting_policy
 
 
 def of_samples(**asked):

@@ -18,8 +18,8 @@ from murmurfl.privacy import (
     protocol,
     stated_noise,
 )
-from murmurfl.privacy.forecast import LEAST_USELESS, TYPICAL, kept_share, rounded_count, shortest
-from murmurfl.privacy.policy import CLIP_UNITS
+from murmurfl.privacy.accounting.noise_forecast import LEAST_USELESS, TYPICAL, kept_share, rounded_count, shortest
+from murmurfl.privacy.machine.policy import CLIP_UNITS
 
 D, K, MU = 2500, 8, 1.5
 UPDATES = {

@@ -10,10 +10,10 @@ from murmurfl.privacy import (
     PrivacyPolicy,
     caption,
     gdp_epsilon,
-    guarantee,
     policy_guarantee,
     rounded_up,
 )
+from murmurfl.privacy.accounting import guarantee
 
 
 def test_the_examples_of_the_documentation_hold():

@@ -4,13 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from murmurfl.privacy import (
-    ConfigurationError,
-    MemoryLedger,
-    RefusedError,
-    SystemKeys,
-    protocol,
-)
+from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError, SystemKeys, protocol
 
 from tests.privacy.machines import (
     D,

@@ -20,9 +20,9 @@ from murmurfl.privacy import (
     Roster,
     add_mask,
     checked_header,
-    masking,
 )
-from murmurfl.privacy.masking import (
+from murmurfl.privacy.sums import masking
+from murmurfl.privacy.sums.masking import (
     LARGEST_SIZE,
     LONGEST_HEADER,
     NOTHING_OPENED,

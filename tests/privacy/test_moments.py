@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy
-from murmurfl.privacy.moments import Moments, _simplex
-from murmurfl.privacy.row_bound import BLOCK_ROWS, SUMMING_ERROR, RowBound
+from murmurfl.privacy.machine.row_bound import BLOCK_ROWS, SUMMING_ERROR, RowBound
+from murmurfl.privacy.machine.second_moments import Moments, _simplex
 
 from tests.privacy.machines import machine
 

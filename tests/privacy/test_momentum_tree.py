@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.momentum_tree import MomentumTree, compose, reconstructed_momentum
+from murmurfl.privacy.mechanisms.momentum_tree import MomentumTree, compose, reconstructed_momentum
 
 CASES = [(1, 1, 0.5), (7, 3, 0.4), (16, 16, 0.1), (37, 5, 0.3), (64, 10, 0.1), (100, 9, 1.0), (60, 100, 0.05)]
 

@@ -21,8 +21,8 @@ from murmurfl.privacy import (
     row_key,
     standard_normals,
 )
-from murmurfl.privacy.noise import _tail_words
-from murmurfl.privacy.normals import (
+from murmurfl.privacy.noise.keyed_noise import _tail_words
+from murmurfl.privacy.noise.normals import (
     FINEST_GRID,
     LARGEST_NORMAL,
     LARGEST_RADIUS,

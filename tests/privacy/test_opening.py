@@ -24,13 +24,12 @@ from murmurfl.privacy import (
     SQLiteLedger,
     SQLiteOpeningRecord,
     is_opening,
-    masking,
-    opening,
-    opening_record,
     protocol,
     row_bytes,
     set_digest,
 )
+from murmurfl.privacy.sums import masking, opening_record
+from murmurfl.privacy.sums import opening_rule as opening
 
 from tests.harness.masked_releases import (
     ATTACKS,

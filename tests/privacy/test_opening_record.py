@@ -22,11 +22,11 @@ from murmurfl.privacy import (
     OpeningRecordError,
     OpeningRefusedError,
     SQLiteOpeningRecord,
-    opening,
 )
-from murmurfl.privacy.ledger import format as ledger_format
-from murmurfl.privacy.opening_file import OpeningPlace
-from murmurfl.privacy.opening_record import LastOpened, OpenedSet, SessionTerms
+from murmurfl.privacy.ledger import ledger_file as ledger_format
+from murmurfl.privacy.sums import opening_rule as opening
+from murmurfl.privacy.sums.opening_file import OpeningPlace
+from murmurfl.privacy.sums.opening_record import LastOpened, OpenedSet, SessionTerms
 
 from tests.harness.masked_releases import MACHINES, SEED, id_of, mask_of, opener_of, release_of, round_of
 

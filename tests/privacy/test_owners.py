@@ -17,9 +17,9 @@ from murmurfl.privacy import (
     rotate_key,
     row_bytes,
 )
-from murmurfl.privacy.data_digest import DataDigest, OwnersDigest
-from murmurfl.privacy.machine_block import MachineBlock
-from murmurfl.privacy.secret_order import weights_of_owners
+from murmurfl.privacy.machine.data_digest import DataDigest, OwnersDigest
+from murmurfl.privacy.machine.machine_block import MachineBlock
+from murmurfl.privacy.machine.secret_order import weights_of_owners
 
 from tests.harness.machines import DurableLedger
 

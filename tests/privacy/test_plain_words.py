@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from murmurfl.privacy import Guarantee, gdp_best_guess, plain_words
-from murmurfl.privacy.plain_words import plain_meaning
+from murmurfl.privacy import Guarantee, gdp_best_guess
+from murmurfl.privacy.accounting import plain_words
+from murmurfl.privacy.accounting.plain_words import plain_meaning
 
 
 def percent(text):

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 from murmurfl.privacy import MECHANISMS, ConfigurationError, PrivacyPolicy, ShuffledPolicy, gdp_epsilon, make_mechanism
-from murmurfl.privacy.noise_plan import Summing
-from murmurfl.privacy.normals import LARGEST_RADIUS, resolution_mu, summed_range_problem
-from murmurfl.privacy.policy import MOST_SUMMED
+from murmurfl.privacy.accounting.noise_plan import Summing
+from murmurfl.privacy.machine.policy import MOST_SUMMED
+from murmurfl.privacy.noise.normals import LARGEST_RADIUS, resolution_mu, summed_range_problem
 
 H = 16
 SIZE = 100

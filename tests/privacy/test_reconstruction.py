@@ -6,8 +6,8 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.momentum_tree import MomentumTree, compose, reconstructed_momentum
-from murmurfl.privacy.reconstruction import SERIES, Changes, ReconstructionTrees, best_gamma
+from murmurfl.privacy.mechanisms.momentum_tree import MomentumTree, compose, reconstructed_momentum
+from murmurfl.privacy.mechanisms.reconstruction import SERIES, Changes, ReconstructionTrees, best_gamma
 
 CASES = [
     (1, 1, 0.5, 0.3),

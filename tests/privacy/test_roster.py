@@ -6,7 +6,7 @@ import json
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from murmurfl.privacy import ConfigurationError, HelperEntry, HelperKey, MachineKey, Roster
-from murmurfl.privacy.roster import (
+from murmurfl.privacy.sums.roster import (
     KEY_BYTES,
     MOST_HELPERS,
     MOST_MACHINES,

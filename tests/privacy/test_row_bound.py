@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy
-from murmurfl.privacy.clipping import LEAST_STABILITY
-from murmurfl.privacy.row_bound import BLOCK_ROWS, SUMMING_ERROR, RowBound, blocks
+from murmurfl.privacy.machine.clipping import LEAST_STABILITY
+from murmurfl.privacy.machine.row_bound import BLOCK_ROWS, SUMMING_ERROR, RowBound, blocks
 
 BOUNDS = {
     "clip": RowBound(0.7),

@@ -20,7 +20,12 @@ from murmurfl.privacy import (
     rdp_epsilon,
     rdp_mu,
 )
-from murmurfl.privacy.shuffled import ITERATION_ROUNDING, epoch_order, noisy_epoch, step_noise
+from murmurfl.privacy.machine.shuffled_machine import (
+    ITERATION_ROUNDING,
+    epoch_order,
+    noisy_epoch,
+    step_noise,
+)
 from scipy.optimize import minimize
 
 S, SIGMA = 10.0, 3.0

@@ -15,8 +15,8 @@ from murmurfl.privacy import (
     server_guarantee,
     server_noise_words,
     stated_words,
-    words,
 )
+from murmurfl.privacy.accounting import noise_words as words
 
 TRUSTING = PrivacyPolicy(1.0, 4, 6, 2.0, trust="trusted-server")
 

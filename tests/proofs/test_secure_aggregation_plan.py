@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 from murmurfl.privacy import MECHANISMS, MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, gdp_delta
-from murmurfl.privacy.masking import Masking, add_mask, checked_header, opened_seal
-from murmurfl.privacy.policy import MOST_SUMMED
-from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.machine.policy import MOST_SUMMED
+from murmurfl.privacy.sums.masking import Masking, add_mask, checked_header, opened_seal
+from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from scipy.stats import norm
 
 from tests.harness.sums import ROUNDING, generator

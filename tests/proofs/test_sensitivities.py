@@ -12,8 +12,8 @@ from murmurfl.privacy import (
     clip_per_sample,
     make_mechanism,
 )
-from murmurfl.privacy import clipping as clipping_module
-from murmurfl.privacy.shuffled import noisy_epoch
+from murmurfl.privacy.machine import clipping as clipping_module
+from murmurfl.privacy.machine.shuffled_machine import noisy_epoch
 from murmurfl.strategies import TrustedMu2
 
 

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 from murmurfl.privacy import MECHANISMS, MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, make_mechanism
-from murmurfl.privacy.masking import NOTHING_OPENED, Header
+from murmurfl.privacy.sums.masking import NOTHING_OPENED, Header
 
 from tests.harness.transcripts import Opened, Stream, Transcript, opened_sets, played
 

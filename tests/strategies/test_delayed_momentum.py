@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 from murmurfl.clients import DelayedMomentumClient, Mu2Client
-from murmurfl.clients.base import Request
+from murmurfl.clients.private_client import Request
 from murmurfl.privacy import PrivacyPolicy, SQLiteLedger
 from murmurfl.strategies import DelayedMomentum, Mu2, sample_machines
-from murmurfl.strategies import rounds as training_rounds
+from murmurfl.strategies.rounds import training_rounds
 
 from tests.harness.grid import NodesGrid, reply_is_lost
 from tests.harness.machines import noise_of, normal_samples, simulated_app

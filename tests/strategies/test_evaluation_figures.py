@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.strategies import EvaluationResult
-from murmurfl.strategies.evaluation_figures import (
+from murmurfl.strategies.side.evaluation_figures import (
     EVALUATION_FIGURES,
     noisy_auc,
     noisy_share_interval,

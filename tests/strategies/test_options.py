@@ -9,9 +9,9 @@ from typing import Required, get_origin, get_type_hints
 
 import pytest
 from murmurfl.clients import PrivateClient
-from murmurfl.clients.base import ClientOptions
+from murmurfl.clients.private_client import ClientOptions
 from murmurfl.strategies import ReleaseStrategy
-from murmurfl.strategies.options import ReleaseOptions
+from murmurfl.strategies.rounds.options import ReleaseOptions
 
 ROOT = Path(__file__).parents[2]
 

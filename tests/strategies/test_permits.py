@@ -9,7 +9,8 @@ from flwr.clientapp import ClientApp
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.privacy import ConfigurationError, protocol
 from murmurfl.privacy.permits import OwnerKey
-from murmurfl.strategies import CheckpointError, CorrelatedFedAvg, MeanOfFeatures, Mu2, PrivateEvaluation, rounds
+from murmurfl.strategies import CheckpointError, CorrelatedFedAvg, MeanOfFeatures, Mu2, PrivateEvaluation
+from murmurfl.strategies.rounds import training_rounds as rounds
 
 from tests.harness.grid import NodesGrid
 from tests.harness.secure import HELPERS, SecureGrid

@@ -18,8 +18,8 @@ from murmurfl.privacy import (
     evaluation_policy,
     protocol,
 )
-from murmurfl.privacy.masking import Masking
-from murmurfl.privacy.roster import MachineKey, Roster
+from murmurfl.privacy.sums.masking import Masking
+from murmurfl.privacy.sums.roster import MachineKey, Roster
 from murmurfl.strategies import (
     CheckpointError,
     NotEvaluatedError,

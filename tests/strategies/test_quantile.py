@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 from murmurfl.privacy import ConfigurationError, protocol
-from murmurfl.privacy.quantile import CountedRows
+from murmurfl.privacy.side.clipped_share import CountedRows
 from murmurfl.strategies import FullBatch, Reply
 from murmurfl.strategies.full_batch import next_clip
 

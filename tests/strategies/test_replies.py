@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from murmurfl.privacy import Release
 from murmurfl.strategies import Reply
-from murmurfl.strategies.release_sum import ReleaseSum
-from murmurfl.strategies.replies import SummedReplies
+from murmurfl.strategies.rounds.replies import SummedReplies
+from murmurfl.strategies.sums.release_sum import ReleaseSum
 
 SIZE = 5
 

@@ -4,9 +4,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.supercore.task_identity import TaskIdentity
 from murmurfl.privacy import protocol
-from murmurfl.strategies import requests
-from murmurfl.strategies.replies import RoundRequest
-from murmurfl.strategies.requests import request_messages
+from murmurfl.strategies.rounds import asking as requests
+from murmurfl.strategies.rounds.asking import request_messages
+from murmurfl.strategies.rounds.replies import RoundRequest
 
 from tests.harness.records import shown
 

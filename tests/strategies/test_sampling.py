@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, derived_seed
 from murmurfl.strategies import sample_machines
-from murmurfl.strategies.machines import NumberedNames, in_order, plain_names, restored_names
-from murmurfl.strategies.sampling import _dealer, first_asked_too_often, rounds_possible, sample_numbers
+from murmurfl.strategies.rounds.known_machines import (
+    NumberedNames,
+    in_order,
+    plain_names,
+    restored_names,
+)
+from murmurfl.strategies.rounds.sampling import (
+    _dealer,
+    first_asked_too_often,
+    rounds_possible,
+    sample_numbers,
+)
 
 
 def drawn_plainly(machines, count, seed, server_round):

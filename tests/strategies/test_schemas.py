@@ -6,7 +6,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from murmurfl.clients import FullBatchClient, Label, Part, Schema
 from murmurfl.privacy import protocol
 from murmurfl.strategies import FullBatch, NodesUnavailableError
-from murmurfl.strategies.machines import introduction
+from murmurfl.strategies.rounds.known_machines import introduction
 
 from tests.harness.grid import NodesGrid
 from tests.harness.machines import Labelled, simulated_app

@@ -13,8 +13,8 @@ from murmurfl.strategies import (
     OpeningError,
     SecureAggregation,
     WrongSumError,
-    resuming,
 )
+from murmurfl.strategies.rounds import resuming
 
 from tests.harness.grid import NodesGrid
 from tests.harness.secure import HELPERS, Machines, SecureGrid, refusal, state_bytes
@@ -287,7 +287,7 @@ def offset(by):
         def lie(session, opening, releases):
             from dataclasses import replace
 
-            from murmurfl.privacy.opening import _signed
+            from murmurfl.privacy.sums.opening_rule import _signed
 
             true = real(session, opening, releases)
             total = true.total + by(true.total.shape)

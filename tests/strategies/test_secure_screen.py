@@ -7,12 +7,12 @@ from functools import cache
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.masking import MaskedRelease
-from murmurfl.privacy.opening import Opener
-from murmurfl.privacy.opening_record import MemoryOpeningRecord
-from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.sums.masking import MaskedRelease
+from murmurfl.privacy.sums.opening_record import MemoryOpeningRecord
+from murmurfl.privacy.sums.opening_rule import Opener
+from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from murmurfl.strategies import HelpersDisagreeError, HelperUnavailableError, Reply, RoundReport
-from murmurfl.strategies.summation import CohortSet, CohortSum, Screen
+from murmurfl.strategies.sums.summation import CohortSet, CohortSum, Screen
 
 from tests.harness.secure import HELPERS, SEED, SecureGrid, other_header
 from tests.harness.secure_training import build, closed_rounds, machines, trained, trained_in_vain

@@ -20,10 +20,10 @@ from murmurfl.strategies import (
     ShuffledAvg,
     TrustedMu2,
 )
-from murmurfl.strategies.attendance import Attendance
-from murmurfl.strategies.leaving import ReleasesLeft
-from murmurfl.strategies.rounds import Rounds
-from murmurfl.strategies.stragglers import OpenRequests
+from murmurfl.strategies.rounds.attendance import Attendance
+from murmurfl.strategies.rounds.leaving import ReleasesLeft
+from murmurfl.strategies.rounds.stragglers import OpenRequests
+from murmurfl.strategies.rounds.training_rounds import Rounds
 
 from tests.harness import secure_training
 from tests.harness.grid import NodesGrid

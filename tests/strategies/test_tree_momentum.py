@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.momentum_tree import MomentumTree
+from murmurfl.privacy.mechanisms.momentum_tree import MomentumTree
 from murmurfl.strategies import TreeMomentum, node_sum, tree_momentum_start, tree_momentum_step
 from murmurfl.strategies.tree_momentum import tree_momentum
 

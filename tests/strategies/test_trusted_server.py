@@ -6,17 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
-from murmurfl.privacy import (
-    ConfigurationError,
-    MemoryLedger,
-    PrivacyPolicy,
-    PrivateMachine,
-    SimulatedKeys,
-    protocol,
-)
-from murmurfl.privacy.normals import FINEST_GRID
+from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, protocol
+from murmurfl.privacy.noise.normals import FINEST_GRID
 from murmurfl.strategies import NothingAggregatedError, Reply
-from murmurfl.strategies.trusted_server import could_be_honest
+from murmurfl.strategies.trusted.trusted_server import could_be_honest
 
 from tests.harness.trusted_runs import KINDS, MACHINES, ROUNDS, D, Machines, policy, strategy
 

@@ -16,11 +16,11 @@ from murmurfl.strategies import (
     NodesUnavailableError,
     NothingAggregatedError,
     SecureAggregation,
-    machines,
 )
-from murmurfl.strategies.look_ahead import is_hopeless
-from murmurfl.strategies.replies import RoundReport
-from murmurfl.strategies.waiting import Attending, Needed, pointless, shortage
+from murmurfl.strategies.rounds import known_machines as machines
+from murmurfl.strategies.rounds.look_ahead import is_hopeless
+from murmurfl.strategies.rounds.replies import RoundReport
+from murmurfl.strategies.rounds.waiting import Attending, Needed, pointless, shortage
 
 from tests.harness.grid import NodesGrid, ask_real_node
 from tests.harness.machines import training_config
@@ -93,7 +93,7 @@ def test_a_simulation_with_too_few_nodes_ends_at_once_and_names_the_number():
 
 def test_the_nodes_of_a_simulation_are_made_one_after_the_other_and_are_waited_for(monkeypatch):
     """The sibling of the test above: a server that counted at its first look would end every run."""
-    monkeypatch.setattr("murmurfl.strategies.machines.is_simulation", lambda grid: True)
+    monkeypatch.setattr("murmurfl.strategies.rounds.known_machines.is_simulation", lambda grid: True)
 
     class Growing(NodesGrid):
         looks = 0

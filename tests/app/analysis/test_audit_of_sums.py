@@ -4,12 +4,13 @@ import json
 from dataclasses import replace
 
 import pytest
-from murmurfl.app.analysis.audit import audit_lines, audit_run
-from murmurfl.app.analysis.opening_trial import opens_without_acks
+from murmurfl.app.auditing.opening_trial import opens_without_acks
+from murmurfl.app.auditing.run_audit import audit_lines, audit_run
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import Experiment, prepare
-from murmurfl.privacy import ConfigurationError, opening
+from murmurfl.app.runs.experiment import Experiment, prepare
+from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy.sums import opening_rule as opening
 from typer.testing import CliRunner
 
 RUNS = 300

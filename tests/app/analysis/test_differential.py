@@ -5,16 +5,17 @@ import json
 
 import numpy as np
 import pytest
-from murmurfl.app.analysis import differential
-from murmurfl.app.analysis.differential import audit_app, audit_node
+from murmurfl.app.auditing import differential
+from murmurfl.app.auditing.differential import audit_app, audit_node
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.toml import toml_document
-from murmurfl.app.nodes.config import NodeConfig, node_strategies
+from murmurfl.app.nodes.node_config import NodeConfig, node_strategies
 from murmurfl.app.nodes.own_app import read_node
-from murmurfl.clients import Column, Label, Part, Schema, private_app
-from murmurfl.clients.records import records as reading
+from murmurfl.clients import Column, Label, Part, Schema
+from murmurfl.clients.adapters import private_app
+from murmurfl.clients.records import machine_records as reading
 from murmurfl.clients.records.drafting import document, inferred
-from murmurfl.clients.records.records import Records
+from murmurfl.clients.records.machine_records import Records
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
@@ -286,7 +287,7 @@ def test_a_line_of_the_log_that_counts_records_is_found(tmp_path, monkeypatch, f
 
 def test_owners_by_their_first_rows_are_found(tmp_path, monkeypatch, few):
     """REVIEW 1.3, planted: an owner's batch follows from where its first row stands."""
-    from murmurfl.privacy.owners import Owners
+    from murmurfl.privacy.machine.record_owners import Owners
 
     def by_first_rows(cls, names, most, *, secret, places=None):
         found = cls.one_each(names, most, secret=secret)

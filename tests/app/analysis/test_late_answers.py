@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from murmurfl.app.analysis.late_answers import late_lines
-from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import prepare
+from murmurfl.app.planning.late_answers import late_lines
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 
 

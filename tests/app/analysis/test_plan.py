@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.analysis.plan import BESIDE_MEAN, PlanRequest, make_plan, plan_lines, plan_table, request_of
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
+from murmurfl.app.planning.noise_plans import BESIDE_MEAN, PlanRequest, make_plan, plan_lines, plan_table, request_of
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, gdp_mu, make_mechanism
 from typer.testing import CliRunner
 

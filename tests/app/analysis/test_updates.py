@@ -4,8 +4,8 @@ import json
 import math
 
 import pytest
-from murmurfl.app.analysis.updates import UpdateRequest, update_plan
 from murmurfl.app.commands.main import cli
+from murmurfl.app.planning.update_plans import UpdateRequest, update_plan
 from murmurfl.clients import UpdatePolicy
 from murmurfl.privacy import ConfigurationError, gdp_mu
 from typer.testing import CliRunner

@@ -5,17 +5,17 @@ import shlex
 from dataclasses import replace
 
 import pytest
-from murmurfl.app.analysis.decision import choice_of_numbers, choice_of_run
-from murmurfl.app.analysis.variation_lines import reasons, rows_of
-from murmurfl.app.analysis.variations import AS_SET, DEFAULT, tried_out, variations_of
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
-from murmurfl.app.decision import decide
-from murmurfl.app.decision.noise_to_signal import noise_to_signal_of
-from murmurfl.app.default_run import started_with
-from murmurfl.app.experiment import prepare, situation_of, worked_out
 from murmurfl.app.methods import METHODS
-from murmurfl.app.settings import parse_assignments
+from murmurfl.app.planning import decide
+from murmurfl.app.planning.decision_lines import choice_of_numbers, choice_of_run
+from murmurfl.app.planning.noise_to_signal import noise_to_signal_of
+from murmurfl.app.planning.variation_lines import reasons, rows_of
+from murmurfl.app.planning.variations import AS_SET, DEFAULT, tried_out, variations_of
+from murmurfl.app.runs.experiment import prepare, situation_of, worked_out
+from murmurfl.app.settings.default_run import started_with
+from murmurfl.app.settings.layers import parse_assignments
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import gdp_mu
 from typer.testing import CliRunner
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.analysis.audit import audit_lines, audit_run, canaries
+from murmurfl.app.auditing.run_audit import audit_lines, audit_run, canaries
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import Experiment
 from murmurfl.app.models import make_model
-from murmurfl.privacy.clipping import clip_per_sample
+from murmurfl.app.runs.experiment import Experiment
+from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.privacy.machine.clipping import clip_per_sample
 from typer.testing import CliRunner
 
 RUNS, RUNS_TO_CATCH = 600, 300

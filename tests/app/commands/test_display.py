@@ -4,7 +4,7 @@ import io
 
 import pytest
 from murmurfl.app.commands.display import RunDisplay
-from murmurfl.app.progress import RoundLine
+from murmurfl.app.runs.progress import RoundLine
 from murmurfl.privacy import Guarantee
 from rich.console import Console
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from murmurfl.app.catalogue import CATALOGUE
 from murmurfl.app.commands.completion import complete_assignment
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig, run_keys
-from murmurfl.app.key_reference import config_schema
+from murmurfl.app.settings.catalogue import CATALOGUE
+from murmurfl.app.settings.key_reference import config_schema
+from murmurfl.app.settings.run_config import RunConfig, run_keys
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[3]

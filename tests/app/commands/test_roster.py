@@ -9,7 +9,7 @@ import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.nodes.cards import Card, cards_of, roster_of
-from murmurfl.clients.roster_files import read_helper_key, read_machine_key, read_roster
+from murmurfl.clients.nodes.roster_files import read_helper_key, read_machine_key, read_roster
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 

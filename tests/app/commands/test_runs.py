@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.record import write_record
-from murmurfl.app.report.finding import expanded, find_runs
+from murmurfl.app.reports.finding import expanded, find_runs
+from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.settings.run_config import RunConfig
 from typer.testing import CliRunner
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
-from murmurfl.app.keys import Key
 from murmurfl.app.nodes.demo import demo_config
 from murmurfl.app.papers import PAPERS
-from murmurfl.app.settings import layered, read_settings
+from murmurfl.app.settings.layers import layered, read_settings
+from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.app.settings.run_key import Key
 from murmurfl.privacy import ConfigurationError, gdp_mu
 from typer.testing import CliRunner
 
@@ -167,8 +167,8 @@ def test_without_things_of_ones_own_the_search_path_stays_as_it_is(monkeypatch):
 
 
 def test_every_key_that_may_name_ones_own_is_looked_at():
-    from murmurfl.app.config import run_keys
-    from murmurfl.app.settings import names_own
+    from murmurfl.app.settings.layers import names_own
+    from murmurfl.app.settings.run_config import run_keys
 
     own = {one.name for one in run_keys().values() if one.names or one.own}
     assert own == {"strategy", "task", "features", "model", "partition", "mechanism"}

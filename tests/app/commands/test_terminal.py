@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from murmurfl.app.analysis.plan import PlanRequest, make_plan
 from murmurfl.app.commands.display import RunDisplay
 from murmurfl.app.commands.main import cli
 from murmurfl.app.commands.terminal import say_table, wrapped
 from murmurfl.app.papers import PAPERS
-from murmurfl.app.papers.reproduce import tables_of
-from murmurfl.app.progress import RoundLine
+from murmurfl.app.papers.reproduction import tables_of
+from murmurfl.app.planning.noise_plans import PlanRequest, make_plan
+from murmurfl.app.runs.progress import RoundLine
 from murmurfl.privacy import Guarantee, PrivacyPolicy, PrivateMachine, SQLiteLedger, rounded_up, row_bytes
 from rich.console import Console
 from typer.testing import CliRunner
@@ -71,8 +71,8 @@ def test_a_run_its_report_and_an_audit_fit(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_reproduction_fits_with_all_its_algorithms(name, monkeypatch):
     document = {"guarantee": "words", **json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())}
-    monkeypatch.setattr("murmurfl.app.papers.reproduce.run_cells", lambda *_, **__: document)
-    monkeypatch.setattr("murmurfl.app.papers.reproduce.write_reproduction", lambda *_: None)
+    monkeypatch.setattr("murmurfl.app.papers.reproduction.run_cells", lambda *_, **__: document)
+    monkeypatch.setattr("murmurfl.app.papers.reproduction.write_reproduction", lambda *_: None)
     text = fits(shown("reproduce", name))
     whole = max((table.document()["rows"] for table in tables_of(document, name, PAPERS[name].table)), key=len)
     assert len(whole) == sum(len(cell["algorithms"]) for cell in document["cells"])

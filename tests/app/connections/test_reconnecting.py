@@ -4,10 +4,10 @@ import logging
 import threading
 
 import pytest
-from murmurfl.app.connections.connection import Connection
-from murmurfl.app.connections.diagnosis import CAUSES, Diagnosis
-from murmurfl.app.connections.reconnecting import Reconnecting
-from murmurfl.app.watching.journal import Journal
+from murmurfl.app.nodes.connections.connection import Connection
+from murmurfl.app.nodes.connections.diagnosis import CAUSES, Diagnosis
+from murmurfl.app.nodes.connections.reconnecting import Reconnecting
+from murmurfl.app.nodes.watching.journal import Journal
 
 
 class Bench:

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from murmurfl.app.analysis.decision import choice_of_run
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.experiment import prepare
 from murmurfl.app.papers.captions import caption_guarantee
-from murmurfl.app.papers.grid import GridTable, choice_rows, chosen_settings, grid_rows
-from murmurfl.app.record import result_document
-from murmurfl.app.run import check_deployed
-from murmurfl.app.settings import parse_assignments
+from murmurfl.app.papers.grid_table import GridTable, choice_rows, chosen_settings, grid_rows
+from murmurfl.app.planning.decision_lines import choice_of_run
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.run_files import result_document
+from murmurfl.app.runs.training_run import check_deployed
+from murmurfl.app.settings.layers import parse_assignments
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 

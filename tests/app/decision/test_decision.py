@@ -4,10 +4,10 @@ import math
 from dataclasses import replace
 
 import pytest
-from murmurfl.app.config import RunConfig
-from murmurfl.app.decision import Situation, decide, noise_to_signal
-from murmurfl.app.experiment import worked_out
 from murmurfl.app.methods import METHODS
+from murmurfl.app.planning import Situation, decide, noise_to_signal
+from murmurfl.app.runs.experiment import worked_out
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy
 
 MNIST = RunConfig(strategy="auto", task="synthetic", num_clients=100, clients_per_round=100, mu=1.0)

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from murmurfl.app.device.arithmetic import DeviceBlocks
-from murmurfl.app.device.contributions import DeviceRows
-from murmurfl.app.device.counts import clipped_counts
-from murmurfl.app.device.normals import standard_normal_rows
+from murmurfl.app.engines.device.device_block import DeviceBlocks
+from murmurfl.app.engines.device.device_contributions import DeviceRows
+from murmurfl.app.engines.device.device_counts import clipped_counts
+from murmurfl.app.engines.device.device_normals import standard_normal_rows
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, PrivateMachine, SimulatedKeys, row_key
-from murmurfl.privacy.contributions import DenseContributions
-from murmurfl.privacy.ledger.block import BlockLedger
-from murmurfl.privacy.machine_block import MachineBlock
+from murmurfl.privacy.ledger.ledger_block import BlockLedger
+from murmurfl.privacy.machine.contributions import DenseContributions
+from murmurfl.privacy.machine.machine_block import MachineBlock
 
 CPU = torch.device("cpu")
 D, MACHINES, RELEASES = 23, 4, 7

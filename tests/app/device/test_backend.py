@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from murmurfl.app.device import backend
-from murmurfl.app.device.backend import check_device_name, open_device
+from murmurfl.app.engines.device import backend
+from murmurfl.app.engines.device.backend import check_device_name, open_device
 from murmurfl.privacy import ConfigurationError
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from murmurfl.app.device import counts as counts_module
-from murmurfl.app.device.contributions import DeviceOuterProducts, DeviceRows
-from murmurfl.app.device.counts import clipped_counts, marked
+from murmurfl.app.engines.device import device_counts as counts_module
+from murmurfl.app.engines.device.device_contributions import DeviceOuterProducts, DeviceRows
+from murmurfl.app.engines.device.device_counts import clipped_counts, marked
 from murmurfl.privacy import ConfigurationError, Grid
-from murmurfl.privacy.row_bound import RowBound
-from murmurfl.privacy.training import observing
+from murmurfl.privacy.machine.clipping_figures import observing
+from murmurfl.privacy.machine.row_bound import RowBound
 
 GRID = Grid(2.0**-20)
 MACHINES, B, CLASSES, FEATURES = 6, 3, 4, 9

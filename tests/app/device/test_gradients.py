@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from murmurfl.app.device.gradients import DeviceGradients, gradients_on
-from murmurfl.app.device.samples import DeviceShard
+from murmurfl.app.data.task import Dataset, Shard
+from murmurfl.app.engines.device.device_gradients import DeviceGradients, gradients_on
+from murmurfl.app.engines.device.device_samples import DeviceShard
 from murmurfl.app.models import make_model
-from murmurfl.app.models.base import Model
+from murmurfl.app.models.model import Model
 from murmurfl.app.models.softmax import SoftmaxRegression
-from murmurfl.app.tasks.base import Dataset, Shard
-from murmurfl.clients.gradients import combined_gradients
+from murmurfl.clients.adapters.per_sample_gradients import combined_gradients
 from murmurfl.privacy import ConfigurationError
 
 CPU = torch.device("cpu")

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from murmurfl.app.config import RunConfig
-from murmurfl.app.device.machines import machines_on
+from murmurfl.app.engines.device.device_machines import machines_on
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.experiment import prepare
-from murmurfl.app.run import run_experiment
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.training_run import run_experiment
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 
 SMALL = {"task": "synthetic", "synthetic_samples": 240, "synthetic_features": 9, "num_clients": 6, "batch_size": 2}

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.experiment import prepare
-from murmurfl.clients import Cohort, Mu2Client, PrivateClient, cohort
-from murmurfl.clients.cohort_block import stacked_samples
-from murmurfl.clients.gradients import combined_gradients
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.clients import Cohort, Mu2Client, PrivateClient
+from murmurfl.clients.adapters.per_sample_gradients import combined_gradients
+from murmurfl.clients.simulation import cohort_machines as cohort
+from murmurfl.clients.simulation.cohort_block import stacked_samples
 from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,
@@ -24,8 +25,8 @@ from murmurfl.privacy import (
     clip_per_sample,
     row_bytes,
 )
-from murmurfl.privacy.contributions import DenseContributions
-from murmurfl.privacy.machine_block import MachineBlock
+from murmurfl.privacy.machine.contributions import DenseContributions
+from murmurfl.privacy.machine.machine_block import MachineBlock
 
 # Contributions may differ by rounding in float64, which moves a value to a neighbouring point of the grid now and then:
 # about 2^-20 of the noise's standard deviation. PyTorch models are float32.

@@ -8,13 +8,13 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.app.client_app import client_fn
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import inprocess
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_in_process
-from murmurfl.app.experiment import Experiment
+from murmurfl.app.runs.experiment import Experiment
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import ContextLedger
-from murmurfl.clients.simulation import kept_by_node, simulated_in_process
+from murmurfl.clients.simulation.in_simulation import kept_by_node, simulated_in_process
 from murmurfl.privacy import MemoryLedger
 
 from tests.harness.records import changed_in_every_way, shown

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
+from murmurfl.app.data.task import Shard
 from murmurfl.app.engines.cohort import CohortMachines
-from murmurfl.app.experiment import Experiment, prepare
-from murmurfl.app.run import run_experiment
-from murmurfl.app.statements import statement_groups
-from murmurfl.app.tasks.base import Shard
+from murmurfl.app.runs.experiment import Experiment, prepare
+from murmurfl.app.runs.machine_statements import statement_groups
+from murmurfl.app.runs.training_run import run_experiment
+from murmurfl.app.settings.run_config import RunConfig
 
 SMALL = RunConfig(num_clients=12, clients_per_round=5, num_rounds=4, batch_size=10, run_dry=True)
 CONFIGURATIONS = {

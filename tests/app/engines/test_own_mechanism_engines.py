@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from murmurfl.app.analysis import audit, scene
-from murmurfl.app.config import RunConfig
+from murmurfl.app.auditing import run_audit as audit
+from murmurfl.app.auditing import scene
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.experiment import prepare
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import MECHANISMS, Mechanism, register_mechanism
 from murmurfl.privacy.mechanisms import Increment
 

@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import WorkerError, ray_pool, run_cohort
 from murmurfl.app.engines.chosen_pool import opened_pool
 from murmurfl.app.engines.loopback import free_port, scratch_parent
 from murmurfl.app.engines.processes import Processes
 from murmurfl.app.papers import Cell
 from murmurfl.app.papers.accuracy import AccuracyTable
-from murmurfl.app.papers.reproduce import run_cells
+from murmurfl.app.papers.reproduction import run_cells
+from murmurfl.app.settings.run_config import RunConfig
 
 from tests.app.engines.test_workers import BASE, assert_same
 

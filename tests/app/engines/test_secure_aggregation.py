@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from murmurfl.app import client_app
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import num_nodes, run_cohort, run_in_process
-from murmurfl.app.experiment import prepare
-from murmurfl.app.participation import participant_names
-from murmurfl.app.run import run_experiment
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.participation import participant_names
+from murmurfl.app.runs.training_run import run_experiment
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient
-from murmurfl.privacy import ConfigurationError, MemoryLedger, opening, protocol
-from murmurfl.privacy.masking import Masking
+from murmurfl.privacy import ConfigurationError, MemoryLedger, protocol
+from murmurfl.privacy.sums import opening_rule as opening
+from murmurfl.privacy.sums.masking import Masking
 from murmurfl.strategies import WrongSumError
 
 from tests.harness.machines import training_config

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from flwr.app import Message, MessageType
 from murmurfl.app import client_app
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import num_nodes, run_in_process
-from murmurfl.app.experiment import prepare
-from murmurfl.app.run import run_experiment
-from murmurfl.clients import simulation
-from murmurfl.clients.context_ledger import TravellingLedger
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.training_run import run_experiment
+from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.clients.simulation import in_simulation as simulation
+from murmurfl.clients.simulation.context_ledger import TravellingLedger
 from murmurfl.privacy import MurmurflError
 
 BASE = RunConfig(num_clients=6, clients_per_round=4, num_rounds=5, batch_size=2, lost_replies=0.3, checkpoint=False)

@@ -7,21 +7,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app import search, simulate
+from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import run_cohort, workers
 from murmurfl.app.engines.chosen_pool import opened_pool
 from murmurfl.app.engines.loopback import free_port
 from murmurfl.app.engines.pool import HerePool, checked_workers, computing_alone
 from murmurfl.app.engines.workers import WorkerMachines
-from murmurfl.app.experiment import Experiment, prepare
 from murmurfl.app.models.softmax import SoftmaxRegression
-from murmurfl.app.record import result_document
-from murmurfl.app.run import run_experiment
-from murmurfl.clients import delayed_momentum
+from murmurfl.app.planning import private_search as search
+from murmurfl.app.runs.experiment import Experiment, prepare
+from murmurfl.app.runs.run_files import result_document
+from murmurfl.app.runs.training_run import run_experiment
+from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.clients import delayed_momentum_client as delayed_momentum
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.training import ObservedFigures, TrainingObserver
+from murmurfl.privacy.machine.clipping_figures import ObservedFigures, TrainingObserver
 from typer.testing import CliRunner
 
 from tests.app.engines.test_cohort import BASE, CONFIGURATIONS

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import prepare
 from murmurfl.app.methods import METHODS
-from murmurfl.app.simulation import simulate
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.simulate import simulate
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, MemoryLedger
 
 

@@ -3,9 +3,9 @@
 import math
 
 import pytest
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import run_cohort
-from murmurfl.app.experiment import prepare
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import prepare
-from murmurfl.app.simulation import simulate
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.simulate import simulate
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, MemoryLedger
 
 ONE = {"strategy": "one-shot", "mu": 2.0}

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.papers import PAPERS, Cell
 from murmurfl.app.papers.over_seeds import curve_statistics
 from murmurfl.app.papers.regret import RegretTable
-from murmurfl.app.papers.reproduce import run_cells, write_reproduction
-from murmurfl.app.record import result_document
+from murmurfl.app.papers.reproduction import run_cells, write_reproduction
+from murmurfl.app.runs.run_files import result_document
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import gdp_epsilon, gdp_mu
 
 LOGISTIC = {

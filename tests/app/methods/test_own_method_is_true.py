@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
+from murmurfl.app.data.partition import Partition
 from murmurfl.app.engines import run_cohort
-from murmurfl.app.methods.momentum import TreeMomentumMethod
-from murmurfl.app.methods.mu2 import Mu2Method
+from murmurfl.app.methods.momentum_methods import TreeMomentumMethod
+from murmurfl.app.methods.mu2_methods import Mu2Method
 from murmurfl.app.models.softmax import SoftmaxRegression
-from murmurfl.app.nodes.config import NodeConfig
-from murmurfl.app.tasks.partition import Partition
+from murmurfl.app.nodes.node_config import NodeConfig
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import OnlineClient
 from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, SimulatedKeys
 

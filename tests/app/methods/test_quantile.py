@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.experiment import prepare
-from murmurfl.app.guarantees import COUNTED, expected_guarantee
 from murmurfl.app.models import make_model
-from murmurfl.app.record import result_document
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.run_files import result_document
+from murmurfl.app.runs.run_guarantees import COUNTED, expected_guarantee
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import CountedGradients
 from murmurfl.privacy import ConfigurationError, MemoryLedger
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.record import result_document, write_record
-from murmurfl.app.summary import summary_lines
+from murmurfl.app.runs.run_files import result_document, write_record
+from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import private_rounds, proximal
 from murmurfl.strategies.shuffled import penalty

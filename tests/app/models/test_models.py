@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from murmurfl.app.models import make_model
-from murmurfl.app.models.base import area_under_curve
+from murmurfl.app.models.model import area_under_curve
 
 
 @pytest.mark.parametrize("name", ["softmax", "mlp"])

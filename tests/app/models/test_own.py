@@ -5,15 +5,15 @@ import textwrap
 import numpy as np
 import pytest
 import torch
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.models import make_model
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 
 MINE = """
 import numpy as np
 import torch
-from murmurfl.app.models.base import ModelKind
+from murmurfl.app.models.model import ModelKind
 from murmurfl.app.models.softmax import SoftmaxRegression
 
 

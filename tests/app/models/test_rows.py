@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from murmurfl.app.models.torch import ConvolutionalNetwork, MultilayerPerceptron
-from murmurfl.clients.gradients import stacked_gradients
-from murmurfl.privacy.contributions import squared_lengths
+from murmurfl.app.models.torch_networks import ConvolutionalNetwork, MultilayerPerceptron
+from murmurfl.clients.adapters.per_sample_gradients import stacked_gradients
+from murmurfl.privacy.machine.contributions import squared_lengths
 
 COUNTS = [1, 2, 3, 4, 5, 7, 8, 9, 31, 126, 127, 200]
 

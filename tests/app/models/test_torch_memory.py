@@ -1,8 +1,8 @@
 """What a run sets aside for gradients is what its networks keep to."""
 
 import pytest
-from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import prepare
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 
 

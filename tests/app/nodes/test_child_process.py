@@ -9,10 +9,16 @@ import sys
 
 import httpx
 import pytest
-from murmurfl.app.connections.causes import CAUSES
-from murmurfl.app.connections.fleet_contact import CONTACT_EVERY_S, EVENTS_VARIABLE, Contact, cause_of, watch_fleet
 from murmurfl.app.nodes.child_process import follow_lines, followed
-from murmurfl.app.watching.journal import Journal
+from murmurfl.app.nodes.connections.causes import CAUSES
+from murmurfl.app.nodes.connections.fleet_contact import (
+    CONTACT_EVERY_S,
+    EVENTS_VARIABLE,
+    Contact,
+    cause_of,
+    watch_fleet,
+)
+from murmurfl.app.nodes.watching.journal import Journal
 
 TALKS = """
 import json, os, sys

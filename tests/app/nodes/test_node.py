@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from murmurfl.app import client_app
-from murmurfl.app.connections.connection import Connection
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.toml import toml_document
-from murmurfl.app.nodes import config as node
-from murmurfl.app.nodes.config import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, NodeConfig, configured_client
+from murmurfl.app.nodes import node_config as node
+from murmurfl.app.nodes.connections.connection import Connection
 from murmurfl.app.nodes.describing import describe
+from murmurfl.app.nodes.node_config import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, NodeConfig, configured_client
 from murmurfl.app.nodes.supernode import repeating_the_last_answer
 from murmurfl.clients import (
     Column,

@@ -6,14 +6,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.toml import toml_document
-from murmurfl.app.experiment import prepare
-from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.nodes.demo import demo_config, ledger_line, node_settings
+from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.supernode import machine_of
-from murmurfl.app.watching.journal import Journal, noting
-from murmurfl.clients.roster_files import write_machine_key, write_roster
+from murmurfl.app.nodes.watching.journal import Journal, noting
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.clients.nodes.roster_files import write_machine_key, write_roster
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon, protocol, read_ledger, rounded_up
-from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from typer.testing import CliRunner
 
 SUMS = {"trust": "secure-aggregation", "min-honest": 4, "min-cohort": 5}

@@ -11,18 +11,11 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.toml import toml_document
-from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.clients import numpy_client_app
-from murmurfl.privacy import (
-    ConfigurationError,
-    LedgerError,
-    SQLiteLedger,
-    keys,
-    noise_stream,
-    protocol,
-    read_ledger,
-    row_key,
-)
+from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, protocol, read_ledger, row_key
+from murmurfl.privacy.noise import noise_keys as keys
+from murmurfl.privacy.noise import noise_stream
 
 from tests.harness.schemas import write_samples
 
@@ -157,27 +150,38 @@ def test_a_key_of_another_length_is_refused_wherever_it_is(tmp_path, short):
 
 # What a real node executes must not even name a seeded source. Its public data splits may (`app/tasks/`).
 NODE_MODULES = (
-    "app/nodes/config.py",
+    "app/nodes/node_config.py",
     "app/nodes/supernode.py",
     "app/nodes/executor.py",
     "app/nodes/flower_supernode.py",
-    "app/commands/node.py",
+    "app/commands/node_command.py",
 )
 NODE_MODULES += ("clients/*.py", "clients/records/*.py", "privacy/*.py", "privacy/mechanisms/*.py")
 SEEDED_NAMES = {"SimulatedKeys", "derived_seed", "default_rng", "Generator", "Philox", "RandomState", "manual_seed"}
 # Where seeded keys are defined, exported, and handed out in simulation only; the public order of epochs is no noise.
 ALLOWED = {
-    "privacy/keys.py": {"SimulatedKeys", "derived_seed"},
+    "privacy/noise/noise_keys.py": {"SimulatedKeys", "derived_seed"},
     "privacy/__init__.py": {"SimulatedKeys", "derived_seed"},
-    "clients/foreign_machine.py": {"SimulatedKeys"},
-    "privacy/shuffled.py": {"derived_seed", "Generator", "Philox"},
-    "clients/model_checks.py": {"derived_seed", "Generator", "manual_seed"},  # of samples that are made up
-    "clients/torch_state.py": {"Generator", "RandomState", "random"},  # which it puts back, and draws nothing from
-    "clients/torch_machine.py": {"derived_seed", "manual_seed"},  # of frozen layers' weights, which are public
-    "clients/gradients.py": {"Generator", "Philox"},  # of the point at which made-up records are tried
-    "clients/records/records.py": {"Generator", "Philox"},  # of a record that is made up
+    "clients/simulation/foreign_machine.py": {"SimulatedKeys"},
+    "privacy/machine/shuffled_machine.py": {"derived_seed", "Generator", "Philox"},
+    "clients/adapters/model_checks.py": {"derived_seed", "Generator", "manual_seed"},  # of samples that are made up
+    "clients/adapters/torch_state.py": {
+        "Generator",
+        "RandomState",
+        "random",
+    },  # which it puts back, and draws nothing from
+    "clients/adapters/torch_machine.py": {"derived_seed", "manual_seed"},  # of frozen layers' weights, which are public
+    "clients/adapters/per_sample_gradients.py": {
+        "Generator",
+        "Philox",
+    },  # of the point at which made-up records are tried
+    "clients/records/machine_records.py": {"Generator", "Philox"},  # of a record that is made up
     "clients/records/schema.py": {"Generator", "Philox"},  # of records that are made up
-    "privacy/amplification.py": {"derived_seed", "Generator", "Philox"},  # of an estimate that sees no data and no key
+    "privacy/accounting/amplification.py": {
+        "derived_seed",
+        "Generator",
+        "Philox",
+    },  # of an estimate that sees no data and no key
 }
 
 

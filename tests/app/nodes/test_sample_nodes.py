@@ -7,10 +7,10 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.nodes.own_app import own_app, own_client, read_node
 from murmurfl.app.nodes.supernode import machine_of
 from murmurfl.clients import UpdateNode, trainable_arrays
-from murmurfl.clients.roster_files import write_machine_key, write_roster
-from murmurfl.clients.sample_node import SampleNode
+from murmurfl.clients.nodes.roster_files import write_machine_key, write_roster
+from murmurfl.clients.nodes.sample_node import SampleNode
 from murmurfl.privacy import ConfigurationError, Guarantee, LedgerError, SQLiteLedger, gdp_mu, protocol, read_ledger
-from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from typer.testing import CliRunner
 
 from tests.harness.grid import ask_real_node
@@ -269,7 +269,7 @@ def test_check_says_how_many_records_fit_and_fails_if_none_does(folder):
 
 def test_a_failure_that_zeroed_a_whole_release_is_noticed(folder, monkeypatch):
     """The planted bug, for the test above: all samples at once, in one try."""
-    from murmurfl.privacy.release import PrivateMachine
+    from murmurfl.privacy.machine.prefix_sums import PrivateMachine
 
     monkeypatch.setattr(PrivateMachine, "simulated", property(lambda self: True))
     (folder[0] / "broken").touch()

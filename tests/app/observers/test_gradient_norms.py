@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
+from murmurfl.app.settings.run_config import RunConfig
 
 SMALL = {
     "task": "synthetic-logistic",

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import prepare
-from murmurfl.app.observers.online_losses import OnlineLosses
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.online_losses import OnlineLosses
+from murmurfl.app.settings.run_config import RunConfig
 
 LOGISTIC = {
     "strategy": "online", "task": "synthetic-logistic", "partition": "own", "model": "logistic", "num-clients": 4,

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
+from murmurfl.app.data import TASKS
 from murmurfl.app.papers import PAPERS, Cell
 from murmurfl.app.papers.excess_risk import ExcessRiskTable
-from murmurfl.app.papers.reproduce import run_cells, write_reproduction
-from murmurfl.app.tasks import TASKS
+from murmurfl.app.papers.reproduction import run_cells, write_reproduction
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import gdp_epsilon, gdp_mu
 
 from tests.app.shuffled_run import BASE

@@ -9,14 +9,14 @@ import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.papers import PAPERS, Cell, Paper
 from murmurfl.app.papers.accuracy import AccuracyTable
-from murmurfl.app.papers.runs import plan_runs, plan_validation
+from murmurfl.app.papers.planned_runs import plan_runs, plan_validation
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
 OWN = """
 from murmurfl.app.papers import Cell, Paper, TableKind
 from murmurfl.app.papers.accuracy import AccuracyTable
-from murmurfl.app.report.table import Column, Table
+from murmurfl.app.reports.table import Column, Table
 
 SMALL = {"num-rounds": 2, "num-clients": 4, "clients-per-round": 4, "checkpoint": False, "noise-quality": "fast"}
 ALGORITHMS = {"ours": {"strategy": "mu2"}, "theirs": {"strategy": "noisy-sgd"}}
@@ -174,8 +174,8 @@ def test_a_table_of_gradient_norms_is_refused_where_none_are_computed():
 def test_the_papers_are_named_before_anything_heavy_is_imported():
     code = """
 import sys, murmurfl.app.papers
-print(sorted({"torch", "matplotlib", "murmurfl.app.experiment"} & set(sys.modules)))
-import murmurfl.app.papers.reproduce, murmurfl.app.report.making
+print(sorted({"torch", "matplotlib", "murmurfl.app.runs.experiment"} & set(sys.modules)))
+import murmurfl.app.papers.reproduction, murmurfl.app.reports.making
 print(sorted({"torch"} & set(sys.modules)))
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.experiment import prepare
 from murmurfl.app.methods import METHODS
 from murmurfl.app.papers.sweep import optimum, run_sweep
+from murmurfl.app.runs.experiment import prepare
 from murmurfl.privacy import ConfigurationError, gdp_epsilon
 from murmurfl.strategies import proximal
 from murmurfl.strategies.shuffled import penalty

@@ -7,13 +7,13 @@ from statistics import mean, stdev
 
 import pytest
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.record import write_record
-from murmurfl.app.report.curves import compared_plots, measure_plot
-from murmurfl.app.report.groups import Group, grouped
-from murmurfl.app.report.making import make_report
-from murmurfl.app.report.recorded import RecordedRun
+from murmurfl.app.reports.curves import compared_plots, measure_plot
+from murmurfl.app.reports.groups import Group, grouped
+from murmurfl.app.reports.making import make_report
+from murmurfl.app.reports.recorded import RecordedRun
+from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.settings.run_config import RunConfig
 from typer.testing import CliRunner
 
 FIRST = RunConfig(num_rounds=2, mu=1.0)

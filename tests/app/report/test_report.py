@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from murmurfl.app import client_app
 from murmurfl.app.commands.main import cli
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.record import write_record
-from murmurfl.app.report import making
-from murmurfl.app.report.making import make_report
-from murmurfl.app.report.page import page as made_page
-from murmurfl.app.report.plots import run_plots
-from murmurfl.app.report.recorded import RecordedRun, ReportError
-from murmurfl.app.run import run_experiment
+from murmurfl.app.reports import making
+from murmurfl.app.reports.making import make_report
+from murmurfl.app.reports.page import page as made_page
+from murmurfl.app.reports.plots import run_plots
+from murmurfl.app.reports.recorded import RecordedRun, ReportError
+from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.training_run import run_experiment
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import Forecast, gdp_epsilon
 from typer.testing import CliRunner
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 from murmurfl.app.papers import PAPERS
-from murmurfl.app.papers.reproduce import tables_of
-from murmurfl.app.report.table import Column, Marked, Table
+from murmurfl.app.papers.reproduction import tables_of
+from murmurfl.app.reports.table import Column, Marked, Table
 from murmurfl.privacy import ConfigurationError, rounded_up
 
 from benchmarks import pages

@@ -7,9 +7,9 @@ import os
 import pytest
 from cryptography import x509
 from murmurfl.app.nodes.certificates import make_server_certificates
-from murmurfl.app.servers import gate
-from murmurfl.app.servers.gate import COMMANDED, CONTROL, Gate, name_of, read_owners, server_name
-from murmurfl.app.servers.server_health import SuperLinkOptions
+from murmurfl.app.nodes.servers import gate
+from murmurfl.app.nodes.servers.gate import COMMANDED, CONTROL, Gate, name_of, read_owners, server_name
+from murmurfl.app.nodes.servers.server_health import SuperLinkOptions
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.permits import OwnerKey
 

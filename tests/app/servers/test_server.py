@@ -14,17 +14,17 @@ from typing import ClassVar
 import httpx
 import pytest
 from murmurfl.app.engines.loopback import free_port
-from murmurfl.app.servers.gate import PROOF_HEADER, proof_of
-from murmurfl.app.servers.server import ServerError, _environment, _Rounds, _Server, run_server
-from murmurfl.app.servers.server_health import ServerHealth, SuperLinkOptions
-from murmurfl.app.servers.server_metrics import ServerMetrics
-from murmurfl.app.watching.addresses import Addresses
-from murmurfl.app.watching.figures import SERVER, Shown
-from murmurfl.app.watching.journal import Journal
-from murmurfl.app.watching.log import EntryWriter
+from murmurfl.app.nodes.servers.gate import PROOF_HEADER, proof_of
+from murmurfl.app.nodes.servers.server_health import ServerHealth, SuperLinkOptions
+from murmurfl.app.nodes.servers.server_metrics import ServerMetrics
+from murmurfl.app.nodes.servers.watched_server import ServerError, _environment, _Rounds, _Server, run_server
+from murmurfl.app.nodes.watching.addresses import Addresses
+from murmurfl.app.nodes.watching.journal import Journal
+from murmurfl.app.nodes.watching.monitor_figures import SERVER, Shown
+from murmurfl.app.nodes.watching.node_log import EntryWriter
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import RoundReport
-from murmurfl.strategies.figures import FIGURES_VARIABLE, FigureFile
+from murmurfl.strategies.rounds.monitor_file import FIGURES_VARIABLE, FigureFile
 
 REPORT = RoundReport(1, asked=5, aggregated=2, lost=1, refused={"cap-reached": 2})
 
@@ -88,7 +88,7 @@ def superlink(monkeypatch, program, started=None):
         kept.append(command)
         return start([sys.executable, "-c", program, *command], **options)
 
-    monkeypatch.setattr("murmurfl.app.servers.server.subprocess.Popen", starting)
+    monkeypatch.setattr("murmurfl.app.nodes.servers.watched_server.subprocess.Popen", starting)
 
 
 def test_a_superlink_that_never_answered_is_not_started_again(monkeypatch):
@@ -98,7 +98,7 @@ def test_a_superlink_that_never_answered_is_not_started_again(monkeypatch):
 
 
 def test_an_address_that_is_none_is_refused_before_anything_starts(monkeypatch):
-    monkeypatch.setattr("murmurfl.app.servers.server.subprocess.Popen", None)
+    monkeypatch.setattr("murmurfl.app.nodes.servers.watched_server.subprocess.Popen", None)
     with pytest.raises(ConfigurationError, match="Expected an address"):
         run_server([], Addresses(health="nowhere"))
 
@@ -138,7 +138,7 @@ def test_a_database_that_others_may_read_is_a_warning(monkeypatch, tmp_path, cap
 
 
 def test_a_database_that_others_may_change_is_refused_and_nothing_is_started(monkeypatch, tmp_path):
-    monkeypatch.setattr("murmurfl.app.servers.server.subprocess.Popen", None)
+    monkeypatch.setattr("murmurfl.app.nodes.servers.watched_server.subprocess.Popen", None)
     assert "chmod 600" in database_of(tmp_path, 0o620)[0]
     log = tmp_path / "superlink.db-wal"
     log.touch()
@@ -172,7 +172,7 @@ def test_a_superlink_that_ends_is_started_again_until_somebody_interrupts(monkey
             raise KeyboardInterrupt
 
     clock = SimpleNamespace(sleep=pause, monotonic=time.monotonic, time=time.time)
-    monkeypatch.setattr("murmurfl.app.servers.server.time", clock)
+    monkeypatch.setattr("murmurfl.app.nodes.servers.watched_server.time", clock)
     run_server(["--port", str(free_port())], Addresses(), journal=journal)
     assert pauses == [1.0, 2.0, 4.0]
     assert noted == ["started", "stopped"]

@@ -4,18 +4,18 @@ import textwrap
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
+from murmurfl.app.data.loading import load_dataset, load_shards
+from murmurfl.app.data.own_task import checked
+from murmurfl.app.data.task import Dataset
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.experiment import prepare
-from murmurfl.app.tasks.base import Dataset
-from murmurfl.app.tasks.loading import load_dataset, load_shards
-from murmurfl.app.tasks.own import checked
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 
 MINE = '''
 import numpy as np
-from murmurfl.app.tasks.base import Dataset, Images, ImageTask, Task
-from murmurfl.app.tasks.partition import Partition
+from murmurfl.app.data.task import Dataset, Images, ImageTask, Task
+from murmurfl.app.data.partition import Partition
 
 
 def arrays(seed=5, samples=120):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from datasets import Dataset
 from flwr_datasets.partitioner import IidPartitioner
-from murmurfl.app.config import RunConfig
-from murmurfl.app.tasks.loading import load_dataset, load_shards
+from murmurfl.app.data.loading import load_dataset, load_shards
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, derived_seed
 
 

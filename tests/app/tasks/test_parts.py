@@ -4,11 +4,11 @@ import sys
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
-from murmurfl.app.tasks.base import Dataset, Shard
-from murmurfl.app.tasks.loading import load_shards
-from murmurfl.app.tasks.partition import PARTITIONS
-from murmurfl.app.tasks.parts import Parts, Shards, shard_sizes
+from murmurfl.app.data.loading import load_shards
+from murmurfl.app.data.partition import PARTITIONS
+from murmurfl.app.data.shards import Parts, Shards, shard_sizes
+from murmurfl.app.data.task import Dataset, Shard
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import derived_seed
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
-from murmurfl.app.methods.shuffled import regularization
-from murmurfl.app.tasks import TASKS
-from murmurfl.app.tasks.loading import load_dataset
-from murmurfl.app.tasks.public import PAPER_SIZES
+from murmurfl.app.data import TASKS
+from murmurfl.app.data.loading import load_dataset
+from murmurfl.app.data.public_samples import PAPER_SIZES
+from murmurfl.app.methods.shuffled_method import regularization
+from murmurfl.app.settings.run_config import RunConfig
 
 needs_data = pytest.mark.skipif(
     not (Path(os.environ.get("MURMURFL_DATA", "/nowhere")) / "compas").is_dir(), reason="no data root in MURMURFL_DATA"

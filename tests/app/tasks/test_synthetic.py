@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import prepare
-from murmurfl.app.tasks.loading import load_dataset, load_shards
+from murmurfl.app.data.loading import load_dataset, load_shards
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 
 LOGISTIC = {

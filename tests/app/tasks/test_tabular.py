@@ -6,12 +6,12 @@ import os
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
+from murmurfl.app.data.loading import load_dataset
+from murmurfl.app.data.tabular import unit_rows
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.record import result_document
-from murmurfl.app.summary import shown_accuracy
-from murmurfl.app.tasks.loading import load_dataset
-from murmurfl.app.tasks.tabular import unit_rows
+from murmurfl.app.runs.run_files import result_document
+from murmurfl.app.runs.run_summary import shown_accuracy
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 
 needs_data = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set")
@@ -42,7 +42,7 @@ def test_a_row_depends_on_its_own_person_alone(task, tmp_path):
     with gzip.open(path, "wt", newline="") as file:
         csv.writer(file).writerows(few)
     kind = RunConfig(task=task)
-    from murmurfl.app.tasks import TASKS
+    from murmurfl.app.data import TASKS
 
     values, labels = TASKS[kind.task].rows(os.environ["MURMURFL_DATA"])
     some, their_labels = TASKS[kind.task].rows(str(tmp_path))

@@ -4,11 +4,11 @@ import sys
 from dataclasses import replace
 
 import pytest
-from murmurfl.app.config import RunConfig
-from murmurfl.app.registry import registry
-from murmurfl.app.tasks import TASKS
-from murmurfl.app.tasks.base import UNTUNED
-from murmurfl.app.tasks.loading import _loaded, load_dataset, load_shards
+from murmurfl.app.data import TASKS
+from murmurfl.app.data.loading import _loaded, load_dataset, load_shards
+from murmurfl.app.data.task import UNTUNED
+from murmurfl.app.settings.registry import registry
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 
 KINDS = ("task", "features", "partition", "model")

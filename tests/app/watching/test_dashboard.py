@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from murmurfl.app.watching.endpoint import Address
-from murmurfl.app.watching.figures import BUILD, BUILD_LABELS, FIGURES, figures_of
-from murmurfl.app.watching.health import REASONS
+from murmurfl.app.nodes.watching.endpoint import Address
+from murmurfl.app.nodes.watching.health import REASONS
+from murmurfl.app.nodes.watching.monitor_figures import BUILD, BUILD_LABELS, FIGURES, figures_of
 
 FLEET = Path(__file__).parents[3] / "examples" / "fleet"
 DASHBOARD = FLEET / "grafana-dashboard.json"

@@ -5,9 +5,9 @@ import socket
 import time
 
 import pytest
-from murmurfl.app.watching import endpoint
-from murmurfl.app.watching.addresses import Addresses, kept_a_while, shown
-from murmurfl.app.watching.endpoint import LONGEST_REQUEST, MOST_CONNECTIONS, Address, Answer, Endpoint
+from murmurfl.app.nodes.watching import endpoint
+from murmurfl.app.nodes.watching.addresses import Addresses, kept_a_while, shown
+from murmurfl.app.nodes.watching.endpoint import LONGEST_REQUEST, MOST_CONNECTIONS, Address, Answer, Endpoint
 from murmurfl.privacy import ConfigurationError
 
 ANY = Address("127.0.0.1", 0)

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from murmurfl.app.servers.server_health import ServerHealth, SuperLinkOptions
-from murmurfl.app.watching import health
-from murmurfl.app.watching.health import NodeHealth, health_answer
-from murmurfl.app.watching.journal import Journal
+from murmurfl.app.nodes.servers.server_health import ServerHealth, SuperLinkOptions
+from murmurfl.app.nodes.watching import health
+from murmurfl.app.nodes.watching.health import NodeHealth, health_answer
+from murmurfl.app.nodes.watching.journal import Journal
 
 
 class Clock:

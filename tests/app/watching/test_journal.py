@@ -6,7 +6,7 @@ import threading
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-from murmurfl.app.watching.journal import Entry, Journal, noting
+from murmurfl.app.nodes.watching.journal import Entry, Journal, noting
 from murmurfl.clients import helper_app
 from murmurfl.privacy import ConfigurationError, MemoryOpeningRecord, protocol
 

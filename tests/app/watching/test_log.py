@@ -10,8 +10,16 @@ from pathlib import Path
 
 import pytest
 from flwr.supercore import log as flower_log
-from murmurfl.app.watching.journal import FACTS, Entry, Journal
-from murmurfl.app.watching.log import LONGEST_LINE, EntryWriter, LogSettings, flower_line, moment, plain, start_log
+from murmurfl.app.nodes.watching.journal import FACTS, Entry, Journal
+from murmurfl.app.nodes.watching.node_log import (
+    LONGEST_LINE,
+    EntryWriter,
+    LogSettings,
+    flower_line,
+    moment,
+    plain,
+    start_log,
+)
 from murmurfl.privacy import LedgerError
 from murmurfl.privacy.errors import OF_DATA
 
@@ -203,7 +211,7 @@ def test_details_show_what_an_error_of_murmurfls_was_raised_from(log_of):
 
 
 def data_dependent_lines():
-    logging.getLogger("murmurfl.privacy.release").error("counts as zero", extra=OF_DATA)
+    logging.getLogger("murmurfl.privacy.machine.prefix_sums").error("counts as zero", extra=OF_DATA)
     logging.getLogger("py.warnings").warning("overflow encountered in exp")  # as Python hands them on
 
 
@@ -232,7 +240,7 @@ def test_two_machines_with_other_samples_log_the_same(log_of):
 
 
 def test_what_clients_say_beside_the_journal_is_not_said_twice(log_of):
-    from murmurfl.clients import answers
+    from murmurfl.clients.messages import answers
 
     said = log_of()
     answers.logger.info("Refused a request: %s.", "the cap is reached")

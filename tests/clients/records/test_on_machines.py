@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from murmurfl.clients import Column, Label, Part, Schema, file_records
-from murmurfl.clients.gradients import check_rows_alone
-from murmurfl.clients.records.records import Records
+from murmurfl.clients.adapters.per_sample_gradients import check_rows_alone
+from murmurfl.clients.records.machine_records import Records
 from murmurfl.clients.records.sources import file_items
 from murmurfl.privacy import ConfigurationError
 

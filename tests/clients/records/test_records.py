@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 from murmurfl.clients import Column, Label, Part, Schema
-from murmurfl.clients.records.records import Records
+from murmurfl.clients.records.machine_records import Records
 from murmurfl.clients.records.sources import file_items, items_of
 from murmurfl.privacy import ConfigurationError, row_bytes
 from murmurfl.privacy.errors import MisfitError
@@ -282,7 +282,7 @@ def test_in_a_simulation_a_record_that_does_not_fit_is_marked_and_stood_in_for()
 
 
 def test_records_too_many_to_keep_are_read_again(monkeypatch):
-    from murmurfl.clients.records import records as module
+    from murmurfl.clients.records import machine_records as module
 
     kept = Records(items_of(pairs("old")), ARRAYS, count=len(ROWS))
     monkeypatch.setattr(module, "_MOST_KEPT", 8)

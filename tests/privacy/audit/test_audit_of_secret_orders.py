@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, gdp_epsilon
-from murmurfl.privacy.amplification import amplification_of
+from murmurfl.privacy.accounting.amplification import amplification_of
 from murmurfl.privacy.audit import audit_secret_order
-from murmurfl.privacy.secret_order import slots_of
+from murmurfl.privacy.machine.secret_order import slots_of
 
 SLOTS, BATCH, RUNS = 8, 2, 2000
 DIRECTION = np.array([0.6, 0.8])

@@ -4,8 +4,8 @@ import sys
 
 import numpy as np
 from murmurfl.privacy import MemoryLedger
-from murmurfl.privacy.ledger.block import BlockLedger
-from murmurfl.privacy.ledger.records import Account, StreamRecord
+from murmurfl.privacy.ledger.ledger_block import BlockLedger
+from murmurfl.privacy.ledger.ledger_records import Account, StreamRecord
 
 
 def stream(release):

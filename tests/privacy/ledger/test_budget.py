@@ -4,7 +4,7 @@ import math
 
 import pytest
 from murmurfl.privacy import LedgerError, SQLiteLedger, read_ledger
-from murmurfl.privacy.ledger.budget import budget_left
+from murmurfl.privacy.ledger.budget_left import budget_left
 from murmurfl.privacy.ledger.mark import LedgerState, SessionState
 
 

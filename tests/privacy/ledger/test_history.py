@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from murmurfl.privacy import PrivacyPolicy, SessionSummary, gdp_mu
-from murmurfl.privacy.ledger import history
-from murmurfl.privacy.ledger.history import ReleaseRow, history_of
-from murmurfl.privacy.shuffled import ShuffledPolicy
+from murmurfl.privacy.ledger import release_history as history
+from murmurfl.privacy.ledger.release_history import ReleaseRow, history_of
+from murmurfl.privacy.machine.shuffled_machine import ShuffledPolicy
 
 K, SIZE = 5, 3
 TURNS = {"sample_participations": 3, "min_separation": 2}

@@ -21,9 +21,9 @@ from murmurfl.privacy import (
     row_key,
     standard_normals,
 )
-from murmurfl.privacy.ledger import format as ledger_format
+from murmurfl.privacy.ledger import ledger_file as ledger_format
 from murmurfl.privacy.ledger import mark as ledger_mark
-from murmurfl.privacy.release_rule import ReleaseRule
+from murmurfl.privacy.machine.release_rule import ReleaseRule
 
 D = 6
 RELEASES = 200

@@ -7,8 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 from murmurfl.privacy import Account, LedgerError, MemoryLedger, SimulatedKeys, SQLiteLedger, StreamRecord
-from murmurfl.privacy.ledger import page as ledger_page
-from murmurfl.privacy.ledger import stored
+from murmurfl.privacy.ledger import ledger_page, stored
 
 from tests.privacy.ledger.nodes import contribution, machine
 

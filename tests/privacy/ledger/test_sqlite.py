@@ -25,8 +25,8 @@ from murmurfl.privacy import (
     protocol,
     read_ledger,
 )
-from murmurfl.privacy.ledger import format as ledger_format
-from murmurfl.privacy.ledger import page as ledger_page
+from murmurfl.privacy.ledger import ledger_file as ledger_format
+from murmurfl.privacy.ledger import ledger_page
 
 from tests.privacy.ledger.nodes import DATA, contribution, folder, fork, machine, run, stream_of
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, make_mechanism
-from murmurfl.privacy.mechanisms import BltNoise, SqrtToeplitzNoise, cache, optimise_blt
+from murmurfl.privacy.mechanisms import BltNoise, SqrtToeplitzNoise, optimise_blt
+from murmurfl.privacy.mechanisms import optimiser_cache as cache
 
 
 @pytest.fixture(autouse=True)

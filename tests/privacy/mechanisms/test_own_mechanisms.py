@@ -18,8 +18,8 @@ from murmurfl.privacy import (
     row_key,
     standard_normals,
 )
-from murmurfl.privacy.contributions import DenseContributions
-from murmurfl.privacy.machine_block import MachineBlock
+from murmurfl.privacy.machine.contributions import DenseContributions
+from murmurfl.privacy.machine.machine_block import MachineBlock
 from murmurfl.privacy.mechanisms import CancellingNoise, Increment, check_mechanism
 
 D, RELEASES, MACHINES = 5, 7, 3

@@ -4,9 +4,9 @@ import pickle
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import prepare
-from murmurfl.app.tasks.features import FEATURES, save_features
+from murmurfl.app.data.features import FEATURES, save_features
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 
 torch = pytest.importorskip("torch")

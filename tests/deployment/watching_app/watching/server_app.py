@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
-from murmurfl.app.config import RunConfig
-from murmurfl.app.record import CHECKPOINT_NAME, write_record
-from murmurfl.app.run import run_experiment
+from murmurfl.app.runs.run_files import CHECKPOINT_NAME, write_record
+from murmurfl.app.runs.training_run import run_experiment
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import derived_seed, protocol
-from murmurfl.strategies import checkpoint, resuming
-from murmurfl.strategies.opening import Helpers
+from murmurfl.strategies.rounds import checkpoint, resuming
+from murmurfl.strategies.sums.opening_round import Helpers
 
 app = ServerApp()
 

@@ -1,1 +1,0 @@
-"""What a policy would mean before a run (``plan``), and what a run's machines leak (``audit``)."""

@@ -1,0 +1,1 @@
+"""What a run's machines, or a real node, leak: measured, beside what they claim (``murmurfl audit``)."""

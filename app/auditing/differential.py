@@ -1,0 +1,613 @@
+"""A differential audit of a real machine: what of everything that leaves it depends on one record, but for the noise.
+
+The machine is made as ``murmurfl node`` makes it, on made-up records of its public schema, asked a training's
+questions, and made and asked again with one record replaced by a strange one. Both have the same key and the same
+nonces, so the noise is the same to the last bit, and what is left of the difference of two releases is what the record
+moved. Everything else must be the same, byte for byte: whether the machine starts, types and shapes, numbers and
+texts beside the arrays, refusals, and the lines of a log that is kept without details.
+
+With g_k what the contribution to release k moved, releases show the record as much as a Gaussian mechanism with
+mu = ||C G||_F / noise_std, where row k of G is g_k and C the mechanism's encoder (:mod:`murmurfl.privacy.mechanisms`).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
+
+from ...clients import PrivateClient
+from ...clients.adapters.private_app import PrivateClientApp
+from ...clients.messages.answers import Answers
+from ...clients.nodes.sample_node import SampleNode
+from ...clients.records.drafting import document
+from ...clients.records.schema import Schema
+from ...clients.records.sources import items_of
+from ...privacy import ConfigurationError, LedgeredMachine, NoiseKeys, SQLiteLedger, protocol, read_ledger
+from ...privacy.accounting.asked import asked_mu
+from ...privacy.errors import is_interrupt
+from ...privacy.noise.keyed_noise import NONCE_BYTES
+from ...privacy.noise.noise_keys import derived_bytes
+from ..engines.inprocess import InProcessGrid
+from ..nodes.describing import describe
+from ..nodes.node_config import NodeConfig
+from ..nodes.own_app import OwnNode, installed_app
+from ..nodes.supernode import client_of, repeating_the_last_answer
+from ..nodes.watching.node_log import LogSettings, lines_of_log
+from .neighbours import OWNERS, ROWS, handed_over, made_up_rows, neighbours, written
+
+MOST_RELEASES, MOST_BATCH = 8, 6
+"""Of the machine that is audited: a smaller one than the operator's, with the same noise for what a release is of."""
+TOLERANCE = 1e-9
+_NODE = 5
+_DELTA = 1e-5
+_MEMORY = "/dev/shm"  # noqa: S108 - what is made there is in a folder of its own, for this user alone
+_START, _REFUSAL = "whether it starts", "refusal of request"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one strange record did, at the worst of its places and forms.
+
+    Parameters
+    ----------
+    record : str
+        What is strange about it.
+    ratio : float
+        What it moved over what is charged, mu over mu; above 1 the claim is wrong.
+    differs : tuple of str
+        What else was not the same, and how records were handed over then; empty if all was.
+    """
+
+    record: str
+    ratio: float
+    differs: tuple[str, ...]
+
+    @property
+    def refutes(self) -> bool:
+        """Whether it contradicts what the machine claims."""
+        return bool(self.differs) or not self.ratio <= 1 + TOLERANCE
+
+
+@dataclass(frozen=True)
+class DifferentialAudit:
+    """What a differential audit found.
+
+    Parameters
+    ----------
+    machine : str
+        The one that was audited, as a node describes itself.
+    unit : str
+        What was replaced: a record, or all records of an owner.
+    sources : tuple of str
+        How records were handed over.
+    trials : int
+        Machines that were made.
+    found : tuple of Found
+        For each strange record.
+    notes : tuple of str
+        What the audit does not see.
+    """
+
+    machine: str
+    unit: str
+    sources: tuple[str, ...]
+    trials: int
+    found: tuple[Found, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def refuted(self) -> bool:
+        """Whether anything contradicts what the machine claims."""
+        return any(one.refutes for one in self.found)
+
+    @property
+    def worst(self) -> float:
+        """The most that any record moved over what is charged."""
+        return max(one.ratio for one in self.found)
+
+    @property
+    def sentence(self) -> str:
+        """What came of it."""
+        said = f"{self.trials} machines on data that differ in {self.unit}: "
+        if self.refuted:
+            wrong = sum(one.refutes for one in self.found)
+            return f"{said}{wrong} of {len(self.found)} strange records show. The claim is refuted."
+        return (
+            f"{said}none of {len(self.found)} strange records shows, and none moves more than is charged (at most "
+            f"{self.worst:.3f} of it). A test finds mistakes and proves nothing."
+        )
+
+    @property
+    def errors(self) -> list[str]:
+        """The texts of errors, each once, that a strange record kept a machine from starting with."""
+        texts = (text for one in self.found for text in one.differs if text != _short(text))
+        return list(dict.fromkeys(texts))
+
+    def document(self) -> dict[str, Any]:
+        """Everything as plain values; what is infinite is None."""
+        found = [
+            {
+                "record": one.record,
+                "moved-over-charged": one.ratio if math.isfinite(one.ratio) else None,
+                "differs": list(one.differs),
+            }
+            for one in self.found
+        ]
+        return {
+            "machine": self.machine,
+            "unit": self.unit,
+            "sources": list(self.sources),
+            "trials": self.trials,
+            "refuted": self.refuted,
+            "records": found,
+            "notes": list(self.notes),
+        }
+
+    def rows(self) -> list[dict[str, str]]:
+        """The table that people read."""
+        return [
+            {
+                "strange record": one.record,
+                "moved / charged": f"{one.ratio:.3f}" if one.ratio < 100 else f"{one.ratio:.3g}",
+                "same bytes": "yes" if not one.differs else f"no: {'; '.join(map(_short, one.differs))}",
+            }
+            for one in self.found
+        ]
+
+
+def audit_node(config: NodeConfig | OwnNode) -> DifferentialAudit:
+    """Audit the machine of an operator's file on made-up records: neither its data nor its ledger is touched.
+
+    Parameters
+    ----------
+    config : NodeConfig or SampleNode
+
+    Raises
+    ------
+    ConfigurationError
+        If its unit is not a record or an owner of a file, its data are built in, or it cannot be made.
+
+    Notes
+    -----
+    It is a test for the neighbouring relation of :class:`~murmurfl.privacy.PrivateMachine`, replacement of one record
+    (of all records of one owner), for the records, requests and points that it tries: what it finds is a mistake, and
+    what it does not find may be there. The movement that it states is exact for these. A project's own function for
+    samples is not audited: what it gives is replaced.
+    """
+    if not isinstance(config, NodeConfig | SampleNode):
+        raise ConfigurationError(
+            "Expected a machine that bounds records, got one whose app's updates are released as a whole: all data of "
+            "the machine are its unit, so no record of them can be audited."
+        )
+    if isinstance(config, NodeConfig) and not config.samples:
+        raise ConfigurationError(
+            f"Expected a node with samples of its own, got task = {config.task!r}, whose data are public: audit the "
+            "run's machines with `murmurfl audit --set`."
+        )
+    schema = Schema.read_file(Path(config.schema))
+    return _Audit(config, schema).run()
+
+
+def audit_app(name: str) -> DifferentialAudit:
+    """Audit a ``private_client_app`` as a real node would run it, with the policy of its simulation.
+
+    Parameters
+    ----------
+    name : str
+        ``PACKAGE:NAME``.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is another app, or says nothing of what a record is.
+    """
+    app: ClientApp = installed_app(name)
+    if not isinstance(app, PrivateClientApp):
+        raise ConfigurationError(
+            f"Expected a private_client_app at {name}, got {type(app).__name__}: only what bounds records can be "
+            "audited record by record."
+        )
+    schema = app.schema or app.model.schema
+    if schema is None:
+        raise ConfigurationError(
+            f"Expected an app that says what a record is, got none at {name}: give private_client_app a schema, or "
+            "audit the node with --node."
+        )
+    policy, evaluation = app.policy, app.evaluation
+    own: dict[str, Any] = {}
+    if evaluation is not None:
+        own |= {"private_evaluation": evaluation.share, "held_out": evaluation.held_out}
+        own |= {"score_bins": evaluation.score_bins}
+    node = SampleNode(
+        machine="audited",
+        ledger="none",
+        method=app.method.name,
+        schema="none",
+        rows=ROWS,
+        clip_norm=policy.clip_norm,
+        max_participations=policy.max_participations,
+        mu=policy.mu,
+        batch_size=0 if policy.sums_samples else policy.batch_size,
+        mechanism=policy.mechanism,
+        samples_per_owner=policy.samples_per_owner,
+        app=name,
+        **own,
+    )
+    return _Audit(node, schema).run()
+
+
+class _RepeatedKeys(NoiseKeys):
+    """A key and nonces that come again: the noise of two machines is the same. For made-up data and nothing else."""
+
+    simulated: ClassVar[bool] = False
+
+    def __init__(self, secret_key: bytes) -> None:
+        self.secret_key = secret_key
+
+    def nonce(self, session: str, release: int) -> bytes:
+        return derived_bytes(NONCE_BYTES, "nonce of an audit", session, release)
+
+
+class _AuditLedger(SQLiteLedger):
+    """A ledger that an audit made and throws away."""
+
+    def keys(self) -> Any:
+        return _RepeatedKeys(super().keys().secret_key)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One request, the same for all machines.
+
+    Parameters
+    ----------
+    kind : str
+        Of the message.
+    content : RecordDict
+    part : {"", "training", "mean", "evaluation"}
+        What it asks a release of.
+    """
+
+    kind: str
+    content: RecordDict
+    part: str = ""
+
+
+@dataclass
+class _Seen:
+    """Everything that was seen of one machine: facts that must be the same, and the values of releases.
+
+    Parameters
+    ----------
+    facts : list of (str, Any)
+        What a fact is of, and itself.
+    values : list of (str, NDArray)
+        The part that a release is of, and its values.
+    """
+
+    facts: list[tuple[str, Any]] = field(default_factory=list)
+    values: list[tuple[str, NDArray[np.float64]]] = field(default_factory=list)
+
+
+Point = list[NDArray[np.float64]]
+Source = tuple[str, str, Any]
+"""How records come: a word for it, the path of a file, and where there is none what a project would hand over."""
+
+
+class _Audit:
+    """One operator's file, made small and put on made-up records.
+
+    Parameters
+    ----------
+    config : NodeConfig or SampleNode
+    schema : Schema
+    """
+
+    def __init__(self, config: NodeConfig | SampleNode, schema: Schema) -> None:
+        self._config, self._schema = config, schema
+        self._delta = _delta_of(config)
+        self._mu = asked_mu(config.mu, config.epsilon or None, self._delta)
+        self._ending = _ending(config.samples)
+        self._trials = 0
+
+    def run(self) -> DifferentialAudit:
+        """Every neighbour in every form, against the made-up records in the same form."""
+        # In memory where there is such a folder: nobody needs these ledgers, so nobody has to wait for a disk.
+        memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+        with tempfile.TemporaryDirectory(prefix="murmurfl-audit-", dir=memory) as folder:
+            home = Path(folder)
+            self._prepare(home)
+            found: dict[str, tuple[float, dict[str, None]]] = {}
+            bases = dict[str, tuple[_Seen, PrivateClient, list[_Asked]]]()
+            for source in self._sources(home, made_up_rows(self._schema)):
+                bases[source[0]] = self._base(home, source)
+            tried = list(bases)
+            for number, neighbour in enumerate(neighbours(self._schema, lines=self._ending.startswith(".csv"))):
+                forms = [tried[number % len(tried)]] if neighbour.again else tried
+                for source in self._sources(home, neighbour.rows):
+                    if source[0] not in forms:
+                        continue
+                    ratio, differs = self._compared(home, source, *bases[source[0]])
+                    before, seen = found.setdefault(neighbour.name, (0.0, {}))
+                    where = f" ({source[0]})" if len(bases) > 1 else ""
+                    found[neighbour.name] = max(before, ratio), seen | {f"{one}{where}": None for one in differs}
+            _, client, _ = next(iter(bases.values()))
+        results = tuple(Found(name, ratio, _few(differs)) for name, (ratio, differs) in found.items())
+        unit = "all records of an owner" if self._schema.owner else "one record"
+        return DifferentialAudit(describe(client), unit, tuple(bases), self._trials, results, tuple(self._notes()))
+
+    def _notes(self) -> Iterator[str]:
+        if self._config.trust == "secure-aggregation":
+            yield "Audited without masks, as for a server that is not trusted: masks are drawn anew each time."
+        if not self._ending:
+            yield (
+                "The project's own function for samples is not audited: made-up records stand in the place of what it "
+                "gives. It must treat each record by itself."
+            )
+
+    def _prepare(self, home: Path) -> None:
+        """The files that all machines are made from: schema and ledger."""
+        reviewed = self._schema.model_copy(update={"reviewed": True})
+        (home / "schema.toml").write_text(document(reviewed))
+        (home / "fresh").mkdir()
+        SQLiteLedger.create(home / "fresh" / "ledger.sqlite", budget_mu=self._mu, delta=self._delta)
+        config = self._config
+        changed: dict[str, Any] = {"ledger": str(home / "ledger.sqlite"), "schema": str(home / "schema.toml")}
+        changed["rows"] = OWNERS if self._schema.owner else ROWS
+        changed |= {"budget_local_mu": 0.0, "budget_mu": 0.0} if isinstance(config, NodeConfig) else {}
+        if config.trust == "secure-aggregation":
+            alone = {} if isinstance(config, NodeConfig) else {"trust": "untrusted-server"}
+            number = 0 if isinstance(config, NodeConfig) else 1
+            changed |= {"trust": "", "min_honest": number, "min_cohort": number, **alone}
+            changed |= {"roster": "", "roster_digest": "", "signing_key": ""}
+        passes = config.passes if isinstance(config, NodeConfig) else 1
+        batch = min(config.batch_size, MOST_BATCH // 3 if self._schema.owner else MOST_BATCH)
+        held_out = math.ceil(config.held_out * changed["rows"]) if config.private_evaluation else 0
+        most = MOST_RELEASES
+        if batch and not (isinstance(config, NodeConfig) and config.method.sums_samples):
+            most = min(most, passes * ((changed["rows"] - held_out) // batch))
+        releases = min(config.max_participations or most, most)
+        self._small = replace(config, batch_size=batch, max_participations=releases, **changed)
+
+    def _sources(self, home: Path, rows: list[Any]) -> Iterator[Source]:
+        """The forms in which rows can be had: the operator's kind of file, or all in which a project may give them."""
+        if self._ending:
+            path = home / f"samples{self._ending}"
+            if written(self._schema, rows, path):
+                yield self._ending[1:], str(path), None
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name, found in handed_over(self._schema, rows):
+                yield name, "", found
+
+    def _made(self, home: Path, source: Source) -> tuple[Answers, PrivateClient]:
+        for file in home.glob("ledger.sqlite*"):
+            file.unlink()
+        for file in (home / "fresh").iterdir():
+            shutil.copy2(file, home / file.name)
+        _, path, found = source
+        self._trials += 1
+        config = replace(self._small, samples=path)
+        items = None if path else items_of(found)
+        return client_of(config, ledger=_AuditLedger(config.ledger), items=items)
+
+    def _base(self, home: Path, source: Source) -> tuple[_Seen, PrivateClient, list[_Asked]]:
+        seen = _Seen()
+        with _recorded(seen):
+            answers, client = self._made(home, source)
+            asked = _requests(client)
+            _replay(seen, answers, client, asked)
+        return seen, client, asked
+
+    def _compared(
+        self, home: Path, source: Source, base: _Seen, client: PrivateClient, asked: list[_Asked]
+    ) -> tuple[float, list[str]]:
+        seen = _Seen()
+        with _recorded(seen):
+            try:
+                _replay(seen, *self._made(home, source), asked)
+            except BaseException as error:
+                if is_interrupt(error):
+                    raise
+                seen.facts.append((_START, f"{type(error).__name__}: {error}"))
+        return _moved_over_charged(base, seen, client), _differences(base, seen)
+
+
+@contextmanager
+def _recorded(seen: _Seen) -> Iterator[None]:
+    """Keep what a node's log would have of what happens inside, and whatever is printed."""
+    printed = io.StringIO()
+    with warnings.catch_warnings(), redirect_stdout(printed), redirect_stderr(printed):
+        warnings.simplefilter("ignore")  # a node's log has none
+        with lines_of_log(LogSettings(verbose=True)) as lines:
+            yield
+    seen.facts += [("the log", tuple(lines)), ("what is printed", printed.getvalue())]
+
+
+def _requests(client: PrivateClient) -> list[_Asked]:
+    """What a server asks, an honest one and others: every release there is, and more; all points are made up."""
+    points, session = _Points(client), "audit"
+    asked = [_Asked(kind, _content(ask=ask, session=session)) for kind in ("query", "train") for ask in _QUESTIONS]
+    if client.centred is not None:
+        asked.append(_Asked("train", _content(session="mean", of=protocol.OF_MEAN), "mean"))
+    policy = client.machine.policy
+    for k in range(1, policy.max_participations + 1):
+        asked.append(_Asked("train", _content(k, session, points=points.of(k), centre=points.centre), "training"))
+    if client.evaluated is not None:
+        own = {"session": "evaluation", "of": protocol.OF_EVALUATION, "centre": points.centre}
+        asked.append(_Asked("train", _content(points=points.model(client.evaluated.asked_at), **own), "evaluation"))
+    after = policy.max_participations + 1
+    asked += [
+        _Asked("train", _content(after, session, points=points.of(after), centre=points.centre)),
+        _Asked("train", _content(1, "another", points=points.of(1), centre=points.centre)),
+        _Asked("train", _content(1, session, points=[[np.full(3, math.nan)]])),
+        _Asked("train", _content(1, "of nothing", of="everything")),
+        _Asked("evaluate", _content(1, session, points=points.of(1))),
+        _Asked("query", _content(ask=protocol.ASK_PRIVACY, session=session)),
+    ]
+    return asked
+
+
+_QUESTIONS = (protocol.ASK_HELLO, protocol.ASK_PRIVACY, "anything")
+
+
+class _Points:
+    """Made-up query points of a machine: zero, ordinary ones, a slope at which most gradients agree, and one far away.
+
+    Contributions that agree are what shows that a record has moved others than its own.
+    """
+
+    def __init__(self, client: PrivateClient) -> None:
+        self._shapes = [tuple(shape) for shape in client.gradients.shapes]
+        self._count = client.query_points
+        self._random = np.random.Generator(np.random.Philox(key=97))
+        self.centre = b""
+        if client.centring is not None:
+            self.centre = self._random.normal(size=client.centring.num_features).astype("<f4").tobytes()
+
+    def of(self, k: int) -> list[Point]:
+        """The points of a request for release k."""
+        scale = (0.0, 1.0, 10.0, 100.0)[(k - 1) % 4]
+        made = _slope if scale == 10.0 else lambda shape: self._random.normal(size=shape)
+        return [[scale * made(shape) for shape in self._shapes] for _ in range(self._count)]
+
+    def model(self, shapes: Sequence[tuple[int, ...]] | None) -> list[Point]:
+        """A model to evaluate."""
+        return [[self._random.normal(size=shape) for shape in shapes or self._shapes]]
+
+
+def _slope(shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Values that grow along the first axis, such as a class's: then one class is most likely whatever the record."""
+    return np.linspace(-1.0, 1.0, shape[0] if shape else 1).reshape(-1, *[1] * (len(shape) - 1)) * np.ones(shape)
+
+
+def _content(
+    k: int = 1,
+    session: str = "audit",
+    *,
+    points: Sequence[Point] = (),
+    ask: str = "",
+    of: str = "",
+    centre: bytes = b"",
+) -> RecordDict:
+    said: dict[str, Any] = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SESSION: session}
+    said |= {protocol.ASK: ask} if ask else {protocol.SERVER_ROUND: k, protocol.ACK: k - 1}
+    said |= {protocol.RELEASE_OF: of} if of else {}
+    said |= {protocol.CENTRE: centre} if centre else {}
+    content = RecordDict({protocol.CONFIG: ConfigRecord(said)})
+    for name, point in zip((protocol.ARRAYS, protocol.PREVIOUS_ARRAYS), points, strict=False):
+        content[name] = ArrayRecord({str(i): Array(values) for i, values in enumerate(point)})
+    return content
+
+
+def _replay(seen: _Seen, answers: Answers, client: PrivateClient, asked: Sequence[_Asked]) -> None:
+    """Ask a machine everything, as a SuperNode would hand it over."""
+    seen.facts.append(("what it says of itself", describe(client)))
+    repeat, grid = repeating_the_last_answer(), InProcessGrid(ClientApp(), 1, {})
+    context = Context(run_id=1, node_id=_NODE, node_config={}, state=RecordDict(), run_config={})
+    for number, one in enumerate(asked, 1):
+        message = grid.create_message(one.content.copy(), one.kind, _NODE, "")
+        reply = repeat(message, context, answers)
+        if reply.has_error():
+            seen.facts.append((f"{_REFUSAL} {number}", (reply.error.code, reply.error.reason)))
+            continue
+        values = [np.zeros(0)]
+        for name, record in reply.content.items():
+            entries: list[Any] = [type(record).__name__, *map(str, record)]
+            if isinstance(record, ArrayRecord):
+                entries += [
+                    (array.dtype, tuple(array.shape), array.stype, len(array.data)) for array in record.values()
+                ]
+                values += [array.numpy().astype(np.float64).ravel() for array in record.values()]
+                seen.facts.append((f"arrays of reply {number}", (name, entries)))
+            else:
+                seen.facts += [(f"{key} of reply {number}", (type(value), value)) for key, value in record.items()]
+                seen.facts.append((f"entries of reply {number}", (name, entries)))
+        if one.part:
+            seen.values.append((one.part, np.concatenate(values)))
+
+
+def _moved_over_charged(base: _Seen, seen: _Seen, client: PrivateClient) -> float:
+    """What a neighbour's releases show of the record, as mu over the mu that is charged for it: the worst of all parts.
+
+    That is each part by itself, and all of them together, which add in squares.
+    """
+    machines = {"training": client.machine}
+    machines |= {} if client.centred is None else {"mean": client.centred.machine}
+    machines |= {} if client.evaluated is None else {"evaluation": client.evaluated.machine}
+    both = list(zip(base.values, seen.values, strict=False))
+    if any(before[0] != after[0] or before[1].shape != after[1].shape for before, after in both):
+        return math.inf
+    moved, charged = [], []
+    for part, machine in machines.items():
+        rows = [after - before for (name, before), (_, after) in both if name == part]
+        found, claimed = _moved(machine, np.array(rows)) if rows else (0.0, machine.plan.mu)
+        moved.append(found)
+        charged.append(claimed)
+    ratios = [one / other for one, other in zip(moved, charged, strict=True)]
+    return max(*ratios, math.hypot(*moved) / math.hypot(*charged), 0.0)
+
+
+def _moved(machine: LedgeredMachine, rows: NDArray[np.float64]) -> tuple[float, float]:
+    """What differences of releases, shape (releases, d), show, and what is charged.
+
+    Every request acknowledges all releases before it, so a difference is what one contribution moved.
+    """
+    plan = machine.plan
+    spacing = plan.grid.spacing
+    rows = np.rint(rows / spacing) * spacing  # as the grid has it: what is sent is a multiple of its spacing
+    if not plan.noise_std:  # a trusted server's: it counts what is moved in all releases
+        turns = math.sqrt(machine.policy.sample_participations if not machine.policy.sums_samples else len(rows))
+        return float(np.linalg.norm(rows)), plan.sensitivity * turns
+    encoder = plan.mechanism.materialize(len(rows))
+    return float(np.linalg.norm(encoder @ rows)) / plan.noise_std, plan.mu
+
+
+def _differences(base: _Seen, seen: _Seen) -> list[str]:
+    """What was not the same of two machines, in a few words each."""
+    before, after = dict(base.facts), dict(seen.facts)
+    if _START in after:
+        return [f"does not start: {after[_START]}"]
+    names = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
+    refused = {name.rpartition(" ")[2]: name for name in names if _REFUSAL in name}
+    rest = [name for name in names if name.rpartition(" ")[2] not in refused]
+    return [*(f"{name}, {after.get(name, ('before',))[0]}" for name in refused.values()), *rest]
+
+
+def _short(difference: str) -> str:
+    """A difference without the text of an error."""
+    return ":".join(difference.split(":")[:2])
+
+
+def _few(differs: Iterable[str], most: int = 2) -> tuple[str, ...]:
+    """The first differences, and how many more there are."""
+    listed = list(differs)
+    return (*listed[:most], *([f"{len(listed) - most} more"] if len(listed) > most else []))
+
+
+def _delta_of(config: NodeConfig | SampleNode) -> float:
+    """The delta at which an epsilon was asked for; the ledger is read, and not altered."""
+    delta = config.delta if isinstance(config, NodeConfig) else 0.0
+    if delta or not config.epsilon:
+        return delta or _DELTA
+    return read_ledger(config.ledger).delta
+
+
+def _ending(samples: str) -> str:
+    """Of which kind a file is; empty where there is none."""
+    return "".join(Path(samples).suffixes[-2:]) if samples.endswith(".gz") else Path(samples).suffix

@@ -1,0 +1,101 @@
+"""The commands for real nodes: ``murmurfl node`` and ``murmurfl deploy-demo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .checking import Checked, CheckedAsJson, RunEvery, check_node_and_end, refuse_without_check
+from .failing import fail, failing_clearly
+from .run_options import Assignments, ConfigFile, Verbose, settings_of
+from .serving import HealthAddress, LogDetails, LogJSON, MetricsAddress, Serving
+from .terminal import say
+
+SuperLink = Annotated[str, typer.Option(help="The SuperLink's HOST:PORT.", show_default=False)]
+RootCertificates = Annotated[Path | None, typer.Option(help="PEM file the SuperLink's certificate is checked against.")]
+NodeKey = Annotated[Path | None, typer.Option(help="The node's own key, known to the SuperLink.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for tests on one machine.")]
+
+
+def node(
+    config: Annotated[Path, typer.Argument(help="The operator's node configuration (TOML); see docs/deployment.md.")],
+    superlink: SuperLink = "",
+    root_certificates: RootCertificates = None,
+    auth_private_key: NodeKey = None,
+    insecure: Insecure = False,
+    check: Checked = False,
+    run_every: RunEvery = None,
+    as_json: CheckedAsJson = False,
+    log_json: LogJSON = False,
+    log_details: LogDetails = False,
+    verbose: Verbose = False,
+    health_address: HealthAddress = "",
+    metrics_address: MetricsAddress = "",
+) -> None:
+    """Take part with this machine's own data, policy and ledger; only code runs that is installed here."""
+    from ..nodes.own_app import read_node
+
+    serving = Serving(log_json, log_details, verbose)
+    serving.start_log(watched=check)
+    with serving.failing():
+        from ..nodes.connections.connection import Connection
+        from ..nodes.preflight import Given
+        from ..nodes.supernode import run_node
+        from ..nodes.taken_runs import TakenRuns
+        from ..nodes.watching.addresses import Addresses, watched
+
+        refuse_without_check(check=check, as_json=as_json, run_every=run_every)
+        if check:
+            given = Given(superlink, root_certificates, auth_private_key, insecure)
+            check_node_and_end(config, given, run_every=run_every, as_json=as_json)
+        else:
+            settings, runs = read_node(config, runs_kept=True), TakenRuns.read(config)
+            reached = Connection.read(config, superlink, root_certificates, auth_private_key, insecure)
+            journal, addresses = serving.journal(), Addresses(health_address, metrics_address)
+            with watched("node", journal, addresses, Path(settings.ledger), reached.root_certificates):
+                run_node(settings, reached, journal, runs)
+
+
+def deploy_demo(
+    assignments: Assignments = None,
+    config_file: ConfigFile = None,
+    out: Annotated[Path, typer.Option(help="Folder for the run's own folder.")] = Path("runs"),
+    name: Annotated[str | None, typer.Option(help="Name of the run's folder; default from the time.")] = None,
+    timeout: Annotated[float, typer.Option(help="Longest time the demonstration may take, in seconds.")] = 900.0,
+    trust: Annotated[
+        str, typer.Option(help="As --set trust=...: secure-aggregation starts helpers too.", show_default=False)
+    ] = "",
+    verbose: Verbose = False,
+) -> None:
+    """Run a private training over real nodes on this machine: TLS, node keys, a ledger each."""
+    from ..nodes.demo import demo_config, ledger_line, record_line, run_demo
+    from ..runs.run_guarantees import expected_guarantee
+    from ..runs.run_summary import summary_lines
+    from ..settings.trust_settings import SECURE
+    from .display import RunDisplay
+    from .folders import folder_for
+
+    def show(line: str) -> None:
+        words = line.removeprefix("INFO :").strip()
+        if words.startswith("Waiting for machines") and not verbose:
+            display.message(words)
+        else:
+            display.log_line(line, verbose=verbose)
+
+    with failing_clearly():
+        with folder_for(out.resolve(), name, "deploy-demo") as folder:
+            if name and folder.exists():
+                fail(f"Expected a new run folder, got {folder}; choose another --name.")
+            settings = settings_of(config_file, [*(assignments or []), *([f"trust={trust}"] if trust else [])])
+            config = demo_config(settings, out.resolve(), name or folder.name)
+            helpers = f", and {config.helpers} helpers with records" if config.trust_model == SECURE else ""
+            say(f"Starting a SuperLink with TLS and {config.num_clients} nodes with keys and ledgers{helpers} ...")
+            with RunDisplay(expected_guarantee(config, deployed=True)) as display:
+                demonstrated = run_demo(config, folder, timeout_s=timeout, on_line=show)
+        typer.echo("")
+        lines = [ledger_line(machine, ledger) for machine, ledger in demonstrated.ledgers.items()]
+        lines += [record_line(helper, sets) for helper, sets in demonstrated.opened.items()]
+        for line in [*summary_lines(demonstrated.document, folder), "", *lines]:
+            say(line)

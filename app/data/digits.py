@@ -1,0 +1,39 @@
+"""The digits that scikit-learn brings along: the default task, with nothing to download."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from ...privacy import derived_seed
+from ..settings.run_config import RunConfig
+from .task import Images, ImageTask, Tuned
+
+# Who is in the test set is fixed, whatever the run's seed.
+_TEST_SHARE = 0.2
+
+
+class Digits(ImageTask):
+    """1,797 handwritten digits of 8 x 8 pixels with 17 shades."""
+
+    name = "digits"
+    sentence = "1,797 handwritten digits of 8 x 8 pixels, which come with scikit-learn"
+    reads = frozenset()
+    image_shape = (8, 8)
+    tuned: ClassVar[Mapping[str, Tuned]] = {
+        "pixels": Tuned(2.0, 58.0, 1.0, 2.0, 0.1, 1000.0, 80.0, 80.0),
+        "soft-gradients": Tuned(0.7, 640.0, 0.8, 0.7, 0.8, 1000.0, 60.0, 80.0),
+    }
+
+    def images(self, config: RunConfig, root: str) -> Images:
+        from sklearn.datasets import load_digits
+
+        pixels, digits = load_digits(return_X_y=True)
+        images = np.asarray(pixels).astype(np.uint8).reshape(-1, 8, 8)
+        labels = np.asarray(digits).astype(np.int64)
+        order = np.random.Generator(np.random.Philox(key=derived_seed("digits"))).permutation(len(labels))
+        test = order[: round(len(labels) * _TEST_SHARE)]
+        train = order[len(test) :]
+        return Images(images[train], labels[train], images[test], labels[test], 10, white=16)

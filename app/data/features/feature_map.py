@@ -1,0 +1,97 @@
+"""What features are: a fixed map from one image to numbers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....privacy import ConfigurationError
+from ...settings.registry import registry
+from ...settings.run_config import RunConfig
+
+FloatT = TypeVar("FloatT", bound=np.floating)
+
+
+class Features(ABC):
+    """A map from images to features.
+
+    Attributes
+    ----------
+    name, sentence : str
+    keys : frozenset of str
+        Hyphenated run-config keys that this map reads and others need not.
+    norm_bound : float, optional
+        The most that a row's L2 norm can be, whatever the image; None for features in [0, 1].
+    nonnegative : bool
+        Whether no value is below zero, whatever the image.
+    centring : str
+        What an empty run-config key ``centring`` stands for: ``private`` where their mean is best taken out.
+    """
+
+    name: str = ""
+    sentence: str = ""
+    keys: frozenset[str] = frozenset()
+    norm_bound: float | None = None
+    nonnegative: bool = False
+    centring: str = "none"
+
+    def check(self, config: RunConfig) -> None:  # noqa: B027 - pixels refuse nothing
+        """Refuse a run configuration whose task these features cannot be made for."""
+
+    @abstractmethod
+    def __call__(self, images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
+        """The features of images.
+
+        Parameters
+        ----------
+        images : ndarray of shape (samples, height, width), uint8
+        white : int
+            The largest value that a pixel can have.
+
+        Returns
+        -------
+        ndarray of shape (samples, k), float32
+
+        Notes
+        -----
+        Row i depends on image i alone; every guarantee for one sample rests on it.
+        """
+
+
+class OfImages(Features):
+    """A map for images of any size from some least one.
+
+    Attributes
+    ----------
+    least_side : int
+        Pixels that height and width must have at least.
+    """
+
+    least_side: int = 1
+
+    def check(self, config: RunConfig) -> None:
+        task = registry("task")[config.task]
+        if not task.has_images:
+            raise ConfigurationError(
+                f"Expected features to be 'pixels' for a task without images, got {config.features!r}."
+            )
+        if task.image_shape is not None and min(task.image_shape) < self.least_side:
+            height, width = task.image_shape
+            raise ConfigurationError(
+                f"Expected images of at least {self.least_side} x {self.least_side} pixels for features = "
+                f"{config.features!r}, got {height} x {width}."
+            )
+
+
+def in_unit_range(images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
+    """Pixels from 0 to 1."""
+    return np.asarray(images / np.float32(white), dtype=np.float32)
+
+
+def unit_rows(rows: NDArray[FloatT]) -> NDArray[FloatT]:
+    """Rows of L2 norm 1, each scaled by its own norm; a row of zeros stays one."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(norms > 0, norms, 1), dtype=rows.dtype)

@@ -1,0 +1,104 @@
+"""Features learnt from random characters, and scattering that is whitened by them: each alone, and joined.
+
+They have seen no data, of nobody and of no data set, so they cost no privacy. Each part is of unit norm, has the random
+characters' mean taken away, and is of unit norm again; parts stand side by side; a constant 0.3 is the bias; and the
+norm of a row is one, so that a sample's gradient is no longer than its error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .feature_map import OfImages, unit_rows
+from .frame import framed
+from .frozen_net import frozen_net
+from .kept import kept
+from .kept_weights import SHA256, read_weights, restored
+from .whitened import whitened_scattering
+
+_CONSTANT = 0.3
+_FLOOR = 0.005
+
+Part = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+
+
+def stroke_net(values: NDArray[np.float32], name: str) -> NDArray[np.float32]:
+    """What a net that has learnt random characters gives, less its mean over them, of unit norm.
+
+    Parameters
+    ----------
+    values : ndarray of shape (samples, 28, 28)
+        Pixels from 0 to 1.
+    name : str
+        Of the weights file.
+
+    Returns
+    -------
+    ndarray of shape (samples, 256)
+
+    Notes
+    -----
+    Row i depends on image i alone.
+    """
+    arrays = read_weights(name)
+    layers = range(sum(key.startswith("weight") for key in arrays))
+    weights = [restored(arrays[f"weight{layer}"], arrays[f"step{layer}"]) for layer in layers]
+    answers = unit_rows(frozen_net(values, weights, [arrays[f"bias{layer}"] for layer in layers]))
+    return unit_rows(answers - arrays["centre"])
+
+
+def whitened(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Whitened scattering (:func:`~.whitened.whitened_scattering`), by the file's weights."""
+    return whitened_scattering(values, read_weights("scattering.npz"), _FLOOR)
+
+
+def joined(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Parts side by side and of unit norm, then 0.3 beside them, and of unit norm again."""
+    rows = unit_rows(np.concatenate(parts, axis=1))
+    return unit_rows(np.concatenate([rows, np.full((len(rows), 1), _CONSTANT, np.float32)], axis=1))
+
+
+class Learnt(OfImages):
+    """Parts that were learnt from random characters, joined (:func:`joined`).
+
+    Parameters
+    ----------
+    name, sentence : str
+    files : sequence of str
+        Weights that the parts rest on.
+
+    Notes
+    -----
+    Row i depends on image i alone and on weights that no data had a part in; its L2 norm is 1.
+    """
+
+    norm_bound = 1.0
+    constant = True
+    least_side = 4
+
+    def __init__(self, name: str, sentence: str, files: Sequence[str]) -> None:
+        self.name, self.sentence, self._files = name, sentence, tuple(files)
+
+    def __call__(self, images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
+        recipe = [self.name, *(SHA256[file] for file in self._files)]
+        return kept(recipe, images, white, self._made)
+
+    def _made(self, images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
+        out = [self._rows(framed(images[start : start + _BLOCK], white)) for start in range(0, len(images), _BLOCK)]
+        return np.concatenate(out) if out else self._rows(np.zeros((1, 28, 28), np.float32))[:0]
+
+    def _rows(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        return joined([whitened(values) if "scattering" in file else stroke_net(values, file) for file in self._files])
+
+
+_BLOCK = 4096
+_NETS = ("strokes-1.npz", "strokes-2.npz")
+
+LEARNT = (
+    Learnt("scattering", "a scattering transform, whitened by random characters: 513 values", ["scattering.npz"]),
+    Learnt("strokes", "two frozen nets that have learnt to tell random characters apart: 513 values", _NETS),
+    Learnt("scattering+strokes", "both of these joined, the most accurate: 1,025 values", ["scattering.npz", *_NETS]),
+)

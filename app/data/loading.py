@@ -1,0 +1,183 @@
+"""The data of a run configuration: loaded once, held out or reduced as it says, and split among the machines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ...privacy import ConfigurationError, derived_seed
+from ..settings.registry import registry
+from ..settings.run_config import RunConfig
+from .own_task import checked
+from .owned_shards import OwnedShards
+from .shards import Parts, Shards
+from .task import Dataset, Shard, Task, settings
+
+
+def load_dataset(config: RunConfig) -> Dataset:
+    """The data set of a run configuration; what the task loads is cached in this process.
+
+    Raises
+    ------
+    ConfigurationError
+        If the data are not where the configuration says, or more validation samples are asked for than there are.
+    """
+    dataset = loaded(config)
+    if config.validation_samples:
+        dataset = _held_out(dataset, config.validation_samples)
+    if config.training_samples:
+        dataset = _fewer(dataset, config.training_samples)
+    return _with_public(dataset, config.public_samples) if config.public_samples else dataset
+
+
+def loaded(config: RunConfig) -> Dataset:
+    """What the task of a run configuration has, before anything of it is set aside."""
+    wanted = wanted_by(config)
+    return _given[wanted] if wanted in _given else _loaded(wanted)
+
+
+def wanted_by(config: RunConfig) -> Hashable:
+    """What settles the data of a run configuration: alike for two of them, so are their data."""
+    root = config.data_root or os.environ.get("MURMURFL_DATA", "")
+    task: Task = registry("task")[config.task]
+    return _Wanted(task, config.features, root, settings(task.reads, config), config)
+
+
+def give(config: RunConfig, dataset: Dataset) -> None:
+    """Have a run configuration's data from elsewhere (:func:`loaded`) rather than from this computer's disk."""
+    wanted = wanted_by(config)
+    _given.pop(wanted, None)
+    while len(_given) >= _MOST_GIVEN:
+        del _given[next(iter(_given))]
+    _given[wanted] = dataset
+
+
+_MOST_GIVEN = 2
+_given: dict[Hashable, Dataset] = {}
+
+
+def public_shard(dataset: Dataset, first: int) -> Shard | None:
+    """A data set's public samples in a fixed order, from number ``first`` on and around; None if it has none.
+
+    Machines that start at different numbers use different samples first.
+    """
+    if dataset.public_features is None or dataset.public_labels is None:
+        return None
+    public = replace(dataset, train_features=dataset.public_features, train_labels=dataset.public_labels)
+    return Shard(public, (first + np.arange(len(dataset.public_labels))) % len(dataset.public_labels))
+
+
+def load_shards(config: RunConfig, dataset: Dataset) -> Shards | OwnedShards:
+    """Every machine's samples, or owners, under the configuration's partition, in an order of its seed.
+
+    Raises
+    ------
+    ConfigurationError
+        If there are fewer samples than machines, or a machine would have less than one batch.
+    """
+    samples = len(dataset.train_labels)
+    if config.num_clients > samples:
+        raise ConfigurationError(
+            f"Expected num-clients <= the {samples} training samples of {config.task!r}, got {config.num_clients}."
+        )
+    parts = registry("partition")[config.partition].parts(dataset, config)
+    if len(parts) != config.num_clients:
+        raise ConfigurationError(
+            f"Expected partition {config.partition!r} to give num-clients = {config.num_clients} parts, got "
+            f"{len(parts)}."
+        )
+    parts = Parts.together(parts)
+    if not np.diff(np.sort(parts.numbers)).all():
+        raise ConfigurationError(f"Expected partition {config.partition!r} to give a sample to one machine at most.")
+    most = config.samples_per_owner
+    shards = OwnedShards(dataset, parts, most, config.seed) if most else Shards(dataset, parts)
+    least, rows = int(shards.sizes.min()), "owners" if most else "samples"
+    if "batch-size" not in registry("strategy")[config.strategy].keys:
+        if least < 1:  # each of its releases is made from all samples of a machine
+            raise ConfigurationError("Expected at least one sample for each machine, got none: use fewer machines.")
+        return shards
+    if config.batch_size > least:
+        raise ConfigurationError(
+            f"Expected batch-size <= {least}, the {rows} of the smallest machine, got {config.batch_size}; "
+            "use fewer machines or a smaller batch."
+        )
+    if config.passes == 1 and config.batch_size * config.max_participations > least:
+        raise ConfigurationError(
+            f"Expected batch-size x max-participations <= {least}, the {rows} of the smallest machine (each is used "
+            f"once), got {config.batch_size} x {config.max_participations}."
+        )
+    return shards
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What settles a task's data, and the run configuration that asks for them."""
+
+    task: Task
+    features: str
+    root: str
+    settings: Any
+    config: RunConfig = field(compare=False)
+
+
+@lru_cache(maxsize=4)
+def _loaded(wanted: Any) -> Dataset:
+    return checked(wanted.task.load(wanted.config, wanted.root), f"task = {wanted.config.task!r}")
+
+
+def _held_out(dataset: Dataset, count: int) -> Dataset:
+    total = len(dataset.train_labels)
+    if count >= total:
+        raise ConfigurationError(f"Expected validation-samples < {total}, got {count}.")
+    order = np.random.Generator(np.random.Philox(key=derived_seed("validation"))).permutation(total)
+    held, kept = order[:count], order[count:]
+    return replace(
+        dataset,
+        train_features=dataset.train_features[kept],
+        train_labels=dataset.train_labels[kept],
+        test_features=dataset.train_features[held],
+        test_labels=dataset.train_labels[held],
+        machine_of=None,
+        owner_of=None if dataset.owner_of is None else dataset.owner_of[kept],
+    )
+
+
+def _fewer(dataset: Dataset, count: int) -> Dataset:
+    total = len(dataset.train_labels)
+    if count > total:
+        raise ConfigurationError(f"Expected training-samples <= {total}, got {count}.")
+    order = np.random.Generator(np.random.Philox(key=derived_seed("training samples"))).permutation(total)
+    kept = np.sort(order[:count])
+    return replace(
+        dataset,
+        train_features=dataset.train_features[kept],
+        train_labels=dataset.train_labels[kept],
+        machine_of=None if dataset.machine_of is None else dataset.machine_of[kept],
+        owner_of=None if dataset.owner_of is None else dataset.owner_of[kept],
+    )
+
+
+def _with_public(dataset: Dataset, count: int) -> Dataset:
+    total = len(dataset.train_labels)
+    if dataset.public_features is not None:
+        raise ConfigurationError(
+            f"Expected public-samples to be 0 for a task with public samples of its own, got {count}."
+        )
+    if count >= total:
+        raise ConfigurationError(f"Expected public-samples < {total}, got {count}.")
+    order = np.random.Generator(np.random.Philox(key=derived_seed("public samples"))).permutation(total)
+    public, kept = order[:count], np.sort(order[count:])
+    return replace(
+        dataset,
+        train_features=dataset.train_features[kept],
+        train_labels=dataset.train_labels[kept],
+        machine_of=None if dataset.machine_of is None else dataset.machine_of[kept],
+        owner_of=None if dataset.owner_of is None else dataset.owner_of[kept],
+        public_features=dataset.train_features[public],
+        public_labels=dataset.train_labels[public],
+    )

@@ -1,0 +1,173 @@
+"""A user's own data: a function that returns them, and what any data must be like.
+
+``task = package.module:make_task`` names a :class:`~murmurfl.app.data.task.Task`, or a function. The function may take
+the run configuration, and returns a :class:`~murmurfl.app.data.task.Dataset` or four arrays: training features and
+labels, test features and labels. It is called in every process that needs the data, so it must return the same each
+time: randomness in it comes from a seed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError
+from ..settings.run_config import RunConfig
+from .task import Dataset, Task
+
+_ARRAYS = 4
+
+
+class FunctionTask(Task):
+    """A task that is a function of the user's.
+
+    Parameters
+    ----------
+    function : callable
+        With one parameter, the run configuration, or with none.
+    name : str
+        As the run configuration has it.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self.name = name
+        self.sentence = "data of your own"
+        self._function = function
+
+    def load(self, config: RunConfig, root: str) -> Dataset:
+        setting = f"task = {self.name!r}"
+        try:
+            made = self._function(config) if _takes_config(self._function) else self._function()
+        except ConfigurationError:
+            raise
+        except Exception as error:  # the user's own code
+            raise ConfigurationError(
+                f"Expected {setting} to give a data set, got {type(error).__name__}: {error}."
+            ) from error
+        if isinstance(made, Dataset):
+            return made
+        if not isinstance(made, tuple | list) or len(made) != _ARRAYS:
+            got = f"{len(made)} values" if isinstance(made, tuple | list) else type(made).__name__
+            raise ConfigurationError(
+                f"Expected {setting} to give a Dataset or four arrays (train_features, train_labels, test_features, "
+                f"test_labels), got {got}."
+            )
+        train_features, train_labels, test_features, test_labels = map(np.asarray, made)
+        return Dataset(train_features, train_labels, test_features, test_labels, _classes(train_labels, test_labels))
+
+
+def own_task(found: Any, name: str) -> Task:
+    """The task that a user's object is.
+
+    Parameters
+    ----------
+    found : Any
+        What ``name`` names, and no Task.
+    name : str
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no function.
+    """
+    if isinstance(found, type) or not callable(found):
+        kind = found.__name__ if isinstance(found, type) else type(found).__name__
+        raise ConfigurationError(
+            f"Expected task = {name!r} to be a Task or a function that gives a data set, got {kind}."
+        )
+    return FunctionTask(found, name)
+
+
+def checked(dataset: Dataset, setting: str) -> Dataset:
+    """A data set whose arrays fit each other, in the types that models take.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    setting : str
+        What gave it, for the refusal.
+
+    Raises
+    ------
+    ConfigurationError
+        Which array is wrong, and how; it says nothing of any one sample.
+    """
+    if not isinstance(dataset, Dataset):
+        raise ConfigurationError(f"Expected {setting} to give a Dataset, got {type(dataset).__name__}.")
+    classes = dataset.num_classes
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
+        raise ConfigurationError(f"Expected {setting} to have num_classes, an integer >= 1, got {classes!r}.")
+    if (dataset.public_features is None) != (dataset.public_labels is None):
+        raise ConfigurationError(f"Expected {setting} to have public features and public labels, got one of them.")
+    parts: dict[str, tuple[Any, Any]] = {
+        "train": (dataset.train_features, dataset.train_labels),
+        "test": (dataset.test_features, dataset.test_labels),
+    }
+    if dataset.public_features is not None:
+        parts["public"] = dataset.public_features, dataset.public_labels
+    arrays = {}
+    for part, (features, labels) in parts.items():
+        arrays[f"{part}_features"] = _features(features, f"{part}_features of {setting}")
+        arrays[f"{part}_labels"] = _labels(labels, len(features), classes, f"{part}_labels of {setting}")
+        width = np.shape(dataset.train_features)[1]
+        if np.shape(features)[1] != width:
+            raise ConfigurationError(
+                f"Expected {part}_features of {setting} to have {width} columns as train_features, got "
+                f"{np.shape(features)[1]}."
+            )
+    for name, whose in (("machine_of", dataset.machine_of), ("owner_of", dataset.owner_of)):
+        if whose is not None:
+            _check_whose(np.asarray(whose), len(dataset.train_labels), f"{name} of {setting}")
+    return replace(dataset, **arrays)
+
+
+def _takes_config(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # a callable that tells nothing of its parameters
+        return False
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return any(one.default is one.empty or one.name == "config" for one in positional)
+
+
+def _classes(*labels: NDArray[Any]) -> int:
+    """Of labels that are integers, one more than the largest; other labels are numbers to regress on."""
+    if any(part.dtype.kind not in "iub" or not part.size for part in labels):
+        return 1
+    return int(max(part.max() for part in labels)) + 1
+
+
+def _features(values: Any, what: str) -> NDArray[np.float32]:
+    array = np.asarray(values)
+    if array.ndim != 2 or array.dtype.kind not in "fiub" or not array.size:
+        raise ConfigurationError(
+            f"Expected {what} to be numbers of shape (samples, features), got {array.dtype} of shape {array.shape}."
+        )
+    return np.asarray(array, dtype=np.float32)
+
+
+def _labels(values: Any, count: int, classes: int, what: str) -> NDArray[Any]:
+    array = np.asarray(values)
+    if array.shape != (count,) or array.dtype.kind not in "fiub":
+        raise ConfigurationError(
+            f"Expected {what} to be numbers of shape ({count},), one a sample, got {array.dtype} of shape "
+            f"{array.shape}."
+        )
+    if classes == 1:
+        return array  # what is predicted is a number, if anything is
+    if array.dtype.kind == "f" or array.min() < 0 or array.max() >= classes:
+        raise ConfigurationError(f"Expected {what} to be integers from 0 to {classes - 1}, got others.")
+    return np.asarray(array, dtype=np.int64)
+
+
+def _check_whose(whose: NDArray[Any], count: int, what: str) -> None:
+    if whose.shape != (count,) or whose.dtype.kind not in "iu":
+        raise ConfigurationError(
+            f"Expected {what} to be integers of shape ({count},), one a training sample, got {whose.dtype} of shape "
+            f"{whose.shape}."
+        )

@@ -1,0 +1,158 @@
+"""Who has which samples, for any number of machines: one array of sample numbers, and where each machine's begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .task import Dataset, Shard
+
+
+class Parts(Sequence[NDArray[np.int64]]):
+    """The numbers of every machine's samples, in the order it uses them; a machine's are a view, made when asked for.
+
+    Parameters
+    ----------
+    numbers : ndarray of shape (samples,), int64
+        Of all machines, one after the other.
+    sizes : ndarray of shape (M,), int64
+        How many each machine has.
+    """
+
+    def __init__(self, numbers: NDArray[np.int64], sizes: NDArray[np.integer]) -> None:
+        self.numbers = numbers
+        self.sizes = np.asarray(sizes, dtype=np.int64)
+        self._ends = np.cumsum(self.sizes)
+
+    @classmethod
+    def together(cls, parts: Iterable[NDArray[np.integer]]) -> Parts:
+        """Parts that are arrays of their own, in one."""
+        if isinstance(parts, Parts):
+            return parts
+        arrays = [np.asarray(part, dtype=np.int64) for part in parts]
+        sizes = np.array([len(part) for part in arrays], dtype=np.int64)
+        return cls(np.concatenate([np.empty(0, np.int64), *arrays]), sizes)
+
+    @classmethod
+    def even(cls, numbers: NDArray[np.int64], machines: int) -> Parts:
+        """As many for each machine; where that cannot be, the first ones have one more."""
+        each, more = divmod(len(numbers), machines)
+        return cls(numbers, np.repeat([each + 1, each], [more, machines - more]))
+
+    @classmethod
+    def of_owners(cls, owner: NDArray[np.integer], machines: int) -> Parts:
+        """Machine i's are those with i in ``owner``, ascending."""
+        order = np.argsort(owner, kind="stable").astype(np.int64, copy=False)
+        first, last = np.searchsorted(owner[order], [0, machines])
+        return cls(order[first:last], np.bincount(owner[order[first:last]], minlength=machines))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, machine: int) -> NDArray[np.int64]: ...
+    @overload
+    def __getitem__(self, machine: slice) -> Sequence[NDArray[np.int64]]: ...
+    def __getitem__(self, machine: int | slice) -> NDArray[np.int64] | Sequence[NDArray[np.int64]]:
+        if isinstance(machine, slice):
+            return [self[i] for i in range(len(self))[machine]]
+        end, size = self._ends[machine], self.sizes[machine]
+        return self.numbers[end - size : end]
+
+    def starts(self, machines: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Where some machines' samples begin in :attr:`numbers`."""
+        return self._ends[machines] - self.sizes[machines]
+
+    def shuffled(self, generator: np.random.Generator) -> Parts:
+        """The same with each machine's in an order of its own: that of ``generator.permutation`` of one after another.
+
+        Parameters
+        ----------
+        generator : numpy.random.Generator
+        """
+        numbers = self.numbers.copy()
+        for machines, size in self._alike():
+            start = int(self._ends[machines.start]) - size
+            stop = start + size * len(machines)
+            # A part of one sample takes nothing from a generator; parts of one size are rows, shuffled in turn.
+            if size > 1 and len(machines) == 1:
+                generator.shuffle(numbers[start:stop])
+            elif size > 1:
+                numbers[start:stop] = generator.permuted(numbers[start:stop].reshape(-1, size), axis=1).ravel()
+        return Parts(numbers, self.sizes)
+
+    def _alike(self) -> Iterator[tuple[range, int]]:
+        """Neighbours with as many samples, and how many."""
+        starts = np.flatnonzero(np.diff(self.sizes, prepend=-1))
+        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(self)], strict=True):
+            yield range(start, stop), int(self.sizes[start])
+
+
+class Shards(Sequence[Shard]):
+    """Every machine's samples; a machine's is made when it is asked for.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    parts : Parts
+    """
+
+    def __init__(self, dataset: Dataset, parts: Parts) -> None:
+        self._dataset = dataset
+        self._parts = parts
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """How many samples each machine has."""
+        return self._parts.sizes
+
+    def batch(self, machines: Sequence[int], samples: Sequence[slice]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Some samples of each of several machines, machine after machine.
+
+        Parameters
+        ----------
+        machines : sequence of int
+        samples : sequence of slice
+            As many of each.
+        """
+        starts = np.array([chosen.start for chosen in samples])
+        counts = np.array([chosen.stop for chosen in samples]) - starts
+        if (counts != counts[0]).any() or (starts + counts > self.sizes[np.asarray(machines)]).any():
+            return Shard.stack([(self[i], chosen) for i, chosen in zip(machines, samples, strict=True)])
+        firsts = self._parts.starts(np.asarray(machines)) + starts
+        chosen = self._parts.numbers[(firsts[:, None] + np.arange(counts[0])).ravel()]
+        return self._dataset.train_features[chosen], self._dataset.train_labels[chosen]
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @overload
+    def __getitem__(self, machine: int) -> Shard: ...
+    @overload
+    def __getitem__(self, machine: slice) -> Sequence[Shard]: ...
+    def __getitem__(self, machine: int | slice) -> Shard | Sequence[Shard]:
+        if isinstance(machine, slice):
+            return [self[i] for i in range(len(self))[machine]]
+        return Shard(self._dataset, self._parts[machine])
+
+
+def shard_sizes(shards: Sequence[Any], used: Callable[[int], int] = int) -> list[int]:
+    """How many samples each machine has; equal numbers are one object, whatever the number of machines.
+
+    Parameters
+    ----------
+    shards : sequence of Shard
+    used : callable
+        How many of so many samples count; by default all.
+    """
+    sizes = getattr(shards, "sizes", None)
+    if sizes is None:
+        return [used(len(shard)) for shard in shards]
+    if sizes.min() == sizes.max():
+        return [used(int(sizes[0]))] * len(shards)
+    distinct, place = np.unique(sizes, return_inverse=True)
+    values = [used(size) for size in distinct.tolist()]
+    return [values[i] for i in place.tolist()]

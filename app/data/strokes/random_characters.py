@@ -1,0 +1,152 @@
+"""Random characters: a class is a drawing of one to three strokes, an image of it the drawing by an unsteady hand.
+
+Nothing here has seen a photograph, a digit or a letter. What is taken from the images that features are for is public
+knowledge of how they were prepared: 28 x 28 pixels, the writing within 20 x 20, its centre of mass in the middle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....privacy import derived_seed
+
+SIDE = 28
+"""Pixels of an image's side."""
+
+_BOX = 19.0  # side of the square that the middle of a pen stays in; with its width, 20 pixels
+_MOST_STROKES = 3
+_STROKES = (0.5, 0.35, 0.15)  # how likely one, two and three are
+_POINTS = 5  # that a stroke goes through
+_STEPS = 8  # dots of ink between two of them
+_SHARPNESS = 1.5  # of the soft minimum that stands for the distance to the nearest dot
+_EDGE = 0.7  # pixels over which ink fades
+_FAR = 1e3
+
+
+def keyed(*parts: object) -> np.random.Generator:
+    """A generator that follows from printable parts."""
+    return np.random.Generator(np.random.Philox(key=derived_seed("strokes", *parts)))
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """Random characters.
+
+    Parameters
+    ----------
+    points : ndarray of shape (classes, strokes, points, 2)
+        What each stroke goes through.
+    strokes : ndarray of shape (classes,), int64
+        How many strokes of each are drawn.
+    """
+
+    points: NDArray[np.float64]
+    strokes: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.strokes)
+
+    @classmethod
+    def random(cls, classes: int, generator: np.random.Generator) -> Alphabet:
+        """Characters whose strokes are walks that keep turning one way, more or less: lines, hooks, arcs and loops."""
+        strokes = 1 + generator.choice(_MOST_STROKES, size=classes, p=_STROKES)
+        shape = (classes, _MOST_STROKES)
+        start = generator.uniform(-0.8, 0.8, (*shape, 1, 2))
+        heading = generator.uniform(0, 2 * np.pi, (*shape, 1))
+        turn = 0.9 * generator.standard_normal((*shape, 1)) + 0.5 * generator.standard_normal((*shape, _POINTS - 1))
+        step = generator.uniform(0.25, 0.8, (*shape, 1, 1))
+        angles = heading + np.cumsum(turn, axis=-1)
+        walk = np.cumsum(step * np.stack([np.cos(angles), np.sin(angles)], axis=-1), axis=-2)
+        return cls(np.concatenate([start, start + walk], axis=-2), strokes)
+
+
+def drawn(
+    alphabet: Alphabet, classes: NDArray[np.int64], generator: np.random.Generator, dtype: type = np.float32
+) -> NDArray[np.floating]:
+    """Images of characters, each by another unsteady hand.
+
+    Parameters
+    ----------
+    alphabet : Alphabet
+    classes : ndarray of shape (images,), int64
+        Which characters.
+    generator : Generator
+        The hand.
+    dtype : type
+        Of the arithmetic.
+
+    Returns
+    -------
+    ndarray of shape (images, 28, 28)
+        From 0, paper, to 1, ink.
+    """
+    points = alphabet.points[classes]
+    points = points + 0.085 * generator.standard_normal(points.shape)
+    inked = np.arange(_MOST_STROKES) < alphabet.strokes[classes][:, None]
+    dots = _splines(points)
+    inked = np.repeat(inked, dots.shape[2], axis=1)
+    dots = _warped(_slanted(dots.reshape(len(classes), -1, 2), generator), generator)
+    width = generator.uniform(0.55, 1.4, (len(classes), 1))  # half of the pen's, in pixels
+    placed = _placed(dots, inked, width, generator)
+    return _inked(placed.astype(dtype), width.astype(dtype))
+
+
+def _splines(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Dots along the Catmull-Rom curves through points, of shape (..., points, 2)."""
+    before, after = 2 * points[..., :1, :] - points[..., 1:2, :], 2 * points[..., -1:, :] - points[..., -2:-1, :]
+    all_points = np.concatenate([before, points, after], axis=-2)
+    along = np.arange(_STEPS) / _STEPS
+    powers = np.stack([np.ones_like(along), along, along**2, along**3])
+    basis = 0.5 * np.array([[0, 2, 0, 0], [-1, 0, 1, 0], [2, -5, 4, -1], [-1, 3, -3, 1]])
+    weights = powers.T @ basis  # (steps, four neighbours)
+    pieces = np.stack([all_points[..., i : i + _POINTS - 1, :] for i in range(4)], axis=-2)
+    curve = np.einsum("tj,...pjc->...ptc", weights, pieces)
+    return curve.reshape(*curve.shape[:-3], -1, 2)
+
+
+def _slanted(dots: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
+    """Turned, sheared and stretched, each image its own way."""
+    turn, shear, stretch = generator.standard_normal((3, len(dots))) * np.array([[0.16], [0.22], [0.16]])
+    cos, sin, stretch = np.cos(turn), np.sin(turn), np.exp(stretch)
+    rows = np.array([[cos * stretch, shear * cos - sin], [sin * stretch, cos + shear * sin]])
+    return np.einsum("jib,bni->bnj", rows, dots)
+
+
+def _warped(dots: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
+    """Moved along one slow wave for each coordinate."""
+    images = len(dots)
+    waves = 1.35 * generator.standard_normal((images, 2, 2))
+    phases = generator.uniform(0, 2 * np.pi, (images, 1, 2))
+    heights = 0.1 * generator.standard_normal((images, 1, 2))
+    return dots + heights * np.sin(dots @ waves + phases)
+
+
+def _placed(
+    dots: NDArray[np.float64], inked: NDArray[np.bool_], width: NDArray[np.float64], generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """In pixels: as large as the box allows, the centre of mass near the image's; dots without ink are far away."""
+    shown = inked[..., None]
+    low, high = np.where(shown, dots, _FAR).min(1, keepdims=True), np.where(shown, dots, -_FAR).max(1, keepdims=True)
+    extent = np.maximum((high - low).max(-1, keepdims=True), 0.05)
+    dots = (dots - (low + high) / 2) / extent * (_BOX - 2 * width[..., None])
+    centre = (dots * shown).sum(1, keepdims=True) / shown.sum(1, keepdims=True)
+    shift = (SIDE - 1) / 2 + 0.4 * generator.standard_normal((len(dots), 1, 2))
+    return np.where(shown, dots - centre + shift, _FAR)
+
+
+def _inked(dots: NDArray[np.floating], width: NDArray[np.floating]) -> NDArray[np.floating]:
+    """A pen of some width along dots: how much ink each pixel gets.
+
+    The distance to the nearest dot is a soft minimum over all of them, and its exponentials fall apart into rows and
+    columns: two small matrices an image, and one product.
+    """
+    pixels = np.arange(SIDE, dtype=dots.dtype)
+    near = np.exp(-_SHARPNESS * (pixels[None, :, None, None] - dots[:, None]) ** 2)  # (images, pixels, dots, 2)
+    columns, rows = np.ascontiguousarray(near[..., 0]), np.ascontiguousarray(near[..., 1])
+    closeness = rows @ columns.transpose(0, 2, 1)
+    squared = -np.log(np.maximum(closeness, 1e-30)) / _SHARPNESS + 0.35
+    distance = np.sqrt(np.maximum(squared, 0))
+    return np.clip((width[..., None] - distance) / _EDGE + 0.5, 0, 1).astype(dots.dtype)

@@ -1,0 +1,248 @@
+"""What a task is: a data set, and what the rest of the application must know of it before it is loaded."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError
+from ...strategies import Regularizer
+from ..settings.registry import registry
+from ..settings.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set, split into training and evaluation.
+
+    Parameters
+    ----------
+    train_features, test_features : ndarray of shape (samples, features), float32
+    train_labels, test_labels : ndarray of shape (samples,), int64
+        Of the classes from 0; with one class, numbers to regress on.
+    num_classes : int
+    machine_of : ndarray of shape (samples,), int64, optional
+        Which machine a training sample belongs to, where the data say so.
+    public_features, public_labels : ndarray, optional
+        Samples that are nobody's secret, where there are any; as those for training.
+    owner_of : ndarray of shape (samples,), int64, optional
+        Whose a training sample is, where the data say so: read with ``samples-per-owner``.
+    """
+
+    train_features: NDArray[np.float32]
+    train_labels: NDArray[np.int64]
+    test_features: NDArray[np.float32]
+    test_labels: NDArray[np.int64]
+    num_classes: int
+    machine_of: NDArray[np.int64] | None = None
+    public_features: NDArray[np.float32] | None = None
+    public_labels: NDArray[np.int64] | None = None
+    owner_of: NDArray[np.int64] | None = None
+
+    @property
+    def num_features(self) -> int:
+        """Values of one sample."""
+        return self.train_features.shape[1]
+
+
+class Shard:
+    """One machine's samples, in the order it uses them."""
+
+    def __init__(self, dataset: Dataset, indices: NDArray[np.int64]) -> None:
+        self._dataset = dataset
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, samples: slice) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        chosen = self._indices[samples]
+        return self._dataset.train_features[chosen], self._dataset.train_labels[chosen]
+
+    def places(self, samples: slice) -> NDArray[np.int64]:
+        """Where among the data set's training samples some of this machine's are."""
+        return self._indices[samples]
+
+    @classmethod
+    def stack(cls, parts: Sequence[tuple[Shard, slice]]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """One batch of several machines' samples."""
+        dataset = parts[0][0]._dataset
+        chosen = np.concatenate([shard._indices[samples] for shard, samples in parts])
+        return dataset.train_features[chosen], dataset.train_labels[chosen]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Constants chosen on held-out training samples (docs/tuning.md), and the rules that carry them to other sizes.
+
+    mu^2-SGD: eta = mu2_rate x mu^mu2_power / T^2, because w moves by eta times a momentum that grows with t.
+    Noisy SGD: eta = sgd_rate x mu b sqrt(m / T), because its noise adds up over the rounds; with samples that return P
+    times the noise is sqrt(P) times as large.
+
+    Both steps grow with mu, as long as noise limits them. ``mu2_most`` and ``sgd_most`` are the most that eta L may be,
+    where the curvature of the loss takes over.
+    """
+
+    mu2_clip_norm: float
+    mu2_rate: float
+    mu2_power: float
+    sgd_clip_norm: float
+    sgd_rate: float
+    diameter: float
+    mu2_most: float
+    sgd_most: float
+
+
+UNTUNED = Tuned(8.0, 110.0, 0.5, 4.0, 0.0135, 20.0, 60.0, 80.0)
+"""For tasks and features without constants of their own: MNIST's rates, and the most careful bounds of all tasks'."""
+
+SYNTHETIC_FEATURE_BOUND = 12.0
+"""Of the synthetic(alpha, beta) task with 100 features, whose samples have norms around 10."""
+
+
+class Task(ABC):
+    """A data set that a run configuration can name.
+
+    A user's own is a subclass, named ``package.module:Class``. Where there is nothing to say but the data, a function
+    that returns them will do (:mod:`.own_task`).
+
+    Attributes
+    ----------
+    name : str
+    sentence : str
+        What it is, for help and documentation.
+    keys : frozenset of str
+        Hyphenated run-config keys that this task reads and others need not.
+    reads : frozenset of str, optional
+        Fields of the run configuration that settle its data, so that runs that differ in others load them once; None
+        for any of them.
+    models : tuple of str, optional
+        Names of the models that fit; None for any.
+    partitions : tuple of str, optional
+        Names of the partitions that fit; None for any, of which ``own`` needs data that say whose they are.
+    image_shape : tuple of int, optional
+        Height and width of its images; features other than ``pixels`` are made from images.
+    public : bool
+        Whether it comes with public samples of its own.
+    constant : bool
+        Whether there is a constant among its values, so that a linear model needs no bias.
+    feature_bound : float
+        R of the linear models: they scale longer features down to it. Public knowledge, never taken from the data.
+    regularizer, regularizer_strength : str, float
+        psi of ``shuffled`` and its lambda or radius.
+    tuned : mapping of str to Tuned
+        Constants of the practical preset, by the name of the features; others get :data:`UNTUNED`.
+    """
+
+    name: str = ""
+    sentence: str = ""
+    keys: frozenset[str] = frozenset()
+    reads: frozenset[str] | None = None
+    models: tuple[str, ...] | None = None
+    partitions: tuple[str, ...] | None = None
+    image_shape: tuple[int, int] | None = None
+    public: bool = False
+    constant: bool = False
+    feature_bound: float = SYNTHETIC_FEATURE_BOUND
+    regularizer: Regularizer = "none"
+    regularizer_strength: float = 0.0
+    tuned: ClassVar[Mapping[str, Tuned]] = {}
+
+    @property
+    def has_images(self) -> bool:
+        """Whether features other than ``pixels`` can be made."""
+        return self.image_shape is not None
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a run configuration that this task cannot serve.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+        for key, allowed in (("model", self.models), ("partition", self.partitions)):
+            got = getattr(config, key)
+            if allowed is not None and got not in allowed:
+                names = " or ".join(map(repr, allowed))
+                raise ConfigurationError(f"Expected {key} to be {names} for this task, got {got!r}.")
+
+    def squared_norm_bound(self, features: str, num_features: int, feature_bound: float) -> float:
+        """The most that ||x||^2 can be for the features x of a sample, by how they are made.
+
+        Parameters
+        ----------
+        features : str
+            The name of the features.
+        num_features : int
+            Values of one sample, without the bias.
+        feature_bound : float
+            R of the run, for features that are not in [0, 1].
+
+        Notes
+        -----
+        It serves to bound steps, and no guarantee rests on it. Here features without a bound of their own are taken
+        to be in [0, 1], as pixels and their means are; a task for which that is wrong says so.
+        """
+        bound = registry("features")[features].norm_bound
+        return float(num_features) if bound is None else bound**2
+
+    @abstractmethod
+    def load(self, config: RunConfig, root: str) -> Dataset:
+        """Load the data.
+
+        Parameters
+        ----------
+        config : RunConfig
+        root : str
+            The folder with the data sets, empty if there is none.
+
+        Raises
+        ------
+        ConfigurationError
+            If they are not there.
+        """
+
+
+@dataclass(frozen=True)
+class Images:
+    """Grey images and their labels, split into training and evaluation.
+
+    Parameters
+    ----------
+    train, test : ndarray of shape (samples, height, width), uint8
+    train_labels, test_labels : ndarray of shape (samples,), int64
+    num_classes : int
+    white : int
+        The largest value that a pixel can have.
+    """
+
+    train: NDArray[np.uint8]
+    train_labels: NDArray[np.int64]
+    test: NDArray[np.uint8]
+    test_labels: NDArray[np.int64]
+    num_classes: int
+    white: int = 255
+
+
+class ImageTask(Task):
+    """A task whose features are made from images, by the map that the run configuration names."""
+
+    @abstractmethod
+    def images(self, config: RunConfig, root: str) -> Images:
+        """The images, as :meth:`Task.load` would."""
+
+    def load(self, config: RunConfig, root: str) -> Dataset:
+        images = self.images(config, root)
+        features = registry("features")[config.features]
+        train, test = features(images.train, images.white), features(images.test, images.white)
+        return Dataset(train, images.train_labels, test, images.test_labels, images.num_classes)
+
+
+def settings(reads: frozenset[str] | None, config: RunConfig) -> Hashable:
+    """The values of some fields of a run configuration, to find again what was made from them; all if None."""
+    return config if reads is None else tuple((name, getattr(config, name)) for name in sorted(reads))

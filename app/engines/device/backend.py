@@ -1,0 +1,108 @@
+"""Which device PyTorch computes on, by the name that a run gives it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ....privacy import ConfigurationError
+from ....privacy.errors import check_installed
+
+if TYPE_CHECKING:
+    import torch
+
+NUMPY = ""
+"""No device: the ordinary path of the cohort engine, in NumPy."""
+TORCH_CPU = "torch-cpu"
+"""PyTorch's CPU backend: the path of a GPU without one, for tests. It is slower than NumPy."""
+CUDA = "cuda"
+
+_NAMES = re.compile(rf"{TORCH_CPU}|{CUDA}(:\d+)?")
+
+
+def check_device_name(name: str) -> None:
+    """Refuse what is no name of a device, whether or not it is there.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if name != NUMPY and not _NAMES.fullmatch(name):
+        raise ConfigurationError(
+            f"Expected device {CUDA!r}, {CUDA + ':1'!r} (the second GPU) or {TORCH_CPU!r} (PyTorch's CPU backend, for "
+            f"tests), got {name!r}. Without a device the cohort engine computes with NumPy."
+        )
+
+
+def checked_device(name: str, engine: str = "cohort", workers: int | None = None, ray_address: str = "") -> None:
+    """Refuse a device where none can be, or beside what it does not go with.
+
+    Parameters
+    ----------
+    name : str
+        Empty where nobody asked for one.
+    engine : str
+    workers : int or None
+    ray_address : str
+        Of a Ray cluster.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    check_device_name(name)
+    if not name:
+        return
+    if engine != "cohort":
+        raise ConfigurationError(
+            f"Expected engine 'cohort' for device {name!r}, got {engine!r}: only the cohort engine computes the "
+            "machines of a round in one piece."
+        )
+    if (workers or 1) > 1 or ray_address:
+        raise ConfigurationError(
+            f"Expected no workers beside device {name!r}, got {'a Ray cluster' if ray_address else workers}: a device "
+            "computes all machines in one process. Leave out one of the two."
+        )
+
+
+def open_device(name: str) -> torch.device:
+    """The device of a name, which was tried: that it is there, and that its integers are as they must be.
+
+    Parameters
+    ----------
+    name : str
+        ``cuda``, ``cuda:1`` and so on, or ``torch-cpu``.
+
+    Raises
+    ------
+    ConfigurationError
+        If PyTorch is not installed, has no such device, or computes other words with it than were published.
+    """
+    check_device_name(name)
+    check_installed("torch", "torch", f"device {name!r}")
+    import torch
+
+    from .philox import check_known_answers
+
+    if name == TORCH_CPU:
+        device = torch.device("cpu")
+    else:
+        _check_cuda(name)
+        device = torch.device(name if ":" in name else f"{name}:0")
+    check_known_answers(device)
+    return device
+
+
+def _check_cuda(name: str) -> None:
+    import torch
+
+    built = f"PyTorch {torch.__version__}" + (" with CUDA" if torch.version.cuda else " without CUDA")
+    other = f"leave the device empty to compute with NumPy, or name {TORCH_CPU!r} to try this path without a GPU"
+    if not torch.cuda.is_available():
+        cure = "see that its driver is installed" if torch.version.cuda else "install a build of PyTorch with CUDA"
+        raise ConfigurationError(f"Expected a GPU for device {name!r}, got {built}, which finds none: {cure}, {other}.")
+    count, (_, _, number) = torch.cuda.device_count(), name.partition(":")
+    if number and int(number) >= count:
+        raise ConfigurationError(
+            f"Expected device {CUDA + ':0'!r} to {CUDA}:{count - 1}, got {name!r}: {built} finds {count}; {other}."
+        )

@@ -1,0 +1,256 @@
+"""Per-sample gradients of the application's models on a device, for many machines at once.
+
+Closed forms are in float64, as in :mod:`murmurfl.app.models`, and differ from those by rounding. Modules compute in
+their own type.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....clients.adapters.torch_model import ModuleGradients
+from ....privacy import ConfigurationError
+from ...models.linear import LinearModel, LogisticRegression, MeanEstimation, NonconvexLogistic, RidgeRegression
+from ...models.model import Model, Parameters
+from ...models.softmax import SoftmaxRegression
+from .device_contributions import DeviceContributions, DeviceOuterProducts, DeviceRows
+from .device_samples import DeviceBatch, DeviceSamples
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from .late_torch import torch
+
+Weight = float | NDArray[np.float64]
+
+_MOST_VALUES = 1 << 27
+"""Values of a module's gradients that are computed together: 512 MiB of float32."""
+
+
+class DeviceGradients(ABC):
+    """A model's per-sample gradients on a device.
+
+    Parameters
+    ----------
+    model : Model
+    device : torch.device
+
+    Attributes
+    ----------
+    shapes : list of tuple of int
+        Of the model's arrays.
+    """
+
+    def __init__(self, model: Model, device: torch.device) -> None:
+        self._model = model
+        self.device = device
+        self.shapes = model.shapes
+        self._at: tuple[Any, list[list[torch.Tensor]]] = (None, [])
+
+    def __getattr__(self, name: str) -> Any:
+        """What else there is to know of a model, such as whether it is convex, it says itself."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._model, name)
+
+    def __call__(self, parameters: Sequence[NDArray[Any]], samples: DeviceBatch) -> NDArray[np.float64]:
+        """Gradients as an array, shape (b, d), for a machine that is asked by itself."""
+        made = self.stacked([parameters], [1.0], samples)
+        ones = torch.ones(len(samples.labels), dtype=torch.float64, device=self.device)
+        return made.scaled(slice(None), ones).cpu().numpy()
+
+    def samples(self, features: NDArray[Any], labels: NDArray[Any]) -> DeviceSamples:
+        """All training samples, as the model takes them, on the device."""
+        return DeviceSamples.of(features, labels, self.device)
+
+    def stacked(
+        self, points: Sequence[Parameters], weights: Sequence[Weight], samples: DeviceBatch
+    ) -> DeviceContributions:
+        """Per-sample sums over the query points of weight times gradient
+        (:func:`~murmurfl.clients.adapters.per_sample_gradients.combined_gradients`).
+
+        Parameters
+        ----------
+        points : sequence of sequences of ndarray
+            Query points; they go to the device once.
+        weights : sequence of float, or of ndarray of shape (b,)
+        samples : DeviceBatch
+        """
+        if self._at[0] is not points:
+            self._at = points, [self._sent(point) for point in points]
+        terms = [
+            (point, self._weight(weight)) for point, weight in zip(self._at[1], weights, strict=True) if np.any(weight)
+        ]
+        return self._combined(terms, samples)
+
+    @abstractmethod
+    def _combined(
+        self, terms: Sequence[tuple[list[torch.Tensor], float | torch.Tensor]], samples: DeviceBatch
+    ) -> DeviceContributions:
+        """The sum over points of weight times gradient; a weight is a number, or a column of one for each sample."""
+
+    def _sent(self, point: Parameters) -> list[torch.Tensor]:
+        return [torch.tensor(np.asarray(values, dtype=np.float64), device=self.device) for values in point]
+
+    def _weight(self, weight: Weight) -> float | torch.Tensor:
+        if isinstance(weight, np.ndarray):
+            return torch.tensor(weight, dtype=torch.float64, device=self.device)[:, None]
+        return float(weight)
+
+
+def _weighted(weight: float | torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Values times a weight; where the weight of a sample is 0 nothing, whatever its values are."""
+    if isinstance(weight, torch.Tensor):
+        return torch.where(weight != 0.0, weight * values, torch.zeros_like(values))
+    return values.mul_(weight)
+
+
+class SoftmaxGradients(DeviceGradients):
+    """Of softmax regression: outer products."""
+
+    _model: SoftmaxRegression
+
+    def _combined(
+        self, terms: Sequence[tuple[list[torch.Tensor], float | torch.Tensor]], samples: DeviceBatch
+    ) -> DeviceContributions:
+        features = samples.features.to(torch.float64)
+        total = features.new_zeros((len(features), self._model.num_classes))
+        for point, weight in terms:
+            scores = features @ point[0].T
+            if self._model.bias:
+                scores += point[1]
+            scores -= scores.amax(dim=1, keepdim=True)
+            residuals = scores.exp_()
+            residuals /= residuals.sum(dim=1, keepdim=True)
+            residuals[torch.arange(len(residuals), device=self.device), samples.labels] -= 1.0
+            total += _weighted(weight, residuals)
+        return DeviceOuterProducts(total, features, bias=self._model.bias)
+
+
+class MarginGradients(DeviceGradients):
+    """Of a loss of one margin: its slope times the features, and what a regulariser adds."""
+
+    _model: LinearModel
+
+    def samples(self, features: NDArray[Any], labels: NDArray[Any]) -> DeviceSamples:
+        bounded = self._model.bounded(features)  # by the model's own rule, once
+        same = np.array_equal(bounded, features)
+        return super().samples(np.asarray(features) if same else bounded, labels)
+
+    def _combined(
+        self, terms: Sequence[tuple[list[torch.Tensor], float | torch.Tensor]], samples: DeviceBatch
+    ) -> DeviceContributions:
+        features = samples.features.to(torch.float64)
+        total, penalty = features.new_zeros((len(features), 1)), None
+        for (point,), weight in terms:
+            slopes = self._slopes(features @ point, samples.labels)[:, None]
+            total += _weighted(weight, slopes)
+            if isinstance(self._model, NonconvexLogistic):
+                added = weight * self._penalty(point)
+                penalty = added if penalty is None else penalty + added
+        if penalty is None:
+            return DeviceOuterProducts(total, features, bias=False)
+        return DeviceRows(total * features + penalty)
+
+    def _slopes(self, margins: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if isinstance(self._model, RidgeRegression):
+            return 2.0 * (margins - labels)
+        return 0.5 * (1.0 + torch.tanh(0.5 * margins)) - labels
+
+    def _penalty(self, point: torch.Tensor) -> torch.Tensor:
+        return NonconvexLogistic.strength * 2.0 * point / (1.0 + point.square()).square()
+
+
+class MeanGradients(DeviceGradients):
+    """Of half the squared distance to a sample."""
+
+    def _combined(
+        self, terms: Sequence[tuple[list[torch.Tensor], float | torch.Tensor]], samples: DeviceBatch
+    ) -> DeviceContributions:
+        features = samples.features.to(torch.float64)
+        finite = torch.isfinite(features).all(dim=1, keepdim=True)
+        features = torch.where(finite, features, torch.zeros_like(features))
+        total = torch.zeros_like(features)
+        for (point,), weight in terms:
+            total += _weighted(weight, point - features)
+        return DeviceRows(total)
+
+
+class ModuleOnDevice(DeviceGradients):
+    """Of a PyTorch module with the cross-entropy of its scores, by ``torch.func``.
+
+    Notes
+    -----
+    Convolutions take no TensorFloat-32, and algorithms of which two runs are the same to the last bit.
+    """
+
+    def __init__(self, model: Model, device: torch.device) -> None:
+        super().__init__(model, device)
+        module = copy.deepcopy(vars(model)["module"]).to(device)
+        self._gradients = ModuleGradients(module, torch.nn.functional.cross_entropy)
+        self._chunk = max(_MOST_VALUES // model.num_parameters, 1)
+
+    def _sent(self, point: Parameters) -> list[torch.Tensor]:
+        return list(self._gradients.trained(point).values())
+
+    def _combined(
+        self, terms: Sequence[tuple[list[torch.Tensor], float | torch.Tensor]], samples: DeviceBatch
+    ) -> DeviceContributions:
+        total: torch.Tensor | None = None
+        inputs, targets = samples.features.to(self._gradients.dtype), samples.labels.to(torch.int64)
+        with torch.backends.cudnn.flags(deterministic=True, benchmark=False, allow_tf32=False):
+            for point, weight in terms:
+                rows = _weighted(weight, self._rows(point, inputs, targets))
+                total = rows if total is None else total.add_(rows)
+        if total is None:
+            total = torch.zeros((len(inputs), self._model.num_parameters), dtype=torch.float64, device=self.device)
+        return DeviceRows(total)
+
+    def _rows(self, point: list[torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        count = len(inputs)
+        rows = torch.empty((count, self._model.num_parameters), dtype=torch.float64, device=self.device)
+        for first in range(0, count, self._chunk):
+            some = slice(first, min(first + self._chunk, count))
+            trained = dict(zip(self._gradients.names, point, strict=True))
+            made = self._gradients.of_many(trained, inputs[some], targets[some])
+            parts = [made[name].detach().reshape(some.stop - some.start, -1) for name in self._gradients.names]
+            torch.cat([part.to(torch.float64) for part in parts], dim=1, out=rows[some])
+        return rows
+
+
+_KINDS: tuple[tuple[type[Model], type[DeviceGradients]], ...] = (
+    (SoftmaxRegression, SoftmaxGradients),
+    (NonconvexLogistic, MarginGradients),
+    (LogisticRegression, MarginGradients),
+    (RidgeRegression, MarginGradients),
+    (MeanEstimation, MeanGradients),
+)
+
+
+def gradients_on(model: Model, device: torch.device) -> DeviceGradients:
+    """A model's gradients on a device.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is neither a model in closed form that is known here nor one with a PyTorch module.
+    """
+    # A subclass of one's own may have another loss: only the very classes are known here.
+    found = next((kind for known, kind in _KINDS if type(model) is known), None)
+    if found is not None:
+        return found(model, device)
+    if isinstance(vars(model).get("module"), torch.nn.Module) and type(model).__module__.startswith(_TORCH_MODELS):
+        return ModuleOnDevice(model, device)
+    raise ConfigurationError(
+        "Expected a model whose gradients a device can compute (softmax, logistic, nonconvex-logistic, ridge, mean, "
+        f"mlp, cnn, or a torch.nn.Module of your own), got {type(model).__name__}: leave the device empty for it."
+    )
+
+
+_TORCH_MODELS = Model.__module__.rpartition(".")[0] + ".torch"

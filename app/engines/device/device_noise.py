@@ -1,0 +1,199 @@
+"""The noise of a block of machines on a device: what each release adds to its contribution and takes back out of it.
+
+A mechanism's increment is linear in the normals of the release and of the few before it. Its own code says by which
+factors: it is asked for the increment of unit vectors (:func:`factors_of`). The device multiplies, adds and rounds to
+the grid, as :class:`~murmurfl.privacy.noise.noise_stream.NoiseStream` does; where a mechanism removes its last row
+whole, the same integers are removed that were added.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....privacy import ConfigurationError
+from ....privacy.accounting.noise_plan import NoisePlan
+from ....privacy.mechanisms import Mechanism
+from ....privacy.noise.grid import MARK
+from ....privacy.noise.keyed_noise import NONCE_BYTES, row_key
+from ....privacy.noise.normals import LARGEST_NORMAL
+from .device_counts import marked
+from .device_normals import standard_normal_rows
+from .device_rows import Name, RowTable
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from .late_torch import torch
+
+_MARK = int(MARK)
+
+
+class Factors(NamedTuple):
+    """What a release's increment is made of, in units of the grid.
+
+    ``added[j]`` and ``removed[j]`` multiply the normals of the release that is j before this one.
+    """
+
+    added: NDArray[np.floating]
+    removed: NDArray[np.floating] | None
+
+
+def check_mechanism_on_device(mechanism: Mechanism) -> None:
+    """Refuse a mechanism that makes a release from more than the normals of a few.
+
+    Raises
+    ------
+    ConfigurationError
+        With the names of those that work.
+    """
+    if _earlier_rows(mechanism, mechanism.num_releases) is None:
+        raise ConfigurationError(
+            "Expected a mechanism whose releases are made of the normals of a few (cancelling, decay, bisr, "
+            f"independent) or none on a device, got {mechanism.name!r}: leave the device empty for it."
+        )
+
+
+def _earlier_rows(mechanism: Mechanism, release: int) -> int | None:
+    """Of how many releases before one its noise is made as well; None where it is not made of releases' normals."""
+    if any(mechanism.draws(k) != 1 for k in (1, release)):
+        return None
+    kept = {"nothing": 0, "last": 1, "recent": mechanism.remembered}.get(mechanism.memory)
+    return None if kept is None else min(kept, release - 1)
+
+
+@lru_cache(maxsize=4096)
+def factors_of(mechanism: Mechanism, release: int, scale: float) -> Factors:
+    """The factors of a release, from the mechanism's own increment of unit vectors.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        One that :func:`check_mechanism_on_device` takes.
+    release : int
+        k, from 1.
+    scale : float
+        In front of all normals.
+    """
+    size = (_earlier_rows(mechanism, release) or 0) + 1
+    units = np.eye(size)
+
+    def draw(releases: range) -> NDArray[np.floating]:
+        return units[[release - j for j in releases]]
+
+    state = mechanism.initial_state(size) if release == 1 else mechanism.state_after(release - 1, draw, scale)
+    added, removed, _ = mechanism.increment(state, release, units[0], scale)
+    if removed is not None and not mechanism.removes_last:
+        added, removed = added - removed, None
+    return Factors(np.array(added), None if removed is None else np.array(removed))
+
+
+class DeviceNoise:
+    """The noise of sessions of the machines of one policy.
+
+    Parameters
+    ----------
+    plan : NoisePlan
+    num_parameters : int
+        d.
+    device : torch.device
+    rows : RowTable
+        Keeps the normals that a later release needs; those for which it has no room are made again.
+
+    Notes
+    -----
+    For simulations only, as noise of quality ``fast`` is. It depends neither on what is kept nor on data, nor on which
+    machines are together in a block.
+    """
+
+    def __init__(self, plan: NoisePlan, num_parameters: int, device: torch.device, rows: RowTable) -> None:
+        self.plan = plan
+        self.num_parameters = num_parameters
+        self.device = device
+        self._scale = float(plan.grid.factor(plan.noise_std))
+        self._needed = _earlier_rows(plan.mechanism, plan.mechanism.num_releases) or 0
+        self._rows = rows
+
+    def add_to(
+        self,
+        counts: torch.Tensor,
+        releases: Sequence[int],
+        keys: Sequence[bytes],
+        nonces: Sequence[bytes],
+        earlier: Sequence[bytes],
+    ) -> None:
+        """Put the noise of the next release of each machine on its contribution.
+
+        Parameters
+        ----------
+        counts : int64 tensor of shape (machines, d)
+            Changed.
+        releases : sequence of int
+            k of each, from 1.
+        keys, nonces : sequences of bytes
+            The secret key of each machine and the nonce of its release.
+        earlier : sequence of bytes
+            The nonces of the releases before, that of the last one last, as far as the mechanism remembers them.
+        """
+        if self.plan.noise_std == 0.0:
+            return
+        groups: defaultdict[int, list[int]] = defaultdict(list)
+        for i, release in enumerate(releases):
+            groups[release].append(i)
+        for release, chosen in groups.items():
+            names = [(keys[i], _lagged(nonces[i], earlier[i])) for i in chosen]
+            noise = self._increment(release, names)
+            if len(groups) == 1:
+                counts += noise
+            else:
+                counts.index_add_(0, torch.tensor(chosen, device=self.device), noise)
+
+    def _increment(self, release: int, names: Sequence[tuple[bytes, Sequence[bytes]]]) -> torch.Tensor:
+        """What machines that make release k add, less what they remove, as counts."""
+        mechanism = self.plan.mechanism
+        factors = factors_of(mechanism, release, self._scale)
+        self._check_room(factors)
+        fresh = self._rows_of(names, 0)
+        added = fresh.to(torch.float64).mul_(float(factors.added[0]))
+        removed: torch.Tensor | None = None
+        for lag in range(1, len(factors.added)):
+            rows = self._rows_of(names, lag)
+            if factors.removed is not None and factors.removed[lag]:
+                removed = _plus(removed, rows, float(factors.removed[lag]))
+            if factors.added[lag]:
+                added = _plus(added, rows, float(factors.added[lag]))
+            if lag == self._needed:  # for the last time
+                self._rows.forget([(key, lagged[lag]) for key, lagged in names])
+        if self._needed and release < mechanism.num_releases:
+            self._rows.keep([(key, lagged[0]) for key, lagged in names], fresh)
+        counts = marked(added)
+        # The mark goes with what is removed; without that it goes by itself.
+        return counts.sub_(_MARK) if removed is None else counts.sub_(marked(removed))
+
+    def _rows_of(self, names: Sequence[tuple[bytes, Sequence[bytes]]], lag: int) -> torch.Tensor:
+        return self._rows.get([(key, lagged[lag]) for key, lagged in names], self._made)
+
+    def _made(self, names: Sequence[Name]) -> torch.Tensor:
+        keys = [row_key(*name) for name in names]
+        return standard_normal_rows(keys, self.num_parameters, self.device)
+
+    def _check_room(self, factors: Factors) -> None:
+        """Refuse noise that the grid has no room for, as a machine by itself does."""
+        largest = sum(np.abs(part).sum() for part in factors if part is not None)
+        self.plan.grid.rounded(np.empty(0), LARGEST_NORMAL * float(largest) * self.plan.grid.spacing)
+
+
+def _lagged(nonce: bytes, earlier: bytes) -> list[bytes]:
+    """The nonces of a release and of those before it, the latest first."""
+    return [nonce, *(earlier[i - NONCE_BYTES : i] for i in range(len(earlier), 0, -NONCE_BYTES))]
+
+
+def _plus(total: torch.Tensor | None, rows: torch.Tensor, factor: float) -> torch.Tensor:
+    """A sum with one more product, in float64."""
+    term = rows.to(torch.float64).mul_(factor)
+    return term if total is None else total.add_(term)

@@ -1,0 +1,143 @@
+r"""Keyed normals on a device: a row is a pure function of its key, the same bits on every backend.
+
+Words come from Philox4x32-10 (:mod:`.philox`), whose key and upper counter words are the first 160 bits of the row's
+key, and whose lowest counter word numbers the blocks of a row. Two words make a pair of normals, R cos(theta) and
+R sin(theta) with R = sqrt(-2 ln U) (Box and Muller 1958), in float32:
+
+* U = w 2^-32 of the first word, so that no normal is larger than sqrt(66 ln 2) = 6.76 in magnitude, and about one pair
+  in 2^25 is exactly zero.
+* The logarithm, the sine and the cosine are polynomials, wrong by a few units in the last place. They are written as
+  single sums, products and one quotient and root, each of which IEEE 754 rounds in one way alone. So a row has the same
+  bits on every backend, alone or beside any others: what is tested on a CPU is what a GPU draws.
+
+These are other bits than those of :mod:`murmurfl.privacy.noise.keyed_noise`, of the same law as its quality ``fast``.
+They are for simulations only: Philox is no cipher, and the gaps of float32 tell neighbouring data sets apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ....privacy import ConfigurationError
+from ....privacy.noise.keyed_noise import KEY_BYTES
+from .philox import WORD_BITS, philox_words
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from .late_torch import torch
+
+_PER_BLOCK = 4
+_BLOCKS_TOGETHER = 1 << 16
+_BLOCKS_TOGETHER_ON_GPU = 1 << 23
+_MOST_BLOCKS = 1 << WORD_BITS  # that one word of the counter can number
+
+_ROOT_HALF_BITS = 0x3F3504F3
+"""The float32 next to sqrt(1/2), as an integer: mantissas are taken between it and twice it."""
+_MANTISSA_BITS = 23
+_MANTISSA_MASK = (1 << _MANTISSA_BITS) - 1
+
+# Of (atanh(s) / s - 1) / z, (sin(x) / x - 1) / z and (cos(x) - 1) / z in z = s^2 or x^2, interpolated at Chebyshev's
+# nodes of [0, (sqrt(2) - 1)^4] and [0, (pi / 4)^2]: below 2^-25 of the value.
+_LOGARITHM = (0.33333343, 0.1999439, 0.14789975)
+_SINE = (-0.16666665, 0.00833275, -0.00019587)
+_COSINE = (-0.5, 0.0416666505, -0.00138875833, 2.44632430e-05)
+
+_ANGLE_BITS = WORD_BITS - 2
+_SIGN, _SWAP = 1 << _ANGLE_BITS, 1 << (_ANGLE_BITS + 1)
+
+
+def standard_normal_rows(
+    keys: Sequence[bytes], size: int, device: torch.device, *, blocks_together: int | None = None
+) -> torch.Tensor:
+    """Rows of independent standard normals, each a pure function of its key and of ``size``.
+
+    Parameters
+    ----------
+    keys : sequence of bytes
+        One a row, from :func:`murmurfl.privacy.noise.keyed_noise.row_key`; 32 bytes, each used for one row only.
+    size : int
+        Values of a row, from 0.
+    device : torch.device
+    blocks_together : int, optional
+        How many blocks of four normals are computed at a time: it bounds the work memory, and changes no bit. By
+        default as many as keep a GPU busy, or stay in a processor's cache.
+
+    Returns
+    -------
+    float32 tensor of shape (keys, size)
+
+    Raises
+    ------
+    ConfigurationError
+        If a key has the wrong length, or a row would be longer than 2^34.
+    """
+    blocks = -(-size // _PER_BLOCK)
+    if not 0 <= blocks < _MOST_BLOCKS:
+        raise ConfigurationError(f"Expected size from 0 to {_PER_BLOCK * _MOST_BLOCKS - _PER_BLOCK}, got {size}.")
+    if blocks_together is None:
+        blocks_together = _BLOCKS_TOGETHER if device.type == "cpu" else _BLOCKS_TOGETHER_ON_GPU
+    normals = torch.empty((len(keys), _PER_BLOCK, blocks), dtype=torch.float32, device=device)
+    words = _key_words(keys, device)
+    rows_together = max(blocks_together // max(blocks, 1), 1)
+    for first_row in range(0, len(keys), rows_together):
+        rows = slice(first_row, first_row + rows_together)
+        for start in range(0, blocks, blocks_together):
+            some = slice(start, min(start + blocks_together, blocks))
+            numbers = torch.arange(some.start, some.stop, dtype=torch.int64, device=device)
+            made = philox_words((numbers, *words[2:, rows, None]), tuple(words[:2, rows, None]))
+            for pair in range(_PER_BLOCK // 2):
+                cosines, sines = normals[rows, 2 * pair, some], normals[rows, 2 * pair + 1, some]
+                _write_pairs(made[2 * pair], made[2 * pair + 1], cosines, sines)
+    return normals.view(len(keys), _PER_BLOCK * blocks)[:, :size]
+
+
+def _key_words(keys: Sequence[bytes], device: torch.device) -> torch.Tensor:
+    """The words of Philox's key and upper counter for each row, shape (5, rows)."""
+    wrong = next((key for key in keys if len(key) != KEY_BYTES), None)
+    if wrong is not None:
+        raise ConfigurationError(f"Expected keys of {KEY_BYTES} bytes, got one of {len(wrong)}.")
+    words = np.frombuffer(b"".join(keys), "<u4").reshape(len(keys), KEY_BYTES // 4)[:, :5]
+    return torch.from_numpy(np.ascontiguousarray(words.T, np.int64)).to(device)
+
+
+def _write_pairs(
+    radius_words: torch.Tensor, angle_words: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+) -> None:
+    """Pairs of normals from two words of 32 bits each."""
+    radius = radius_words.to(torch.float32).add_(0.5).mul_(2.0**-WORD_BITS)
+    radius = _minus_twice_logarithm(radius).sqrt_()
+    radius = torch.where((angle_words & _SIGN) != 0, -radius, radius)
+    # An eighth of a turn to either side of a half axis; sign and swap make the four half axes of it.
+    angle = (angle_words & (_SIGN - 1)).sub_(_SIGN >> 1).to(torch.float32)
+    angle.add_(0.5).mul_(math.pi / 2 * 2.0**-_ANGLE_BITS)
+    squares = angle * angle
+    sine = _polynomial(_SINE, squares).mul_(squares).mul_(angle).add_(angle)
+    cosine = _polynomial(_COSINE, squares).mul_(squares).add_(1.0)
+    swap = (angle_words & _SWAP) != 0
+    torch.mul(torch.where(swap, sine, cosine), radius, out=cosines)
+    torch.mul(torch.where(swap, cosine, sine), radius, out=sines)
+
+
+def _minus_twice_logarithm(values: torch.Tensor) -> torch.Tensor:
+    """-2 ln U for U of (0, 1], float32: with U = 2^e m, ln m = 2 atanh((m - 1) / (m + 1))."""
+    bits = values.view(torch.int32) - _ROOT_HALF_BITS
+    exponent = (bits >> _MANTISSA_BITS).to(torch.float32)
+    mantissa = bits.bitwise_and_(_MANTISSA_MASK).add_(_ROOT_HALF_BITS).view(torch.float32)
+    ratio = mantissa - 1.0
+    ratio /= mantissa.add_(1.0)
+    squares = ratio * ratio
+    logarithm = _polynomial(_LOGARITHM, squares).mul_(squares).mul_(ratio).add_(ratio).mul_(-4.0)
+    return logarithm.sub_(exponent.mul_(2.0 * math.log(2.0)))
+
+
+def _polynomial(coefficients: Sequence[float], values: torch.Tensor) -> torch.Tensor:
+    """Horner's rule, product and sum rounded one by one."""
+    total = values * coefficients[-1]
+    for coefficient in coefficients[-2:0:-1]:
+        total.add_(coefficient).mul_(values)
+    return total.add_(coefficients[0])

@@ -1,0 +1,435 @@
+"""What the application must know of an algorithm, in one object: its :class:`Method`.
+
+A method says which run-config keys it reads and what they may be, which constants its presets have, what policy its
+machines get, and which client and strategy carry it out. Nothing else in the application asks for a method's name. A
+user's own is a subclass, named ``strategy=package.module:MyMethod``; it sets ``client_type`` and ``strategy_type``, and
+everything else has a default.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+
+from ...clients import PrivateClient
+from ...privacy import (
+    NO_NOISE,
+    ConfigurationError,
+    Guarantee,
+    NoisePlan,
+    PrivacyPolicy,
+    SimulatedKeys,
+    Trust,
+    policy_guarantee,
+    server_guarantee,
+)
+from ...strategies import ReleaseStrategy
+from ..models.model import Model
+from ..settings.registry import known_mechanism, registry
+from ..settings.run_config import RunConfig
+from ..settings.run_key import refusal
+from ..settings.trust_settings import SECURE, refused_trust
+from .gradient_bounds import bounding
+from .largest_mu import plan_or_largest_mu
+from .presets import sgd_preset
+from .problem import Hyperparameters, Problem
+from .secret_order_settings import check_secret_order, worth_of_order
+
+_SERVER_NOISE = "server"
+_CHARGED = ("clip_norm", "clip_unit", "batch_size", "sample_participations", "min_separation", "release_rule")
+"""What a trusted server's noise is made from."""
+
+
+class Method(ABC):
+    """An algorithm of machines and server, as the application sees it.
+
+    Notes
+    -----
+    On a real machine the policy is the operator's own, and what a method adds to it is who is trusted, the release rule
+    and what is clipped.
+    """
+
+    name: ClassVar[str] = ""
+    sentence: ClassVar[str] = "A method of one's own."
+    keys: ClassVar[frozenset[str]] = frozenset({"batch-size"})
+    """Run-config keys that this method reads and others need not."""
+    trusted: ClassVar[bool] = False
+    """Whether the server is trusted with what machines send and adds the noise."""
+    sums_suffice: ClassVar[bool] = False
+    """Whether the server needs nothing but sums of releases, and the machines can hide theirs in them. One of your own
+    inherits it with client and strategy: it is true of no other ones."""
+    with_trusted_server: ClassVar[str] = ""
+    """The built-in method that this one is with ``trust = trusted-server``."""
+    mechanisms: ClassVar[tuple[str, ...] | None] = None
+    """Mechanisms that may be set; None for any. Machines' under an untrusted server, otherwise the server's."""
+    default_mechanism: ClassVar[str] = "cancelling"
+    clip_units: ClassVar[tuple[str, ...]] = ("sample",)
+    """What may be clipped; the first is the default."""
+    release_rule: ClassVar[str] = ""
+    """The release rule where it is not the configuration's to choose."""
+    presets: ClassVar[tuple[str, ...]] = ("practical",)
+    everybody: ClassVar[bool] = False
+    """Whether all machines take part in every round, in epochs that they share."""
+    may_lose: ClassVar[bool] = True
+    """Whether a round may lack a machine's release."""
+    sums_samples: ClassVar[bool] = False
+    """Whether each release is a sum over all of a machine's samples: there are no batches then, and no passes."""
+    samples_return: ClassVar[bool] = True
+    """Whether a sample may take part more than once in a session."""
+    uses_public: ClassVar[bool] = False
+    """Whether machines or server train on public samples as well."""
+    local_steps: ClassVar[bool] = False
+    """Whether machines take steps of their own, with a step size of theirs."""
+    has_regret: ClassVar[bool] = False
+    """Whether a run is judged by the loss of each round's model on the samples that the round is about to use."""
+    centres: ClassVar[bool] = True
+    """Whether machines may see their samples from a mean that they release first."""
+    evaluates: ClassVar[bool] = True
+    """Whether machines may evaluate the model privately."""
+    on_real_nodes: ClassVar[bool] = False
+    client_type: ClassVar[type[PrivateClient]]
+    strategy_type: ClassVar[type[ReleaseStrategy[Any]]]
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a run configuration whose keys this method cannot serve.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+        _refuse_unserved(self, config)
+
+    @property
+    def own_trust(self) -> Trust:
+        """Who is trusted unless the run configuration says otherwise."""
+        return "trusted-server" if self.trusted else "untrusted-server"
+
+    @property
+    def trusts(self) -> tuple[Trust, ...]:
+        """The trust models it serves."""
+        return (self.own_trust, SECURE) if self.sums_suffice else (self.own_trust,)
+
+    def mechanism(self, config: RunConfig) -> str:
+        """The mechanism of the machines' noise: the one that is set, or this method's own."""
+        return NO_NOISE if not config.private else known_mechanism(config.mechanism) or self.default_mechanism
+
+    def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
+        """Clip, step, ball, schedule and sampling where the run configuration leaves them open.
+
+        Parameters
+        ----------
+        config : RunConfig
+        num_rounds : int
+            T.
+        model : Model
+
+        Notes
+        -----
+        The values come from public sizes and bounds alone, never from samples: no accounting would cover what a clip
+        or a step said about samples.
+        """
+        return sgd_preset(config, num_rounds, model)
+
+    def settled(
+        self,
+        config: RunConfig,
+        num_rounds: int,
+        model: Model,
+        sizes: Sequence[int],
+    ) -> Hyperparameters:
+        """:meth:`preset` for machines of so many samples; public, too."""
+        return self.preset(config, num_rounds, model)
+
+    def usual_rounds(
+        self,
+        config: RunConfig,
+        sizes: Sequence[int],
+        model: Model,
+    ) -> int:
+        """T where the run configuration leaves it open: so many passes over all samples."""
+        return config.passes * self.rounds_of_a_pass(config, sizes)
+
+    def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
+        """How many rounds go once through all samples; ``sizes`` are the machines'."""
+        if self.everybody or self.has_regret:
+            # Every machine is in every round, so the pass ends when the first machine has no more samples.
+            return min(sizes) // config.batch_size
+        if config.secure:
+            # All machines have the cap of the one with the fewest samples.
+            return len(sizes) * (min(sizes) // config.batch_size) // config.asked_per_round
+        return sum(sizes) // (config.asked_per_round * config.batch_size)
+
+    def asked_rounds(self, config: RunConfig, num_rounds: int) -> range:
+        """The rounds in which machines are asked."""
+        return range(1, num_rounds + 1)
+
+    def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
+        """How many releases a simulated machine can make, and what limits it.
+
+        Parameters
+        ----------
+        config : RunConfig
+        samples, fewest : int
+            Samples of the machine, and of the one with the fewest.
+        """
+        if config.max_participations:
+            return config.max_participations, f"max-participations = {config.max_participations}"
+        samples = fewest if self.everybody or config.secure else samples
+        often = f", each of them {config.passes} times" if config.passes > 1 else ""
+        releases = config.passes * (samples // config.batch_size)
+        return releases, f"{samples} samples in batches of {config.batch_size}{often}"
+
+    def policy(self, problem: Problem, samples: int) -> PrivacyPolicy:
+        """The policy that a simulation gives a machine with so many samples.
+
+        Under secure aggregation all machines have that of the one with the fewest: what shares a sum has one noise.
+        """
+        config = problem.config
+        separation = (min(problem.sizes) if self.everybody or config.secure else samples) // config.batch_size
+        shared = {"min_honest": config.min_honest, "min_cohort": config.cohort_floor} if config.secure else {}
+        mechanism = self.mechanism(config)
+        schedule = problem.values.schedule if mechanism == "cancelling" and "schedule" in self.keys else None
+        # In a secret order a release has b samples on average if there is one for every b of them, asked for or not.
+        cap = separation if config.secret_order else min(problem.num_rounds, config.passes * separation)
+        return self.machine_policy(
+            clip_norm=problem.values.clip_norm,
+            batch_size=config.batch_size,
+            max_participations=config.max_participations or cap,
+            mu=config.mu,
+            delta=config.delta,
+            mechanism=mechanism,
+            mechanism_options=() if self.trusted else config.mechanism_options,
+            schedule=schedule,
+            num_rounds=max(problem.num_rounds, cap) if schedule == "paper" else None,
+            clip_unit=config.clip_unit,
+            sample_participations=config.passes,
+            min_separation=separation if config.passes > 1 else 1,
+            noise_quality=config.noise_quality,
+            release_rule=config.release_rule,
+            trust=config.trust_model,
+            order="secret" if config.secret_order else "in-turn",
+            **bounding(config, self.keys),
+            **shared,
+        )
+
+    def machine_policy(
+        self,
+        *,
+        mechanism: str = "",
+        clip_unit: str = "",
+        release_rule: str = "acknowledged",
+        trust: str = "",
+        **fields: Any,
+    ) -> PrivacyPolicy:
+        """A machine's policy, a simulated or a real one's: who is trusted, and what is not the machine's to choose.
+
+        Parameters
+        ----------
+        mechanism, clip_unit : str
+            Empty for this method's own.
+        release_rule : str
+            Taken where this method has none of its own.
+        trust : str
+            One of :attr:`trusts`; empty for this method's own.
+        **fields
+            The others of :class:`~murmurfl.privacy.PrivacyPolicy`.
+
+        Raises
+        ------
+        ConfigurationError
+            If this method does not serve that trust, or the policy is impossible.
+        """
+        if trust and trust not in self.trusts:
+            raise refusal("trust", f"one of {', '.join(map(repr, self.trusts))} with strategy {self.name!r}", trust)
+        return PrivacyPolicy(
+            mechanism=mechanism or self.default_mechanism,
+            clip_unit=clip_unit or self.clip_units[0],  # type: ignore[arg-type]
+            release_rule=self.release_rule or release_rule,  # type: ignore[arg-type]
+            trust=trust or self.own_trust,  # type: ignore[arg-type]
+            **fields,
+        )
+
+    def release_size(self, problem: Problem) -> int:
+        """How many values a release has: those of the model, where machines send nothing else."""
+        return problem.model.num_parameters
+
+    def policy_of_model(self, model: Model) -> Mapping[str, Any]:
+        """Fields of a machine's policy that its model settles."""
+        return {}
+
+    def plans(self, problem: Problem) -> list[NoisePlan]:
+        """The different noise plans of a simulation's machines."""
+        policies = dict.fromkeys(self.policy(problem, size) for size in dict.fromkeys(problem.sizes))
+        return [plan_or_largest_mu(policy, self.release_size(problem)) for policy in policies]
+
+    def client(self, *parts: Any, **options: Any) -> PrivateClient:
+        """The machine, simulated or real; the arguments are those of :class:`~murmurfl.clients.PrivateClient`."""
+        return self.client_type(*parts, **options)
+
+    def client_options(self, problem: Problem, machine: int) -> Mapping[str, Any]:
+        """What a simulated machine's client gets beside its parts."""
+        return {"learning_rate": problem.values.learning_rate} if self.local_steps else {}
+
+    def clients_alike(self) -> bool:
+        """Whether clients of machines with as many samples differ by name, samples, ledger and keys alone."""
+        return type(self).client_options is Method.client_options
+
+    def strategy(self, problem: Problem, common: Mapping[str, Any], *, deployed: bool) -> ReleaseStrategy[Any]:
+        """The server's half.
+
+        Parameters
+        ----------
+        problem : Problem
+        common : mapping
+            Options that every strategy has.
+        deployed : bool
+            Whether the machines are real ones: a trusted server's noise key then comes from the operating system.
+        """
+        return self.strategy_type(**common, **self.strategy_options(problem), **self._server_keys(problem, deployed))
+
+    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+        """What this method's strategy gets beside the common options."""
+        return {"diameter": problem.values.diameter} if "diameter" in self.keys else {}
+
+    def _server_keys(self, problem: Problem, deployed: bool) -> Mapping[str, Any]:
+        if not self.trusted:
+            return {}
+        return {
+            "policy": self._policy_of_all(problem),
+            "num_rounds": problem.num_rounds,
+            "noise_keys": None if deployed else SimulatedKeys(problem.config.seed, _SERVER_NOISE),
+        }
+
+    def _policy_of_all(self, problem: Problem) -> PrivacyPolicy:
+        """The one policy by which a trusted server makes its noise: it must hold for every machine."""
+        policies = [self.policy(problem, size) for size in dict.fromkeys(problem.sizes)]
+        for name in _CHARGED:
+            values = {getattr(policy, name) for policy in policies}
+            if len(values) > 1:
+                raise ConfigurationError(
+                    f"Expected machines with one {name} under a trusted server, which makes one noise for all of them, "
+                    f"got {sorted(values)} with strategy = {problem.config.strategy!r}: set everybody = True in the "
+                    "method, or split the data evenly."
+                )
+        return self.policy(problem, max(problem.sizes))
+
+    def server_noise(self, config: RunConfig) -> str:
+        """Which noise a trusted server adds: a mechanism's name, or ``fresh``."""
+        return "fresh"
+
+    def guarantee(
+        self,
+        problem: Problem,
+        mu: float,
+        *,
+        mu_local: float | None = None,
+        min_honest: int | None = None,
+        notes: Iterable[str] = (),
+        words: str = "",
+        stated: bool = False,
+        brief: bool = False,
+    ) -> Guarantee:
+        """What a mu is true of, in the words of the policy that is used.
+
+        Parameters
+        ----------
+        problem : Problem
+        mu : float
+            Of everything the run may release; infinite without noise, 0 if nobody is asked.
+        mu_local : float, optional
+            Under secure aggregation, what holds whatever happens; default what the policy's plan says.
+        min_honest : int, optional
+            Under secure aggregation, h where it is not the run configuration's: real machines have their own.
+        notes : iterable of str
+            What the figure rests on.
+        words : str
+            What real machines say of themselves, in the place of the policy's words.
+        stated : bool
+            Whether mu is what real machines state.
+        brief : bool
+            For the caption of many runs: without what differs from one to the next, such as the number of rounds.
+        """
+        policy = self.policy(problem, max(problem.sizes))
+        if self.trusted:
+            rounds = None if brief else problem.num_rounds
+            return server_guarantee(policy, mu, self.server_noise(problem.config), rounds, notes=notes, stated=stated)
+        words, amplified = self.brief_words(policy) if brief else words, None
+        if not (brief or stated):  # real machines have their own order, or none
+            policies = [self.policy(problem, size) for size in dict.fromkeys(problem.sizes)]
+            amplified = worth_of_order(policies, self.release_size(problem))
+        if policy.trust == SECURE and mu_local is None:
+            mu_local = policy.plan(self.release_size(problem)).mu_local
+        if min_honest is not None:
+            policy = replace(policy, min_honest=min_honest, min_cohort=max(min_honest, policy.min_cohort))
+        return policy_guarantee(
+            policy, mu, mu_local=mu_local, notes=notes, words=words, stated=stated, amplified=amplified
+        )
+
+    def brief_words(self, policy: PrivacyPolicy) -> str:
+        """A policy's words for the caption of many runs, which may differ in their number of rounds."""
+        if policy.order != "all":
+            return policy.words
+        often = f"every sample in up to {policy.participations} releases"
+        return policy.words.replace(often, "every sample in every release")
+
+    def objective(self, problem: Problem, parameters: Sequence[NDArray[Any]], loss: float) -> float:
+        """What a run minimises, from the model's loss on the test set."""
+        return loss
+
+    def sweeps(self, config: RunConfig) -> bool:
+        """Whether runs that differ in variant, mu and step alone can be made together (:mod:`murmurfl.app.papers`)."""
+        return False
+
+    def covers(self, config: RunConfig, prepare: Callable[[RunConfig], Problem]) -> bool:
+        """Whether the guarantee holds for a run's step: papers show steps that it does not hold for.
+
+        Parameters
+        ----------
+        config : RunConfig
+        prepare : callable
+            Works the configuration out on its data, where the answer takes that.
+        """
+        return True
+
+
+def _refuse_unserved(method: Method, config: RunConfig) -> None:
+    """Refuse a run configuration whose keys a method cannot serve."""
+    if config.trust_model not in method.trusts:
+        others = [name for name, one in registry("strategy").items() if config.trust in one.trusts]
+        raise refused_trust(config.trust, config.strategy, ("", *method.trusts), others)
+    one_of = "one of {} with this strategy"
+    if config.preset not in method.presets:
+        raise refusal("preset", one_of.format(", ".join(map(repr, method.presets))), config.preset)
+    if method.mechanisms is not None:
+        allowed = ("", NO_NOISE, *method.mechanisms)
+        if config.mechanism not in allowed:
+            raise refusal("mechanism", one_of.format(", ".join(map(repr, allowed))), config.mechanism)
+    units = ("", *method.clip_units)
+    if config.clip_unit not in units:
+        raise refusal("clip_unit", one_of.format(", ".join(map(repr, units))), config.clip_unit)
+    if method.everybody and config.clients_per_round != config.num_clients:
+        expected = f"num-clients = {config.num_clients} with this strategy"
+        raise refusal("clients_per_round", expected, config.clients_per_round)
+    if not method.may_lose and config.lost_replies:
+        raise refusal("lost_replies", "0 with this strategy: it ends with the first lost reply", config.lost_replies)
+    if not method.may_lose and config.run_dry:
+        raise refusal("run_dry", "false with this strategy: it ends with the first refusal", config.run_dry)
+    if method.strategy_type.late_answers == "refused":
+        for name in ("wait_for", "ask"):
+            if getattr(config, name) != 1:
+                expected = "1 with this strategy: it has no use for a late answer, whose budget would be spent"
+                raise refusal(name, expected, getattr(config, name))
+    bounding(config, method.keys)
+    check_secret_order(config)
+    if not method.samples_return and config.passes > 1:
+        raise refusal("passes", "1 with this strategy", config.passes)
+    cancelling = method.mechanism(config) in ("cancelling", NO_NOISE)
+    if config.schedule and not cancelling:
+        raise refusal("schedule", "unset unless mechanism = 'cancelling'", config.schedule)
+    if registry("task")[config.task].public and not method.uses_public:
+        able = [repr(name) for name, one in registry("strategy").items() if one.uses_public]
+        raise refusal("strategy", f"{' or '.join(able)} for this task", config.strategy)

@@ -1,0 +1,110 @@
+"""DP-mu^2-FL: with an untrusted server, with a trusted one, and beside them delayed momentum."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ...clients import DelayedMomentumClient, Mu2Client
+from ...strategies import DelayedMomentum, Mu2, TrustedMu2
+from ..models.model import Model
+from ..settings.run_config import RunConfig
+from .gradient_bounds import BOUNDING
+from .method import Method
+from .presets import PaperConstants, largest_step, tuned, wanted_mu
+from .problem import Hyperparameters
+
+
+class Mu2Method(Method):
+    """DP-mu^2-FL with an untrusted server (reshef-levy-2025)."""
+
+    name = "mu2"
+    sentence = "DP-mu^2-FL: the machines' noise cancels itself, the server is not trusted and runs mu^2-SGD."
+    keys = Method.keys | {"diameter", "schedule", "release-rule", "secret-order"} | BOUNDING
+    presets = ("practical", "paper")
+    default_mechanism = "decay"
+    sums_suffice = True
+    with_trusted_server = "trusted-mu2"
+    on_real_nodes = True
+    client_type = Mu2Client
+    strategy_type = Mu2
+
+    def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
+        if config.preset == "paper":
+            constants = PaperConstants.of(model)
+            clip_norm = constants.lipschitz + 2 * constants.smoothness * constants.diameter
+            eta = self.paper_step(config, num_rounds, model, clip_norm)
+            schedule = "uniform" if config.asked_per_round == config.num_clients else "paper"
+            return Hyperparameters(clip_norm, eta, constants.diameter, schedule, "balanced")
+        # w moves by eta times a momentum that grows with t: eta = mu2_rate x mu^mu2_power / T^2.
+        chosen = tuned(config)
+        eta = chosen.mu2_rate * self.noise_mu(config) ** chosen.mu2_power / num_rounds**2
+        eta = min(eta, largest_step(config, chosen.mu2_most, num_rounds, model))
+        return Hyperparameters(chosen.mu2_clip_norm, eta, chosen.diameter)
+
+    def mechanism(self, config: RunConfig) -> str:
+        # The papers' noise, where their constants or one of its schedules are asked for by name.
+        papers = config.preset == "paper" or config.schedule
+        return "cancelling" if papers and not config.mechanism else super().mechanism(config)
+
+    def noise_mu(self, config: RunConfig) -> float:
+        """The mu that the noise of a sum of releases would give each machine for itself: what a tuned step is for."""
+        return wanted_mu(config)
+
+    def paper_step(self, config: RunConfig, num_rounds: int, model: Model, clip_norm: float) -> float:
+        """The papers' eta, the smaller one of what noise and what smoothness allows."""
+        constants = PaperConstants.of(model)
+        machines, asked = config.num_clients, config.asked_per_round
+        common = wanted_mu(config) * constants.diameter / (2 * clip_norm * num_rounds)
+        if asked == machines:
+            eta = common * math.sqrt(machines) / math.sqrt(model.num_parameters)
+            return min(eta, 1 / (4 * constants.smoothness * num_rounds))
+        eta = common * asked / math.sqrt(2 * machines * model.num_parameters * (1 + math.log(num_rounds)))
+        return min(eta, 1 / (8 * constants.smoothness * num_rounds))
+
+
+class TrustedMu2Method(Mu2Method):
+    """DP-mu^2-FL with a trusted server (reshef-levy-2024)."""
+
+    name = "trusted-mu2"
+    sentence = "DP-mu^2-FL with a server that is trusted with the machines' gradients and adds the noise for everybody."
+    keys = Method.keys | {"diameter", "release-rule"} | BOUNDING
+    trusted = True
+    default_mechanism = "cancelling"
+    sums_suffice = False
+    with_trusted_server = ""
+    mechanisms = ()
+    samples_return = False
+    client_type = Mu2Client
+    strategy_type = TrustedMu2
+
+    def noise_mu(self, config: RunConfig) -> float:
+        # One noise for everybody, which hides a sample that is one of m times as many.
+        return wanted_mu(config) * math.sqrt(config.asked_per_round)
+
+    def paper_step(self, config: RunConfig, num_rounds: int, model: Model, clip_norm: float) -> float:
+        constants = PaperConstants.of(model)
+        common = wanted_mu(config) * constants.diameter / (2 * clip_norm * num_rounds)
+        eta = common * config.asked_per_round / math.sqrt(model.num_parameters)
+        return min(eta, 1 / (4 * constants.smoothness * num_rounds))
+
+
+class DelayedMomentumMethod(Mu2Method):
+    """Delayed momentum (reshef-levy-2025, appendix G)."""
+
+    name = "delayed-momentum"
+    sentence = "Delayed momentum: machines keep momenta of their own, which are averaged over those that are asked."
+    keys = Method.keys | {"diameter", "schedule"} | BOUNDING
+    release_rule = "acknowledged"
+    sums_suffice = False
+    with_trusted_server = ""
+    on_real_nodes = False
+    client_type = DelayedMomentumClient
+    strategy_type = DelayedMomentum
+
+    def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
+        # Appendix G: everything is tau = M / m times as large, averaged over m of M.
+        values, delay = super().preset(config, num_rounds, model), config.num_clients / config.asked_per_round
+        return replace(
+            values, clip_norm=values.clip_norm * delay, learning_rate=values.learning_rate / math.sqrt(delay)
+        )

@@ -1,0 +1,248 @@
+"""What a model is: per-sample gradients for the machines, loss and accuracy for the central evaluation."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...clients.adapters.gradient_memory import GRADIENT_MEMORY_MIB
+from ...privacy import ConfigurationError, derived_seed
+from ..settings.registry import registry
+from ..settings.run_keys import RunKeys
+
+Parameters = Sequence[NDArray[Any]]
+Batch = tuple[NDArray[Any], NDArray[Any]]
+
+SAMPLES_AT_A_TIME = 128
+"""How many samples a mean over all of them takes at a time: their gradients need memory."""
+
+
+class Model(ABC):
+    """A classifier with a cross-entropy loss.
+
+    Parameters
+    ----------
+    num_features, num_classes : int
+        Inputs are rows of num_features values; labels are 0 .. num_classes - 1.
+
+    Attributes
+    ----------
+    shapes : list of tuple of int
+        Of the parameter arrays, in order.
+    names : list of str
+        Of the same.
+    most_samples : int, optional
+        How many samples a simulation computes the norm of the mean gradient from; None for all.
+    gradient_memory_mib : float
+        What computing gradients of several samples may take at a time, in MiB.
+    rows_stand_alone : bool
+        Whether a row of gradients is the same to the last bit whichever other rows are computed with it
+        (:mod:`.network_rows`). Workers then compute those of their own machines alone.
+    """
+
+    most_samples: int | None = None
+    gradient_memory_mib: float = GRADIENT_MEMORY_MIB
+    rows_stand_alone: bool = False
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        self.num_features = num_features
+        self.num_classes = num_classes
+        self.shapes: list[tuple[int, ...]] = []
+        self.names: list[str] = []
+
+    @property
+    def num_parameters(self) -> int:
+        """D."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def set_gradient_memory(self, memory_mib: float) -> None:
+        """Set aside memory for gradients of several samples, in MiB."""
+        self.gradient_memory_mib = memory_mib
+
+    @abstractmethod
+    def initial_parameters(self, seed: int) -> list[NDArray[Any]]:
+        """Where training starts; public."""
+
+    @abstractmethod
+    def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.floating]:
+        """Per-sample gradients of the loss, shape (b, d)."""
+
+    @abstractmethod
+    def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.floating]:
+        """Scores, shape (samples, num_classes)."""
+
+    def mean_gradient(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
+        """The gradient of the mean loss over some samples, shape (d,); for simulations to look at."""
+        features, labels = samples
+        total = np.zeros(self.num_parameters)
+        for start in range(0, len(labels), SAMPLES_AT_A_TIME):
+            chosen = slice(start, start + SAMPLES_AT_A_TIME)
+            total += np.asarray(self(parameters, (features[chosen], labels[chosen]))).sum(axis=0)
+        return total / len(labels)
+
+    def evaluate(self, parameters: Parameters, samples: Batch) -> tuple[float, float]:
+        """Mean cross-entropy loss and accuracy."""
+        features, labels = samples
+        scores = np.asarray(self.logits(parameters, features), dtype=np.float64)
+        scores -= scores.max(axis=1, keepdims=True)
+        losses = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(labels)), labels]
+        return float(losses.mean()), float((scores.argmax(axis=1) == labels).mean())
+
+    def auc(self, parameters: Parameters, samples: Batch) -> float:
+        """The area under the ROC curve; not a number unless there are two classes, and samples of both."""
+        features, labels = samples
+        if self.num_classes != 2:
+            return math.nan
+        scores = np.asarray(self.logits(parameters, features), dtype=np.float64)
+        return area_under_curve(scores[:, 1] - scores[:, 0], labels)
+
+
+def area_under_curve(scores: NDArray[np.floating], labels: NDArray[Any]) -> float:
+    """How often a sample of class 1 scores higher than one of class 0, equal scores counting half.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (samples,)
+    labels : ndarray of shape (samples,)
+        0 or 1.
+
+    Returns
+    -------
+    float
+        Not a number where one of the classes has no sample, or a score is no finite number.
+    """
+    positive = np.asarray(labels) == 1
+    ones, zeros = int(positive.sum()), int((~positive).sum())
+    if not ones or not zeros or not np.isfinite(scores).all():
+        return math.nan
+    from scipy.stats import rankdata  # here, because workers import this file, and need none of it
+
+    return float((rankdata(scores)[positive].sum() - ones * (ones + 1) / 2) / (ones * zeros))
+
+
+@dataclass(frozen=True)
+class OnlineConstants:
+    """What the preset gives online federated learning with a model.
+
+    Parameters
+    ----------
+    clip_norm : float
+    learning_rate : float
+    """
+
+    clip_norm: float = 1.0
+    learning_rate: float = 0.05
+
+
+class ModelKind(ABC):
+    """A model before its size is known, which is when the data are loaded.
+
+    Attributes
+    ----------
+    name : str
+    sentence : str
+        What it is, for help and documentation.
+    keys : frozenset of str
+        Hyphenated run-config keys that this model reads and others need not.
+    paper_constants : bool
+        Whether the papers give clip and step for it, so that ``preset = paper`` is possible.
+    convex : bool
+        Whether its loss is known to be convex.
+    scores : bool
+        Whether its predictions follow linear scores of the features, one a class.
+    online : OnlineConstants
+        Clip and step of the preset for online federated learning.
+    """
+
+    name: str = ""
+    sentence: str = ""
+    keys: frozenset[str] = frozenset()
+    paper_constants: bool = False
+    convex: bool = False
+    scores: bool = False
+    online: OnlineConstants = OnlineConstants()
+
+    def check(self, config: RunKeys) -> None:
+        """Refuse a run configuration that this model cannot serve.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+        if config.preset == "paper" and not self.paper_constants:
+            with_constants = [repr(name) for name, kind in registry("model").items() if kind.paper_constants]
+            raise ConfigurationError(
+                f"Expected preset to be 'practical' unless model = {' or '.join(with_constants)}: the paper's are for "
+                f"it, got {config.preset!r}."
+            )
+
+    def sweeps(self, config: RunKeys) -> bool:
+        """Whether epochs of many runs with this model can be computed together (:mod:`murmurfl.app.papers.sweep`)."""
+        return False
+
+    @abstractmethod
+    def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
+        """The model for data of a size.
+
+        Parameters
+        ----------
+        num_features, num_classes : int
+        feature_bound : float
+            R of the linear models.
+
+        Raises
+        ------
+        ConfigurationError
+            If it does not fit the data, or a package that it needs is missing.
+        """
+
+    def make_biasless(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
+        """The model for features with a constant among them, which do without a bias; by default :meth:`make`'s."""
+        return self.make(num_features, num_classes, feature_bound)
+
+    def declared_smoothness(self, num_features: int, feature_bound: float) -> float | None:
+        """L, where the model itself bounds it whatever the data are; None where it does not."""
+        return None
+
+    def smoothness(self, num_features: int, squared_norm: float, feature_bound: float) -> float:
+        """L: the gradient of one sample's loss changes by at most L times what the parameters change by.
+
+        Parameters
+        ----------
+        num_features : int
+            Values of one sample, without the bias.
+        squared_norm : float
+            The most that the squared L2 norm of a sample's features can be.
+        feature_bound : float
+            R of the linear models, which scale longer features down to it.
+
+        Notes
+        -----
+        It is computed from constants alone, never from samples: a step that depended on the longest sample of a
+        machine would say something about that sample.
+
+        Softmax regression has L = (||x||^2 + 1) / 2, because the Hessian of the loss in the scores has no eigenvalue
+        above 1/2, and the bias is one more feature that is always 1. Linear models declare their own. Networks are not
+        smooth in this sense; they get the softmax regression's L on the same features, which is a rule of thumb and no
+        bound.
+        """
+        declared = self.declared_smoothness(num_features, feature_bound)
+        return (squared_norm + 1) / 2 if declared is None else declared
+
+
+def uniform_parameters(shapes: Sequence[tuple[int, ...]], seed: int) -> list[NDArray[np.float32]]:
+    """Weights and biases uniform within 1 / sqrt(fan-in) of zero, as PyTorch's layers start."""
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("initial parameters", seed)))
+    fan_in = 1
+    parameters = []
+    for shape in shapes:
+        fan_in = math.prod(shape[1:]) if len(shape) > 1 else fan_in
+        bound = 1.0 / math.sqrt(fan_in)
+        parameters.append(generator.uniform(-bound, bound, size=shape).astype(np.float32))
+    return parameters

@@ -1,0 +1,122 @@
+"""A user's own model: a function that makes one, of murmurfl's interface or in PyTorch.
+
+``model = package.module:make_model`` names a :class:`~murmurfl.app.models.model.ModelKind`, or a function
+``make_model(num_features, num_classes)`` that returns a :class:`~murmurfl.app.models.model.Model` or a
+``torch.nn.Module``. A module takes rows of ``num_features`` values and gives ``num_classes`` scores; its loss is the
+cross-entropy. The function is called in every process that needs the model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...privacy import ConfigurationError
+from .model import Model, ModelKind
+from .torch_networks import TorchModel
+
+
+class FunctionKind(ModelKind):
+    """Models that a function of the user's makes.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(num_features, num_classes)``.
+    name : str
+        As the run configuration has it.
+
+    Notes
+    -----
+    Every guarantee rests on gradients of which row i depends on sample i alone. For a module
+    :class:`~murmurfl.clients.TorchGradients` sees to that; for a Model it is the user's own promise.
+    """
+
+    keys = frozenset({"gradient-memory-mib"})
+
+    def __init__(self, function: Callable[[int, int], Any], name: str) -> None:
+        self.name = name
+        self.sentence = "a model of your own"
+        self._function = function
+
+    def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
+        made = self._made(num_features, num_classes)
+        torch = sys.modules.get("torch")  # whoever made a module has imported it
+        if torch is not None and isinstance(made, torch.nn.Module):
+            made = TorchModel(made, num_features, num_classes, lambda: self._made(num_features, num_classes))
+        if not isinstance(made, Model):
+            raise ConfigurationError(
+                f"Expected model = {self.name!r} to give a Model or a torch.nn.Module, got {type(made).__name__}."
+            )
+        self._check(made, num_features, num_classes)
+        return made
+
+    def _made(self, num_features: int, num_classes: int) -> Any:
+        try:
+            return self._function(num_features, num_classes)
+        except ConfigurationError:
+            raise
+        except Exception as error:  # the user's own code
+            raise ConfigurationError(
+                f"Expected model = {self.name!r} to make a model of {num_features} features and {num_classes} classes, "
+                f"got {type(error).__name__}: {error}."
+            ) from error
+
+    def _check(self, model: Model, num_features: int, num_classes: int) -> None:
+        """Try the model on one sample, made of zeros."""
+        try:
+            start = model.initial_parameters(1)
+            shapes = [np.shape(values) for values in start]
+            sample = np.zeros((1, num_features), np.float32), np.zeros(1, np.int64)
+            gradients, scores = np.shape(model(start, sample)), np.shape(model.logits(start, sample[0]))
+        except Exception as error:  # the user's own code
+            raise ConfigurationError(
+                f"Expected model = {self.name!r} to give scores and a gradient for one sample of {num_features} "
+                f"values, got {type(error).__name__}: {error}."
+            ) from error
+        if not shapes or shapes != [tuple(shape) for shape in model.shapes] or len(set(model.names)) != len(shapes):
+            raise ConfigurationError(
+                f"Expected model = {self.name!r} to start from one named array for each of its shapes "
+                f"{list(model.shapes)}, got names {list(model.names)} and arrays of shapes {shapes}."
+            )
+        if gradients != (1, model.num_parameters):
+            raise ConfigurationError(
+                f"Expected model = {self.name!r} to give a gradient of shape (1, {model.num_parameters}) for one "
+                f"sample, got {gradients}."
+            )
+        if scores != (1, num_classes):
+            raise ConfigurationError(
+                f"Expected model = {self.name!r} to give scores of shape (1, {num_classes}) for one sample, got "
+                f"{scores}."
+            )
+
+
+def own_model(found: Any, name: str) -> ModelKind:
+    """The kind of model that a user's object is.
+
+    Parameters
+    ----------
+    found : Any
+        What ``name`` names, and no ModelKind.
+    name : str
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no function.
+    """
+    if isinstance(found, type) or not callable(found) or _is_module(found):
+        kind = found.__name__ if isinstance(found, type) else type(found).__name__
+        raise ConfigurationError(
+            f"Expected model = {name!r} to be a function of the numbers of features and classes, which gives a Model "
+            f"or a torch.nn.Module, got {kind}."
+        )
+    return FunctionKind(found, name)
+
+
+def _is_module(found: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(found, torch.nn.Module)

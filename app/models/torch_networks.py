@@ -1,0 +1,278 @@
+"""Networks in PyTorch, which comes with ``pip install 'murmurfl[torch]'`` and is imported when a network is made."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...clients import TorchGradients
+from ...clients.adapters.per_sample_gradients import combined_gradients
+from ...privacy import ConfigurationError, derived_seed
+from ...privacy.errors import check_installed
+from ...privacy.machine.contributions import DenseContributions
+from .convolution import ConvolutionalGradients
+from .model import SAMPLES_AT_A_TIME, Batch, Model, ModelKind, Parameters, uniform_parameters
+from .network_rows import SteadyRows
+
+if TYPE_CHECKING:
+    import torch
+
+_MOST_SAMPLES = 2000
+"""How many samples the gradient norm of a network is computed from: each costs a pass through it."""
+
+
+class _InPyTorch(Model):
+    """A model whose gradients PyTorch computes."""
+
+    _gradients: TorchGradients
+
+    def set_gradient_memory(self, memory_mib: float) -> None:
+        super().set_gradient_memory(memory_mib)
+        self._gradients.gradient_memory_mib = memory_mib
+
+
+class MultilayerPerceptron(_InPyTorch):
+    """A small MLP with one hidden layer of tanh units, in PyTorch; not convex.
+
+    Parameters
+    ----------
+    num_hidden : int
+        Hidden units.
+    """
+
+    most_samples = _MOST_SAMPLES
+    rows_stand_alone = True
+
+    def __init__(self, num_features: int, num_classes: int, num_hidden: int = 32) -> None:
+        import torch
+
+        super().__init__(num_features, num_classes)
+        torch.set_num_threads(1)
+        layers = (torch.nn.Linear(num_features, num_hidden), torch.nn.Tanh(), torch.nn.Linear(num_hidden, num_classes))
+        self.module = torch.nn.Sequential(*layers)
+        self._gradients = TorchGradients(self.module, torch.nn.functional.cross_entropy)
+        self.shapes = list(self._gradients.shapes)
+        self.names = [name for name, _ in self.module.named_parameters()]
+
+    def initial_parameters(self, seed: int) -> list[NDArray[np.float32]]:
+        return uniform_parameters(self.shapes, seed)
+
+    def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
+        return self._gradients(parameters, _as_torch_wants(samples))
+
+    def stacked(
+        self, points: Sequence[Parameters], weights: Sequence[float | NDArray[np.float64]], samples: Batch
+    ) -> DenseContributions:
+        """Weighted sums of each sample's gradients, the same whichever other samples are among them."""
+        steady = SteadyRows(self, self.shapes, self.num_parameters)
+        with np.errstate(all="ignore"):
+            return DenseContributions(combined_gradients(steady, points, weights, samples))
+
+    def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.floating]:
+        hidden_weight, hidden_bias, weight, bias = (np.asarray(values, dtype=np.float32) for values in parameters)
+        return np.tanh(features.astype(np.float32) @ hidden_weight.T + hidden_bias) @ weight.T + bias
+
+
+class ConvolutionalNetwork(Model):
+    """The CNN of zhang-2025, section V-B: two convolutions of 32 filters 3 x 3, each with ReLU and 2 x 2 max-pooling,
+    then dense layers of 64, 32 and 10 with ReLU between them.
+
+    The paper's words leave open whether there is one pooling layer or two; with two, d = 63,242 on 28 x 28 images.
+
+    Parameters
+    ----------
+    num_features : int
+        Pixels of a square grey image.
+    """
+
+    most_samples = _MOST_SAMPLES
+    rows_stand_alone = True
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        import torch
+
+        super().__init__(num_features, num_classes)
+        side = math.isqrt(num_features)
+        if side * side != num_features or side < 10:
+            raise ConfigurationError(
+                f"Expected square images of at least 10 x 10 for model 'cnn', got {num_features} values a sample."
+            )
+        torch.set_num_threads(1)
+        left = ((side - 2) // 2 - 2) // 2
+        self.module = torch.nn.Sequential(
+            torch.nn.Unflatten(1, (1, side, side)),
+            torch.nn.Conv2d(1, 32, 3),
+            torch.nn.ReLU(),
+            torch.nn.MaxPool2d(2),
+            torch.nn.Conv2d(32, 32, 3),
+            torch.nn.ReLU(),
+            torch.nn.MaxPool2d(2),
+            torch.nn.Flatten(),
+            torch.nn.Linear(32 * left * left, 64),
+            torch.nn.ReLU(),
+            torch.nn.Linear(64, 32),
+            torch.nn.ReLU(),
+            torch.nn.Linear(32, num_classes),
+        )
+        self._side = side
+        self._threads = threading.local()
+        self.shapes = [tuple(parameter.shape) for parameter in self.module.parameters()]
+        self.names = [name for name, _ in self.module.named_parameters()]
+
+    def initial_parameters(self, seed: int) -> list[NDArray[np.float32]]:
+        return uniform_parameters(self.shapes, seed)
+
+    def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
+        point = np.concatenate([np.asarray(values, np.float32).ravel() for values in parameters])
+        return self.at_points(np.broadcast_to(point, (len(samples[0]), len(point))), samples)
+
+    def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
+        """The gradient of sample i at point i."""
+        features, labels = np.asarray(samples[0], dtype=np.float32), np.asarray(samples[1], dtype=np.int64)
+        gradient = self._gradients_of_this_thread()
+        rows = np.empty(points.shape)
+        with np.errstate(all="ignore"):
+            for i, row in enumerate(rows):
+                gradient(np.asarray(points[i], dtype=np.float32), features[i], int(labels[i]), row)
+        return rows
+
+    def _gradients_of_this_thread(self) -> ConvolutionalGradients:
+        if not hasattr(self._threads, "gradients"):
+            self._threads.gradients = ConvolutionalGradients(self.shapes, self._side)
+        return self._threads.gradients
+
+    def mean_gradient(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
+        import torch
+
+        named = {
+            name: torch.tensor(np.asarray(values, np.float32), requires_grad=True)
+            for name, values in zip(self.names, parameters, strict=True)
+        }
+        features, labels = (torch.as_tensor(part) for part in _as_torch_wants(samples))
+        for start in range(0, len(labels), SAMPLES_AT_A_TIME):
+            chosen = slice(start, start + SAMPLES_AT_A_TIME)
+            output = torch.func.functional_call(self.module, named, (features[chosen],))
+            loss = torch.nn.functional.cross_entropy(output, labels[chosen], reduction="sum") / len(labels)
+            loss.backward()
+        return np.concatenate([_gradient_of(named[name]) for name in self.names])
+
+    def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.floating]:
+        import torch
+
+        values = [torch.tensor(np.asarray(value, np.float32)) for value in parameters]
+        with torch.no_grad():
+            parts = [
+                self._forward(values, torch.as_tensor(np.asarray(part, np.float32))).numpy()
+                for part in np.array_split(features, max(len(features) // 100, 1))  # few enough for the cache
+            ]
+        return np.concatenate(parts)
+
+    def _forward(self, parameters: Sequence[torch.Tensor], features: torch.Tensor) -> torch.Tensor:
+        """What the module gives, in a third of its time: channels last in memory, and ReLU after pooling."""
+        import torch
+
+        functional = torch.nn.functional
+        values = features.reshape(-1, 1, self._side, self._side)
+        for weight, bias in zip(parameters[:4:2], parameters[1:4:2], strict=True):
+            values = functional.conv2d(values, weight.contiguous(memory_format=torch.channels_last), bias)
+            values = values.contiguous(memory_format=torch.channels_last)
+            values = functional.max_pool2d(values, 2).relu_()
+        values = values.contiguous().flatten(1)
+        for weight, bias in zip(parameters[4:-2:2], parameters[5:-2:2], strict=True):
+            values = functional.linear(values, weight, bias).relu_()
+        return functional.linear(values, *parameters[-2:])
+
+
+def _gradient_of(values: Any) -> NDArray[np.float64]:
+    return values.grad.reshape(-1).double().numpy()
+
+
+def _as_torch_wants(samples: Batch) -> Batch:
+    return np.asarray(samples[0], dtype=np.float32), np.asarray(samples[1], dtype=np.int64)
+
+
+class TorchModel(_InPyTorch):
+    """A module of the user's own, with the cross-entropy of its scores.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        It takes rows of ``num_features`` values and gives ``num_classes`` scores.
+    num_features, num_classes : int
+    make : callable
+        Makes another one.
+    """
+
+    most_samples = _MOST_SAMPLES
+
+    def __init__(
+        self, module: torch.nn.Module, num_features: int, num_classes: int, make: Callable[[], torch.nn.Module]
+    ) -> None:
+        import torch
+
+        super().__init__(num_features, num_classes)
+        torch.set_num_threads(1)  # a run's machines share the cores, and sums keep one order
+        self.module = module
+        self._make = make
+        self._gradients = TorchGradients(module, torch.nn.functional.cross_entropy)
+        self.shapes = list(self._gradients.shapes)
+        self.names = [name for name, _ in module.named_parameters()]
+
+    def initial_parameters(self, seed: int) -> list[NDArray[Any]]:
+        """The parameters of a module made with PyTorch's generator seeded, so that the module chooses how it starts."""
+        import torch
+
+        with torch.random.fork_rng(devices=[]):  # layers know no other generator; it is put back as it was
+            torch.default_generator.manual_seed(derived_seed("initial parameters", seed) % 2**63)
+            module = self._make()
+        return [parameter.detach().numpy().copy() for parameter in module.parameters()]
+
+    def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
+        return self._gradients(parameters, _as_torch_wants(samples))
+
+    def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
+        """The gradient of sample i at point i."""
+        return self._gradients.at_points(points, _as_torch_wants(samples))
+
+    def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.floating]:
+        import torch
+
+        named = {name: torch.tensor(np.asarray(v)) for name, v in zip(self.names, parameters, strict=True)}
+        with torch.no_grad():
+            parts = [
+                torch.func.functional_call(self.module, named, (torch.as_tensor(np.asarray(part, np.float32)),)).numpy()
+                for part in np.array_split(features, max(len(features) // SAMPLES_AT_A_TIME, 1))
+            ]
+        return np.concatenate(parts)
+
+
+class Perceptron(ModelKind):
+    """A small multilayer perceptron."""
+
+    name = "mlp"
+    keys = frozenset({"gradient-memory-mib"})
+    sentence = "a perceptron with one hidden layer of 32 tanh units, in PyTorch"
+
+    def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
+        check_installed("torch", "torch", f"model = {self.name!r}")
+        return MultilayerPerceptron(num_features, num_classes)
+
+
+class Convolutional(ModelKind):
+    """A small convolutional network."""
+
+    name = "cnn"
+    keys = frozenset({"gradient-memory-mib"})
+    sentence = "two convolutions and three dense layers, in PyTorch (zhang-2025)"
+
+    def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
+        check_installed("torch", "torch", f"model = {self.name!r}")
+        return ConvolutionalNetwork(num_features, num_classes)
+
+
+NETWORKS = (Perceptron(), Convolutional())

@@ -1,0 +1,238 @@
+"""What an operator is told of a ledger: what was spent on which run, what is left, and what that guarantees."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...privacy import Guarantee, LedgerSummary, SessionSummary, Unit, gdp_epsilon, rounded_up
+from ...privacy.accounting.guarantee import SESSION
+
+_NOTHING_AGAINST_IT = "Against the server nothing is guaranteed: it got contributions without noise."
+_ONLY_TRUSTED = " under a trusted server, and for no other"
+
+
+def ledger_document(summary: LedgerSummary, path: Path) -> dict[str, Any]:
+    """A ledger's summary as a JSON document; null where there is no bound.
+
+    Parameters
+    ----------
+    summary : LedgerSummary
+    path : Path
+        Where it was read.
+
+    Notes
+    -----
+    ``spent`` is what all releases of all sessions opened so far together guarantee, made or not, against whom
+    ``guarantee`` says: where a session was under a trusted server, against everybody but that one. ``local`` is the
+    same whatever other machines and helpers do; null where no session is under secure aggregation and no budget was
+    decided for them.
+    """
+    amounts = (("budget", summary.budget_mu), ("spent", summary.reserved_mu), ("left", summary.left_mu))
+    local = [(name, mu) for (name, _), mu in zip(amounts, _local_amounts(summary), strict=True)]
+    return {
+        "path": str(path),
+        "data": summary.data,
+        "created": summary.created,
+        "guarantee": ledger_guarantee(summary).document(),
+        "delta": summary.delta,
+        **{name: _amount(mu, summary.delta) for name, mu in amounts},
+        "local": {name: _amount(mu, summary.delta) for name, mu in local} if summary.summed else None,
+        "samples_used": summary.samples_used,
+        "commits": summary.commits,
+        "mark": summary.mark,
+        "problem": summary.mark_problem,
+        "key_file": summary.key_file,
+        "sessions": [_session_document(session, summary.delta) for session in summary.sessions],
+    }
+
+
+def _local_amounts(summary: LedgerSummary) -> tuple[float, float, float]:
+    return summary.budget_local_mu, summary.reserved_local_mu, summary.left_local_mu
+
+
+def _session_document(session: SessionSummary, delta: float) -> dict[str, Any]:
+    guarantee = session_guarantee(session, delta)
+    return {
+        "session": session.session,
+        "trust": guarantee.trust,
+        **_amount(guarantee.mu, delta),
+        "mu_local": guarantee.document()["mu_local"],
+        "epsilon_local": guarantee.document()["epsilon_local"],
+        "min_honest": guarantee.min_honest,
+        "guarantee": guarantee.sentence,
+        "releases": session.releases,
+        "acknowledged": session.ack,
+        "closed": session.closed,
+        "first_release": session.first_release,
+        "last_release": session.last_release,
+        "terms": dict(session.terms),
+    }
+
+
+def _amount(mu: float, delta: float) -> dict[str, float | None]:
+    """A mu and its epsilon; None for what is infinite."""
+    both = {"mu": mu, "epsilon": gdp_epsilon(mu, delta)}
+    return {name: value if math.isfinite(value) else None for name, value in both.items()}
+
+
+def ledger_guarantee(summary: LedgerSummary) -> Guarantee:
+    """What everything released under a ledger guarantees: all sessions opened so far, made or not.
+
+    Parameters
+    ----------
+    summary : LedgerSummary
+
+    Notes
+    -----
+    **Formal guarantees.** Mu is what all sessions on the ledger reserved together, under the trust that it names, for
+    replacement of one sample (of one owner's samples, if every session protects owners). Once a session was under a
+    trusted server it holds against everybody but that one.
+    """
+    return replace(_ledger_guarantee(summary), unit=_unit(summary.sessions))
+
+
+def _ledger_guarantee(summary: LedgerSummary) -> Guarantee:
+    made = [session_guarantee(session, summary.delta) for session in summary.sessions]
+    words = "; ".join(dict.fromkeys(guarantee.mechanism for guarantee in made)) or "nothing released yet"
+    covers = "over all releases of all sessions on this ledger"
+    honest = [guarantee.min_honest for guarantee in made if guarantee.min_honest is not None]
+    if summary.trusted_a_server:
+        # Also of what was summed before: one figure, against whom it holds is hard enough to say.
+        mu, notes = summary.reserved_local_mu, (_NOTHING_AGAINST_IT,)
+        return Guarantee(mu, summary.delta, words, trust="trusted-server", covers=covers, notes=notes)
+    if len(honest) < sum(session.mu_local is not None for session in summary.sessions) or not honest:
+        return Guarantee(summary.reserved_local_mu, summary.delta, words, covers=covers)
+    return Guarantee(
+        summary.reserved_mu,
+        summary.delta,
+        words,
+        trust="secure-aggregation",
+        covers=covers,
+        mu_local=summary.reserved_local_mu,
+        min_honest=max(honest),  # what every session rests on
+    )
+
+
+def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
+    """What one session on a ledger guarantees, by the terms it was opened with.
+
+    Parameters
+    ----------
+    session : SessionSummary
+    delta : float
+        The ledger's.
+
+    Notes
+    -----
+    **Formal guarantees.** Mu is what the session reserved when it was opened, for replacement of one sample or of one
+    owner's samples, against whom its terms say.
+    """
+    return replace(_session_guarantee(session, delta), unit=_unit([session]))
+
+
+def _unit(sessions: Iterable[SessionSummary]) -> Unit:
+    """What all of some sessions protect: an owner where each of them does, for who protects owners protects samples."""
+    owners = [bool(session.terms.get("samples_per_owner")) for session in sessions]
+    return "owner" if owners and all(owners) else "sample"
+
+
+def _session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
+    terms = session.terms
+    if session.trusted:
+        return Guarantee(
+            session.mu,
+            delta,
+            "no noise on this machine: the server's, by its own word",
+            trust="trusted-server",
+            covers=SESSION,
+            notes=(_NOTHING_AGAINST_IT,),
+        )
+    options = (terms.get("schedule"), *terms.get("mechanism_options", {}).values())
+    named = ", ".join(str(value) for value in options if value)
+    words = f"{terms.get('mechanism', 'unknown')}{f' ({named})' if named else ''} noise on this machine"
+    if session.mu_local is None:
+        return Guarantee(session.mu, delta, words, covers=SESSION)
+    words += ", under masks"
+    if session.min_honest is None:  # forgotten in a rollback: what it does not rest on is known
+        return Guarantee(session.mu_local, delta, words, covers=SESSION)
+    return Guarantee(
+        session.mu,
+        delta,
+        words,
+        trust="secure-aggregation",
+        covers=SESSION,
+        mu_local=session.mu_local,
+        min_honest=session.min_honest,
+    )
+
+
+def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
+    """What a ledger says in all, in lines for people."""
+
+    def amount(mu: float) -> str:
+        if math.isinf(mu):
+            return "no bound"
+        # One rounding for all three, so that a budget and what is spent of it read alike when they are equal.
+        return f"epsilon {rounded_up(gdp_epsilon(mu, summary.delta))} at delta {summary.delta:g} (mu {rounded_up(mu)})"
+
+    return [
+        f"ledger    {path}",
+        f"data      {summary.data or '(no name)'}; {summary.samples_used} {_unit(summary.sessions)}s used up",
+        f"budget    {amount(summary.budget_mu)}",
+        f"spent     {amount(summary.reserved_mu)}: all releases the sessions below may make",
+        f"left      {amount(summary.left_mu)}: for new sessions{_ONLY_TRUSTED if summary.trusted_a_server else ''}",
+        *(_local_lines(summary, amount) if summary.summed else []),
+        f"that is   {ledger_guarantee(summary).sentence}",
+        f"mark      {summary.mark}{' (see below)' if summary.mark_problem else ''}",
+        f"key       {summary.key_file or 'in the ledger'}",
+    ]
+
+
+def _local_lines(summary: LedgerSummary, amount: Callable[[float], str]) -> list[str]:
+    """The same three, of what holds whatever other machines and helpers do."""
+    budget, spent, left = map(amount, _local_amounts(summary))
+    decided = "" if summary.local_decided else ", for none was decided (`murmurfl ledger set-local-budget`)"
+    return [
+        "and if nobody else is honest, whatever happens:",
+        f"  budget  {budget}{decided}",
+        f"  spent   {spent}",
+        f"  left    {left}",
+    ]
+
+
+def session_rows(summary: LedgerSummary) -> list[dict[str, str]]:
+    """A ledger's sessions, a row of texts each."""
+    return [
+        {
+            "session": session.session,
+            "opened, UTC": _when(session.first_release),
+            "last, UTC": _when(session.last_release),
+            "releases": f"{session.releases} of {session.terms.get('max_participations', '?')}",
+            "mu": rounded_up(session_guarantee(session, summary.delta).mu),
+            "epsilon": rounded_up(session_guarantee(session, summary.delta).epsilon),
+            **(_local_cells(session, summary.delta) if summary.summed else {}),
+            "clip": f"{session.terms.get('clip_norm', '?')} a {session.terms.get('clip_unit', '?')}",
+            "batch": str(session.terms.get("batch_size", "?")),
+            "noise": "none: the server's" if session.trusted else _noise(session.terms),
+            "state": "closed" if session.closed else "open",
+        }
+        for session in summary.sessions
+    ]
+
+
+def _local_cells(session: SessionSummary, delta: float) -> dict[str, str]:
+    mu = session.mu if session.mu_local is None else session.mu_local
+    return {"mu, whatever happens": rounded_up(mu), "its epsilon": rounded_up(gdp_epsilon(mu, delta))}
+
+
+def _noise(terms: Mapping[str, Any]) -> str:
+    return f"{terms.get('mechanism', '?')}, std {terms.get('noise_std', math.nan):.3g}"
+
+
+def _when(seconds: float | None) -> str:
+    return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))

@@ -1,0 +1,337 @@
+"""``murmurfl server``: Flower's SuperLink behind a gate, started again when it ends, with its health and its figures.
+
+The SuperLink is Flower's own and gets its options as they are. It takes commands of owners alone (:mod:`.gate`), and
+what it runs for them is started beside it, by Flower's own ``flower-superexec`` with a secret, once the SuperLink has
+shown that it is the one that was started here. Around it stands what an operator needs at night: one line for each
+round, and figures that outlive a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ....privacy import ConfigurationError, MurmurflError
+from ....privacy.files import create_private, exposure
+from ....strategies.rounds.monitor_file import FIGURES_VARIABLE, ServerFigures, read_figures
+from ...engines.loopback import executable, without_proxy
+from ...engines.processes import interrupts_as_keyboard_interrupt
+from ..child_process import follow_lines
+from ..connections.expiry import first_expiry
+from ..watching.addresses import Addresses, shown
+from ..watching.health import health_answer
+from ..watching.journal import Journal
+from ..watching.node_log import flower_line
+from .flower_superlink import PROOF_VARIABLE
+from .gate import COMMANDED, read_owners, server_name
+from .server_health import ServerHealth, SuperLinkOptions
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 15.0
+_SETTLED_S = 60.0
+_GRACE_S = 10.0
+_LOOK_EVERY_S = 1.0
+_LOOK_AT_FIRST_S = 0.1
+_DATABASE = "a SuperLink's database"
+_READS = re.compile(r": (list|get|show|stream|pull)-[^:]*$")
+_WEB_SERVER = re.compile(r"\S+Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) (\[.*)")
+
+
+class ServerError(MurmurflError, RuntimeError):
+    """Flower's SuperLink does not start."""
+
+
+def run_server(
+    options: Sequence[str],
+    addresses: Addresses,
+    figures: Path | None = None,
+    journal: Journal | None = None,
+    owners: Path | None = None,
+) -> None:
+    """Run Flower's SuperLink until interrupted (SIGINT, SIGTERM or SIGHUP).
+
+    A SuperLink that ends is started again, after 1 to 15 seconds. One that never answered, because of its options or of
+    a port that is taken, is not.
+
+    Parameters
+    ----------
+    options : sequence of str
+        Those of ``flower-superlink``.
+    addresses : Addresses
+        Where health and figures are shown.
+    figures : Path, optional
+        A folder that keeps the counts when this process ends; default one that goes with it.
+    journal : Journal, optional
+        Is told of everything that happens; default one that nobody reads.
+    owners : Path, optional
+        Who may submit, stop, list and read runs and register nodes, as :func:`~.gate.read_owners` reads them; default
+        nobody.
+
+    Raises
+    ------
+    ServerError
+        If the SuperLink ends before it has ever answered, or takes a command without a login; or others may change its
+        database, and nothing was started.
+    ConfigurationError
+        If an address, the folder or the list of owners is impossible, or the options would let others than owners
+        command; nothing was started.
+
+    Notes
+    -----
+    What is shown are counts of machines, answers and refusals, and times: nothing that a machine released, and no name.
+    What runs write into the folder is read as :func:`~murmurfl.strategies.rounds.monitor_file.read_figures` says.
+    Commands need an owner's login (:class:`~.gate.Gate`); that they are refused without one is tried at each start.
+    What owners submit runs as this user, who reads the TLS key and the database, unless another user starts it
+    (``--isolation process``). A database with what nodes send is made with mode 600; of one that others may read the
+    log says so.
+    """
+    at = SuperLinkOptions.read(options)
+    at.check()
+    server_name(Path(at.certificate) if at.certificate else None)
+    if owners is None or not read_owners(owners):
+        logger.warning("Nobody may submit, stop or read runs or register nodes: name owners with --owners FILE.")
+    health = ServerHealth(at.answers)
+    journal = journal or Journal()
+    with ExitStack() as stack:
+        folder = stack.enter_context(_folder(figures, writing=at.processes == "subprocess"))
+        if at.database is not None:
+            _keep_private(at.database)
+        if addresses:
+            from ..watching.monitor_figures import SERVER, Shown  # brings Prometheus' client library
+            from .server_metrics import ServerMetrics
+
+            expiry = first_expiry(Path(at.certificate).expanduser() if at.certificate else None)
+            metrics = ServerMetrics(health, folder, float(int(time.time())), expiry)
+            text = Shown(SERVER, metrics.read).text
+            stack.enter_context(shown(addresses, lambda: health_answer(SERVER, health.problem), text))
+        stack.callback(health.close)
+        health.ask_forever()
+        stack.enter_context(interrupts_as_keyboard_interrupt())
+        journal.note("started", kind="server", name=f"{at.host}:{at.port}")
+        server = _Server(options, at, folder, owners)
+        if server.starts_processes:
+            logger.warning(
+                "What owners submit runs as this user and may read the TLS key and the database: docs/deployment.md "
+                "has another user start it, with --isolation process."
+            )
+            server.secret = stack.enter_context(_secret())
+        _serve_forever(server, folder, health, journal)
+
+
+@dataclass
+class _Server:
+    """What is started, and started again."""
+
+    options: Sequence[str]
+    at: SuperLinkOptions
+    folder: Path
+    owners: Path | None
+    secret: Path | None = None
+    proof: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+
+    @property
+    def starts_processes(self) -> bool:
+        """Whether runs' processes are started here, and not by another user."""
+        return self.at.processes != "process"
+
+    @property
+    def _told(self) -> list[str]:
+        return [] if self.secret is None else ["--superexec-auth-secret-file", str(self.secret)]
+
+    def superlink(self) -> list[str]:
+        """What starts the SuperLink."""
+        owners = "-" if self.owners is None else str(self.owners.expanduser().absolute())
+        module = f"{__package__}.flower_superlink"
+        # -P: nothing is imported from the folder that it is started in. Of an option that comes twice the last counts.
+        superlink = [sys.executable, "-P", "-m", module, str(os.getpid()), owners, *self.options]
+        return superlink if self.secret is None else [*superlink, "--isolation", "process", *self._told]
+
+    def starter(self, superlink: int) -> list[str]:
+        """What starts the runs' processes, and ends with the SuperLink of this process number."""
+        tls = ["--root-certificates", self.at.authority] if self.at.certificate else ["--insecure"]
+        command = [executable("flower-superexec"), "--runtime-api-address", self.at.nearby, *tls, *self._told]
+        return [*command, "--parent-pid", str(superlink)]
+
+
+@contextmanager
+def _secret() -> Iterator[Path]:
+    """A secret of this start, that a run's process shows before it gets a task."""
+    with tempfile.TemporaryDirectory(prefix="murmurfl-secret-") as made:
+        path = Path(made) / "secret"
+        create_private(path, "a secret", secrets.token_bytes(32), error=ServerError)
+        yield path
+
+
+def _keep_private(database: Path) -> None:
+    """Make a database that only its owner may touch, where there is none; refuse one that others may change."""
+    if not database.exists():
+        create_private(database, _DATABASE, error=ServerError)  # SQLite makes the files beside it with the same mode
+    for file in (database, database.with_name(f"{database.name}-wal"), database.with_name(f"{database.name}-journal")):
+        others_may, sentence = exposure(file, _DATABASE) if file.exists() else ("", "")
+        if others_may == "write":
+            raise ServerError(sentence)
+        if others_may:
+            logger.warning("%s It holds what nodes send.", sentence)
+
+
+def _serve_forever(server: _Server, folder: Path, health: ServerHealth, journal: Journal) -> None:
+    said = _Rounds(folder, journal)
+    pause = _FIRST_PAUSE_S
+    try:
+        while True:
+            started = time.monotonic()
+            code = _serve(server, folder, health, said)
+            if not health.answered and not health.restarts:
+                raise ServerError(
+                    f"Expected Flower's SuperLink to start, got exit code {code}: the lines above say why. `murmurfl "
+                    "server` takes the options of flower-superlink."
+                )
+            pause = _FIRST_PAUSE_S if time.monotonic() - started > _SETTLED_S else pause
+            logger.warning("The SuperLink ended with exit code %d; it is started again in %.0f s.", code, pause)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+    except KeyboardInterrupt:
+        journal.note("stopped")
+
+
+def _serve(server: _Server, folder: Path, health: ServerHealth, said: _Rounds) -> int:
+    """Run one SuperLink to its end; its exit code."""
+    processes = []
+    health.started()
+    closed = False
+    try:
+        processes.append(_started(server.superlink(), folder, _superlink_line, {PROOF_VARIABLE: server.proof.hex()}))
+        superlink, _ = processes[0]
+        while all(process.poll() is None for process, _ in processes):
+            with suppress(subprocess.TimeoutExpired):
+                superlink.wait(_LOOK_EVERY_S if closed else _LOOK_AT_FIRST_S)
+            if health.answered and not closed and (refuses := server.at.refuses(server.proof)) is not None:
+                closed = refuses
+                if not closed:
+                    raise ServerError(
+                        "Expected the SuperLink that was started here to refuse a command without a login, got another "
+                        f"answer at {server.at.nearby}: another program has that port, or this version of Flower is "
+                        "none that murmurfl closes."
+                    )
+                logger.info("The SuperLink answers.")
+                # Not before: what has the port would say what is run here.
+                if server.starts_processes:
+                    processes.append(_started(server.starter(superlink.pid), folder, flower_line))
+            said.look()
+    finally:
+        health.ended()
+        for process, reading in reversed(processes):
+            _end(process, reading)
+    return next((process.returncode for process, _ in processes if process.returncode), 0)
+
+
+def _started(
+    command: list[str], folder: Path, line: Callable[[int, str], None], more: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], threading.Thread | None]:
+    """A process whose lines are in the log."""
+    # In a session of its own, so that Ctrl-C in the terminal reaches this process alone, which then stops the other.
+    process = subprocess.Popen(
+        command,
+        env={**_environment(folder), **(more or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    return process, follow_lines(process.stdout, line) if process.stdout else None
+
+
+def _end(process: subprocess.Popen[bytes], reading: threading.Thread | None) -> None:
+    process.terminate()
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if reading is not None:
+        reading.join(_LOOK_EVERY_S)  # a run's own processes may hold the other end for longer
+
+
+def _superlink_line(level: int, text: str) -> None:
+    """Log a line of the SuperLink's; those of its web server say their time and level themselves."""
+    if text.startswith(COMMANDED):
+        logger.log(logging.DEBUG if _READS.search(text) else logging.INFO, "%s", text)
+        return
+    found = _WEB_SERVER.match(text)
+    flower_line(logging.getLevelNamesMapping()[found[1]] if found else level, found[2] if found else text)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    defaults = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        # What a run needs is installed by the server's operator, not by whoever submits the run.
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    }
+    path = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    own = {FIGURES_VARIABLE: str(folder), "PATH": path, "PYTHONUNBUFFERED": "1"}
+    environment = {**defaults, **os.environ, **without_proxy(os.environ), **own}
+    for name in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
+        environment.pop(name, None)  # second ways in, which no gate is before
+    return environment
+
+
+@contextmanager
+def _folder(named: Path | None, *, writing: bool) -> Iterator[Path]:
+    if named is None:
+        with tempfile.TemporaryDirectory(prefix="murmurfl-server-") as made:
+            yield Path(made)
+        return
+    folder = named.expanduser().absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"Expected a folder at {folder} for figures, got: {error.strerror}.") from error
+    if not os.access(folder, (os.W_OK if writing else os.R_OK) | os.X_OK):
+        raise ConfigurationError(
+            f"Expected a folder at {folder} that can be {'written to' if writing else 'read'}, got one that cannot."
+        )
+    yield folder
+
+
+class _Rounds:
+    """One entry for each round, by the file in which runs note them."""
+
+    def __init__(self, folder: Path, journal: Journal) -> None:
+        self._folder = folder
+        self._journal = journal
+        self._before = read_figures(folder) or ServerFigures()
+
+    def look(self) -> None:
+        """Note what has ended since the last look."""
+        now, before = read_figures(self._folder), self._before
+        if now is None or now.rounds == before.rounds:
+            return
+        self._before = now
+        if now.rounds < before.rounds:  # the file was put back, or made anew
+            return
+        counts = ("aggregated", "asked", "lost", "late", "malformed")
+        since = {name: getattr(now, name) - getattr(before, name) for name in counts}
+        refused = sum(now.refused.values()) - sum(before.refused.values())
+        self._journal.note(
+            "round",
+            round=now.round,
+            planned=now.planned,
+            rounds=now.rounds - before.rounds,
+            refused=refused,
+            seconds=round(now.seconds),
+            **since,
+        )

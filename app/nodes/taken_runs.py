@@ -1,0 +1,245 @@
+"""Which runs a node takes: the table ``[runs]`` of its operator's file, kept before anything looks at a request.
+
+Owners whose permits are believed (:mod:`murmurfl.privacy.permits`), bundles, hours. Nothing that Flower says of a run
+is believed: who submitted it, and its number, are the server's word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Error, Message
+
+from ...clients.messages.answers import Answers
+from ...clients.nodes.operators_file import RUNS_TABLE, named_values, operators_values
+from ...privacy import ConfigurationError, protocol
+from ...privacy.permits import PermitError, check_bundle_digest, public_owner_key, shown_time, verified_permit
+from .hours import DAYS, WHOLE_DAY, Hours
+
+logger = logging.getLogger(__name__)
+
+REFUSAL = "this machine does not take this run"
+"""What a server is told, whatever the reason is."""
+
+
+class ReceivedContext(Context):
+    """A context of Flower's, and the bundle that came with it.
+
+    Parameters
+    ----------
+    context : Context
+        Its run configuration stays outside: the app decides from its operator's configuration.
+    bundle : bytes
+        As it was received.
+    """
+
+    def __init__(self, context: Context, bundle: bytes) -> None:
+        super().__init__(context.run_id, context.node_id, context.node_config, context.state, run_config={})
+        self._bundle = bundle
+
+    @property
+    def bundle_digest(self) -> str:
+        """SHA-256 of the bundle's bytes; empty where none came."""
+        return hashlib.sha256(self._bundle).hexdigest() if self._bundle else ""
+
+
+@dataclass(frozen=True)
+class RunsTable:
+    """The table as it is written.
+
+    Parameters
+    ----------
+    owners : sequence of str
+        Public keys, 64 hexadecimal digits each (``murmurfl owner key``): only sessions that one of them signed a permit
+        for. Left out: any session.
+    bundles : sequence of str
+        SHA-256 of bundles (``murmurfl owner bundle``): only runs with one of them. Left out: any bundle.
+    hours : str
+        ``22:00-06:00``: only requests that come in these hours. Left out: all day.
+    days : sequence of str
+        ``mon`` to ``sun``, on which the hours begin. Left out: all of them.
+    time_zone : str
+        Of hours and days: ``local``, the machine's own, or ``UTC``.
+    """
+
+    owners: Sequence[str] | None = None
+    bundles: Sequence[str] | None = None
+    hours: str = WHOLE_DAY
+    days: Sequence[str] | None = None
+    time_zone: str = "local"
+
+
+@dataclass(frozen=True)
+class TakenRuns:
+    """Which runs a node takes: what is set must hold, all of it.
+
+    Parameters
+    ----------
+    owners : tuple of bytes
+        Public keys; empty for any session.
+    bundles : frozenset of str
+        Digests; empty for any bundle.
+    hours : Hours, optional
+        None for any time.
+
+    Notes
+    -----
+    It adds no noise and spends nothing. With ``owners`` no request is answered that does not carry a permit that one of
+    them signed, that has begun and not ended by this machine's clock, and that names every session the request names:
+    whatever the server is, it makes a machine begin no other session. It may use a permit again within its sessions and
+    its time. ``bundles`` guard against a bundle that nobody has looked at, and not against a server that ships one
+    bundle and runs another program.
+    """
+
+    owners: tuple[bytes, ...] = ()
+    bundles: frozenset[str] = frozenset()
+    hours: Hours | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> TakenRuns | None:
+        """The table ``[runs]`` of an operator's file; None where there is none.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is no table, says nothing, or a key or a value is impossible.
+        """
+        values = operators_values(path.expanduser().absolute()).get(RUNS_TABLE)
+        if values is None:
+            return None
+        try:
+            if not isinstance(values, Mapping) or not values:
+                raise ConfigurationError(
+                    f"Expected owners, bundles, hours or days, got {values!r}: leave the table out to take every run."
+                )
+            return cls._of(RunsTable(**named_values(RunsTable, values)))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: [{RUNS_TABLE}]: {error}") from error
+
+    @classmethod
+    def _of(cls, table: RunsTable) -> TakenRuns:
+        owners, bundles = _listed("owners", table.owners), _listed("bundles", table.bundles)
+        for bundle in bundles:
+            check_bundle_digest(bundle)
+        days: Any = _listed("days", table.days) or DAYS
+        hours: Any = Hours(table.hours, tuple(days), table.time_zone)  # type: ignore[arg-type]
+        return cls(
+            tuple(map(public_owner_key, owners)),
+            frozenset(bundles),
+            None if hours == Hours(time_zone=hours.time_zone) else hours,
+        )
+
+    def why_not(self, message: Message, bundle: Callable[[], str], now: float) -> str:
+        """Why a request is not answered, for the operator's own log; empty where it is.
+
+        Parameters
+        ----------
+        message : Message
+        bundle : callable
+            Gives the SHA-256 of the bundle's very bytes.
+        now : float
+            This machine's clock, in seconds since 1970.
+        """
+        if self.hours is not None and not self.hours.has(now):
+            return f"runs are taken {self.hours.sentence()}"
+        if self.bundles and bundle() not in self.bundles:
+            return f"the bundle with SHA-256 {bundle() or '(none came)'} is not one of [runs] bundles"
+        return self._why_no_permit(message, bundle, now) if self.owners else ""
+
+    def _why_no_permit(self, message: Message, bundle: Callable[[], str], now: float) -> str:
+        # All records, whatever they are called: which of them a machine reads is not known here, and none may differ.
+        records = [] if message.has_error() else list(message.content.config_records.values())
+        carried = [record[protocol.PERMIT] for record in records if protocol.PERMIT in record]
+        if len(carried) != 1:
+            return f"it carries {'no permit' if not carried else 'more permits than one'}"
+        try:
+            permit = verified_permit(carried[0], self.owners)
+        except PermitError:
+            return "none of [runs] owners signed its permit"
+        if not permit.is_for(now):
+            times = f"from {shown_time(permit.not_before)} to {shown_time(permit.until)}"
+            return f"its permit is for {times}, and this machine's clock says {shown_time(int(now))}"
+        if permit.bundle and permit.bundle != bundle():
+            return f"its permit is for another bundle than the one with SHA-256 {bundle() or '(none came)'}"
+        named = [record[protocol.SESSION] for record in records if protocol.SESSION in record]
+        if any(session not in permit.sessions for session in named):
+            return f"its permit is for other sessions ({', '.join(permit.sessions)})"
+        return ""
+
+    def sentence(self) -> str:
+        """What is taken, for the operator's own log."""
+        said = []
+        if self.owners:
+            said.append(f"with a permit of {_one_of(len(self.owners), 'listed owner')}")
+        if self.bundles:
+            said.append(f"with {_one_of(len(self.bundles), 'listed bundle')}")
+        if self.hours is not None:
+            said.append(self.hours.sentence())
+        return f"Takes runs {', '.join(said) or 'of everybody'}."
+
+
+def taking(app: Answers, runs: TakenRuns | None, clock: Callable[[], float] = time.time) -> Answers:
+    """An app that answers requests of such runs only, and is told nothing of permits.
+
+    Parameters
+    ----------
+    app : callable
+    runs : TakenRuns or None
+        None for every run.
+    clock : callable
+
+    Notes
+    -----
+    Every message is judged by the rule of :class:`TakenRuns`: a greeting, a question and an evaluation too. All others
+    get one fixed text, which depends on the request, the operator's file and the clock, and never on data; ``app`` does
+    not see them. What ``app`` sees of a request does not depend on its permit, so a request that comes again with a
+    renewed permit is the same request.
+    """
+
+    def answer(message: Message, context: Context) -> Message:
+        if runs is not None and (why := _why_not(runs, message, context, clock())):
+            # The journal has the refusal itself.
+            logger.warning("Run %d is not taken: %s.", message.metadata.run_id, why)
+            return Message(Error(protocol.RUN_NOT_ALLOWED, REFUSAL), reply_to=message)
+        _take_permits_out(message)
+        return app(message, context)
+
+    return answer
+
+
+def _why_not(runs: TakenRuns, message: Message, context: Context, now: float) -> str:
+    def bundle() -> str:
+        return context.bundle_digest if isinstance(context, ReceivedContext) else ""
+
+    try:
+        return runs.why_not(message, bundle, now)
+    except Exception:
+        logger.exception("Whether a run is taken could not be told.")
+        return "the request cannot be read"
+
+
+def _take_permits_out(message: Message) -> None:
+    if message.has_error():
+        return
+    for name, record in list(message.content.config_records.items()):
+        if protocol.PERMIT in record:
+            kept = {key: value for key, value in record.items() if key != protocol.PERMIT}
+            message.content[name] = ConfigRecord(kept)
+
+
+def _listed(key: str, values: Any) -> list[str]:
+    if values is None:
+        return []
+    if not isinstance(values, list) or not values or not all(isinstance(value, str) for value in values):
+        raise ConfigurationError(f"Expected {key} to be a list of one or more texts, got {values!r}.")
+    return values
+
+
+def _one_of(count: int, what: str) -> str:
+    return f"the {what}" if count == 1 else f"one of {count} {what}s"

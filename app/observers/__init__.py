@@ -1,1 +1,0 @@
-"""What only a simulation can see of a run. On real machines none of it may ever leave a machine."""

@@ -1,0 +1,365 @@
+"""A search for clip and step that is paid for: trials on the same machines' ledgers, and a private choice among them.
+
+Each trial is a session of its own on every machine's ledger, trained with a part of mu^2, and so is the count of
+correct predictions by which it is judged. The last training gets what is left. All sessions' mus add in squares to the
+run configuration's mu, and ledgers refuse whatever would go beyond it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...privacy import (
+    ConfigurationError,
+    Guarantee,
+    MemoryLedger,
+    PrivacyPolicy,
+    PrivateMachine,
+    SimulatedKeys,
+    centred,
+)
+from ...privacy.side.private_count import counted, counting_policy, release_count
+from ..engines.chosen_pool import opened_pool
+from ..engines.pool import Pool, WorkerState, say_nothing
+from ..engines.workers import EXPERIMENT, LEDGERS, WorkerMachines, shared_samples
+from ..models.model import Model
+from ..runs.experiment import Experiment, prepare
+from ..runs.result import FeatureMean, RunResult
+from ..runs.run_guarantees import Figures, run_guarantee
+from ..runs.training_run import run_experiment
+from ..settings.run_config import RunConfig
+
+MULTIPLES = ("clip_norm", "learning_rate")
+"""What may be searched for, as multiples of the preset's."""
+_LEAST_TRIALS = 2
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting that was tried.
+
+    Parameters
+    ----------
+    multiples : mapping
+        Of the preset's clip and step.
+    clip_norm, learning_rate : float
+        What they came to in this trial.
+    score : float
+        The share of predictions that are right: by the private count, noise and all, or on public samples.
+    """
+
+    multiples: Mapping[str, float]
+    clip_norm: float
+    learning_rate: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search found and what all of it cost.
+
+    Parameters
+    ----------
+    trials : list of Trial
+    chosen : int
+        Which of them had the highest score.
+    result : RunResult
+        Of the last training; its own mu is only the last part of ``guarantee``'s.
+    guarantee : Guarantee
+        Of everything that was released.
+    spent : float
+        The largest mu that one machine's ledger has recorded.
+    """
+
+    trials: list[Trial]
+    chosen: int
+    result: RunResult
+    guarantee: Guarantee
+    spent: float
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How mu is divided; mus add in squares.
+
+    Parameters
+    ----------
+    training, count : float
+        Mu of each trial's training and of its count; 0 for no count.
+    last : float
+        Mu of the last training.
+    """
+
+    training: float
+    count: float
+    last: float
+
+
+def divided(mu: float, trials: int, share: float, counting: float) -> Parts:
+    """Mu of each part of a search.
+
+    Parameters
+    ----------
+    mu : float
+        Of all of it.
+    trials : int
+    share : float
+        Of mu^2, for all trials together.
+    counting : float
+        Of a trial's part, for its count; 0 where public samples decide.
+
+    Raises
+    ------
+    ConfigurationError
+
+    Notes
+    -----
+    The parts are such that trials x (training^2 + count^2) + last^2 = mu^2.
+    """
+    if not (0 < share < 1 and 0 <= counting < 1):
+        raise ConfigurationError(
+            f"Expected shares between 0 and 1, got {share!r} for trials and {counting!r} for counts."
+        )
+    each = mu * math.sqrt(share / trials)
+    return Parts(each * math.sqrt(1 - counting), each * math.sqrt(counting), mu * math.sqrt(1 - share))
+
+
+@dataclass(frozen=True)
+class OneOfSeveral(Experiment):
+    """An experiment whose machines' ledgers hold other sessions beside its own.
+
+    Parameters
+    ----------
+    budget_mu : float
+        Of all sessions together.
+    number : int
+        Which of them it is.
+
+    The others are Experiment's.
+
+    Notes
+    -----
+    Samples are used again in every session, and the ledger counts that.
+    """
+
+    budget_mu: float = 0.0
+    number: int = 0
+
+    def policy(self, machine: int | None = None) -> PrivacyPolicy:
+        policy = super().policy(machine)
+        once = policy.order == "in-turn" and policy.sample_participations == 1
+        return replace(policy, budget_mu=self.budget_mu, order="again" if once else policy.order)
+
+    @cached_property
+    def session(self) -> str:
+        return _session(self.config.seed, f"training {self.number}")
+
+    @property
+    def mean_session(self) -> str:
+        return _session(self.config.seed, f"mean {self.number}")
+
+
+def search(
+    config: RunConfig,
+    candidates: Sequence[Mapping[str, float]],
+    *,
+    share: float = 0.3,
+    counting: float = 0.1,
+    public: bool = False,
+    on_trial: Callable[[Trial], None] | None = None,
+    workers: int | None = None,
+    ray_address: str = "",
+    say: Callable[[str], None] | None = None,
+) -> Search:
+    """Try clips and steps, choose one privately, and train with it; in simulation.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Its mu is that of everything together.
+    candidates : sequence of mapping
+        Of each trial, multiples of the preset's ``clip_norm`` and ``learning_rate``. The preset's own values are for
+        the mu that a training has, and multiples carry over from a trial's to the last one's.
+    share : float
+        Of mu^2, for all trials together.
+    counting : float
+        Of a trial's part of mu^2, for the count of correct predictions.
+    public : bool
+        Whether the samples that runs are evaluated on are nobody's secret and may choose: then nothing is counted. What
+        is said of the last model on the same samples is then better than it would be on others.
+    on_trial : callable, optional
+        Called after every trial.
+    workers, ray_address, say
+        Over what the machines of each training are spread, as for :func:`~murmurfl.app.engines.run_cohort`. Trials come
+        one after the other: they share the machines' ledgers.
+
+    Raises
+    ------
+    WorkerError
+        If a worker could not be started, or is gone.
+    ConfigurationError
+        If something else is to be searched for, or the configuration has no ledgers against the server that several
+        sessions could share.
+
+    Notes
+    -----
+    Every trial, every count and the last training together are mu-GDP (:attr:`Search.guarantee`) for replacement of one
+    sample, against the server that sees all of them and chooses by them; mu is infinite where the range of the noise
+    cannot serve one of them. Each is a session on the machine's ledger, which admits none beyond the budget; what to
+    try was settled before anything was seen.
+    """
+    _check(config, candidates)
+    parts = divided(config.mu, len(candidates), share, 0.0 if public else counting)
+    spread = opened_pool(
+        1 if workers is None and not ray_address else workers,
+        ray_address,
+        most=config.num_clients,
+        of="machines",
+        say=say or say_nothing,
+    )
+    with spread as pool:
+        place = _Place(pool)
+        trials = []
+        for number, multiples in enumerate(candidates):
+            experiment = _experiment(config, parts.training, multiples, number)
+            result = place.trained(experiment)
+            score = result.progress[-1].accuracy if public else place.private_score(result, parts.count, number)
+            values = experiment.values
+            trials.append(Trial(dict(multiples), values.clip_norm, values.learning_rate, float(score or 0.0)))
+            if on_trial is not None:
+                on_trial(trials[-1])
+        chosen = int(np.argmax([trial.score for trial in trials]))
+        experiment = _experiment(config, parts.last, candidates[chosen], len(candidates))
+        result = place.trained(experiment)
+        spent = max(pool.on_all(most_reserved, pool.size))
+    # A session of noise that guarantees nothing reserves everything; a real machine would not begin it.
+    mu = config.mu if math.isfinite(spent) else math.inf
+    return Search(trials, chosen, result, _guarantee(experiment, mu, len(trials), share, public=public), spent)
+
+
+def _check(config: RunConfig, candidates: Sequence[Mapping[str, float]]) -> None:
+    if len(candidates) < _LEAST_TRIALS:
+        raise ConfigurationError(f"Expected at least two candidates to choose from, got {len(candidates)}.")
+    wrong = sorted({name for multiples in candidates for name in multiples} - set(MULTIPLES))
+    if wrong:
+        raise ConfigurationError(f"Expected multiples of {' and '.join(MULTIPLES)}, got {', '.join(wrong)}.")
+    if any(not (math.isfinite(value) and value > 0) for multiples in candidates for value in multiples.values()):
+        raise ConfigurationError("Expected multiples > 0 and finite.")
+    if config.trust_model != "untrusted-server" or not config.private or config.secret_order:
+        raise ConfigurationError(
+            "Expected an untrusted server, noise, and no secret order for a search, got trust = "
+            f"{config.trust_model!r}, mechanism = {config.mechanism!r}, secret-order = {config.secret_order}: its "
+            "sessions share ledgers whose budget is against the server."
+        )
+    if config.samples_per_owner:
+        raise ConfigurationError(
+            f"Expected samples-per-owner = 0 for a search, got {config.samples_per_owner}: what it chooses by counts "
+            "samples, of which an owner has several."
+        )
+    if config.clip_norm or config.learning_rate:
+        raise ConfigurationError("Expected clip-norm and learning-rate left to the preset, whose multiples are tried.")
+
+
+def _experiment(config: RunConfig, mu: float, multiples: Mapping[str, float], number: int) -> OneOfSeveral:
+    usual = prepare(replace(config, mu=mu))
+    own = {name: getattr(usual.values, name) * multiple for name, multiple in multiples.items()}
+    made = prepare(replace(config, mu=mu, **own))
+    kept = {f.name: getattr(made, f.name) for f in fields(Experiment)}
+    return OneOfSeveral(**kept, budget_mu=config.mu, number=number)
+
+
+class _Place:
+    """Where trainings are made, one after the other on the same machines' ledgers.
+
+    Parameters
+    ----------
+    pool : Pool
+        Over whose workers the machines are spread; their ledgers stay there.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._samples: Any = None
+
+    def trained(self, experiment: OneOfSeveral) -> RunResult:
+        """One training, a session of its own."""
+        if self._samples is None:
+            self._samples = shared_samples(experiment, self._pool)
+        machines = WorkerMachines(experiment, self._pool, samples=self._samples, keeps_ledgers=True)
+        return run_experiment(machines, experiment.config, experiment=experiment, engine="cohort")
+
+    def private_score(self, result: RunResult, mu: float, number: int) -> float:
+        """The share of all machines' samples that a model predicts right, by counts with noise."""
+        session = _session(result.experiment.config.seed, f"count {number}")
+        model = self._pool.share((result.parameters, result.mean))
+        made = self._pool.on_all(counts_released, self._pool.size, model, mu, session)
+        right, samples = counted([release for releases in made for release in releases])
+        return right / samples
+
+
+def counts_released(
+    state: WorkerState,
+    worker: int,
+    workers: int,
+    model: tuple[list[NDArray[Any]], FeatureMean | None],
+    mu: float,
+    session: str,
+) -> list[Any]:
+    """The counts of a worker's machines: how many of their samples a model predicts right, with noise."""
+    experiment, ledgers = state[EXPERIMENT], state[LEDGERS]
+    parameters, mean = model
+    releases = []
+    for machine in range(worker, experiment.config.num_clients, workers):
+        own, shard = experiment.policy(machine), experiment.shards[machine]
+        policy = counting_policy(mu, budget_mu=own.budget_mu, delta=own.delta, noise_quality=own.noise_quality)
+        keys = SimulatedKeys(experiment.config.seed, str(machine))
+        counter = PrivateMachine(policy, 1, len(shard), ledgers[str(machine)], keys)
+        releases.append(
+            release_count(
+                counter, session, lambda chosen, shard=shard: _right(experiment.model, parameters, mean, shard[chosen])
+            )
+        )
+    return releases
+
+
+def most_reserved(state: WorkerState, worker: int, workers: int) -> float:
+    """The largest mu that the ledger of one of a worker's machines has recorded."""
+    names = map(str, range(worker, state[EXPERIMENT].config.num_clients, workers))
+    return max(_reserved(state[LEDGERS][name]) for name in names)
+
+
+def _right(
+    model: Model,
+    parameters: list[NDArray[Any]],
+    mean: FeatureMean | None,
+    samples: tuple[NDArray[Any], NDArray[Any]],
+) -> NDArray[np.bool_]:
+    features, labels = samples
+    if mean is not None:
+        features = centred(features, mean.centre, mean.constant)
+    return np.asarray(model.logits(parameters, features)).argmax(axis=1) == labels
+
+
+def _session(seed: int, name: str) -> str:
+    return hashlib.sha256(f"seed {seed}, {name} of a search".encode()).hexdigest()[:32]
+
+
+def _reserved(ledger: MemoryLedger) -> float:
+    with ledger.exclusive() as page:
+        return page.account().reserved_mu
+
+
+def _guarantee(experiment: Experiment, mu: float, trials: int, share: float, *, public: bool) -> Guarantee:
+    """What everything together guarantees: the last training's own words, with the mu of all."""
+    last = run_guarantee(experiment, Figures(mu))
+    counts = "which public samples chose from" if public else "with the counts that chose from them"
+    note = f"It includes {trials} trials, {100 * share:.4g} % of mu^2, {counts}."
+    return replace(last, covers="over all sessions of the search", notes=(note, *last.notes))

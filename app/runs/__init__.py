@@ -1,0 +1,1 @@
+"""One run: from a configuration to machines and a strategy, the training, its result and its files."""

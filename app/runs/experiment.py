@@ -1,0 +1,322 @@
+"""A run configuration worked out on its data, with the machines and the strategy that its method makes of it.
+
+The same code serves every engine: in simulation an engine builds the machines here, with policies from the run
+configuration; on real nodes only the strategy is built, and the machines come from their operators' files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, MetricRecord
+from numpy.typing import NDArray
+
+from ...clients import PrivateClient
+from ...clients.records.owner_rows import OwnerGradients
+from ...privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys
+from ...privacy.sums.masking import Masking
+from ...privacy.sums.roster import MachineKey
+from ...strategies import ReleaseStrategy
+from .centring_settings import beside_mean, is_centred
+from ..settings.run_config import RunConfig
+from ..planning import Situation, decide
+from .evaluated import EvaluatedProblem, trained_config
+from .evaluation_settings import check_classes, trained_samples
+from ..methods import METHODS, Method
+from ..methods.auto_method import AUTO
+from ..methods.presets import constant_feature, feature_bound
+from ..models import make_model
+from ..models.model import Model
+from .permitted_run import session_options
+from .possible_rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
+from ..data.task import Dataset
+from ..data.loading import load_dataset, load_shards
+from ..data.shards import shard_sizes
+
+
+@dataclass(frozen=True)
+class Experiment(EvaluatedProblem):
+    """A problem and its method: everything that both sides need before the first round.
+
+    Parameters
+    ----------
+    chosen_by : str
+        ``auto`` where the strategy was chosen for the run, otherwise empty.
+    chosen_because : str
+        Why it was chosen, in a sentence.
+
+    The others are Problem's.
+    """
+
+    chosen_by: str = ""
+    chosen_because: str = ""
+
+    @property
+    def choice(self) -> str:
+        """What was chosen and why, in a line for people; empty where nothing was."""
+        if not self.chosen_by:
+            return ""
+        return f"{self.chosen_by} chose {self.config.strategy}: {self.chosen_because}"
+
+    @cached_property
+    def method(self) -> Method:
+        """The method of its configuration."""
+        return METHODS[self.config.strategy]
+
+    @cached_property
+    def gradients(self) -> Any:
+        """What machines compute: the model's gradients, of samples or of owners."""
+        return OwnerGradients(self.model) if self.config.samples_per_owner else self.model
+
+    @property
+    def asked_rounds(self) -> range:
+        """The rounds in which machines are asked."""
+        return self.method.asked_rounds(self.config, self.num_rounds)
+
+    def policy(self, machine: int | None = None) -> PrivacyPolicy:
+        """The policy an engine gives a simulated machine; None for the machine with the most samples."""
+        size = max(self.sizes) if machine is None else self.sizes[machine]
+        # Machines with as many samples have the same policy; a simulation builds a machine for every message.
+        if size not in self._policies:
+            policy = self.method.policy(self.trained, size)
+            beside = self.is_centred or self.is_evaluated
+            self._policies[size] = beside_mean(policy, self.config.mu) if beside else policy
+        return self._policies[size]
+
+    @cached_property
+    def _policies(self) -> dict[int, PrivacyPolicy]:
+        return {}
+
+    @cached_property
+    def shortage(self) -> Shortage | None:
+        """The simulated machine that is asked once too often first, if one is."""
+        return shortage(self.method, self, self.num_rounds)
+
+    def check_rounds(self) -> None:
+        """Refuse more rounds than samples and caps of simulated machines allow.
+
+        Without ``num-rounds`` a run is one pass over all samples, in which one machine may use up its samples before
+        others do. That is allowed, and :func:`~murmurfl.app.runs.training_run.run_experiment` says so. With ``run-dry`` everything
+        is.
+
+        Raises
+        ------
+        ConfigurationError
+            With the number of rounds that is possible.
+        """
+        config, found = self.config, self.shortage
+        if found is not None and not config.run_dry and (config.num_rounds or config.max_participations):
+            raise refuse_shortage(self.method, self, found)
+        refuse_closed(self, self.replies_left)
+
+    @cached_property
+    def replies_left(self) -> list[int]:
+        """How many replies each round that asks will have, as far as is known; empty where no round can stay closed."""
+        return replies_left(self.method, self) if self.config.secure and self.config.lost_replies else []
+
+    def plans(self) -> list[NoisePlan]:
+        """The different noise plans of the machines."""
+        return self.method.plans(self.trained)
+
+    def masking(self, machine: int) -> Masking:
+        """A simulated machine's masks.
+
+        Raises
+        ------
+        ConfigurationError
+            Under another trust model than secure aggregation.
+        """
+        name = str(machine)
+        return Masking(name, MachineKey.simulated(self.config.seed, name), self.roster)
+
+    def client(
+        self, machine: int, ledger: Ledger, rows: RowCache | None = None, *, masked: bool = False
+    ) -> PrivateClient:
+        """A simulated machine, with seeded keys. For engines only.
+
+        Parameters
+        ----------
+        machine : int
+        ledger : Ledger
+        rows : RowCache, optional
+            Of noise rows.
+        masked : bool
+            Whether it hides its releases under secure aggregation, as it must where it answers messages. Masks cancel
+            exactly, so an engine without messages leaves them out.
+        """
+        name = str(machine)
+        keys = SimulatedKeys(self.config.seed, name)
+        parts = (self.gradients, self.shards[machine], self.policy(machine), ledger, keys)
+        options = dict(self.method.client_options(self.trained, machine))
+        if self.centring is not None:
+            options["centring"] = self.centring
+        evaluation = self.evaluation(machine)
+        if evaluation is not None:
+            options["evaluation"] = evaluation
+        if masked and self.config.secure:
+            options["masking"] = self.masking(machine)
+        return self.method.client(*parts, name=name, rows=rows, **options)
+
+    def strategy(
+        self, *, deployed: bool = False, centre: NDArray[np.float32] | None = None, **options: Any
+    ) -> ReleaseStrategy[Any]:
+        """The server's half.
+
+        Parameters
+        ----------
+        deployed : bool
+            For real machines. Then the session has a fresh random name, because their ledgers know every session they
+            ever took part in, and a trusted server's noise key comes from the operating system.
+        centre : ndarray, optional
+            What machines see their samples from (:meth:`mean_strategy`).
+        **options
+            The strategy's own.
+        """
+        config, values = self.config, self.values
+        common = {
+            "num_clients": config.num_clients,
+            "clients_per_round": config.clients_per_round,
+            "wait_for": config.wait_for,
+            "ask": config.ask,
+            "learning_rate": values.learning_rate,
+            "seed": config.seed,
+            "sampling": values.sampling,
+            **session_options(config, self.session, deployed=deployed),
+            "largest_value": max(plan.largest_value for plan in self.plans()),
+            "node_deadline_s": config.node_deadline_s,
+            # What simulated machines can do is known without asking them.
+            "run_dry": config.run_dry or not deployed,
+            **({} if centre is None else {"centre": centre}),
+            **self.summation(deployed=deployed),
+            **options,
+        }
+        return self.method.strategy(self.trained, common, deployed=deployed)
+
+    def initial_arrays(self) -> ArrayRecord:
+        """The public model training starts from, with the names of its parts."""
+        parameters = self.model.initial_parameters(self.config.seed)
+        record = ArrayRecord(parameters)
+        return ArrayRecord(dict(zip(self.model.names, record.values(), strict=True)))
+
+    def evaluate(self, arrays: ArrayRecord) -> MetricRecord:
+        """What the method minimises, the accuracy and the AUC, on the test set, which is public."""
+        parameters, samples = arrays.to_numpy_ndarrays(), (self.data.test_features, self.data.test_labels)
+        loss, accuracy = self.model.evaluate(parameters, samples)
+        objective = self.method.objective(self, parameters, loss)
+        return MetricRecord({"loss": objective, "accuracy": accuracy, "auc": self.model.auc(parameters, samples)})
+
+    def guaranteed_mu(self) -> float:
+        """Mu of everything a run may release: the largest of its machines', or the trusted server's.
+
+        Notes
+        -----
+        It is for replacement of one sample of one machine, over all releases the caps allow. With an untrusted server
+        it holds against the server; with a trusted one, against everybody else. Infinite without noise, whatever the
+        configured mu is.
+        """
+        if not self.asked_rounds:
+            return 0.0  # nobody is asked
+        if not self.config.private:
+            return math.inf
+        beside = self.mean_mu, self.evaluation_mu
+        if self.method.trusted:
+            server: Any = self.strategy()
+            return math.hypot(*beside, server.guaranteed_mu(self.model.num_parameters))
+        return math.hypot(*beside, max(plan.mu for plan in self.plans()))
+
+    def local_mu(self) -> float | None:
+        """Mu_local of everything a machine may release, under secure aggregation; None under another trust model.
+
+        Notes
+        -----
+        It is for replacement of one sample of one machine, over all releases the caps allow, whatever server, helpers
+        and other machines do. Infinite without noise.
+        """
+        if not self.config.secure:
+            return None
+        if not self.asked_rounds:
+            return 0.0
+        if not self.config.private:
+            return math.inf
+        beside = [plan.mu_local for plan in (self.mean_plan, self.evaluation_plan) if plan is not None]
+        return math.hypot(*beside, max(plan.mu_local for plan in self.plans()))
+
+
+@lru_cache(maxsize=2)
+def prepare(config: RunConfig) -> Experiment:
+    """Work out a run configuration on its data; cached, so every message of a simulation pays for it once.
+
+    Raises
+    ------
+    ConfigurationError
+        If the configuration is impossible for these data; one line.
+    """
+    if config.strategy == AUTO:
+        return _chosen(config)
+    data = load_dataset(config)
+    return worked_out(config, data, load_shards(config, data))
+
+
+def _chosen(config: RunConfig) -> Experiment:
+    """The experiment of the strategy that is chosen for a configuration's sizes, which are public."""
+    decision = decide(situation_of(config), worked_out)
+    experiment = prepare(decision.situation.with_settings(decision.settings))
+    return replace(experiment, chosen_by=AUTO, chosen_because=decision.reason)
+
+
+def situation_of(config: RunConfig) -> Situation:
+    """What is known of a run before its strategy is chosen: of its data, the sizes.
+
+    Parameters
+    ----------
+    config : RunConfig
+        With ``strategy = auto``.
+
+    Notes
+    -----
+    Of the samples it takes how many each machine has and of which shape they are.
+    """
+    data = load_dataset(config)
+    sizes = tuple(shard_sizes(load_shards(config, data)))
+    return Situation(config, sizes, data.num_features, data.num_classes)
+
+
+def model_of(config: RunConfig, data: Dataset) -> Model:
+    """The model of a run configuration for its data, cached in this process."""
+    centred = is_centred(config)  # a constant stands beside the features that are seen from their mean
+    bound, constant = feature_bound(config), constant_feature(config) or centred
+    model = make_model(config.model, data.num_features + centred, data.num_classes, bound, constant=constant)
+    model.set_gradient_memory(config.gradient_memory_mib)
+    return model
+
+
+def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Any]) -> Experiment:
+    """Work out a run configuration on data that are there; of them only sizes and shapes are looked at.
+
+    Raises
+    ------
+    ConfigurationError
+        If the configuration is impossible for these data; one line.
+    """
+    method = METHODS[config.strategy]
+    model = model_of(config, data)
+    per_round = config.asked_per_round * config.batch_size
+    check_classes(config, data.num_classes)
+    sizes = shard_sizes(shards, partial(trained_samples, config))
+    num_rounds = config.num_rounds or method.usual_rounds(config, sizes, model)
+    if num_rounds < 1:
+        raise ConfigurationError(
+            f"Expected at least one round in one pass, got {sum(sizes)} samples for clients-per-round x "
+            f"batch-size = {per_round}."
+        )
+    if config.max_participations > num_rounds:
+        raise ConfigurationError(
+            f"Expected max-participations <= num-rounds = {num_rounds}, got {config.max_participations}."
+        )
+    values = method.settled(trained_config(config), num_rounds, model, sizes).overridden(config)
+    return Experiment(config, data, shards, model, num_rounds, values)

@@ -1,0 +1,130 @@
+"""How many rounds a simulation's machines can take part in, known before the first one.
+
+A machine makes as many releases as its samples and its cap allow. Seed and round settle which machines a round asks,
+and a request spends samples whether or not its reply is lost. So the answer is computed, and nothing has to be tried.
+The same holds for the rounds in which lost replies leave too few for a sum, under secure aggregation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError
+from ...strategies.rounds.sampling import first_asked_too_often, sample_numbers
+from ..methods import Method, Problem
+from .lost_replies import reply_is_lost
+
+_MOST_COINS = 200_000
+"""Replies whose loss is looked at before the first round: seconds."""
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """The machine that first runs out of what it is asked for, and when.
+
+    Parameters
+    ----------
+    machine, server_round : int
+        The machine, and the round that asks it once too often.
+    releases : int
+        How many releases it can make.
+    reason : str
+        What limits it.
+    """
+
+    machine: int
+    server_round: int
+    releases: int
+    reason: str
+
+
+def shortage(method: Method, problem: Problem, num_rounds: int) -> Shortage | None:
+    """Which machine runs out first in so many rounds, if one does."""
+    config, sizes = problem.config, problem.sizes
+    rounds = method.asked_rounds(config, num_rounds)
+    fewest = min(sizes)
+    limits = {size: method.releases_of(config, size, fewest) for size in set(sizes)}
+    if all(releases >= len(rounds) for releases, _ in limits.values()):
+        return None  # every machine can answer every round
+    # More releases than rounds are as good as that many; so they need not be finite.
+    most = {size: math.floor(min(releases, len(rounds))) for size, (releases, _) in limits.items()}
+    found = first_asked_too_often(_asked(problem), rounds, np.fromiter((most[size] for size in sizes), np.int64))
+    if found is None:
+        return None
+    server_round, machine = found
+    releases, reason = limits[sizes[machine]]
+    return Shortage(machine, server_round, int(releases), reason)
+
+
+def _asked(problem: Problem) -> Callable[[int], NDArray[np.int64]]:
+    """The machines that a round asks."""
+    config, sampling = problem.config, problem.values.sampling
+
+    def asked(server_round: int) -> NDArray[np.int64]:
+        return sample_numbers(config.num_clients, config.asked_per_round, config.seed, server_round, sampling)  # type: ignore[arg-type]
+
+    return asked
+
+
+def refuse_shortage(method: Method, problem: Problem, found: Shortage) -> ConfigurationError:
+    """The refusal of a run that asks a machine for more than it can give; it says how many rounds are possible."""
+    config, num_rounds = problem.config, problem.num_rounds
+    # Which rounds ask machines may depend on how many there are; where all of them do, the answer is known at once.
+    fixed = len(method.asked_rounds(config, num_rounds)) == num_rounds
+    possible = found.server_round - 1 if fixed else num_rounds - 1
+    while shortage(method, problem, possible):
+        possible -= 1
+    ways = ["fewer rounds", "a larger cap" if config.max_participations else "more data, smaller batches, more passes"]
+    if config.asked_per_round < config.num_clients and problem.values.sampling != "balanced":
+        ways.append("sampling = balanced, which asks all machines equally often")
+    if method.may_lose:
+        ways.append("run-dry = true: machines that have nothing left then refuse, and the others go on")
+    return ConfigurationError(
+        f"Expected num-rounds <= {possible}, got {num_rounds}: machine {found.machine} can make {found.releases} "
+        f"releases ({found.reason}), and round {found.server_round} asks it for one more. Use {', or '.join(ways)}."
+    )
+
+
+def replies_left(method: Method, problem: Problem) -> list[int]:
+    """How many replies the network of a simulation leaves of each round that asks; of the first ones, if it is many."""
+    config = problem.config
+    rounds = method.asked_rounds(config, problem.num_rounds)[: max(_MOST_COINS // config.asked_per_round, 1)]
+    asked = _asked(problem)
+    left = []
+    for server_round in rounds:
+        names = map(str, asked(server_round).tolist())
+        left.append(sum(not reply_is_lost(config.lost_replies, config.seed, server_round, name) for name in names))
+    return left
+
+
+def refuse_closed(problem: Problem, left: list[int]) -> None:
+    """Refuse a run in which so many rounds in a row stay closed that it would be given up.
+
+    Parameters
+    ----------
+    problem : Problem
+        Under secure aggregation.
+    left : list of int
+        The replies of each round that asks.
+
+    Raises
+    ------
+    ConfigurationError
+        With the largest ``min-cohort`` that would do.
+    """
+    config, patience = problem.config, problem.config.give_up_after
+    if not patience or len(left) < patience:
+        return
+    # Of every so many rounds in a row the best one must be opened.
+    possible = min(max(left[i : i + patience]) for i in range(len(left) - patience + 1))
+    if possible < config.cohort_floor:
+        raise ConfigurationError(
+            f"Expected a sum in one of every {patience} rounds, got {patience} rounds in a row with fewer than "
+            f"min-cohort = {config.cohort_floor} replies, with lost-replies = {config.lost_replies:g}: the run would "
+            f"be given up. Here min-cohort may be at most {possible}; or set a larger give-up-after (0: never)."
+        )

@@ -1,0 +1,110 @@
+"""The line that a run says of a round: accuracy, loss, epsilon, replies and the time left.
+
+Every engine says the same lines; over ``flwr run`` they come back out of Flower's log, where the command reads them.
+The guarantee that their epsilon belongs to stands above them, once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ...privacy import rounded_up
+from .result import Progress
+
+_LINES = 20
+"""Rounds without an evaluation say so many lines in a run, and no more."""
+
+_FAST = " (fast noise: no guarantee)"
+
+
+@dataclass(frozen=True)
+class RoundLine:
+    """What one round says of itself.
+
+    Parameters
+    ----------
+    server_round, num_rounds : int
+        t and T.
+    accuracy, loss : float or None
+        Of the central evaluation, in rounds that have one.
+    epsilon : str
+        Of the whole run, rounded up.
+    epsilon_local : str
+        Under secure aggregation, what holds whatever happens, rounded up; empty under another trust.
+    fast : bool
+        Whether the noise is ``fast``, so that epsilon protects nobody.
+    aggregated, asked : int
+        Replies that entered the model, and machines asked.
+    seconds_left : float or None
+        Until the last round, if the others take as long as those after the first; None while that is not known.
+    """
+
+    server_round: int
+    num_rounds: int
+    accuracy: float | None
+    loss: float | None
+    epsilon: str
+    fast: bool
+    aggregated: int
+    asked: int
+    seconds_left: float | None
+    epsilon_local: str = ""
+
+    @classmethod
+    def of(cls, progress: Progress, noise_quality: str) -> RoundLine:
+        """The line of a round."""
+        report = progress.report
+        return cls(
+            report.server_round,
+            progress.num_rounds,
+            progress.accuracy,
+            progress.loss,
+            rounded_up(progress.epsilon),
+            noise_quality != "exact",
+            report.aggregated,
+            report.asked,
+            progress.seconds_left,
+            "" if progress.epsilon_local is None else rounded_up(progress.epsilon_local),
+        )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it is worth a line in a log: an evaluation, the last round, or one of a few in between."""
+        every = max(self.num_rounds // _LINES, 1)
+        return self.loss is not None or self.server_round == self.num_rounds or not self.server_round % every
+
+    @property
+    def epsilon_text(self) -> str:
+        """Epsilon, the local one where there is one, and what must stand beside it where noise is fast."""
+        local = f" or {self.epsilon_local}" if self.epsilon_local else ""
+        return f"{self.epsilon}{local}{_FAST if self.fast else ''}"
+
+    @property
+    def time_left(self) -> str:
+        """Hours, minutes and seconds until the last round; empty while that is not known."""
+        return "" if self.seconds_left is None else _clock(self.seconds_left)
+
+    def within(self, columns: int | None) -> str:
+        """The line, shorter where it would not fit: first goes what the guarantee above it says, then the time."""
+        text = str(self)
+        if columns is not None and len(text) > columns:
+            text = " ".join(text.replace(" (whole run)", "").split())
+        if columns is not None and len(text) > columns:
+            text = text.removesuffix(f" left {self.time_left}")  # two epsilons and the counts of many machines
+        return text
+
+    def __str__(self) -> str:
+        measured = "" if self.accuracy is None else f"  accuracy {100 * self.accuracy:5.1f} %"
+        measured += "" if self.loss is None else f"  loss {self.loss:.4g}"
+        return (
+            f"round {self.server_round:>{len(str(self.num_rounds))}}/{self.num_rounds}{measured}"
+            f"  epsilon {self.epsilon_text} (whole run)"
+            f"  replies {self.aggregated}/{self.asked}"
+            f"{f'  left {self.time_left}' if self.time_left else ''}"
+        )
+
+
+def _clock(seconds: float) -> str:
+    whole = math.ceil(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

@@ -1,0 +1,242 @@
+"""Optional logging of runs to TensorBoard, MLflow or Weights & Biases, through their own packages; off by default.
+
+What is logged is what the server knows and ``result.json`` says: losses and accuracies on public data, what became of
+requests, the configuration, and the guarantee in its standard sentence beside every epsilon. Everything stays on this
+computer unless the package's own environment variables say otherwise: events and runs are written to files, Weights &
+Biases runs offline, and telemetry of the packages is off unless it was switched on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...privacy import Guarantee, MurmurflError
+from ..settings.run_config import RunConfig
+from .result import Progress
+from .run_summary import shown_accuracy
+
+PROJECT = "murmurfl"
+EPSILON = "epsilon_of_the_whole_run"
+"""The epsilon that is logged, constant over the rounds; its sentence is logged with it."""
+EPSILON_LOCAL = "epsilon_whatever_happens"
+"""Under secure aggregation, the other one of that sentence."""
+
+logger = logging.getLogger(__name__)
+
+
+class TrackerError(MurmurflError):
+    """A tracker that was asked for cannot be used."""
+
+
+class Tracker(ABC):
+    """One package that runs are logged to.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's.
+    """
+
+    extra: str
+    module: str
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def load(cls) -> Any:
+        """The package's module.
+
+        Raises
+        ------
+        TrackerError
+            If it is not installed.
+        """
+        try:
+            return importlib.import_module(cls.module)
+        except ImportError as error:
+            raise TrackerError(
+                f"Expected the package of track = {cls.extra!r}, got: {error}. Install it with "
+                f"pip install 'murmurfl[{cls.extra}]', or leave track empty."
+            ) from error
+
+    @abstractmethod
+    def start(self, settings: Mapping[str, Any], guarantee: Guarantee) -> None:
+        """Before the first round: the configuration and what the run will guarantee."""
+
+    @abstractmethod
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Figures of a round."""
+
+    @abstractmethod
+    def finish(self, document: Mapping[str, Any] | None) -> None:
+        """The run's ``result.json``, or None if it failed."""
+
+
+class TensorBoard(Tracker):
+    """Events in the run's folder, under ``tensorboard``."""
+
+    extra, module = "tensorboard", "torch.utils.tensorboard"
+
+    def start(self, settings: Mapping[str, Any], guarantee: Guarantee) -> None:
+        self._writer = self.load().SummaryWriter(str(self.folder / "tensorboard"))
+        table = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
+        self._writer.add_text("configuration", f"| key | value |\n|---|---|\n{table}")
+        self._writer.add_text("guarantee", guarantee.sentence)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def finish(self, document: Mapping[str, Any] | None) -> None:
+        if document is not None:
+            self._writer.add_text("guarantee", document["guarantee"], document["rounds"])
+            self._writer.add_text("test accuracy", shown_accuracy(document), document["rounds"])
+        self._writer.close()
+
+
+class MLflow(Tracker):
+    """A run in ``MLFLOW_TRACKING_URI``, or else in a local file, ``mlflow.db`` beside the run's folder."""
+
+    extra, module = "mlflow", "mlflow"
+
+    def start(self, settings: Mapping[str, Any], guarantee: Guarantee) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        module = self.load()
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.folder.resolve().parent / 'mlflow.db'}"
+        self._client = module.MlflowClient(tracking_uri=uri)
+        experiment = self._client.get_experiment_by_name(PROJECT)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(PROJECT)
+        tags = {"guarantee": guarantee.sentence}
+        self._run = self._client.create_run(number, run_name=self.folder.name, tags=tags).info.run_id
+        for key, value in settings.items():
+            self._client.log_param(self._run, key, value)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._client.log_metric(self._run, name, value, step=step)
+
+    def finish(self, document: Mapping[str, Any] | None) -> None:
+        if document is not None:
+            self._client.set_tag(self._run, "guarantee", document["guarantee"])
+        self._client.set_terminated(self._run, "FAILED" if document is None else "FINISHED")
+
+
+class WandB(Tracker):
+    """A run in the run's folder, under ``wandb``; offline unless ``WANDB_MODE`` says otherwise."""
+
+    extra, module = "wandb", "wandb"
+
+    def start(self, settings: Mapping[str, Any], guarantee: Guarantee) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        module = self.load()
+        self._run = module.init(
+            project=PROJECT,
+            name=self.folder.name,
+            dir=str(self.folder),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            config=dict(settings),
+            notes=guarantee.sentence,
+            # Figures only: nothing about this machine, its code or what it prints.
+            settings=module.Settings(
+                console="off",
+                disable_code=True,
+                disable_git=True,
+                x_disable_meta=True,
+                x_disable_stats=True,
+                silent=True,
+            ),
+        )
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def finish(self, document: Mapping[str, Any] | None) -> None:
+        if document is not None:
+            self._run.summary["guarantee"] = document["guarantee"]
+        self._run.finish(exit_code=1 if document is None else 0)
+
+
+_TRACKERS: dict[str, type[Tracker]] = {kind.extra: kind for kind in (TensorBoard, MLflow, WandB)}
+
+
+class Tracking:
+    """All trackers of one run.
+
+    Parameters
+    ----------
+    trackers : list of Tracker
+    """
+
+    def __init__(self, trackers: list[Tracker]) -> None:
+        self._trackers = trackers
+        self._document: Mapping[str, Any] | None = None
+
+    def round(self, progress: Progress) -> None:
+        """Log what a round gave."""
+        report = progress.report
+        values = {
+            **{name: value for name in ("accuracy", "auc", "loss") if (value := getattr(progress, name)) is not None},
+            EPSILON: progress.epsilon,
+            **({} if progress.epsilon_local is None else {EPSILON_LOCAL: progress.epsilon_local}),
+            **{f"replies/{name}": value for name, value in report.metrics.items()},
+        }
+        for tracker in self._trackers:
+            tracker.log(values, report.server_round)  # type: ignore[arg-type]
+
+    def result(self, document: Mapping[str, Any]) -> None:
+        """What the run came to; without it, it counts as failed."""
+        self._document = document
+
+
+def check_trackers(config: RunConfig) -> None:
+    """Refuse a configuration whose trackers are not installed, before anything starts.
+
+    Raises
+    ------
+    TrackerError
+        If a package is missing.
+    """
+    for name in config.trackers:
+        _TRACKERS[name].load()
+
+
+@contextmanager
+def tracking(config: RunConfig, folder: Path, guarantee: Guarantee) -> Iterator[Tracking]:
+    """The trackers that a configuration asks for, closed when the block ends, however it ends.
+
+    Parameters
+    ----------
+    config : RunConfig
+    folder : Path
+        The run's; made if need be.
+    guarantee : Guarantee
+        Of the whole run.
+
+    Raises
+    ------
+    TrackerError
+        If a package is missing.
+    """
+    check_trackers(config)
+    if config.trackers:
+        folder.mkdir(parents=True, exist_ok=True)
+    settings = {key: value for key, value in config.shown().items() if key not in ("out-dir", "data-root")}
+    started: list[Tracker] = []
+    made = Tracking(started)
+    try:
+        for name in config.trackers:
+            tracker = _TRACKERS[name](folder)
+            tracker.start(settings, guarantee)
+            started.append(tracker)
+        yield made
+    finally:
+        for tracker in started:
+            tracker.finish(made._document)

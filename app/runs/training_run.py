@@ -1,0 +1,361 @@
+"""One run, whatever carries its messages: from an experiment to a trained model and what it cost."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from ...privacy import ConfigurationError, MurmurflError
+from ...strategies import DirectMachines, EvaluationResult, ReleaseStrategy, RoundReport
+from ..settings.run_config import RunConfig
+from .experiment import Experiment, prepare
+from .run_guarantees import configured_figures, epsilon_of, refuse_untrue, stated_figures
+from ..methods.auto_method import AUTO, refuse_unsettled
+from ..methods.presets import feature_bound
+from .lost_replies import LossyGrid
+from .gradient_norms import GradientNorms
+from .online_losses import OnlineLosses
+from .participation import compact
+from .permitted_run import check_permit
+from .result import FeatureMean, Progress, RunResult
+from .machine_statements import listed
+from ..settings.trust_settings import nothing_gained
+
+REAL_NODES = "real-nodes"
+"""What the engine is called where machines are real."""
+
+_WORTH_SAYING = 0.05
+"""A share of rounds."""
+
+
+class NoReleasesError(MurmurflError):
+    """Machines have sent nothing that could be aggregated for too long."""
+
+
+def check_deployed(config: RunConfig) -> None:
+    """Refuse a run on real machines that is for simulation only.
+
+    Raises
+    ------
+    ConfigurationError
+
+    Notes
+    -----
+    Real machines add the noise of their own policies whatever a run configuration says, and refuse to be without. It
+    keeps a run without noise from being called private.
+    """
+    if config.strategy == AUTO:
+        raise refuse_unsettled()
+    if not config.private:
+        raise ConfigurationError(
+            f"Expected a noise mechanism on real machines, got mechanism = {config.mechanism!r}: runs without noise "
+            "are for simulation only, and a machine's noise is its operator's business. Leave mechanism empty; to see "
+            "what noise costs, use `murmurfl run --engine cohort --set mechanism=none`."
+        )
+    check_permit(config)
+
+
+def run_experiment(
+    grid: Grid | DirectMachines,
+    config: RunConfig,
+    *,
+    checkpoint: Path | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    deployed: bool = False,
+    engine: str = "",
+    experiment: Experiment | None = None,
+) -> RunResult:
+    """Run a configuration over a grid, to the end.
+
+    Parameters
+    ----------
+    grid : Grid or DirectMachines
+        Ray's grid, the in-process one or a network's; or the machines of the cohort engine.
+    config : RunConfig
+    checkpoint : Path, optional
+        Where the server saves its state after every round; useful where the machines' ledgers outlive the run.
+    on_progress : callable, optional
+        Called after every round.
+    deployed : bool
+        Whether the machines are real ones, with policies of their own and ledgers that outlive the run: then the
+        session has a fresh name, the guarantee is what the machines state, and they are asked before the first round
+        how many releases they can make.
+    engine : str
+        What carries the messages, for the record; real machines are called ``real-nodes``.
+    experiment : Experiment, optional
+        The configuration worked out, where its machines are not those that it would have by itself.
+
+    Raises
+    ------
+    MurmurflError
+        If the configuration is impossible, machines are missing or can make too few releases, nothing could be
+        aggregated in ``give-up-after`` rounds in a row, or ever.
+    """
+    if deployed:
+        check_deployed(config)
+    experiment = prepare(config) if experiment is None else experiment
+    config = experiment.config  # of a strategy that was chosen, the chosen one's
+    if not deployed:
+        experiment.check_rounds()
+        _say_shortage(experiment)
+        _say_closed(experiment)
+    if config.secure and config.private and (why := nothing_gained(config.min_honest)):
+        log(WARNING, why)
+    if config.lost_replies and not isinstance(grid, DirectMachines):
+        grid = LossyGrid(grid, config.lost_replies, config.seed)
+    started = time.perf_counter()
+    mean = _mean_of_features(grid, experiment, checkpoint, deployed=deployed)
+    seen = experiment if mean is None else experiment.seen_from(mean.centre)
+    watch = _Watch(seen, deployed, on_progress)
+    strategy = experiment.strategy(
+        deployed=deployed,
+        centre=None if mean is None else mean.centre,
+        checkpoint=checkpoint,
+        evaluate_every=1 if watch.regret is not None else config.evaluate_every,
+        on_round=watch.on_round,
+    )
+    watch.strategy = strategy
+    strategy.must_aggregate = False  # of a run give-up-after says when it ends, and what is made of its history
+    strategy.machines.several_on_a_node = not deployed  # a simulation may have fewer nodes than machines
+    result = strategy.start(
+        grid,
+        experiment.initial_arrays(),
+        num_rounds=experiment.num_rounds,
+        timeout=config.round_timeout_s,
+        evaluate_fn=watch.evaluate,
+    )
+    seconds = time.perf_counter() - started
+    _refuse_nothing(strategy, watch.progress)
+    if not watch.progress:  # resumed after its last round: only the evaluation was left to do
+        watch.on_round(strategy.history[-1], result.evaluate_metrics_serverapp.get(len(strategy.history)))
+    evaluation, failure = _evaluation(grid, seen, checkpoint, result.arrays, mean, deployed=deployed)
+    statements = strategy.ask_privacy(grid, timeout=config.round_timeout_s)
+    figures = watch.figures
+    if not experiment.method.trusted:
+        if deployed:
+            figures = stated_figures(figures, statements, config.num_clients)
+        else:
+            refuse_untrue(figures, statements)
+    return RunResult(
+        experiment=experiment,
+        strategy=strategy,
+        parameters=result.arrays.to_numpy_ndarrays(),
+        progress=watch.progress,
+        statements=listed(statements),
+        mu=figures.mu,
+        epsilon=epsilon_of(figures.mu, config.delta),
+        seconds=seconds,
+        online=None if watch.regret is None else watch.regret.document(),
+        deployed=deployed,
+        gradient_norms=None if watch.norms is None else watch.norms.document(),
+        training={} if deployed else strategy.training,
+        engine=REAL_NODES if deployed else engine,
+        mu_local=figures.mu_local,
+        min_honest=figures.min_honest,
+        min_cohort=figures.min_cohort,
+        mean=mean,
+        evaluation=evaluation,
+        evaluation_failure=failure,
+    )
+
+
+def _mean_of_features(
+    grid: Grid | DirectMachines, experiment: Experiment, checkpoint: Path | None, *, deployed: bool
+) -> FeatureMean | None:
+    """The centre that machines see samples from, made by them first or taken from its checkpoint; None without."""
+    if experiment.centring is None:
+        return None
+    # A file of its own: a server that is killed after this round has spent its share of mu^2 only once.
+    own = None if checkpoint is None else checkpoint.with_name(f"{checkpoint.stem}-mean{checkpoint.suffix}")
+    strategy = experiment.mean_strategy(deployed=deployed, checkpoint=own)
+    strategy.machines.several_on_a_node = not deployed
+    centre = strategy.collect(grid, timeout=experiment.config.round_timeout_s)
+    return FeatureMean(centre, experiment.centring.constant, strategy.history[-1])
+
+
+def _evaluation(
+    grid: Grid | DirectMachines,
+    experiment: Experiment,
+    checkpoint: Path | None,
+    model: ArrayRecord,
+    mean: FeatureMean | None,
+    *,
+    deployed: bool,
+) -> tuple[EvaluationResult | None, str]:
+    """How good machines say the model is, if they are asked; and why they do not say it. The model is there anyway."""
+    if not experiment.is_evaluated:
+        return None, ""
+    # A file of its own: a server that is killed in this round asks again in the same session.
+    own = None if checkpoint is None else checkpoint.with_name(f"{checkpoint.stem}-evaluation{checkpoint.suffix}")
+    centre = None if mean is None else mean.centre
+    strategy = experiment.evaluation_strategy(deployed=deployed, checkpoint=own, centre=centre)
+    strategy.machines.several_on_a_node = not deployed
+    try:
+        return strategy.evaluate(grid, model, timeout=experiment.config.round_timeout_s), ""
+    except MurmurflError as error:
+        log(WARNING, "The model was not evaluated privately: %s", error)
+        return None, str(error)
+
+
+class _Watch:
+    """What is seen of a run while it goes on: evaluations, progress, and rounds from which nothing came.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    deployed : bool
+    on_progress : callable or None
+    """
+
+    def __init__(self, experiment: Experiment, deployed: bool, on_progress: Callable[[Progress], None] | None) -> None:
+        config = experiment.config
+        self.experiment = experiment
+        self.strategy: ReleaseStrategy[Any] | None = None
+        self.progress: list[Progress] = []
+        self.figures = configured_figures(experiment)
+        self.regret = _regret_of(experiment)
+        # Computed from samples that only a simulation has.
+        wanted = config.gradient_norm and not deployed
+        self.norms = GradientNorms(experiment.model, experiment.data) if wanted else None
+        self._on_progress = on_progress
+        self._ended: list[float] = []  # when rounds ended; machines of Ray start in the first
+        self._silent: list[RoundReport] = []  # rounds in a row that asked for releases and got none
+
+    def evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """The central evaluation of the model after a round, in rounds that have one."""
+        if self.regret is not None:
+            self.regret.record(server_round, arrays.to_numpy_ndarrays())
+        last = server_round == self.experiment.num_rounds
+        wanted = last or server_round % self.experiment.config.evaluate_every == 0
+        if self.norms is not None and wanted:
+            self.norms.record(server_round, arrays.to_numpy_ndarrays())
+        return self.experiment.evaluate(arrays) if server_round and wanted else None
+
+    def on_round(self, report: RoundReport, metrics: MetricRecord | None) -> None:
+        """Take note of a round that is over; ends a run from which nothing comes any more."""
+        config = self.experiment.config
+        loss = None if metrics is None else float(metrics["loss"])  # type: ignore[arg-type]
+        self._say_divergence(loss)
+        self.progress.append(
+            Progress(
+                report,
+                self.experiment.num_rounds,
+                loss,
+                _measured(metrics, "accuracy"),
+                self.figures.mu,
+                epsilon_of(self.figures.mu, config.delta),
+                self._seconds_left(report),
+                {} if self.strategy is None else compact(self.strategy.participation),
+                self.figures.mu_local,
+                epsilon_of(self.figures.mu_local, config.delta),
+                _measured(metrics, "auc"),
+            )
+        )
+        if report.aggregated:
+            self._silent.clear()
+        elif report.asked:
+            self._silent.append(report)
+        _give_up(self._silent, config.give_up_after)
+        if self._on_progress is not None:
+            self._on_progress(self.progress[-1])
+
+    def _say_divergence(self, loss: float | None) -> None:
+        diverged = (entry.loss is not None and not math.isfinite(entry.loss) for entry in self.progress)
+        if loss is not None and not math.isfinite(loss) and not any(diverged):  # said once
+            log(WARNING, "The loss is not a finite number: the model has diverged. Lower learning-rate.")
+
+    def _seconds_left(self, report: RoundReport) -> float | None:
+        self._ended.append(time.perf_counter())
+        to_do = self.experiment.num_rounds - report.server_round
+        if not self.progress:
+            return None if to_do else 0.0
+        return (self._ended[-1] - self._ended[0]) / len(self.progress) * to_do
+
+
+def _measured(metrics: MetricRecord | None, name: str) -> float | None:
+    """A figure of the central evaluation; None where the model has none such."""
+    value = math.nan if metrics is None else float(metrics.get(name, math.nan))  # type: ignore[arg-type]
+    return None if math.isnan(value) else value
+
+
+def _regret_of(experiment: Experiment) -> OnlineLosses | None:
+    """What computes the losses of a regret, where every machine learns once from every sample that it has."""
+    config = experiment.config
+    if not experiment.method.has_regret or config.clients_per_round != config.num_clients:
+        return None
+    if experiment.num_rounds * config.batch_size > min(experiment.sizes):
+        return None
+    data = _data_of(config)
+    return OnlineLosses(experiment.model, experiment.shards, config.batch_size, experiment.num_rounds, data)
+
+
+def _refuse_nothing(strategy: ReleaseStrategy[Any], progress: list[Progress]) -> None:
+    """Refuse to call it a result if rounds asked for releases and none was ever aggregated."""
+    made = strategy.history[len(strategy.history) - len(progress) :]
+    if not progress or not any(report.asked for report in made) or any(report.aggregated for report in made):
+        return
+    reasons = sorted({reason for report in made for reason in report.refused})
+    said = [f"machines refused with {', '.join(reasons)}"] if reasons else []
+    said += sorted({f"a round was closed ({report.closed})" for report in made if report.closed})
+    raise ConfigurationError(
+        f"Expected releases to aggregate, got none in {len(progress)} rounds{': ' if said else ''}{'; '.join(said)}; "
+        "see the machines' logs."
+    )
+
+
+def _say_shortage(experiment: Experiment) -> None:
+    found = experiment.shortage
+    if found is not None:
+        log(
+            WARNING,
+            "Not every machine lasts for all %d rounds: machine %d is the first to run out; it can make %d releases "
+            "(%s) and is asked for one more in round %d. Such machines refuse, and the others go on.",
+            *(experiment.num_rounds, found.machine, found.releases, found.reason, found.server_round),
+        )
+
+
+def _say_closed(experiment: Experiment) -> None:
+    left, floor = experiment.replies_left, experiment.config.cohort_floor
+    closed = sum(replies < floor for replies in left)
+    if closed > _WORTH_SAYING * len(left):
+        log(
+            WARNING,
+            "%d of %d rounds will have fewer replies than min-cohort = %d, with lost-replies = %g: they stay closed, "
+            "and machines carry their releases over.",
+            *(closed, len(left), floor, experiment.config.lost_replies),
+        )
+
+
+def _give_up(silent: list[RoundReport], patience: int) -> None:
+    """End a run from which nothing comes any more."""
+    if not patience or len(silent) < patience:
+        return
+    reasons = " and ".join(sorted({reason for report in silent for reason in report.refused}))
+    closed = next((f"it was closed ({report.closed}); " for report in reversed(silent) if report.closed), "")
+    raise NoReleasesError(
+        f"Expected releases to aggregate, got none in {patience} rounds in a row, the last of them round "
+        f"{silent[-1].server_round}: {closed}"
+        f"{f'machines refused with {reasons}' if reasons else 'no machine refused'}, "
+        f"{sum(report.lost for report in silent)} replies were lost. See the machines' logs; give-up-after sets how "
+        "many such rounds are waited for."
+    )
+
+
+def _data_of(config: RunConfig) -> str:
+    """What settles every machine's samples, their order and the model's loss on them."""
+    return repr(
+        (
+            *(config.task, config.features, config.partition, config.num_clients, config.seed),
+            config.validation_samples,
+            *(config.synthetic_samples, config.synthetic_features, config.synthetic_alpha, config.synthetic_beta),
+            *(config.dirichlet_alpha, config.model, feature_bound(config)),
+        )
+    )

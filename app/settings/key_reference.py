@@ -1,0 +1,87 @@
+"""What is shown of run-config keys: a table, a TOML file and a JSON schema, all from their declarations."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .registry import registry
+from .run_config import readers_of, run_keys
+from .run_key import Key, Value
+
+
+def key_schema(one: Key) -> dict[str, Any]:
+    """A key as a JSON schema."""
+    kinds = {"bool": "boolean", "int": "integer", "float": "number", "str": "string"}
+    bounds = {
+        "minimum": one.at_least,
+        "exclusiveMinimum": one.above,
+        "maximum": one.at_most,
+        "exclusiveMaximum": one.below,
+    }
+    schema: dict[str, Any] = {"type": kinds[one.kind], "default": one.default, "description": one.sentence}
+    schema |= {name: bound for name, bound in bounds.items() if bound is not None}
+    if one.known and one.kind == "str":
+        own = [{"pattern": r"^[\w.]+:[\w.]+$"}] if one.names or one.own else []
+        own += [{"pattern": rf"{re.escape(suffix)}$"}] if (suffix := _suffix(one)) else []
+        schema |= {"anyOf": [{"enum": list(one.known)}, *own]} if own else {"enum": list(one.known)}
+    return schema
+
+
+def shown(value: Value) -> str:
+    """A value as it is typed; nothing for an empty text."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def expected(one: Key) -> str:
+    """What a key may be, in words; names may also be things of one's own."""
+    names = [name for name in one.known if name]
+    if one.kind != "str" or not names:
+        words = one.expected
+        return f"{words} (empty: {one.zero})" if one.kind == "str" and one.zero else words
+    own = ", or one of your own, package.module:Thing" if one.names or one.own else ""
+    file = f" or path/to/file{suffix}" if (suffix := _suffix(one)) else ""
+    return f"one of {', '.join(names)}{own}{file}"
+
+
+def _suffix(one: Key) -> str:
+    """Of a file that the key may name."""
+    return registry(one.name).suffix if one.names else ""
+
+
+def readers(one: Key) -> str:
+    """Who reads a key."""
+    return ", ".join(readers_of(one)) or ("every run" if not one.read_by else f"no built-in {one.read_by}")
+
+
+def key_table() -> str:
+    """Every key, as a table in Markdown: the documentation's."""
+    lines = ["| key | default | what it may be | read by | what it is |", "|---|---|---|---|---|"]
+    for one in run_keys().values():
+        default = shown(one.default)
+        cells = (f"`{one.name}`", f"`{default}`" if default else "", expected(one), readers(one), one.sentence)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def key_toml() -> str:
+    """Every key with its default as TOML, such as ``[tool.flwr.app.config]`` holds them."""
+    return "".join(f"{name} = {_toml(one.default)}\n" for name, one in run_keys().items())
+
+
+def _toml(value: Value) -> str:
+    # JSON's words for these four types are TOML's too.
+    return json.dumps(value)
+
+
+def config_schema() -> Mapping[str, Any]:
+    """A run configuration as a JSON schema: any of its keys, and no others."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A run configuration of murmurfl",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {name: key_schema(one) for name, one in run_keys().items()},
+    }

@@ -1,0 +1,131 @@
+"""Settings of a run from several places: a TOML file of run-config keys, a command line, a program's own.
+
+What comes later wins. ``mu`` and ``epsilon`` say the same thing in two ways, so a later one of the two puts an earlier
+other one out of force; both in one place are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...privacy import ConfigurationError
+from .run_config import RunConfig, run_keys
+from .run_key import Value, mu_and_epsilon, unknown_key
+
+_SAME = {"mu": "epsilon", "epsilon": "mu"}
+
+
+def layered(*layers: Mapping[str, Value]) -> dict[str, Value]:
+    """Settings by hyphenated key, of which later layers win over earlier ones.
+
+    Parameters
+    ----------
+    *layers : mapping
+        Such as a file's settings, then those of a command line.
+
+    Raises
+    ------
+    ConfigurationError
+        If one layer sets both mu and epsilon.
+    """
+    merged: dict[str, Value] = {}
+    for layer in layers:
+        if "mu" in layer and layer.get("epsilon"):
+            raise mu_and_epsilon(layer["mu"], layer["epsilon"])
+        for name, value in layer.items():
+            if name in _SAME and value:  # epsilon = 0 says that mu counts: it takes nothing out of force
+                merged.pop(_SAME[name], None)
+            merged[name] = value
+    return merged
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
+    """``key=value`` texts as a mapping, each value read as its key's type.
+
+    Raises
+    ------
+    ConfigurationError
+        If a text has no ``=``, the key is unknown, the value does not read as its type, or mu and epsilon are both set.
+    """
+    values: dict[str, Value] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        name, text = name.strip(), text.strip()
+        if not equals:
+            raise ConfigurationError(f"Expected key=value, got {assignment!r}.")
+        if name not in run_keys():
+            raise unknown_key(name, run_keys())
+        values[name] = run_keys()[name].parsed(text)
+    if "mu" in values and values.get("epsilon"):
+        raise mu_and_epsilon(values["mu"], values["epsilon"])
+    return values
+
+
+def read_settings(path: Path) -> dict[str, Value]:
+    """The settings of a TOML file: hyphenated run-config keys in one flat table.
+
+    Parameters
+    ----------
+    path : Path
+
+    Raises
+    ------
+    ConfigurationError
+        If the file cannot be read, a key is unknown, or a value of another type or out of its range; it names the file
+        and the key. What goes together is checked where a :class:`~murmurfl.app.settings.run_config.RunConfig` is made.
+    """
+    try:
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"Expected a TOML file of run-config keys at {path}: {error.strerror}.") from None
+    except ValueError as error:  # of TOML and of UTF-8
+        raise ConfigurationError(f"Expected a TOML file of run-config keys at {path}, got: {error}.") from None
+    try:
+        return layered({name: _read(name, value) for name, value in found.items()})
+    except ConfigurationError as error:
+        raise ConfigurationError(f"In {path}: {error}") from None
+
+
+def _read(name: str, value: Any) -> Value:
+    known = run_keys()
+    if name in known:
+        read = known[name].read(value)
+        known[name].check(read)
+        return read
+    if isinstance(value, dict):
+        raise ConfigurationError(
+            f"Expected run-config keys in one flat table, got the table [{name}]: write its keys at the top, as in "
+            "num-clients = 20."
+        )
+    raise unknown_key(name, known)
+
+
+def names_own(settings: Mapping[str, Value]) -> bool:
+    """Whether settings, by hyphenated key, name something of one's own."""
+    own = (one.name for one in run_keys().values() if one.names or one.own)
+    return any(":" in str(settings.get(name, "")) for name in own)
+
+
+def search_here() -> None:
+    """Look for modules in the current folder first, as ``python -m`` does."""
+    folder = str(Path.cwd())
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+
+
+def environment_for(config: RunConfig) -> dict[str, str]:
+    """What the environment of an engine's processes needs, so that they find things of one's own where this one does.
+
+    Parameters
+    ----------
+    config : RunConfig
+    """
+    if not names_own(config.to_mapping()):
+        return {}
+    before = os.environ.get("PYTHONPATH", "")
+    return {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *([before] if before else [])])}

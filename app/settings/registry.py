@@ -1,0 +1,210 @@
+"""Things that a run configuration names: methods, tasks, features, partitions and models.
+
+Each kind has one registry, a mapping from names to objects. A name is one of the built-in ones, or
+``package.module:Thing`` for an object of the user's own, which is imported when it is first asked for. There is no
+default and no fallback: any other name is refused, with the nearest known one.
+
+The configuration asks for what it names through :func:`registry`, by the name of its key. The registries themselves
+stand in the rooms of what they hold. These rooms import the configuration, so the configuration may not import them: it
+looks a registry up when it first needs one, and no circle of imports arises.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from ...privacy import MECHANISMS, NO_NOISE, ConfigurationError, Mechanism, register_mechanism
+
+ThingT = TypeVar("ThingT")
+
+_REGISTRIES = {
+    "strategy": ("methods", "METHODS"),
+    "task": ("data", "TASKS"),
+    "features": ("data.features", "FEATURES"),
+    "partition": ("data.partition", "PARTITIONS"),
+    "model": ("models", "MODELS"),
+}
+"""Where the registry of a run-config key stands: its room, and its name there."""
+
+
+class Reader(Protocol):
+    """What a configuration needs of a thing it names."""
+
+    keys: Iterable[str]
+    """The run-config keys, hyphenated, that this thing reads and others of its kind need not."""
+
+    def check(self, config: Any) -> None:
+        """Refuse a run configuration that this thing cannot serve."""
+        ...
+
+
+class Registry(Mapping[str, ThingT], Generic[ThingT]):
+    """The things of one kind, by name.
+
+    Parameters
+    ----------
+    key : str
+        The run-config key that names them.
+    kind : type
+        The class of every one of them.
+    things : iterable
+        The built-in ones, each with a ``name``, in the order in which they are listed.
+    adapt : callable, optional
+        Makes a thing of this kind from a user's object that is of another kind, such as a function, given the object
+        and its name; it raises a ``ConfigurationError`` where it cannot. Default: such an object is refused.
+    suffix : str
+        With which the path of a file ends that a thing of this kind may be; empty for none.
+    of_file : callable, optional
+        Makes a thing of such a path.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        kind: type[ThingT],
+        things: Iterable[ThingT],
+        adapt: Callable[[Any, str], ThingT] | None = None,
+        suffix: str = "",
+        of_file: Callable[[str], ThingT] | None = None,
+    ) -> None:
+        self.key = key
+        self.suffix = suffix
+        self._of_file = of_file
+        self._kind = kind
+        self._adapt = adapt
+        self._things: dict[str, ThingT] = {thing.name: thing for thing in things}  # type: ignore[attr-defined]
+        self._own: dict[str, ThingT] = {}
+
+    def __getitem__(self, name: str) -> ThingT:
+        """The thing of a name.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is none.
+        """
+        if name in self._things:
+            return self._things[name]
+        if self._of_file is not None and self.is_file(name):
+            return self._of_file(name)  # not kept: the file may change, and so may the current folder
+        if ":" not in name:
+            raise ConfigurationError(unknown_name(self.key, name, self._things))
+        if name not in self._own:
+            self._own[name] = self._made(name)
+        return self._own[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """The built-in names."""
+        return iter(self._things)
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a name is built in."""
+        return name in self._things
+
+    def is_file(self, name: str) -> bool:
+        """Whether a name is the path of a file."""
+        return bool(self.suffix) and name.endswith(self.suffix)
+
+    def located(self, name: str, folder: Path | None = None) -> str:
+        """A name that means the same everywhere: the path of a file from the root, if it is one in a folder.
+
+        Parameters
+        ----------
+        name : str
+        folder : Path, optional
+            What a relative path is taken from; the current folder by default.
+        """
+        if not self.is_file(name):
+            return name
+        return str((folder or Path.cwd()).resolve() / Path(name).expanduser())
+
+    def reading(self, key: str) -> list[str]:
+        """The built-in names of those that read a run-config key."""
+        return [name for name, thing in self._things.items() if key in thing.keys]  # type: ignore[attr-defined]
+
+    def _made(self, name: str) -> ThingT:
+        found = imported(name, f"{self.key} = {name!r}")
+        if inspect.isclass(found) and issubclass(found, self._kind):
+            found = found()
+        if isinstance(found, self._kind):
+            return found
+        if self._adapt is None:
+            kind = self._kind.__name__
+            raise ConfigurationError(
+                f"Expected {self.key} = {name!r} to be a {kind} or a subclass of it, got {type(found).__name__}."
+            )
+        return self._adapt(found, name)
+
+
+def registry(key: str) -> Registry[Any]:
+    """The registry of a run-config key that names things, such as ``strategy`` or ``task``."""
+    room, name = _REGISTRIES[key]
+    return getattr(importlib.import_module(f"{__package__.rpartition('.')[0]}.{room}"), name)
+
+
+def imported(name: str, setting: str) -> Any:
+    """The object ``package.module:Thing``.
+
+    Parameters
+    ----------
+    name : str
+    setting : str
+        Where the name stands, for the refusal.
+
+    Raises
+    ------
+    ConfigurationError
+        If the module cannot be imported or has no such object.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # an import runs the user's own code
+        raise ConfigurationError(
+            f"Expected {setting} to name an object of an importable module (package.module:Thing), got "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    return found
+
+
+def unknown_name(key: str, name: object, known: Iterable[str]) -> str:
+    """What a refusal of an unknown name says: the nearest known one, or all of them."""
+    names = [one for one in known if one]
+    near = difflib.get_close_matches(str(name), names, n=1)
+    meant = f"did you mean {near[0]!r}? Known:" if near else "known:"
+    return f"Expected {key} to be a known name, got {name!r}; {meant} {', '.join(names)}."
+
+
+def known_mechanism(name: str) -> str:
+    """The name a mechanism is registered under; one of the user's own (``package.module:Thing``) is imported first.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no mechanism, or its stream is not what its matrices say.
+    """
+    if ":" not in name:
+        return name
+    kind = imported(name, f"mechanism = {name!r}")
+    if not (inspect.isclass(kind) and issubclass(kind, Mechanism)):
+        raise ConfigurationError(f"Expected mechanism = {name!r} to be a subclass of Mechanism, got {kind!r}.")
+    if MECHANISMS.get(kind.name) is not kind:
+        register_mechanism(kind)
+    return kind.name
+
+
+def mechanism_options_of(name: str) -> Iterable[str]:
+    """The options a mechanism takes."""
+    if not name or name == NO_NOISE:
+        return ()
+    return inspect.signature(MECHANISMS[known_mechanism(name)].__init__).parameters

@@ -1,0 +1,262 @@
+"""The run configuration: typed, validated, and refused with one clear line before the first round.
+
+Its keys are those of ``[tool.flwr.app.config]`` in pyproject.toml; ``flwr run . -c "mu=2 num-clients=20"`` and
+``murmurfl run --set mu=2 --set num-clients=20`` override them. Each key is declared once (:mod:`.run_keys`) and
+described nowhere else. A method, task, partition, model or mechanism says itself what it reads beyond the common keys;
+a key that none of the chosen ones reads must be left at its default.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+from ...privacy import MECHANISMS, NO_NOISE, TRUST_MODELS, ConfigurationError, Trust, gdp_mu
+from ...strategies.rounds.attendance import Attendance
+from ..runs.centring_settings import check_centring
+from ..runs.evaluation_settings import check_evaluation
+from .registry import mechanism_options_of, registry
+from .run_key import Key, keys_of, mu_and_epsilon, refusal, unknown_key
+from .run_keys import PRESETS as PRESETS
+from .run_keys import RunKeys
+from .trust_settings import (
+    SECURE,
+    check_cohorts,
+    check_end_of_rounds,
+    check_lost_replies,
+    cohort_floor,
+    honest_machines,
+    keys_of_trust,
+)
+
+_LONGEST_RUN_NAME = 200
+"""Bytes; file systems take 255, and files that are being written have longer names for a moment."""
+
+
+def check_run_name(name: str) -> None:
+    """Refuse a run's name that is not simply the name of a folder.
+
+    Parameters
+    ----------
+    name : str
+
+    Raises
+    ------
+    ConfigurationError
+        If it is empty, too long, ``.`` or ``..``, begins or ends with a space, or has a separator or a character in it
+        that cannot be printed: the files of a run stay in a folder of its own, below the one that was chosen for runs.
+    """
+    simple = name.isprintable() and not set(name) & set("/\\:") and name.strip() == name
+    if not simple or name in ("", ".", "..") or len(name.encode("utf-8", "replace")) > _LONGEST_RUN_NAME:
+        raise ConfigurationError(
+            f"Expected a run's name to be the name of a folder, of 1 to {_LONGEST_RUN_NAME} bytes that can be printed, "
+            f"without / \\ or :, got {name[:_LONGEST_RUN_NAME]!r}: --out (or out-dir) says where folders are made."
+        )
+
+
+TRACKERS = ("tensorboard", "mlflow", "wandb")
+
+
+@dataclass(frozen=True)
+class RunConfig(RunKeys):
+    """Everything a run is started with: one field a run-config key, with underscores for hyphens.
+
+    What each key means, its range and who reads it stand in its declaration (:mod:`.run_keys`); ``murmurfl keys``
+    and the documentation's page on the keys show the same.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is out of its range, a name unknown, a key set that none of the chosen method, task, partition, model
+        and mechanism reads, or they do not go together.
+
+    Notes
+    -----
+    ``epsilon`` stands for a mu: it is worked out at ``delta`` and put in the place of ``mu``; the field is then zero. A
+    method that has a sister for a trusted server, such as ``mu2``, becomes that one with ``trust = trusted-server``.
+    """
+
+    def __post_init__(self) -> None:
+        for one in run_keys().values():
+            one.check(getattr(self, one.attribute))
+        self._settle_mu()
+        self._settle_trust()
+        if self.clients_per_round > self.num_clients:
+            raise refusal("clients_per_round", f"at most num-clients = {self.num_clients}", self.clients_per_round)
+        if self.asked_per_round > self.num_clients:
+            most = f"{self.num_clients} machines over clients-per-round = {self.clients_per_round}"
+            raise refusal("ask", f"at most {most}", self.ask)
+        if self.passes > 1 and self.max_participations:
+            raise refusal("max_participations", "0 with passes > 1: they settle it", self.max_participations)
+        if any(name not in TRACKERS for name in self.trackers):
+            raise refusal("track", f"names among {', '.join(TRACKERS)}, separated by commas", self.track)
+        if self.run_name:
+            check_run_name(self.run_name)
+        chosen = {
+            one.name: registry(one.name)[getattr(self, one.attribute)] for one in run_keys().values() if one.names
+        }
+        refuse_unread(self, run_keys().values(), frozenset().union(*(thing.keys for thing in chosen.values())))
+        if self.trust == SECURE:
+            check_cohorts(self.num_clients, self.clients_per_round, self.min_cohort, self.colluders)
+            check_lost_replies(self.clients_per_round, self.cohort_floor, self.lost_replies)
+            check_end_of_rounds(self.answers_needed, self.cohort_floor)
+        for thing in chosen.values():
+            thing.check(self)
+        check_centring(self)
+        check_evaluation(self)
+
+    def _settle_mu(self) -> None:
+        if not self.epsilon:
+            return
+        if self.mu != run_keys()["mu"].default:
+            raise mu_and_epsilon(self.mu, self.epsilon)
+        object.__setattr__(self, "mu", gdp_mu(self.epsilon, self.delta))
+        object.__setattr__(self, "epsilon", 0.0)
+
+    def _settle_trust(self) -> None:
+        methods = registry("strategy")
+        # A subclass of one's own inherits the sister's name, and is another method.
+        sister = methods[self.strategy].with_trusted_server if self.strategy in methods else ""
+        if sister and self.trust == "trusted-server":
+            object.__setattr__(self, "strategy", sister)
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The names in :attr:`track`, each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.track.split(",") if name.strip()))
+
+    @property
+    def label(self) -> str:
+        """A name for this run's folder: its strategy, task and seed, in characters that any folder may have."""
+        return re.sub(r"[^\w.-]+", "-", f"{self.strategy}-{self.task}-seed{self.seed}")
+
+    @property
+    def private(self) -> bool:
+        """Whether anything is private: nothing is without noise."""
+        return self.mechanism != NO_NOISE
+
+    @property
+    def trust_model(self) -> Trust:
+        """Who is trusted, and with what: as set, or the method's own."""
+        return self.trust or registry("strategy")[self.strategy].own_trust  # type: ignore[return-value]
+
+    @property
+    def secure(self) -> bool:
+        """Whether the server sees only sums."""
+        return self.trust_model == SECURE
+
+    @property
+    def asked_per_round(self) -> int:
+        """n: how many machines a round asks, and what a step divides by."""
+        return self._attendance.asked(max(self.num_clients, math.ceil(self.ask * self.clients_per_round)))
+
+    @property
+    def answers_needed(self) -> int:
+        """How many answers end a round that asks as many machines."""
+        return self._attendance.needed(max(self.num_clients, self.asked_per_round))
+
+    @property
+    def _attendance(self) -> Attendance:
+        return Attendance(clients_per_round=self.clients_per_round, wait_for=self.wait_for, ask=self.ask)
+
+    @property
+    def cohort_floor(self) -> int:
+        """n, the fewest releases of a sum; 1 where the server sees every release by itself."""
+        return cohort_floor(self.clients_per_round, self.min_cohort) if self.secure else 1
+
+    @property
+    def min_honest(self) -> int:
+        """h, how many machines of every sum are taken to be honest; 1 where the server sees every release by itself."""
+        return honest_machines(self.clients_per_round, self.cohort_floor, self.colluders) if self.secure else 1
+
+    @property
+    def mechanism_options(self) -> dict[str, str | int | float]:
+        """The mechanism's options that are set."""
+        names = [one.attribute for one in run_keys().values() if one.read_by == "mechanism"]
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> RunConfig:
+        """A configuration from hyphenated keys, such as Flower's run configuration.
+
+        Raises
+        ------
+        ConfigurationError
+            One line that names the key, what was expected and what came.
+        """
+        try:
+            return _from_items(tuple(values.items()), tuple(map(type, values.values())))
+        except TypeError:  # a value that cannot be hashed is of no type a key has; say which
+            return cls._read(values)
+
+    @classmethod
+    def _read(cls, values: Mapping[str, Any]) -> RunConfig:
+        known = run_keys()
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise unknown_key(unknown[0], known)
+        return cls(**{known[name].attribute: known[name].read(value) for name, value in values.items()})  # type: ignore[arg-type]
+
+    def to_mapping(self) -> dict[str, bool | int | float | str]:
+        """The configuration with hyphenated keys."""
+        return {name.replace("_", "-"): value for name, value in asdict(self).items()}
+
+    def shown(self) -> dict[str, bool | int | float | str]:
+        """The same as results and trackers have it: a permit, which whoever has it may use, by its digest alone."""
+        digest = hashlib.sha256(self.permit.encode()).hexdigest()
+        return {**self.to_mapping(), "permit": f"sha256:{digest}" if self.permit else ""}
+
+
+@cache
+def run_keys() -> Mapping[str, Key]:
+    """Every run-config key by its hyphenated name."""
+    return keys_of(RunConfig)
+
+
+@lru_cache(maxsize=16)
+def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> RunConfig:  # noqa: ARG001 - 1 == True
+    return RunConfig._read(dict(items))  # every message of a simulation reads the same configuration
+
+
+def refuse_unread(config: RunKeys, keys: Iterable[Key], reads: frozenset[str]) -> None:
+    """Refuse keys that are set and that nothing that was chosen reads.
+
+    Parameters
+    ----------
+    config : RunKeys
+    keys : iterable of Key
+        All there are.
+    reads : frozenset of str
+        Those that what was chosen reads beyond the common ones.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    for one in keys:
+        value = getattr(config, one.attribute)
+        if not one.read_by or value == one.default:
+            continue
+        chosen = getattr(config, one.read_by)
+        own = {"mechanism": mechanism_options_of(config.mechanism), "trust": keys_of_trust(config.trust)}
+        if one.name not in own.get(one.read_by, reads):
+            readers = readers_of(one)
+            by = f"; it is read by {one.read_by} = {', '.join(readers)}" if readers else ""
+            raise ConfigurationError(
+                f"Expected {one.name} to be left at {one.default!r} with {one.read_by} = {chosen!r}, which does "
+                f"not read it, got {value!r}{by}."
+            )
+
+
+def readers_of(one: Key) -> list[str]:
+    """The built-in names of those that read a key; empty for one that every run reads."""
+    if one.read_by == "mechanism":
+        return [name for name in MECHANISMS if one.name in mechanism_options_of(name)]
+    if one.read_by == "trust":
+        return [name for name in TRUST_MODELS if one.name in keys_of_trust(name)]
+    return registry(one.read_by).reading(one.name) if one.read_by else []

@@ -1,0 +1,345 @@
+"""Correlated noise for anybody's ClientApp: a Flower mod around a training that knows nothing of it.
+
+The ClientApp trains as it always did. What leaves the machine is not its model but the release P_k - P_ack of its
+update (trained minus received model), clipped, on the grid, with noise, recorded in the ledger before it goes
+(:class:`~murmurfl.privacy.PrivateMachine`). :class:`~murmurfl.strategies.CorrelatedFedAvg` adds the releases up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from logging import DEBUG, INFO, WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.common.logger import log
+from numpy.typing import NDArray
+
+from ...privacy import (
+    ConfigurationError,
+    Ledger,
+    LedgerError,
+    NoiseKeys,
+    PrivateMachine,
+    RefusedError,
+    Release,
+    SQLiteLedger,
+    any_data,
+    protocol,
+)
+from ...privacy.errors import OF_DATA
+from ...privacy.machine.clipping_figures import TrainingFigures, observing
+from ...privacy.sums.masking import Masking
+from ..messages.answers import answer
+from ..messages.masked import check_masking, outgoing_reply
+from ..messages.requests import check_version, integer_entry, malformed, session_entry
+from ..messages.statement import statement_entries
+from ..nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
+from ..nodes.update_node import UpdateNode
+from ..simulation.context_ledger import ContextLedger
+from ..simulation.foreign_machine import simulated_machine
+from ..simulation.foreign_sums import SimulatedSums
+from ..simulation.in_simulation import in_simulation, training_entries
+from .foreign_app import ClientAppError, called, is_in_training, received_model, trained_model
+from .own_forecast import log_own_forecast
+from .update_policy import UpdatePolicy, update_guarantee
+
+_MOST_PARAMETERS = 2**40
+
+
+@dataclass(frozen=True)
+class _Machine:
+    policy: UpdatePolicy
+    name: str
+    ledger: Ledger
+    keys: NoiseKeys
+    known_by: Callable[[], bytes] = bytes
+    """By what the ledger knows the ClientApp's data, as they are now (:meth:`UpdateNode.known_by`)."""
+    masking: Masking | None = None
+
+    def __post_init__(self) -> None:
+        # As of a real machine, in a simulation too: whatever it releases is sent.
+        check_masking(self.policy.privacy_policy(), self.masking, self.name, simulated=False)
+
+    def private(self, num_parameters: int) -> PrivateMachine:
+        policy, parts = self.policy.privacy_policy(), self.policy.releases_per_pass
+        known = self.known_by()  # once for this message
+        data = any_data if self.policy.unit == "machine" else lambda part: b"%d " % part + known
+        # Under another roster a helper may not know what was opened in the session.
+        roster = "" if self.masking is None else self.masking.roster.digest
+        return PrivateMachine(policy, num_parameters, parts, self.ledger, self.keys, data=data, roster=roster)
+
+
+class CorrelatedNoiseMod:
+    """Local differential privacy with correlated noise over the model updates of any Message-API ClientApp.
+
+    Put it first in ``ClientApp(mods=[...])``, so that it is around everything, and train with
+    :class:`~murmurfl.strategies.CorrelatedFedAvg` in place of Flower's FedAvg.
+
+    Parameters
+    ----------
+    simulation : UpdatePolicy, optional
+        What every *simulated* machine decides. A real node does not look at it: there the operator's file decides
+        (:class:`~murmurfl.clients.UpdateNode`). It is the file of ``murmurfl node``, or one named by the environment
+        variable ``MURMURFL_NODE_CONFIG`` or ``flower-supernode --node-config 'murmurfl-config="..."'``; without a file
+        the machine refuses.
+    seed : int
+        Of the simulated machines' keys: the same run gives the same model.
+    helpers : int
+        Under secure aggregation: how many of a simulation's nodes, the last ones, are helpers. The ClientApp is told of
+        the others only, as ``num-partitions``.
+    node : UpdateNode, optional
+        The real machine, if its operator's file was read already (by ``murmurfl node``); no other file is looked for.
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If ``node`` cannot work: its ledger is missing, does not cover a session, or was used with other data.
+
+    Notes
+    -----
+    If two of these mods are around one app, the inner one lets messages pass: the outer one releases the update, once.
+
+    **What leaves.** For a training request: the release, in float64; its number, the acknowledgement it is built on,
+    the machine's name, and what it guarantees. Everything else the ClientApp returns (loss, accuracy, the number of
+    examples) stays. Results of ``evaluate`` are refused unless the machine's own configuration allows them, and are
+    then marked ``not-private``: no epsilon covers them. Queries are answered here or refused.
+
+    **Arrays.** The update is taken of all floating-point arrays of the model, float buffers included, in float64.
+    Arrays of integers and booleans are handed to the ClientApp as they came; what it makes of them is dropped. Other
+    kinds (complex numbers, or bfloat16, which Flower cannot carry) are refused.
+
+    **Formal guarantees.** What leaves is what its :class:`~murmurfl.clients.UpdatePolicy` guarantees: by default mu-GDP
+    for replacement of all data of the machine (client-level). It rests on the machine running this code and on
+    ``ClientApp(mods=[...])``: functions registered with another app, and Flower's ``lifespan``, are not covered.
+    (``murmurfl node`` runs what its operator installed, and puts a mod around all of it.) On a real node, a training
+    that fails or does not answer with the model counts as an update of zero, because whether it fails may depend on the
+    data; only the machine's own log says so. In simulation it is an error reply with a fixed text. Timing is not
+    protected. Simulated keys protect nobody's data. Under secure aggregation no release is sent without masks, in a
+    simulation neither.
+    Proof: docs/proofs/returning-samples.md.
+    """
+
+    def __init__(
+        self, simulation: UpdatePolicy | None = None, *, seed: int = 0, helpers: int = 2, node: UpdateNode | None = None
+    ) -> None:
+        if simulation is not None and not isinstance(simulation, UpdatePolicy):
+            raise ConfigurationError(
+                f"Expected simulation to be an UpdatePolicy, got {type(simulation).__name__}: write "
+                "CorrelatedNoiseMod(simulation=UpdatePolicy(clip_norm=1.0, mu=4.0, max_participations=20))."
+            )
+        self.simulation = simulation
+        self.seed = seed
+        secure = simulation is not None and simulation.trust == "secure-aggregation"
+        self._sums = SimulatedSums(helpers, seed) if secure else None
+        self._own = None if node is None else _real(node, {})
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer a message; Flower calls this."""
+        if is_in_training(message):
+            return call_next(message, context)
+        if self._own is None and self._sums is not None and in_simulation():
+            return self._sums.answer(message, context, lambda own: self._answer(message, own, call_next))
+        return self._answer(message, context, call_next)
+
+    def _answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        return answer(message, lambda: self._content(message, context, call_next))
+
+    def _content(self, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:
+        machine = self._machine(context)
+        key, config = _config(message.content)
+        if protocol.ASK in config:
+            return _asked(machine, config)
+        kind = message.metadata.message_type.split(".")[0]
+        if kind == MessageType.TRAIN:
+            return _train(machine, key, config, message, context, call_next)
+        if kind == MessageType.EVALUATE:
+            return _evaluate(machine, message, context, call_next)
+        raise malformed("the query is not one this machine answers")
+
+    def _machine(self, context: Context) -> _Machine:
+        if self._own is not None:
+            return self._own
+        if in_simulation():
+            if self.simulation is None:
+                raise ConfigurationError(
+                    "Expected a policy for simulated machines, got none: CorrelatedNoiseMod(simulation=UpdatePolicy("
+                    "clip_norm=1.0, mu=4.0, max_participations=20))."
+                )
+            made = simulated_machine(context, seed=self.seed)
+            masking = None if self._sums is None else self._sums.masking(context, self.simulation.min_cohort)
+            return _Machine(policy=self.simulation, **made, masking=masking)
+        path = operators_file(context.node_config)
+        if path is None:
+            raise ConfigurationError(
+                f"Expected an operator's file on a real node, got none: name it with the environment variable "
+                f"{NODE_CONFIG_VARIABLE} or --node-config '{NODE_CONFIG_KEY}=\"...\"'. The policy in the ClientApp is "
+                "for simulation only."
+            )
+        return _real(UpdateNode.read(path), context.node_config)
+
+
+def machine_behind(node: UpdateNode) -> PrivateMachine:
+    """The machine of an operator's file with a ClientApp of its own, as if its model had one parameter.
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If it cannot work: its ledger is missing, does not cover a session, or was used with other data.
+
+    Notes
+    -----
+    **Formal guarantees.** Policy, budget and ledger are those of the operator's file: a release of the machine would be
+    spent like any other.
+    """
+    return _real(node, {}).private(1)
+
+
+def _real(node: UpdateNode, node_config: Mapping[str, Any]) -> _Machine:
+    ledger = SQLiteLedger(node.ledger)  # never created here: a new ledger would have forgotten what was spent
+    known_by = partial(node.known_by, node_config)
+    machine = _Machine(node.policy(ledger), node.machine, ledger, ledger.keys(), known_by, node.masking())
+    # Before the node says that it is ready. The check needs no model, so its size may be any.
+    machine.private(1).check_data()
+    return machine
+
+
+def _config(content: RecordDict) -> tuple[str, Mapping[str, Any]]:
+    """The name and the entries of the record that speaks murmurfl's protocol; both empty if there is none."""
+    found = [(key, record) for key, record in content.config_records.items() if protocol.VERSION in record]
+    if len(found) > 1:
+        raise malformed("expected one ConfigRecord with a protocol version")
+    return (found[0][0], dict(found[0][1])) if found else ("", {})
+
+
+def _asked(machine: _Machine, config: Mapping[str, Any]) -> RecordDict:
+    check_version(config)
+    entries: dict[str, Any] = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: machine.name}
+    if config[protocol.ASK] == protocol.ASK_PRIVACY:
+        size = integer_entry(config, protocol.NUM_PARAMETERS, 1, _MOST_PARAMETERS)
+        entries |= statement_entries(machine.private(size), session_entry(config))
+        entries |= {"unit": machine.policy.unit, "evaluation-allowed": machine.policy.allow_evaluation}
+    elif config[protocol.ASK] != protocol.ASK_HELLO:
+        raise malformed("the query is not one this machine answers")
+    return RecordDict({protocol.CONFIG: ConfigRecord(entries)})
+
+
+def _train(
+    machine: _Machine,
+    key: str,
+    config: Mapping[str, Any],
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+) -> RecordDict:
+    ack, session = _training_request(machine, config)
+    received = received_model(message.content)
+    start = np.concatenate([values.ravel() for values in received.values()])
+    known = machine.known_by()  # before the ledger compares the data as well, so that a change from here on is noticed
+    private = machine.private(len(start))
+    part = private.admits(session, ack).start  # refused before anything is trained
+    message.content[key] = ConfigRecord({**config, protocol.PART: part})
+    # Outside of the ledger's transaction: training may take long, and a process it starts must not hold the ledger.
+    trained = trained_model(message, context, call_next, received, guarded=isinstance(machine.ledger, ContextLedger))
+    if machine.known_by() != known:
+        raise LedgerError("Expected the data-files to stay as they are while they are used, got other contents.")
+
+    def contribution(samples: slice) -> NDArray[np.floating]:
+        if samples.start != part:
+            raise ClientAppError("Expected the part of the data that was trained on, got a request in between.")
+        with np.errstate(all="ignore"):  # what is not finite is clipped to zero
+            return (trained() - start)[None, :]
+
+    with observing() as observer:
+        release = private.release(session, ack, contribution)
+    figures = observer.figures()
+    _log_release(machine, private, release, figures)
+    return _reply(machine, private, release, session, figures, received)
+
+
+def _training_request(machine: _Machine, config: Mapping[str, Any]) -> tuple[int, str]:
+    """The acknowledgement and the session of a training request, or a refusal."""
+    if not config:
+        raise RefusedError(
+            protocol.PROTOCOL_MISMATCH,
+            f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states no "
+            "version: the server must use murmurfl's CorrelatedFedAvg",
+        )
+    check_version(config)
+    if config.get(protocol.MACHINE, machine.name) != machine.name:
+        raise malformed("the request names another machine")
+    return integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND), session_entry(config)
+
+
+def _reply(
+    machine: _Machine,
+    private: PrivateMachine,
+    release: Release,
+    session: str,
+    figures: TrainingFigures | None,
+    received: Mapping[str, NDArray[np.float64]],
+) -> RecordDict:
+    """The release in the model's arrays, and what the machine says about it: nothing else leaves."""
+    shapes = [values.shape for values in received.values()]
+    policy = private.policy
+    sent, hidden = outgoing_reply(release, shapes, masking=machine.masking, session=session, policy=policy)
+    arrays = dict(zip(received, map(Array, sent), strict=True))
+    sums = {protocol.MU_LOCAL: private.plan.mu_local, protocol.MIN_HONEST: policy.min_honest} if hidden else {}
+    entries = {
+        protocol.VERSION: protocol.PROTOCOL_VERSION,
+        protocol.RELEASE: release.release,
+        protocol.ACK: release.ack,
+        protocol.SENSITIVITY: private.plan.sensitivity,
+        protocol.MU_GUARANTEED: private.plan.mu,
+        protocol.DELTA: machine.policy.delta,
+        protocol.CLIENT_LEVEL: int(machine.policy.unit == "machine"),
+        protocol.NUM_EXAMPLES: 1,  # of equal weight: a count could depend on data
+        **sums,
+        **training_entries(machine.name, figures if private.simulated else None),
+    }
+    return RecordDict(
+        {
+            protocol.ARRAYS: ArrayRecord(arrays),
+            protocol.METRICS: MetricRecord(entries),
+            protocol.CONFIG: ConfigRecord({protocol.MACHINE: machine.name, **hidden}),
+        }
+    )
+
+
+def _log_release(machine: _Machine, private: PrivateMachine, release: Release, figures: TrainingFigures | None) -> None:
+    """Say in the machine's own log what left it and what is guaranteed."""
+    if not private.simulated and figures is not None and figures.worrying:
+        log(WARNING, "In this machine's own log alone, not private: %s", figures.sentence, extra=OF_DATA)
+    policy = machine.policy
+    plan = private.plan
+    guarantee = update_guarantee(policy, plan.mu, mu_local=plan.mu_local, simulated=private.simulated)
+    # A simulation has many machines: the first one says it once, and the server's log has it in every round.
+    quiet = private.simulated and (release.release > 1 or machine.name != "0")
+    log(
+        DEBUG if quiet else INFO,
+        "%s",
+        f"Machine {machine.name}: release {release.release} of at most {policy.max_participations}. "
+        f"{guarantee.sentence}",
+    )
+    if release.release == 1:
+        log_own_forecast(machine.name, private, unit=policy.unit)
+
+
+def _evaluate(machine: _Machine, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:
+    if not machine.policy.allow_evaluation:
+        raise RefusedError(
+            protocol.EVALUATION_BLOCKED, "this machine does not evaluate: the result would not be private"
+        )
+    reply = called(call_next, message, context)
+    metrics = {key: value for record in reply.content.metric_records.values() for key, value in record.items()}
+    log(WARNING, "Machine %s answers an evaluation without noise: no epsilon covers it.", machine.name)
+    return RecordDict(
+        {
+            protocol.METRICS: MetricRecord({**metrics, protocol.NOT_PRIVATE: 1}),
+            protocol.CONFIG: ConfigRecord({protocol.MACHINE: machine.name}),
+        }
+    )

@@ -1,0 +1,298 @@
+"""Per-sample gradients: what a machine needs from a model, and how it combines them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError
+from ...privacy.errors import OF_DATA, MisfitError, is_interrupt
+from ...privacy.machine.contributions import DenseContributions, StackedContributions
+from .gradient_memory import in_chunks
+
+logger = logging.getLogger(__name__)
+
+
+def wide_row_bytes(points: int, width: int) -> int:
+    """What a row takes while gradients at points are combined in float64: one, the same times its weight, their sum."""
+    return 8 * width * (2 if points == 1 else 3)
+
+
+@runtime_checkable
+class PerSampleGradients(Protocol):
+    """Gradients of a loss, one row a sample.
+
+    Attributes
+    ----------
+    shapes : sequence of tuple of int
+        Shapes of the model's parameter arrays, in order; d is the sum of their sizes.
+
+    Notes
+    -----
+    **Formal guarantees.** Row i must depend on sample i and the parameters alone: every guarantee for one sample rests
+    on it. How long a row is does not matter, for the machine bounds it.
+    """
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]: ...
+
+    def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
+        """Gradients at ``parameters``.
+
+        Parameters
+        ----------
+        parameters : sequence of ndarray
+            One array for each of ``shapes``.
+        samples : Any
+            A batch of b samples, as the machine's data gives them for a slice.
+
+        Returns
+        -------
+        ndarray of shape (b, d)
+            Row i depends on sample i alone: the privacy guarantee rests on it (so no batch normalisation).
+        """
+        ...
+
+
+class Samples(Protocol):
+    """A machine's data: a length, and a batch for a slice."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, samples: slice, /) -> Any: ...
+
+
+def combined_gradients(
+    gradients: PerSampleGradients,
+    points: Sequence[Sequence[NDArray[Any]]],
+    weights: Sequence[float | NDArray[np.float64]],
+    samples: Any,
+) -> NDArray[np.float64]:
+    """Per-sample sums over the query points of weight times gradient.
+
+    Parameters
+    ----------
+    gradients : PerSampleGradients
+    points : sequence of sequences of ndarray
+        Query points, each a list of the model's arrays.
+    weights : sequence of float, or of ndarray of shape (b,)
+        One a point, or one a point and sample; where it is 0 nothing is evaluated.
+    samples : Any
+        A batch of b samples; for weights a sample, an array or a tuple of arrays.
+
+    Returns
+    -------
+    ndarray of shape (b, d), float64
+        Row i depends on sample i alone if the gradients' does.
+    """
+    total: NDArray[np.float64] | None = None
+    for point, weight in zip(points, weights, strict=True):
+        if isinstance(weight, np.ndarray):
+            chosen = np.flatnonzero(weight)
+            if not len(chosen):
+                continue
+            rows = weight[chosen, None] * np.asarray(gradients(point, pick(samples, chosen)), dtype=np.float64)
+            if total is None:
+                total = np.zeros((len(weight), rows.shape[1]))
+            total[chosen] += rows
+        elif weight:
+            rows = weight * np.asarray(gradients(point, samples), dtype=np.float64)
+            total = rows if total is None else total.__iadd__(rows)
+    if total is None:
+        raise ConfigurationError(f"Expected a query point with a weight other than 0, got weights {tuple(weights)}.")
+    return total
+
+
+def stacked_gradients(
+    gradients: PerSampleGradients,
+    points: Sequence[Sequence[NDArray[Any]]],
+    weights: Sequence[float | NDArray[np.float64]],
+    samples: Any,
+) -> StackedContributions:
+    """:func:`combined_gradients`, not written out where the model knows how."""
+    stacked = getattr(gradients, "stacked", None)
+    if stacked is not None:
+        return stacked(points, weights, samples)
+
+    def made(chosen: slice | None = None, _: int = 0) -> DenseContributions:
+        some, own = (samples, weights) if chosen is None else (pick(samples, chosen), weights_of(weights, chosen))
+        with np.errstate(all="ignore"):
+            return DenseContributions(combined_gradients(gradients, points, own, some))
+
+    memory_mib = getattr(gradients, "gradient_memory_mib", None)
+    if memory_mib is None:
+        return made()
+    count = len(samples[0] if isinstance(samples, tuple) else samples)
+    width = sum(map(math.prod, gradients.shapes))
+    return in_chunks(made, count, wide_row_bytes(len(points), width), memory_mib)
+
+
+def weights_of(weights: Sequence[float | NDArray[np.float64]], chosen: slice) -> list[float | NDArray[np.float64]]:
+    """The weights of some samples."""
+    return [weight[chosen] if isinstance(weight, np.ndarray) else weight for weight in weights]
+
+
+def gradients_at(gradients: PerSampleGradients, points: NDArray[np.floating], samples: Any) -> NDArray[np.floating]:
+    """The gradient of sample i at point i.
+
+    Parameters
+    ----------
+    gradients : PerSampleGradients
+        If it has a method ``at_points(points, samples)`` all gradients are computed at once, else one by one.
+    points : ndarray of shape (b, d)
+    samples : Any
+        A batch of b samples: an array, or a tuple of arrays with the samples along the first axis.
+
+    Returns
+    -------
+    ndarray of shape (b, d)
+        Row i depends on point i and sample i alone if the gradients' does.
+    """
+    together = getattr(gradients, "at_points", None)
+    if together is not None:
+        return together(points, samples)
+    rows = []
+    for i, point in enumerate(points):
+        arrays = unflatten(point, gradients.shapes)
+        rows.append(np.asarray(gradients(arrays, pick(samples, slice(i, i + 1))))[0])
+    return np.stack(rows)
+
+
+def check_rows_alone(gradients: PerSampleGradients, examples: Sequence[Any]) -> None:
+    """Refuse gradients of which a sample's is another one after or beside other samples.
+
+    Parameters
+    ----------
+    gradients : PerSampleGradients
+    examples : sequence
+        Made-up batches of one sample: ordinary ones and outliers. No sample of anybody's.
+
+    Raises
+    ------
+    ConfigurationError
+
+    Notes
+    -----
+    It finds mistakes and proves nothing. Its verdict depends on no private sample.
+    """
+    random = np.random.Generator(np.random.Philox(key=29))
+    point = [random.normal(scale=0.1, size=shape) for shape in gradients.shapes]
+
+    def rows(batch: Any) -> NDArray[np.floating] | None:
+        try:
+            with np.errstate(all="ignore"):
+                return np.asarray(gradients([values.copy() for values in point], batch))
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            return None
+
+    def alike(one: NDArray[np.floating] | None, other: NDArray[np.floating] | None, apart: float = 0.0) -> bool:
+        if one is None or other is None:
+            return one is other
+        return one.shape == other.shape and bool(np.allclose(one, other, apart, apart, equal_nan=True))
+
+    alone = [rows(one) for one in examples]
+    again = [rows(one) for one in reversed(examples)][::-1]
+    if all(one is None for one in alone):
+        raise ConfigurationError(
+            "Expected a model that has a gradient for records of the schema, got one that fails for all of them."
+        )
+    if not all(map(alike, alone, again)):
+        raise ConfigurationError(
+            "Expected the gradient of a sample to be the same after other samples, got another one: the model draws at "
+            "random, or remembers what it saw."
+        )
+    if isinstance(examples[0], tuple) and all(one is not None for one in alone):
+        batch = tuple(np.concatenate(parts) for parts in zip(*examples, strict=True))
+        together, scale = rows(batch), max(float(np.abs(one).max()) for one in alone if one is not None)
+        if not alike(together, np.concatenate([one for one in alone if one is not None]), 1e-4 * max(1.0, scale)):
+            raise ConfigurationError(
+                "Expected the gradient of a sample to be the same beside other samples, got another one: the model "
+                "mixes samples."
+            )
+
+
+class CarefulGradients:
+    """Gradients of a real machine, which loads its samples one by one: a sample that fails has gradient zero.
+
+    A batch is an array of the samples' numbers. Whether a sample can be loaded, and its gradient computed, may depend
+    on the sample. So a failure must not show, and must change nothing but what that sample contributes.
+
+    Parameters
+    ----------
+    gradients : PerSampleGradients
+    source : Samples
+        The machine's data.
+
+    Notes
+    -----
+    **Formal guarantees.** Row i depends on sample i alone, and nothing else shows whether it could be computed.
+    """
+
+    def __init__(self, gradients: PerSampleGradients, source: Samples) -> None:
+        self._gradients = gradients
+        self._source = source
+        self.shapes = gradients.shapes
+
+    def __call__(self, parameters: Sequence[NDArray[Any]], samples: NDArray[np.intp]) -> NDArray[np.float64]:
+        return self.at_points(np.tile(flat_point(parameters), (len(samples), 1)), samples)
+
+    def at_points(self, points: NDArray[np.floating], samples: NDArray[np.intp]) -> NDArray[np.float64]:
+        """The gradient of sample ``samples[i]`` at point i, shape (b, d), float64.
+
+        Notes
+        -----
+        **Formal guarantees.** Row i depends on sample i alone, and nothing else shows whether it could be computed.
+        """
+        rows = np.zeros(np.shape(points))
+        for row, point, number in zip(rows, points, samples, strict=True):
+            try:
+                # A copy, so that a gradient function that writes to its parameters cannot change later steps.
+                made = gradients_at(self._gradients, point[None].copy(), self._source[int(number) : int(number) + 1])
+                if np.shape(made) != (1, row.size):
+                    raise ConfigurationError(f"Expected a gradient of shape (1, {row.size}), got {np.shape(made)}.")
+                row[:] = made[0]
+            except MisfitError:
+                row[:] = 0.0
+            except BaseException as error:
+                if is_interrupt(error):
+                    raise
+                logger.exception("The gradient of a sample could not be computed; it counts as zero.", extra=OF_DATA)
+                row[:] = 0.0
+        return rows
+
+
+def unflatten(values: NDArray[Any], shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
+    """A vector of d values as arrays of the model's shapes; views of it."""
+    arrays, start = [], 0
+    for shape in shapes:
+        size = math.prod(shape)
+        arrays.append(values[start : start + size].reshape(shape))
+        start += size
+    return arrays
+
+
+def flat_point(point: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
+    """A list of the model's arrays as one float64 vector, shape (d,)."""
+    return np.concatenate([np.asarray(values, dtype=np.float64).ravel() for values in point])
+
+
+def pick(samples: Any, chosen: slice | NDArray[np.intp]) -> Any:
+    """Some samples of a batch.
+
+    Raises
+    ------
+    ConfigurationError
+        If the batch is neither an array nor a tuple of arrays.
+    """
+    if isinstance(samples, tuple):
+        return tuple(part[chosen] for part in samples)
+    if isinstance(samples, np.ndarray):
+        return samples[chosen]
+    raise ConfigurationError(f"Expected a batch that is an array or a tuple of arrays, got {type(samples).__name__}.")

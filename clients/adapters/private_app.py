@@ -1,0 +1,463 @@
+"""Sample-level privacy in the lines a mod takes: a ClientApp from a model, a loss, samples and an epsilon.
+
+Where :class:`~murmurfl.clients.CorrelatedNoiseMod` protects whole updates of somebody's training, here the machine
+computes the gradients itself, one sample at a time, and clips each of them. Replacing a sample then moves a sum of N
+gradients by 2 S, whatever N is, and the noise in their mean is N times smaller.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable, Mod
+
+from ...privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, Trust, protocol
+from ...privacy.sums.masking import Masking
+from ..messages.answers import answer
+from ..nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
+from ..nodes.sample_methods import SampleMethod, read_request, sample_method
+from ..nodes.sample_node import SampleNode
+from ..private_client import PrivateClient
+from ..records.drafting import inferred
+from ..records.machine_records import Records
+from ..records.owner_rows import OwnerGradients
+from ..records.schema import Schema
+from ..records.sources import Items, file_items, items_of
+from ..side.evaluation_client import EvaluationShare, Measure
+from ..simulation.foreign_machine import simulated_machine
+from ..simulation.foreign_sums import SimulatedSums
+from ..simulation.in_simulation import in_simulation
+from .gradient_memory import GRADIENT_MEMORY_MIB
+from .numpy_app import handled
+from .private_model import MachineModel
+
+logger = logging.getLogger(__name__)
+
+SamplesOf = Callable[[Context], Any]
+"""A function of Flower's context that gives a machine its samples."""
+_KEPT_BYTES = 1 << 29
+"""What a worker of a simulation keeps in memory of machines' samples: 512 MiB."""
+_MOST_KEPT = 256
+"""Machines whose samples it keeps at most."""
+
+
+class PrivateClientApp(ClientApp):
+    """A ClientApp whose machines answer with private sums of per-sample gradients; :func:`private_client_app` makes it.
+
+    Parameters
+    ----------
+    model : MachineModel
+    method : SampleMethod
+    samples : Any
+        A function of the context, or the samples themselves.
+    policy : PrivacyPolicy
+        Of simulated machines.
+    helpers, seed : int
+        Of simulations.
+    schema : Schema, optional
+        What a record is, on simulated machines.
+    evaluation : EvaluationShare, optional
+        Of simulated machines, and on every machine which predictions are right.
+    mods : list of Mod, optional
+
+    Notes
+    -----
+    **Formal guarantees.** Everything a machine returns is mu-GDP for replacement of one record, under the policy of its
+    node's file or, in simulation, ``policy``; :func:`private_client_app` says of what records, and against whom.
+    Proof: docs/proofs/release-rule.md.
+    """
+
+    def __init__(
+        self,
+        model: MachineModel,
+        method: SampleMethod,
+        samples: Any,
+        policy: PrivacyPolicy,
+        *,
+        helpers: int,
+        seed: int,
+        schema: Schema | None = None,
+        evaluation: EvaluationShare | None = None,
+        mods: list[Mod] | None = None,
+    ) -> None:
+        super().__init__(mods=[self._as_participant, *(mods or [])])
+        self.model = model
+        self.method = method
+        self.policy = policy
+        self.evaluation = evaluation
+        self.schema = schema
+        self._inferred = False
+        self._samples = samples
+        self._seed = seed
+        self._sums = SimulatedSums(helpers, seed) if policy.trust == "secure-aggregation" else None
+        self._kept: OrderedDict[str, Records] = OrderedDict()
+        self._real: PrivateClient | None = None
+        for register in (self.train, self.evaluate, self.query):
+            register()(self._answer)
+        # Flower hands an app's mods no message of a kind that the app has no function for, and helpers answer in one.
+        self.query("open")(_not_a_helper)
+
+    def records(
+        self, context: Context, schema: Schema, items: Items | None = None, *, count: int, evaluated: bool
+    ) -> Records:
+        """The records of a real machine; none of them can be a reason to refuse.
+
+        Parameters
+        ----------
+        context : Context
+        schema : Schema
+        items : Items, optional
+            As a file has them; default what the project's ``samples`` gives for the context.
+        count : int
+            N, how many there are.
+        evaluated : bool
+            Whether the machine evaluates models.
+
+        Raises
+        ------
+        ConfigurationError
+            If the model cannot take such records, or does not treat each by itself: that depends on the schema alone.
+        """
+        self.model.check_schema(schema, self._measure if evaluated else None)
+        found = items_of(self._given(context)) if items is None else items
+        # With owners a file may have any number of rows: what is fixed is how many places there are for owners.
+        made = Records(found, schema, together=True) if schema.owner else Records(found, schema, count=count)
+        made.log()
+        return made
+
+    def _simulated_records(self, context: Context) -> Records:
+        """Those of a simulated machine, whose schema may be inferred from all of them."""
+        items = items_of(self._given(context))
+        known = self.schema or self.model.schema
+        if known is None and not self._inferred:
+            self._inferred = True
+            logger.info(
+                "What a record is was inferred from all data of simulated machines. A real node needs a schema: "
+                "`murmurfl schema FILE` drafts one."
+            )
+        schema = known or inferred(items)
+        self.model.check_schema(schema, None if self.evaluation is None else self._measure)
+        made = Records(items, schema, together=True)
+        if not made.fits.any():
+            raise ConfigurationError(f"Expected records that fit their schema, got none: {made.report()}")
+        if not made.fits.all():
+            made.log()
+        return made
+
+    @cached_property
+    def _measure(self) -> Measure | None:
+        right = None if self.evaluation is None else self.evaluation.right
+        return None if self.model.measure is None else self.model.measure(right)
+
+    def _given(self, context: Context) -> Any:
+        return self._samples(context) if _is_function(self._samples) else self._samples
+
+    def _as_participant(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """A mod: in a simulation of secure aggregation the last nodes are helpers, and machines see the others only."""
+        if self._sums is None or not in_simulation():
+            return call_next(message, context)
+        return self._sums.answer(message, context, lambda own: call_next(message, own))
+
+    def _answer(self, message: Message, context: Context) -> Message:
+        return answer(message, lambda: self._content(message, context))
+
+    def _content(self, message: Message, context: Context) -> RecordDict:
+        layout = list(zip(self.model.names, self.model.gradients.shapes, strict=True))
+        kind, content = read_request(message, self.method, layout)
+        return handled(self._client, kind, content, context)
+
+    def _client(self, context: Context) -> PrivateClient:
+        if self._real is not None:
+            return self._real
+        if not in_simulation():
+            return self._of_operators_file(context)
+        records = self._kept_records(context)
+        masking = None if self._sums is None else self._sums.masking(context, self.policy.min_cohort)
+        made = simulated_machine(context, seed=self._seed)
+        return self.machine(records, self.policy, masking=masking, evaluation=self.evaluation, **made)
+
+    def answer_as(self, client: PrivateClient) -> None:
+        """Answer every message from now on with one real machine, whatever a context says."""
+        self._real = client
+
+    def _of_operators_file(self, context: Context) -> PrivateClient:
+        """The real machine of a plain ``flower-supernode``, made once."""
+        path = operators_file(context.node_config)
+        if path is None:
+            raise ConfigurationError(
+                f"Expected an operator's file on a real node, got none: start it with `murmurfl node FILE`, or name "
+                f"the file with the environment variable {NODE_CONFIG_VARIABLE} or --node-config "
+                f"'{NODE_CONFIG_KEY}=\"...\"'. What the app says of privacy is for simulation only."
+            )
+        self.answer_as(self.real_machine(SampleNode.read(path), context.node_config))
+        return self._client(context)
+
+    def real_machine(
+        self,
+        node: SampleNode,
+        node_config: Mapping[str, Any] | None = None,
+        *,
+        ledger: SQLiteLedger | None = None,
+        items: Items | None = None,
+    ) -> PrivateClient:
+        """A real machine: this app's model and samples; the policy, ledger and key of an operator's file.
+
+        Parameters
+        ----------
+        node : SampleNode
+            The file.
+        node_config : mapping, optional
+            The SuperNode's own, from the operator's command line.
+        ledger : SQLiteLedger, optional
+            What records and has the key; default the file's own. An audit brings one that is nobody's.
+        items : Items, optional
+            Records in the place of the app's own samples; an audit's are made up.
+
+        Raises
+        ------
+        ConfigurationError, LedgerError
+            If it cannot be made; nothing was released.
+
+        Notes
+        -----
+        The ledger outlives the process; key and nonces are the operating system's. Nothing of the app's own policy and
+        nothing of a run configuration is looked at.
+        """
+        if self.method is not sample_method(node.method):
+            raise ConfigurationError(
+                f"Expected method = {self.method.name!r}, which the app is made for, got {node.method!r}."
+            )
+        seen = {**(node_config or {}), **node.node_config}
+        context = Context(run_id=0, node_id=0, node_config=seen, state=RecordDict(), run_config=dict(node.run_config))
+        schema = Schema.read_file(Path(node.schema))
+        schema.check_for_real_nodes()
+        items = file_items(Path(node.samples), schema) if node.samples else items
+        records = self.records(context, schema, items, count=node.rows, evaluated=node.evaluation is not None)
+        # Never made here: a fresh one would have forgotten what was spent.
+        ledger = SQLiteLedger(node.ledger) if ledger is None else ledger
+        policy = node.policy(ledger)
+        own: dict[str, Any] = {"ledger": ledger, "keys": ledger.keys(), "name": node.machine}
+        own["places"] = node.rows if node.samples_per_owner else None
+        client = self.machine(records, policy, masking=node.masking(), evaluation=node.evaluation, **own)
+        client.machine.check_data()  # before the node says that it is ready
+        return client
+
+    def machine(
+        self,
+        records: Records,
+        policy: PrivacyPolicy,
+        *,
+        masking: Masking | None,
+        evaluation: EvaluationShare | None,
+        places: int | None = None,
+        **made: Any,
+    ) -> PrivateClient:
+        """The machine with these records and this policy, of which an evaluation has its share.
+
+        ``places`` are for a real machine's owners, as for :meth:`Records.by_owner`.
+
+        Raises
+        ------
+        ConfigurationError
+            If the policy protects owners and the schema names none, or the other way round.
+        """
+        if bool(records.schema.owner) != bool(policy.samples_per_owner):
+            raise ConfigurationError(
+                f"Expected samples_per_owner >= 1 with a schema that names an owner, and 0 with another, got "
+                f"{policy.samples_per_owner} and owner = {records.schema.owner!r}."
+            )
+        if evaluation is not None:
+            made["evaluation"] = evaluation.evaluation(policy, self._measure, records)
+            policy = evaluation.training(policy)
+        if not policy.samples_per_owner:
+            return self.method.client(self.model.gradients, records, policy, masking=masking, **made)
+        secret = made["ledger"].secret_of_owners(made["keys"])
+        owned = records.by_owner(policy.samples_per_owner, places=places, secret=secret)
+        gradients = OwnerGradients(self.model.gradients, one_by_one=places is not None)
+        return self.method.client(gradients, owned, policy, masking=masking, **made)
+
+    def _kept_records(self, context: Context) -> Records:
+        """A simulated machine's records; a worker keeps those it asked for last."""
+        key = repr((sorted(context.node_config.items()), sorted(context.run_config.items())))
+        if key not in self._kept:
+            self._kept[key] = self._simulated_records(context)
+            while len(self._kept) > 1 and (len(self._kept) > _MOST_KEPT or self._bytes_kept() > _KEPT_BYTES):
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def _bytes_kept(self) -> int:
+        return sum(records.nbytes for records in self._kept.values())
+
+
+def private_client_app(
+    model: Any,
+    loss: Callable[[Any, Any], Any] | None = None,
+    samples: Any = None,
+    *,
+    policy: PrivacyPolicy | None = None,
+    method: str = "full-batch",
+    epsilon: float | None = None,
+    mu: float | None = None,
+    delta: float = 1e-5,
+    clip_norm: float = 1.0,
+    rounds: int | None = None,
+    batch_size: int | None = None,
+    trust: Trust = "untrusted-server",
+    min_honest: int = 1,
+    min_cohort: int = 1,
+    helpers: int = 2,
+    seed: int = 0,
+    chunk: int | None = None,
+    gradient_memory_mib: float = GRADIENT_MEMORY_MIB,
+    schema: Schema | None = None,
+    samples_per_owner: int = 0,
+    evaluation: float | EvaluationShare | None = None,
+    mods: list[Mod] | None = None,
+) -> PrivateClientApp:
+    """A ClientApp that trains a model with differential privacy for every single sample.
+
+    Parameters
+    ----------
+    model : torch.nn.Module, callable or LinearEstimator
+        A module, or a function without arguments that makes one; what has ``requires_grad`` is trained. Or an estimator
+        of scikit-learn's, in a :class:`~murmurfl.clients.LinearEstimator`.
+    loss : callable, optional
+        ``loss(output, target) -> scalar``, as PyTorch's criteria; default the cross-entropy.
+    samples : callable, or samples
+        ``samples(context)`` gives a machine's own: (inputs, targets), a data set of such pairs, a table, or a
+        ``DataLoader``, whose data set is taken item by item. Without a function, what every machine has.
+    policy : PrivacyPolicy, optional
+        Says everything that follows up to ``min_cohort``, which are then left out.
+    method : {"full-batch", "mu2", "noisy-sgd", "fedavg"}
+        Which strategy the server has: ``FullBatch``, ``Mu2``, ``NoisySGD`` or ``CorrelatedFedAvg``.
+    epsilon, mu : float
+        Of all releases of one training together; exactly one of them. Epsilon is at ``delta``.
+    delta : float
+    clip_norm : float
+        S, the L2 bound on one sample's gradient.
+    rounds : int
+        K, the most releases of one training.
+    batch_size : int, optional
+        b, samples in a release, each used once; left out where every release is a sum over all samples
+        (``full-batch``, and ``fedavg`` by default).
+    trust : {"untrusted-server", "secure-aggregation"}
+    min_honest, min_cohort : int
+        Under ``secure-aggregation`` (:class:`~murmurfl.privacy.PrivacyPolicy`).
+    helpers : int
+        How many of a simulation's nodes, the last ones, are helpers, under ``secure-aggregation``.
+    seed : int
+        Of the simulated machines' keys: the same run gives the same model.
+    chunk : int, optional
+        The most samples whose gradients are computed together; default 128.
+    gradient_memory_mib : float
+        What computing a module's gradients may take at a time, in MiB, in a simulation: as many samples are computed
+        together as fit. A real machine computes one sample at a time.
+    schema : Schema, optional
+        What a record is. The model is tried on records made from it when the app is made. Without one a simulation
+        infers it from all of a machine's samples, at the first request, and says so; a real node has its own, of its
+        operator's file.
+    samples_per_owner : int
+        j, where the schema names an owner: all of an owner's samples are protected as one, and the first j are used.
+    evaluation : float or EvaluationShare, optional
+        Which share of mu^2 is for a private evaluation of the model, for
+        :class:`~murmurfl.strategies.PrivateEvaluation`: how many samples it gets right, of those that are set aside for
+        it. The training has the rest of mu^2.
+    mods : list of Mod, optional
+        Flower mods of your own.
+
+    Returns
+    -------
+    ClientApp
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is impossible or contradicts another, or the model mixes samples.
+
+    Notes
+    -----
+    The policy, or what stands for it, is that of *simulated* machines.
+
+    **Formal guarantees.** Everything a machine returns is mu-GDP for replacement of *one record*: a row of a file that
+    murmurfl reads, or one item as it was handed over, if whatever made the items treats each by itself; with
+    ``samples_per_owner`` all records of one owner. It holds against a server that chooses models, rounds,
+    acknowledgements and stopping adaptively; under ``secure-aggregation`` if one helper and min_honest machines of each
+    sum are honest, and the plan's mu_local whatever happens. Simulated keys protect nobody's data.
+    Proof: docs/proofs/release-rule.md, docs/proofs/records.md.
+    """
+    chosen = sample_method(method)
+    if samples is None:
+        raise ConfigurationError(
+            "Expected samples, got none: pass a function of Flower's context that gives (inputs, targets)."
+        )
+    if policy is None:
+        policy = chosen.policy(
+            batch_size=batch_size,
+            clip_norm=clip_norm,
+            max_participations=_rounds(rounds),
+            mu=0.0 if mu is None else mu,
+            epsilon=epsilon,
+            delta=delta,
+            trust=trust,
+            min_honest=min_honest,
+            min_cohort=min_cohort,
+            samples_per_owner=samples_per_owner,
+        )
+    else:
+        stated = {"epsilon": epsilon, "mu": mu, "delta": delta, "clip_norm": clip_norm, "rounds": rounds}
+        stated |= {"batch_size": batch_size, "trust": trust, "min_honest": min_honest, "min_cohort": min_cohort}
+        stated |= {"samples_per_owner": samples_per_owner}
+        _check_left_out(stated)
+    share = EvaluationShare.of(evaluation)
+    chosen.check(policy if share is None else share.training(policy))
+    made = _machine_model(model, loss, seed=seed, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
+    if schema is None and not _is_function(samples):
+        schema = made.schema or inferred(items_of(samples))
+    if schema is not None:
+        made.check_schema(schema, None if share is None or made.measure is None else made.measure(share.right))
+    of_simulation = {"helpers": helpers, "seed": seed, "schema": schema}
+    return PrivateClientApp(made, chosen, samples, policy, evaluation=share, mods=mods, **of_simulation)
+
+
+def _machine_model(model: Any, loss: Callable[[Any, Any], Any] | None, **torch_only: Any) -> MachineModel:
+    """A model of whatever library it is."""
+    from .sklearn_model import estimator_model, is_estimator
+
+    if is_estimator(model):
+        return estimator_model(model, loss)
+    from .torch_machine import torch_machine_model
+
+    return torch_machine_model(model, loss, **torch_only)
+
+
+def _check_left_out(stated: Mapping[str, Any]) -> None:
+    """Refuse what a policy says already, unless it was left as it is."""
+    usual = inspect.signature(private_client_app).parameters
+    named = [name for name, value in stated.items() if value != usual[name].default]
+    if named:
+        raise ConfigurationError(f"Expected policy or {', '.join(named)}, got both: a PrivacyPolicy says everything.")
+
+
+def _rounds(rounds: int | None) -> int:
+    if rounds is None:
+        raise ConfigurationError(
+            "Expected rounds, the most releases of one training, got none: noise is made for so many."
+        )
+    return rounds
+
+
+def _is_function(samples: Any) -> bool:
+    return callable(samples) and not hasattr(samples, "__getitem__")
+
+
+def _not_a_helper(message: Message, context: Context) -> Message:  # noqa: ARG001 - Flower's interface
+    return Message(Error(protocol.OPENING_REFUSED, "this node is no helper"), reply_to=message)

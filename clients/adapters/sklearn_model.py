@@ -1,0 +1,299 @@
+"""A linear estimator of scikit-learn as a machine's model: gradients in closed form, and the fitted estimator back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError, Measured
+from ...privacy.accounting.asked import check_count
+from ...privacy.machine.contributions import DenseContributions, StackedContributions
+from ..records.schema import Label, Part, Schema
+from ..side.evaluation_client import Measure
+from .estimator_checks import closed_form
+from .outer_products import OuterProducts, PulledOuterProducts
+from .per_sample_gradients import combined_gradients
+from .private_model import MachineModel
+
+_NAMES = "coef_", "intercept_"
+
+
+@dataclass(frozen=True)
+class LinearEstimator:
+    """A linear classifier of scikit-learn, and what must be known of the data before anybody has looked at them.
+
+    ``fit`` would learn the classes and the number of features from the data. Here nobody sees all data, so they are
+    said. The same object stands on both sides: ``private_client_app(model, ...)`` on the machines,
+    ``model.initial_arrays()`` and ``model.fitted(arrays)`` on the server.
+
+    Parameters
+    ----------
+    estimator : sklearn.linear_model.LogisticRegression or SGDClassifier
+        With l2 or no penalty. If it has ``coef_`` and ``intercept_`` (of a model of public data, say) training starts
+        there, else at zero.
+    num_features : int
+    classes : sequence
+        All labels there may be, at least two; kept in scikit-learn's order, which is sorted.
+    num_samples : int, optional
+        How many samples all machines have together: for the ``C`` of ``LogisticRegression``, and for nothing else.
+
+    Raises
+    ------
+    ConfigurationError
+        If the estimator is another, or has a setting that cannot be kept, which is then named.
+
+    Notes
+    -----
+    Features and classes are said by whoever writes the project, not taken from private data. A penalty pulls on every
+    sample's gradient alike, before that is clipped.
+    """
+
+    estimator: Any
+    num_features: int
+    classes: Sequence[Hashable]
+    num_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count("num_features", self.num_features)
+        if self.num_samples is not None:
+            check_count("num_samples", self.num_samples)
+        classes = list(np.unique(np.asarray(self.classes)).tolist())
+        if len(classes) < 2:
+            raise ConfigurationError(f"Expected at least two classes, got {classes!r}.")
+        object.__setattr__(self, "classes", tuple(classes))
+        _ = self.gradients  # refuses what cannot be kept
+
+    @property
+    def fit_intercept(self) -> bool:
+        """Whether the model has intercepts."""
+        return bool(self.estimator.fit_intercept)
+
+    @property
+    def gradients(self) -> LinearGradients:
+        """Its per-sample gradients."""
+        residuals, pull, scores = closed_form(self.estimator, len(self.classes), self.num_samples)
+        return LinearGradients(residuals, (scores, self.num_features), pull=pull, bias=self.fit_intercept)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its arrays, as scikit-learn calls them."""
+        return _NAMES if self.fit_intercept else _NAMES[:1]
+
+    def initial_arrays(self) -> ArrayRecord:
+        """Where training starts: for a strategy's ``start``.
+
+        Raises
+        ------
+        ConfigurationError
+            If the estimator has arrays of other shapes.
+        """
+        found = {}
+        for name, shape in zip(self.names, self.gradients.shapes, strict=True):
+            values = np.array(getattr(self.estimator, name, np.zeros(shape)), dtype=np.float64)
+            if values.shape != shape:
+                raise ConfigurationError(f"Expected {name} of shape {shape}, got {values.shape}.")
+            found[name] = Array(values)
+        return ArrayRecord(found)
+
+    def fitted(self, arrays: ArrayRecord) -> Any:
+        """An estimator that predicts with these arrays; the one that was given stays as it is.
+
+        Parameters
+        ----------
+        arrays : ArrayRecord
+            A strategy's result, or what ``evaluate_fn`` is handed.
+
+        Raises
+        ------
+        ConfigurationError
+            If they are not this model's.
+
+        Notes
+        -----
+        Post-processing: it is as private as the arrays are.
+        """
+        return fitted(self.estimator, arrays, self.classes)
+
+
+def estimator_model(model: Any, loss: Any = None) -> MachineModel:
+    """What an app needs of an estimator.
+
+    Parameters
+    ----------
+    model : LinearEstimator, or an estimator that has ``coef_`` and ``classes_``
+        As one has that was fitted to public data, or whose arrays a project has set to zeros itself.
+    loss : None
+        The estimator's own is taken.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is another estimator, has a setting that cannot be kept, or does not say how many features and which
+        classes there are.
+    """
+    if loss is not None:
+        raise ConfigurationError(f"Expected no loss beside a scikit-learn estimator, which has its own, got {loss!r}.")
+    made = model if isinstance(model, LinearEstimator) else _with_its_own_arrays(model)
+
+    own = Schema(inputs=(Part(shape=(made.num_features,)),), label=Label(classes=tuple(made.classes)))  # type: ignore[arg-type]
+
+    def check(schema: Schema, measure: Measure | None) -> None:  # noqa: ARG001 - it is of closed form
+        got = schema.num_features, schema.label.names
+        if got != (own.num_features, own.label.names):
+            raise ConfigurationError(
+                f"Expected a schema of {own.num_features} features and the classes {', '.join(own.label.names)} in "
+                f"this order, as the estimator has them, got {got[0]} and {', '.join(got[1]) or 'none'}."
+            )
+
+    return MachineModel(made.gradients, made.names, check, partial(_measure, made), own)
+
+
+def _measure(model: LinearEstimator, right: Any) -> Measure:
+    """Which samples a linear classifier predicts right: the class of the largest score, or of two that of the sign."""
+    if right is not None:
+        raise ConfigurationError("Expected no `right` beside a scikit-learn classifier, got one: its classes say it.")
+
+    def measured(parameters: Sequence[NDArray[Any]], samples: Any) -> Measured:
+        with np.errstate(all="ignore"):
+            scores = np.asarray(samples[0], dtype=np.float64) @ np.asarray(parameters[0]).T
+            scores = scores + np.asarray(parameters[1]) if model.fit_intercept else scores
+            if scores.shape[1] > 1:
+                return Measured(scores.argmax(axis=1) == samples[1])
+            margin = scores[:, 0]
+            return Measured((margin > 0) == samples[1], 1.0 / (1.0 + np.exp(-margin)), samples[1])
+
+    return measured
+
+
+def _with_its_own_arrays(estimator: Any) -> LinearEstimator:
+    closed_form(estimator, 2, 1)  # refuses another estimator first
+    if not (hasattr(estimator, "coef_") and hasattr(estimator, "classes_")):
+        name = type(estimator).__name__
+        raise ConfigurationError(
+            f"Expected the number of features and the classes beside {name}, which nobody sees in all data here: give "
+            f"LinearEstimator({name}(...), num_features=30, classes=[0, 1])."
+        )
+    return LinearEstimator(estimator, np.shape(estimator.coef_)[1], estimator.classes_.tolist())
+
+
+def is_estimator(model: Any) -> bool:
+    """Whether something is a scikit-learn estimator, or one with what is known of the data; imports nothing."""
+    kinds = type(model).__mro__
+    return isinstance(model, LinearEstimator) or any(
+        kind.__name__ == "BaseEstimator" and kind.__module__ == "sklearn.base" for kind in kinds
+    )
+
+
+def fitted(estimator: Any, arrays: ArrayRecord, classes: Iterable[Hashable]) -> Any:
+    """A scikit-learn estimator with the arrays of a training, which predicts as if it had been fitted.
+
+    Parameters
+    ----------
+    estimator : sklearn.linear_model.LogisticRegression or SGDClassifier
+        Is cloned.
+    arrays : ArrayRecord
+        ``coef_`` and, with an intercept, ``intercept_``.
+    classes : iterable
+        All labels there may be.
+
+    Raises
+    ------
+    ConfigurationError
+        If the arrays are not those of such a model.
+
+    Notes
+    -----
+    Post-processing: it is as private as the arrays are.
+    """
+    from sklearn.base import clone
+
+    labels = np.unique(np.asarray(list(classes)))
+    names = _NAMES if estimator.fit_intercept else _NAMES[:1]
+    scores = len(labels) if len(labels) > 2 else 1
+    values = [np.array(array.numpy(), dtype=np.float64) for array in arrays.values()]
+    if len(values) != len(names) or values[0].ndim != 2 or any(len(one) != scores for one in values):
+        raise ConfigurationError(
+            f"Expected the arrays {' and '.join(names)} with {scores} rows, got {[one.shape for one in values]}."
+        )
+    made: Any = clone(estimator)
+    made.coef_, made.intercept_ = values[0], values[1] if len(values) > 1 else np.zeros(scores)
+    made.classes_, made.n_features_in_ = labels, values[0].shape[1]
+    return made
+
+
+class LinearGradients:
+    """Per-sample gradients of a linear model with a loss in closed form.
+
+    Parameters
+    ----------
+    residuals : callable
+        dloss/dscores (:mod:`~murmurfl.clients.adapters.linear_losses`).
+    shape : (int, int)
+        Scores and features.
+    pull : float
+        lambda >= 0: lambda W is added to every sample's gradient, that of lambda / 2 ||W||^2.
+    bias : bool
+        Whether there are intercepts; nothing pulls on them.
+
+    Notes
+    -----
+    A batch is a pair (features, labels), the labels numbers of classes; a label outside them gives a row of NaN, which
+    a machine counts as zero.
+
+    **Formal guarantees.** Row i depends on sample i and the point alone.
+    """
+
+    def __init__(self, residuals: Any, shape: tuple[int, int], *, pull: float = 0.0, bias: bool = True) -> None:
+        self.shapes: list[tuple[int, ...]] = [shape, (shape[0],)] if bias else [shape]
+        self._residuals = residuals
+        self._pull = float(pull)
+        self._bias = bias
+
+    def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:
+        made = self._stacked([parameters], [1.0], samples)
+        rows = np.empty((len(samples[1]), sum(map(math.prod, self.shapes))))
+        with np.errstate(all="ignore"):
+            for i, row in enumerate(rows):
+                made.write(i, 1.0, row)
+        return rows
+
+    def stacked(
+        self,
+        points: Sequence[Sequence[NDArray[Any]]],
+        weights: Sequence[float | NDArray[np.float64]],
+        samples: Any,
+    ) -> StackedContributions:
+        """As :func:`~murmurfl.clients.adapters.per_sample_gradients.combined_gradients`, not written out."""
+        if any(isinstance(weight, np.ndarray) for weight in weights):
+            with np.errstate(all="ignore"):
+                return DenseContributions(combined_gradients(self, points, weights, samples))
+        return self._stacked(points, [float(weight) for weight in weights], samples)
+
+    def _stacked(
+        self, points: Sequence[Sequence[NDArray[Any]]], weights: Sequence[float], samples: Any
+    ) -> OuterProducts:
+        features, labels = np.asarray(samples[0], dtype=np.float64), np.asarray(samples[1])
+        shape = self.shapes[0]
+        residuals, pull = np.zeros((len(features), shape[0])), np.zeros(shape)
+        known = (labels >= 0) & (labels < max(shape[0], 2))
+        with np.errstate(all="ignore"):
+            for point, weight in zip(points, weights, strict=True):
+                if not weight:
+                    continue
+                matrix = np.asarray(point[0], dtype=np.float64)
+                scores = features @ matrix.T
+                if self._bias:
+                    scores += point[1]
+                residuals += weight * self._residuals(scores, np.where(known, labels, 0))
+                pull += weight * self._pull * matrix
+            residuals[~known] = np.nan
+            if self._pull:
+                return PulledOuterProducts(residuals, features, pull, bias=self._bias)
+        return OuterProducts(residuals, features, bias=self._bias)

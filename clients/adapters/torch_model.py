@@ -1,0 +1,352 @@
+"""A PyTorch module on a machine: what of it is trained, and its gradients sample by sample.
+
+Trained, sent and released is what has ``requires_grad``, in the order of ``named_parameters`` and tied weights once.
+Everything else (buffers, frozen layers) is a constant of the module that each machine has installed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError
+from ...privacy.accounting.asked import check_count
+from ...privacy.errors import check_installed
+from ...privacy.machine.contributions import DenseContributions, StackedContributions
+from .gradient_memory import GRADIENT_MEMORY_MIB, MOST_TOGETHER, Need, check_memory, chunks, in_chunks
+from .per_sample_gradients import combined_gradients, weights_of, wide_row_bytes
+from .torch_state import ModuleState
+from .torch_values import as_inputs, as_targets, first_axis, leaves, picked, with_batch_axis
+
+if TYPE_CHECKING:
+    import torch
+
+    ModuleT = torch.nn.Module
+
+Loss = Callable[[Any, Any], Any]
+"""``loss(output, target) -> scalar tensor``, as PyTorch's criteria."""
+
+_ROWS_AT_A_TIME = 8
+_WIDENED_VALUES = 1 << 20
+"""Rows that are widened to float64 together: few enough for the processor's cache."""
+
+
+def trainable_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters of a module that are trained, by name and in order; tied ones once.
+
+    Raises
+    ------
+    ConfigurationError
+        If there are none, or some are no floating-point numbers.
+    """
+    found = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    if not found:
+        raise ConfigurationError(
+            "Expected a module with parameters to train, got none with requires_grad: leave it on for those."
+        )
+    complex_ones = [name for name, parameter in found.items() if not parameter.is_floating_point()]
+    if complex_ones:
+        raise ConfigurationError(f"Expected floating-point parameters, got complex ones in {', '.join(complex_ones)}.")
+    return found
+
+
+def trainable_arrays(module: torch.nn.Module) -> ArrayRecord:
+    """What a server starts from and machines train: the parameters with ``requires_grad``, and nothing else.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+
+    Returns
+    -------
+    ArrayRecord
+        By name and in the order of ``named_parameters``, tied weights once; those of float16 and bfloat16 as float32,
+        which Flower can carry and small steps are not lost in.
+
+    Raises
+    ------
+    ConfigurationError
+        If nothing in the module is trained.
+    """
+    return ArrayRecord({name: Array(_as_numpy(values)) for name, values in trainable_parameters(module).items()})
+
+
+def load_trainable(module: torch.nn.Module, arrays: ArrayRecord) -> torch.nn.Module:
+    """Put a trained model's arrays into a module.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Changed in place; what is not trained stays as it is.
+    arrays : ArrayRecord
+        As of :func:`trainable_arrays`: a strategy's result, or what ``evaluate_fn`` is handed.
+
+    Returns
+    -------
+    torch.nn.Module
+        The same module.
+
+    Raises
+    ------
+    ConfigurationError
+        If the arrays are not those of this module.
+    """
+    import torch
+
+    expected = trainable_parameters(module)
+    shapes = {name: tuple(parameter.shape) for name, parameter in expected.items()}
+    if {name: tuple(array.shape) for name, array in arrays.items()} != shapes:
+        raise ConfigurationError(
+            f"Expected the arrays that trainable_arrays gives of this module, {_listed(shapes)}, got "
+            f"{_listed({name: tuple(array.shape) for name, array in arrays.items()})}."
+        )
+    with torch.no_grad():
+        for name, parameter in expected.items():
+            parameter.copy_(torch.as_tensor(np.array(arrays[name].numpy())))
+    return module
+
+
+def _listed(shapes: Mapping[str, tuple[int, ...]], most: int = 4) -> str:
+    named = [f"{name} {shape}" for name, shape in list(shapes.items())[:most]]
+    return ", ".join([*named, *(["..."] if len(shapes) > most else [])]) + f" ({len(shapes)} in all)"
+
+
+def _as_numpy(values: torch.Tensor) -> NDArray[Any]:
+    import torch
+
+    values = values.detach().cpu()
+    return (values.float() if values.dtype in (torch.float16, torch.bfloat16) else values).contiguous().numpy().copy()
+
+
+class ModuleGradients:
+    """Per-sample gradients of a PyTorch module's trained parameters, by ``torch.func``.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        What has ``requires_grad`` is trained; buffers and everything else must not change while it computes.
+    loss : callable
+        ``loss(output, target) -> scalar tensor`` for a batch of one.
+    chunk : int, optional
+        The most samples that are computed together; default 128.
+    gradient_memory_mib : float
+        What computing gradients may take at a time, in MiB: as many samples are computed together as fit, and where
+        rows of all samples do not fit (:meth:`stacked`), they are computed in chunks, twice. A real machine computes
+        one sample at a time, whatever is said here.
+
+    Raises
+    ------
+    ConfigurationError
+        If the module has nothing to train, or PyTorch is not installed; when gradients of several samples are computed,
+        if not one fits.
+
+    Notes
+    -----
+    A batch is a pair (inputs, targets) with the samples along the first axis: arrays or tensors, and for a module of
+    several inputs a tuple of them (``module(*inputs)``) or a mapping (``module(**inputs)``). Floating-point inputs and
+    targets get the module's own type, integer targets int64.
+
+    **Formal guarantees.** Row i depends on sample i alone: each sample goes through the module as a batch of one
+    (``torch.func.vmap``), with the same buffers and frozen parameters. A module that changes them would carry one
+    sample's data to the next. That is an error, and samples that come one by one, as a real machine's, meet the module
+    as it was before the first of them, attributes of it and of the loss too (:class:`ModuleState`).
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        loss: Loss,
+        *,
+        chunk: int | None = None,
+        gradient_memory_mib: float = GRADIENT_MEMORY_MIB,
+    ) -> None:
+        check_installed("torch", "torch", "a PyTorch model")
+        import torch
+
+        if chunk is not None:
+            check_count("chunk", chunk)
+        self.gradient_memory_mib = check_memory(gradient_memory_mib)
+        self._needs: dict[str, Need] = {}
+        parameters = trainable_parameters(module)
+        self.names = list(parameters)
+        self.shapes: list[tuple[int, ...]] = [tuple(parameter.shape) for parameter in parameters.values()]
+        self.module = module
+        self.loss = loss
+        self.chunk = chunk
+        self.together = True
+        """Whether vmap can compute this module's samples together."""
+        self._kinds = [(parameter.dtype, parameter.device) for parameter in parameters.values()]
+        self.dtype, self.device = self._kinds[0]
+        self.state = ModuleState(module, loss)
+
+        def sample_loss(trained: dict[str, torch.Tensor], inputs: Any, target: Any) -> torch.Tensor:
+            arguments, named = called_with(with_batch_axis(inputs))
+            output = torch.func.functional_call(module, trained, arguments, named)
+            return loss(output, with_batch_axis(target))
+
+        self.of_one = torch.func.grad(sample_loss)
+        self.of_many = torch.func.vmap(self.of_one, in_dims=(None, 0, 0))
+
+    def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
+        """Rows of shape (b, d): float32 where all that is trained is, float64 otherwise."""
+        return self._rows(parameters, samples, 0)
+
+    def _rows(self, parameters: Sequence[NDArray[Any]], samples: Any, beside: int) -> NDArray[np.floating]:
+        """The rows, made in what ``beside`` bytes leave of the memory."""
+        trained = self.trained(parameters)
+        inputs, targets = self._as_tensors(samples)
+        count = first_axis(inputs)
+        if count == 1:
+            self.forget(values=False)
+        rows = np.empty((count, self._width), self._row_type)
+        step = self._step(trained, inputs, targets, beside) if count > 1 else 1
+        for kept, chosen in chunks(count, step):
+            self._write(rows[kept], trained, picked(inputs, chosen), picked(targets, chosen))
+        self.check_constants()
+        return rows
+
+    def stacked(
+        self,
+        points: Sequence[Sequence[NDArray[Any]]],
+        weights: Sequence[float | NDArray[np.float64]],
+        samples: Any,
+    ) -> StackedContributions:
+        """As :func:`.per_sample_gradients.combined_gradients`; at one point nothing is widened to float64."""
+        weight = weights[0]
+        narrow = len(points) == 1 and not isinstance(weight, np.ndarray)
+
+        def made(chosen: slice, beside: int) -> StackedContributions:
+            some = picked(samples[0], chosen), picked(samples[1], chosen)
+            with np.errstate(all="ignore"):
+                if narrow:
+                    beside += 8 * self._width  # a row that is widened, later on
+                    return _NarrowRows(np.asarray(self._rows(points[0], some, beside)), float(weight))  # type: ignore[arg-type]
+                at = partial(self._rows, beside=beside)
+                return DenseContributions(combined_gradients(at, points, weights_of(weights, chosen), some))  # type: ignore[arg-type]
+
+        width, narrow_bytes = self._width, np.dtype(self._row_type).itemsize
+        row_bytes = narrow_bytes * width if narrow else wide_row_bytes(len(points), width)
+        return in_chunks(made, first_axis(samples[0]), row_bytes, self.gradient_memory_mib)
+
+    @property
+    def _width(self) -> int:
+        return sum(map(math.prod, self.shapes))
+
+    def _as_tensors(self, samples: Any) -> tuple[Any, Any]:
+        return as_inputs(samples[0], self.dtype, self.device), as_targets(samples[1], self.dtype, self.device)
+
+    def _step(self, trained: dict[str, torch.Tensor], inputs: Any, targets: Any, beside: int) -> int:
+        """How many samples are computed together."""
+        most = MOST_TOGETHER if self.chunk is None else self.chunk
+        if not self.together:
+            return most  # they are computed one by one in any case
+        looks = repr([(tuple(part.shape[1:]), part.dtype) for part in leaves((inputs, targets))])
+        if looks not in self._needs:
+            of_some = partial(picked, inputs), partial(picked, targets)
+            self._needs[looks] = Need.measured(
+                lambda count: self.of_many(trained, *(of(slice(0, count)) for of in of_some))
+            )
+        return min(self._needs[looks].samples(self.gradient_memory_mib, beside), most)
+
+    def trained(self, parameters: Sequence[NDArray[Any]]) -> dict[str, torch.Tensor]:
+        """A model's arrays as the module's parameters."""
+        import torch
+
+        return {
+            name: torch.tensor(np.asarray(values), dtype=kind, device=device)
+            for name, values, (kind, device) in zip(self.names, parameters, self._kinds, strict=True)
+        }
+
+    @property
+    def _row_type(self) -> type[np.floating]:
+        import torch
+
+        return np.float64 if any(kind == torch.float64 for kind, _ in self._kinds) else np.float32
+
+    def _write(self, rows: NDArray[np.floating], trained: dict[str, torch.Tensor], inputs: Any, targets: Any) -> None:
+        """The gradients of some samples; of a single one, as a real machine asks, without what vmap costs."""
+        import torch
+
+        count = first_axis(inputs)  # more than there are rows, where the last one is computed again and again
+        if not self.together and count > 1:
+            for i in range(len(rows)):
+                one = slice(i, i + 1)
+                self._write(rows[one], trained, picked(inputs, one), picked(targets, one))
+            return
+        if count == 1:
+            made = self.of_one(trained, picked(inputs, 0), picked(targets, 0))
+        else:
+            made = self.of_many(trained, inputs, targets)
+        start = 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            size = math.prod(shape)
+            values = made[name].detach().reshape(count, size)[: len(rows)].cpu()
+            rows[:, start : start + size] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+            start += size
+
+    def forget(self, *, values: bool) -> None:
+        """Before a sample that is computed by itself: put the module back as it was, whatever the last one has done.
+
+        Parameters
+        ----------
+        values : bool
+            Whether the last one could write to tensors (:meth:`ModuleState.restore`).
+        """
+        self.state.restore(values=values)
+
+    def check_constants(self) -> None:
+        """Refuse to go on with a module that changed what must be constant: the next sample would see this one's data.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+        changed = self.state.written_constants()
+        if changed is not None:
+            raise ConfigurationError(
+                f"Expected buffers and frozen parameters to stay as they are, got a module that writes to "
+                f"{', '.join(changed) or 'new ones'}: one sample's data would reach the next. Call module.eval(), or "
+                "leave such layers out."
+            )
+
+
+class _NarrowRows:
+    """Rows times a weight, in the type they were computed in; norms and sums are float64's all the same."""
+
+    def __init__(self, rows: NDArray[np.floating], weight: float) -> None:
+        self._rows, self._weight = rows, weight
+
+    def norms(self) -> NDArray[np.float64]:
+        squares = np.empty(len(self._rows))
+        together = min(max(_WIDENED_VALUES // self._rows.shape[1], 1), _ROWS_AT_A_TIME)
+        with np.errstate(all="ignore"):
+            for start in range(0, len(self._rows), together):
+                some = slice(start, start + together)
+                wide = self._rows[some].astype(np.float64)
+                squares[some] = np.einsum("ij,ij->i", wide, wide)
+                del wide  # before the next ones are made
+            return abs(self._weight) * np.sqrt(squares)
+
+    def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
+        np.multiply(self._rows[row], self._weight * scale, out=out)
+
+    def scaled_sum(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum of rows, each times its scale."""
+        total = np.zeros(self._rows.shape[1])
+        for start in range(0, len(self._rows), _ROWS_AT_A_TIME):
+            some = slice(start, start + _ROWS_AT_A_TIME)
+            total += (self._weight * scales[some]) @ self._rows[some].astype(np.float64)
+        return total
+
+
+def called_with(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A sample's inputs as the arguments of a module."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}

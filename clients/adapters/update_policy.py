@@ -1,0 +1,185 @@
+"""What a machine decides about the noise on its model updates, and what is guaranteed of them."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, InitVar, dataclass
+
+from ...privacy import (
+    NO_NOISE,
+    SIMULATED,
+    ConfigurationError,
+    Guarantee,
+    PrivacyPolicy,
+    Trust,
+    Unit,
+    policy_guarantee,
+)
+from ...privacy.accounting.asked import asked_mu
+from ...privacy.mechanisms import noise_stands_alone
+
+_TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
+
+
+@dataclass(frozen=True)
+class UpdatePolicy:
+    """A machine's decisions about the model updates it releases; none of them ever comes from a message.
+
+    Parameters
+    ----------
+    clip_norm : float
+        S, the L2 bound on an update: the difference between the trained and the received model.
+    mu : float
+        Gaussian-DP parameter of all releases of one session together; or ``epsilon`` in its place.
+    max_participations : int
+        K, the most releases of one session.
+    budget_mu : float, optional
+        Of everything this machine ever releases, over all sessions (mus add in squares). Default ``mu``: one session.
+        On a real node the ledger's.
+    delta : float
+        Where epsilon is shown. On a real node the ledger's.
+    mechanism : str
+        How the noise is correlated over the releases; empty for ``independent`` where data return in every release
+        (nothing has less noise then) and ``blt`` where they do not.
+    releases_per_pass : int
+        Into how many disjoint, fixed parts the ClientApp divides its data. For every release it uses one part: the one
+        whose number, from 0, it finds as ``part`` in the request's config. The number is the machine's own count, which
+        the server's round is not. This is a promise about the ClientApp that only its operator can give. 1, the
+        default, promises nothing. With K or more no sample is used twice in a session.
+    allow_evaluation : bool
+        Whether results of the ClientApp's ``evaluate`` may leave, **without noise**: no epsilon here covers them.
+    trust : {"untrusted-server", "secure-aggregation"}
+        Under ``secure-aggregation`` the machine adds its share of the noise, and hides each release under masks that
+        only a sum of ``min_cohort`` releases loses. Where data return and the noise is ``independent``, releases then
+        stand alone: what a lost reply carried is lost.
+    min_honest, min_cohort : int
+        h and the fewest releases of a sum, under ``secure-aggregation`` (:class:`~murmurfl.privacy.PrivacyPolicy`).
+    budget_local_mu : float, optional
+        As ``budget_mu``, of what holds whatever happens, under ``secure-aggregation``. On a real node the ledger's.
+    epsilon : float, optional
+        Asks for ``mu`` in other words: the largest that implies this epsilon at ``delta``. Exactly one of the two is
+        given; what is kept is the mu.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is impossible.
+
+    Notes
+    -----
+    **Formal guarantees.** The update is clipped as a whole, whatever is computed inside, so one release moves by at
+    most 2 S. With ``releases_per_pass = 1`` that is charged in every one of the K releases: all releases of a session
+    together are mu-GDP for replacement of *all data of the machine* (client-level), and with that of any one sample.
+    With more, a sample is charged in ceil(K / releases_per_pass) releases, that many apart: they are mu-GDP for
+    replacement of *one sample* (sample-level), provided the ClientApp keeps the promise whatever the server sends
+    along, and carries nothing learned from a sample into another release (no optimiser state or local layers kept
+    between rounds). All sessions together are budget_mu-GDP likewise. Against a server that chooses models, rounds,
+    acknowledgements and stopping adaptively. With ``allow_evaluation`` this is true of the updates alone. Under
+    ``secure-aggregation`` mu holds if one helper and min_honest machines of each sum are honest; whatever happens, the
+    plan's mu_local does.
+    Proof: docs/proofs/returning-samples.md.
+    """
+
+    clip_norm: float
+    mu: float = 0.0
+    _: KW_ONLY
+    max_participations: int
+    budget_mu: float | None = None
+    delta: float = 1e-5
+    mechanism: str = ""
+    releases_per_pass: int = 1
+    allow_evaluation: bool = False
+    trust: Trust = "untrusted-server"
+    min_honest: int = 1
+    min_cohort: int = 1
+    budget_local_mu: float | None = None
+    epsilon: InitVar[float | None] = None
+
+    def __post_init__(self, epsilon: float | None) -> None:
+        object.__setattr__(self, "mu", asked_mu(self.mu, epsilon, self.delta))
+        value = self.releases_per_pass
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigurationError(f"Expected releases_per_pass to be an integer >= 1, got {value!r}.")
+        if not isinstance(self.allow_evaluation, bool):
+            raise ConfigurationError(f"Expected allow_evaluation to be true or false, got {self.allow_evaluation!r}.")
+        if self.mechanism == NO_NOISE:
+            raise ConfigurationError(
+                f"Expected a noise mechanism, got {self.mechanism!r}: to see what noise costs, leave the mod out."
+            )
+        if self.trust not in _TRUSTS:
+            raise ConfigurationError(
+                f"Expected trust one of {_TRUSTS}, got {self.trust!r}: this machine's noise is its own."
+            )
+        self.privacy_policy()
+
+    @property
+    def unit(self) -> Unit:
+        """What may be replaced: ``machine`` (all of its data) or ``sample``."""
+        return "machine" if self.releases_per_pass == 1 else "sample"
+
+    def privacy_policy(self) -> PrivacyPolicy:
+        """The policy a :class:`~murmurfl.privacy.PrivateMachine` keeps.
+
+        Notes
+        -----
+        With ``exact`` noise and the acknowledged release rule; where releases stand alone under secure aggregation,
+        with the one that carries nothing over.
+        """
+        releases = self.max_participations  # checked with the rest of the policy
+        passes = -(-releases // self.releases_per_pass) if isinstance(releases, int) and releases > 0 else 1
+        mechanism = self.mechanism or ("independent" if self.releases_per_pass == 1 else "blt")
+        # In sums, releases that build on each other add up what each of a sample's turns costs; alone they compose, and
+        # with independent noise that is sqrt(turns) times less.
+        alone = self.trust == "secure-aggregation" and noise_stands_alone(mechanism) and passes > 1
+        return PrivacyPolicy(
+            clip_norm=self.clip_norm,
+            batch_size=1,
+            max_participations=self.max_participations,
+            mu=self.mu,
+            budget_mu=self.budget_mu,
+            delta=self.delta,
+            mechanism=mechanism,
+            clip_unit="update",
+            # At least two: only where samples may return does a machine count its parts by session. A second use that
+            # does not happen is not charged.
+            sample_participations=max(2, passes),
+            min_separation=self.releases_per_pass,
+            release_rule="paper" if alone else "acknowledged",
+            trust=self.trust,
+            min_honest=self.min_honest,
+            min_cohort=self.min_cohort,
+            budget_local_mu=self.budget_local_mu,
+        )
+
+
+def update_guarantee(
+    policy: UpdatePolicy, mu: float, *, mu_local: float | None = None, simulated: bool = False
+) -> Guarantee:
+    """What is true of all updates of one session of a machine with this policy.
+
+    Parameters
+    ----------
+    policy : UpdatePolicy
+    mu : float
+        Of all releases of the session.
+    mu_local : float, optional
+        Under secure aggregation: what holds for them whatever happens. Default that of a model of one value, which no
+        larger model of this policy exceeds in any digit that is shown.
+    simulated : bool
+        Whether the keys are a simulation's.
+
+    Notes
+    -----
+    **Formal guarantees.** Says what :class:`UpdatePolicy` guarantees, and names what rests on the operator's word or is
+    not covered.
+    """
+    notes = []
+    if policy.unit == "sample":
+        notes.append("Which sample is in which release is as the machine's operator declared.")
+    if policy.allow_evaluation:
+        notes.append("Results of evaluations leave without noise and are NOT covered.")
+    if simulated:
+        notes.append(SIMULATED)
+    private = policy.privacy_policy()
+    if mu_local is None and policy.trust == "secure-aggregation":
+        mu_local = private.plan(1).mu_local
+    return policy_guarantee(private, mu, mu_local=mu_local, unit=policy.unit, notes=notes)

@@ -1,0 +1,144 @@
+"""Full batches, the machine's half (ALGORITHMS section 8): the sum of all samples' clipped gradients, every time.
+
+A machine gets a point and releases the sum over all of its samples of clipped gradients there, with fresh noise. Every
+sample is in every release, so K releases of sensitivity Delta = 2 S with noise sigma are mu-GDP for
+mu = Delta sqrt(K) / sigma. A release stands alone: one that is lost is never made up for, nor does it weigh on others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy
+from ..privacy.machine.contributions import DenseContributions, StackedContributions
+from ..privacy.mechanisms import noise_stands_alone
+from ..privacy.side.clipped_share import COUNTED_CLIP_NORM, QUANTILE_SHARE, CountedRows
+from .adapters.per_sample_gradients import PerSampleGradients, stacked_gradients
+from .private_client import PrivateClient
+
+
+class _CountedContributions:
+    """Rows of gradients and marks that are not written out, of gradients that need not be either."""
+
+    def __init__(
+        self, gradients: StackedContributions, norms: NDArray[np.float64], rows: CountedRows, clip: float
+    ) -> None:
+        self._gradients = gradients
+        self._scales, self._marks = rows.scales(norms, clip), rows.marks(norms, clip)
+        with np.errstate(all="ignore"):
+            self._norms = np.hypot(self._scales * norms, self._marks)
+
+    def norms(self) -> NDArray[np.float64]:
+        return self._norms
+
+    def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
+        with np.errstate(all="ignore"):
+            self._gradients.write(row, scale * self._scales[row], out[:-1])
+        out[-1] = scale * self._marks[row]
+
+    def scaled_sum(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum of rows, each times its scale."""
+        gradients: Any = self._gradients
+        return np.append(gradients.scaled_sum(scales * self._scales), scales @ self._marks)
+
+
+class CountedGradients:
+    """Gradients beside which each row says whether it is within the clip C of the query point.
+
+    It stands in the place of a model's gradients (:class:`~murmurfl.clients.PerSampleGradients`), with one more array,
+    of shape (1,), behind the model's: C in a query point, the marks in a release.
+
+    Parameters
+    ----------
+    gradients : PerSampleGradients
+        The model's.
+    share : float
+        Of mu^2, for the marks.
+
+    Notes
+    -----
+    **Formal guarantees.** Row i depends on sample i alone, and the machine bounds it whatever C a server sends.
+    """
+
+    def __init__(self, gradients: PerSampleGradients, share: float = QUANTILE_SHARE) -> None:
+        self.rows = CountedRows(share)
+        self.model_shapes = [tuple(shape) for shape in gradients.shapes]
+        self.shapes = [*self.model_shapes, (1,)]
+        self._gradients = gradients
+
+    def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:
+        return self._written(self._counted(parameters, DenseContributions(self._of(parameters, samples))))
+
+    def stacked(
+        self,
+        points: Sequence[Sequence[NDArray[Any]]],
+        weights: Sequence[float | NDArray[np.float64]],
+        samples: Any,
+    ) -> StackedContributions:
+        """Rows at one point, of weight 1; in closed form where the model has sums of gradients in closed form."""
+        if len(points) != 1 or list(weights) != [1.0]:
+            raise ConfigurationError(f"Expected gradients at one point, with weight 1, got weights {list(weights)}.")
+        made = stacked_gradients(self._gradients, [points[0][:-1]], weights, samples)
+        counted = self._counted(points[0], made)
+        return counted if hasattr(made, "scaled_sum") else DenseContributions(self._written(counted))
+
+    def _of(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
+        return np.asarray(self._gradients(parameters[:-1], samples), dtype=np.float64)
+
+    def _counted(self, parameters: Sequence[NDArray[Any]], gradients: StackedContributions) -> _CountedContributions:
+        return _CountedContributions(gradients, gradients.norms(), self.rows, float(parameters[-1][0]))
+
+    def _written(self, counted: _CountedContributions) -> NDArray[np.float64]:
+        rows = np.empty((len(counted.norms()), sum(math.prod(shape) for shape in self.shapes)))
+        for i, row in enumerate(rows):
+            counted.write(i, 1.0, row)
+        return rows
+
+
+class FullBatchClient(PrivateClient):
+    """A machine of full batches, for :class:`~murmurfl.strategies.FullBatch`.
+
+    Parameters, guarantees and errors are those of :class:`~murmurfl.clients.private_client.PrivateClient`. The policy
+    has ``order="all"`` (and so a batch of 1), ``clip_unit="sample"``, the mechanism ``independent`` (or ``none``) and
+    ``release_rule="paper"``, under which every release stands alone. With :class:`CountedGradients` releases also say
+    how many gradients are clipped.
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy all K releases together are mu-GDP for replacement of one
+    sample, for which 2 S sqrt(K) is charged, whatever the number of samples. With ``trust="trusted-server"`` sums leave
+    without noise and the guarantee is the server's (:class:`~murmurfl.strategies.TrustedFullBatch`).
+    Proof: docs/proofs/returning-samples.md, docs/proofs/sensitivities.md.
+    """
+
+    summable: ClassVar[bool] = True
+
+    @classmethod
+    def check_policy(cls, policy: PrivacyPolicy) -> None:
+        if policy.mechanism != NO_NOISE and not noise_stands_alone(policy.mechanism):
+            raise ConfigurationError(f"Expected mechanism 'independent' for full batches, got {policy.mechanism!r}.")
+        for name, expected in (("order", "all"), ("clip_unit", "sample"), ("release_rule", "paper")):
+            if getattr(policy, name) != expected:
+                raise ConfigurationError(
+                    f"Expected {name} {expected!r} for full batches, got {getattr(policy, name)!r}: every release is "
+                    "the sum over all samples, and stands alone."
+                )
+
+    def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
+        if isinstance(gradients, CountedGradients) and (policy.clip_norm, policy.clipping) != (
+            COUNTED_CLIP_NORM,
+            "clip",
+        ):
+            raise ConfigurationError(
+                f"Expected clip_norm {COUNTED_CLIP_NORM:g} and clipping 'clip' with CountedGradients, whose rows are "
+                f"no longer, got {policy.clip_norm:g} and {policy.clipping!r}."
+            )
+
+    def point_weights(self, server_round: int) -> tuple[float, ...]:
+        """1: the gradient itself."""
+        return (1.0,)

@@ -1,0 +1,1 @@
+"""Flower's messages on a machine: requests read, replies written, helpers' answers."""

@@ -1,0 +1,90 @@
+"""Records of replies and ledgers, from plain values that are looked at here, and only once.
+
+Flower checks every key and every value of a record when it is put in, whatever it may be, which takes it longer than
+many a gradient. Values of the plain types go in together; all others are left to Flower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from ...privacy import protocol
+from ...privacy.arrays import dtype_name, write_array
+
+RecordT = TypeVar("RecordT", ConfigRecord, MetricRecord)
+AnyT = TypeVar("AnyT", bound=MutableMapping[str, Any])
+
+_STYPE = "numpy.ndarray"  # how Flower calls the format of numpy.save
+_NUMBERS = frozenset((int, float))
+_PLAIN = frozenset((int, float, str, bytes, bool))
+
+
+def entry_records(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a reply as records: numbers in a MetricRecord, the others in a ConfigRecord, if there are any."""
+    numbers: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in values.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        (numbers if is_number else others)[name] = value
+    records: dict[str, Any] = {protocol.METRICS: _record(MetricRecord, numbers)}
+    if others:
+        records[protocol.CONFIG] = _record(ConfigRecord, others)
+    return records
+
+
+def array_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
+    """Arrays as Flower sends them."""
+    # What is no array of NumPy's, and yet a client may return it, is Flower's to know.
+    made = {
+        str(name): _array(values) if isinstance(values, np.ndarray) else Array(values)
+        for name, values in zip(names, arrays, strict=True)
+    }
+    return _put(ArrayRecord(), made)  # a record made from a dictionary makes every array of it anew
+
+
+def reply_content(records: Mapping[str, Any]) -> RecordDict:
+    """Records of the three kinds as the content of a reply."""
+    return _put(RecordDict(), records)
+
+
+def _array(values: NDArray[Any]) -> Array:
+    # As a copy is made: Flower would find out four times which of its ways of making an array is meant.
+    array = Array.__new__(Array)
+    vars(array).update(dtype=dtype_name(values), shape=values.shape, stype=_STYPE, data=write_array(values))
+    return array
+
+
+def own_array(array: Array) -> Array:
+    """An array with the bytes of another one, which nobody else changes."""
+    own = Array.__new__(Array)
+    vars(own).update(dtype=array.dtype, shape=array.shape, stype=array.stype, data=array.data)
+    return own
+
+
+def plain_record(values: dict[str, Any]) -> ConfigRecord:
+    """Plain values as a record of a machine's state."""
+    return _record(ConfigRecord, values)
+
+
+def _record(kind: type[RecordT], values: dict[str, Any]) -> RecordT:
+    """A record with these values."""
+    plain = _NUMBERS if kind is MetricRecord else _PLAIN
+    for name, value in values.items():
+        if type(name) is not str or type(value) not in plain:
+            return kind(values)  # lists, subclasses, and whatever is refused
+    return _put(kind(), values)
+
+
+def _put(record: AnyT, values: Mapping[str, Any]) -> AnyT:
+    """Put values whose types are right into a new record."""
+    inside = vars(record).get("_data")
+    if inside is None:  # a Flower that keeps them elsewhere, and checks them
+        record.update(values)
+    else:
+        inside.update(values)
+    return record

@@ -1,0 +1,95 @@
+"""Reading the entries of a request from a server that is not trusted: each is checked, or the request is refused.
+
+The texts depend on the request alone, because Flower forwards them to the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...privacy import RefusedError, protocol
+
+ReleaseOf = Literal["gradients", "mean", "evaluation"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A training request that has passed every check.
+
+    Parameters
+    ----------
+    server_round : int
+        t, from 1.
+    session : str
+        The training this request belongs to.
+    ack : int
+        The last of this machine's releases that the server has aggregated.
+    query_points : tuple of lists of ndarray
+        The points to compute gradients at, each a list of the model's arrays.
+    of : {"gradients", "mean", "evaluation"}
+        What is to be released: what this kind of machine makes of gradients, the mean of its features, or how good the
+        model at the query point is on its samples.
+    centre : ndarray of shape (k,), float32, optional
+        What the machine sees its samples from, where it is configured for centring.
+    """
+
+    server_round: int
+    session: str
+    ack: int
+    query_points: tuple[list[NDArray[Any]], ...]
+    of: ReleaseOf = "gradients"
+    centre: NDArray[np.float32] | None = None
+
+
+def malformed(reason: str) -> RefusedError:
+    """The refusal of a malformed request; the reason must depend on the request alone."""
+    return RefusedError(protocol.MALFORMED_REQUEST, f"malformed request: {reason}")
+
+
+def check_version(config: Mapping[str, Any]) -> None:
+    """Refuse a request of another protocol version; the text names ours, so that both sides' logs say what to do."""
+    version = config.get(protocol.VERSION)
+    if version != protocol.PROTOCOL_VERSION:
+        stated = f"version {version}" if isinstance(version, int) else "no version"
+        raise RefusedError(
+            protocol.PROTOCOL_MISMATCH,
+            f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states {stated}",
+        )
+
+
+def integer_entry(config: Mapping[str, Any], key: str, low: int, high: int) -> int:
+    """An integer of the request, or a refusal."""
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise malformed(f"expected {key} to be an integer from {low} to {high}")
+    return value
+
+
+def session_entry(config: Mapping[str, Any]) -> str:
+    """The session of the request, or a refusal."""
+    session = config.get(protocol.SESSION)
+    if not isinstance(session, str) or not 0 < len(session) <= protocol.LONGEST_SESSION_NAME or not session.isalnum():
+        raise malformed(f"expected {protocol.SESSION} to be 1 to {protocol.LONGEST_SESSION_NAME} letters and digits")
+    return session
+
+
+def read_points(
+    parameters: Sequence[NDArray[Any]], shapes: Sequence[tuple[int, ...]], count: int
+) -> tuple[list[NDArray[Any]], ...]:
+    """The query points of the request, each a list of the model's arrays, or a refusal."""
+    width = len(shapes)
+    if len(parameters) != width * count:
+        raise malformed(f"expected {count} query points of {width} arrays")
+    points = []
+    for start in range(0, len(parameters), width):
+        point = list(parameters[start : start + width])
+        for values, shape in zip(point, shapes, strict=True):
+            if values.shape != shape or values.dtype.kind != "f" or not np.isfinite(values).all():
+                raise malformed("expected finite floating-point arrays of the model's shapes")
+        points.append(point)
+    return tuple(points)

@@ -1,0 +1,282 @@
+"""A helper of secure aggregation as a Flower node: it says who it is, and opens sets of masked releases.
+
+It is sent seeds, never vectors, and answers with one sum over a set (:class:`~murmurfl.privacy.Opener`). It trains
+nothing and has no data.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from ...privacy import (
+    ConfigurationError,
+    HelperEntry,
+    Opener,
+    OpeningPage,
+    OpeningRecord,
+    OpeningRecordError,
+    OpeningRefusedError,
+    RefusedError,
+    Sealed,
+    protocol,
+)
+from ...privacy.sums.opening_record import LastOpened, OpenedSet, SessionTerms, check_forward
+from ...privacy.sums.roster import HelperKey, Roster
+from ..simulation.context_ledger import LEDGER_RECORDS
+from ..simulation.in_simulation import in_simulation
+from .answers import answer
+from .requests import check_version, malformed
+
+logger = logging.getLogger(__name__)
+
+TOTAL = "total"
+"""The name of the sum in the reply's ArrayRecord."""
+
+# Flower handles the messages of a node one at a time; the lock is for an engine that does not.
+_LOCK = threading.RLock()
+
+
+def answer_helper(opener: Opener, message: Message) -> Message:
+    """A helper's reply to a message.
+
+    Parameters
+    ----------
+    opener : Opener
+        The helper.
+    message : Message
+        A hello, or ``query.open``; for servers that know no queries, both in a train message.
+
+    Returns
+    -------
+    Message
+        To a hello the helper's name and its roster. To ``query.open`` the sum of its masks over the set. To everything
+        else an error.
+
+    Notes
+    -----
+    What leaves are the sums that :class:`~murmurfl.privacy.Opener` allows, and texts that are fixed: one for every set
+    that is refused, whatever is wrong with it. Timing is not protected.
+    """
+    return answer(message, lambda: _content(opener, message))
+
+
+def helper_app(opener: Opener) -> ClientApp:
+    """The ``ClientApp`` of a real helper.
+
+    Parameters
+    ----------
+    opener : Opener
+        Its record must be durable.
+
+    Raises
+    ------
+    OpeningRecordError
+        If the record would be forgotten with this process.
+    """
+    if not opener.durable:
+        raise OpeningRecordError(
+            "Expected a record that outlives this process (SQLiteOpeningRecord) for a real helper, got one in memory. "
+            "Nothing was opened."
+        )
+    app = ClientApp()
+
+    def reply(message: Message, context: Context) -> Message:  # noqa: ARG001 - what a helper knows is in its record
+        return answer_helper(opener, message)
+
+    for register in (app.query(), app.query(protocol.QUERY_OPEN.partition(".")[2]), app.train(), app.evaluate()):
+        register(reply)
+    return app
+
+
+class ContextOpeningRecord(OpeningRecord):
+    """A simulated helper's record in a ``RecordDict``.
+
+    Parameters
+    ----------
+    state : RecordDict
+        ``context.state`` of the node.
+    helper : str
+        The helper's name: several simulated helpers may share a node.
+
+    Notes
+    -----
+    **Formal guarantees.** What was committed is what is read next for as long as the state object lives and one message
+    of a node is handled at a time; nothing survives the process.
+    """
+
+    def __init__(self, state: RecordDict, helper: str) -> None:
+        self._state = state
+        self._helper = helper
+        self._prefix = f"{LEDGER_RECORDS}{helper}/opened/"
+
+    def check_helper(self, helper: HelperEntry) -> None:
+        if helper.name != self._helper:
+            raise OpeningRecordError(f"Expected the record of helper {helper.name!r}, got that of {self._helper!r}.")
+
+    @contextmanager
+    def exclusive(self) -> Iterator[OpeningPage]:
+        with _LOCK:
+            yield _ContextPage(self._state, self._prefix)
+
+
+class _ContextPage(OpeningPage):
+    """One record a session: its terms, its sets, and each machine's last opened release."""
+
+    def __init__(self, state: RecordDict, prefix: str) -> None:
+        self._state = state
+        self._prefix = prefix
+
+    def set_digest(self, session: str, opening: str) -> str | None:
+        entries = self._entries(session)
+        return dict(zip(entries["openings"], entries["digests"], strict=True)).get(opening)
+
+    def terms(self, session: str) -> SessionTerms | None:
+        values = json.loads(self._entries(session)["terms"])
+        return values and SessionTerms(**{**values, "helpers": tuple(values["helpers"])})
+
+    def last_opened(self, session: str, machines: Sequence[str]) -> dict[str, LastOpened]:
+        last = self._last(self._entries(session))
+        return {name: last[name] for name in machines if name in last}
+
+    def commit(self, opened: OpenedSet) -> None:
+        check_forward(self, opened)
+        before = self._entries(opened.session)
+        last = {**self._last(before), **opened.machines}
+        self._state[self._prefix + opened.session] = ConfigRecord(
+            {
+                "terms": json.dumps(asdict(opened.terms)),
+                "openings": [*before["openings"], opened.opening],
+                "digests": [*before["digests"], opened.set_digest],
+                "machines": list(last),
+                "releases": [one.release for one in last.values()],
+                "ids": [one.release_id for one in last.values()],
+            }
+        )
+
+    @staticmethod
+    def _last(entries: dict[str, Any]) -> dict[str, LastOpened]:
+        rows = zip(entries["machines"], entries["releases"], entries["ids"], strict=True)
+        return {name: LastOpened(release, release_id) for name, release, release_id in rows}
+
+    def _entries(self, session: str) -> dict[str, Any]:
+        lists: dict[str, Any] = {key: [] for key in ("openings", "digests", "machines", "releases", "ids")}
+        record = self._state.get(self._prefix + session, None)
+        if record is None:
+            return {"terms": "null", **lists}
+        if not isinstance(record, ConfigRecord) or set(record) != {"terms", *lists}:
+            raise OpeningRecordError(
+                "Expected a readable opening record in context.state, got a damaged one; start a new run."
+            )
+        return dict(record)
+
+
+def _content(opener: Opener, message: Message) -> RecordDict:
+    config = message.content.get(protocol.CONFIG, None)
+    entries: dict[str, Any] = dict(config) if isinstance(config, ConfigRecord) else {}
+    check_version(entries)
+    if message.metadata.message_type == protocol.QUERY_OPEN or entries.get(protocol.ASK) == protocol.ASK_OPEN:
+        return _opened(opener, entries)
+    if entries.get(protocol.ASK) == protocol.ASK_HELLO:
+        return RecordDict(
+            {
+                protocol.CONFIG: ConfigRecord(
+                    {
+                        protocol.VERSION: protocol.PROTOCOL_VERSION,
+                        protocol.HELPERS: opener.name,
+                        protocol.ROSTER: json.dumps(opener.roster.document),
+                    }
+                )
+            }
+        )
+    raise malformed("a helper says who it is and opens sets of releases, and does nothing else")
+
+
+def _opened(opener: Opener, entries: dict[str, Any]) -> RecordDict:
+    try:
+        session, opening, releases = _request(opener, entries)
+        opened = opener.open(session, opening, releases)
+    except OpeningRecordError as error:
+        logger.exception("This helper's opening record cannot be used; nothing was opened.")
+        raise RefusedError(protocol.LEDGER_UNUSABLE, "this helper's opening record cannot be used") from error
+    return RecordDict(
+        {
+            protocol.ARRAYS: ArrayRecord({TOTAL: Array(opened.total)}),
+            protocol.CONFIG: ConfigRecord(
+                {
+                    protocol.VERSION: protocol.PROTOCOL_VERSION,
+                    protocol.HELPER: opened.helper,
+                    protocol.OPENING: opened.opening,
+                    protocol.SET_DIGEST: opened.set_digest,
+                    protocol.SIGNATURE: opened.signature,
+                }
+            ),
+        }
+    )
+
+
+def _request(opener: Opener, entries: dict[str, Any]) -> tuple[Any, Any, list[Sealed]]:
+    """Session, name and releases of a request to open; :meth:`Opener.open` checks the first two itself."""
+    if entries.get(protocol.HELPER) != opener.name:
+        raise _refused("the request is for another helper")
+    headers, seals, signatures = (
+        _bytes_of(entries, key) for key in (protocol.HEADER, protocol.SEALS, protocol.SIGNATURE)
+    )
+    width = len(opener.roster.helpers)
+    if len(signatures) != len(headers) or len(seals) != width * len(headers):
+        raise _refused("expected one signature, and one seal for each helper, for each header")
+    releases = [
+        Sealed(header, tuple(seals[width * i : width * (i + 1)]), signature)
+        for i, (header, signature) in enumerate(zip(headers, signatures, strict=True))
+    ]
+    return entries.get(protocol.SESSION), entries.get(protocol.OPENING), releases
+
+
+def _bytes_of(entries: dict[str, Any], key: str) -> list[bytes]:
+    values = entries.get(key)
+    if not isinstance(values, list) or not all(isinstance(value, bytes) for value in values):
+        raise _refused(f"expected {key} to be a list of bytes")
+    return values
+
+
+def _refused(why: str) -> OpeningRefusedError:
+    logger.warning("Refused to open a set: %s", why)
+    return OpeningRefusedError(why)
+
+
+def answer_simulated_helper(message: Message, state: RecordDict, *, name: str, seed: int, roster: Roster) -> Message:
+    """What a simulated helper answers to a message.
+
+    Parameters
+    ----------
+    message : Message
+    state : RecordDict
+        ``context.state`` of its node, which may host others as well.
+    name : str
+        Its name in the roster.
+    seed : int
+        Of the run: its keys are derived from it.
+    roster : Roster
+
+    Raises
+    ------
+    ConfigurationError
+        Outside a simulation.
+
+    Notes
+    -----
+    Opens what a real helper would and nothing else. It hides nothing from anybody who knows the seed, and its record
+    ends with the run: that is why a real node is refused.
+    """
+    if not in_simulation():
+        raise ConfigurationError("Expected a simulation, got a real node: a helper there is `murmurfl helper CONFIG`.")
+    opener = Opener(name, HelperKey.simulated(seed, name), roster, ContextOpeningRecord(state, name))
+    return answer_helper(opener, message)

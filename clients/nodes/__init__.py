@@ -1,0 +1,1 @@
+"""Operators' files of real machines with apps of their own."""

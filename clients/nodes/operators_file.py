@@ -1,0 +1,201 @@
+"""The operator's file of a real machine: where it is, who may write it, and how it is read.
+
+One TOML document, read on the machine; nothing in it ever comes from a message.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import stat
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...privacy import ConfigurationError, SQLiteLedger
+from ...privacy.files import open_folder
+
+ConfigT = TypeVar("ConfigT")
+
+NODE_CONFIG_VARIABLE = "MURMURFL_NODE_CONFIG"
+"""The environment variable with the path of the operator's file."""
+NODE_CONFIG_KEY = "murmurfl-config"
+"""The same as a key of ``flower-supernode --node-config``, which is on the operator's own command line."""
+
+
+CONNECTION_TABLE = "connection"
+"""The table of an operator's file that says how its node reaches the SuperLink: nothing of the machine itself."""
+
+RUNS_TABLE = "runs"
+"""The table of an operator's file that says which runs its node takes."""
+
+
+def operators_file(node_config: Mapping[str, Any]) -> Path | None:
+    """Where the operator's file is: named by the environment or by the SuperNode's own command line, or None.
+
+    Parameters
+    ----------
+    node_config : mapping
+        Flower's, which comes from ``flower-supernode --node-config``, so from the operator.
+    """
+    named = os.environ.get(NODE_CONFIG_VARIABLE) or node_config.get(NODE_CONFIG_KEY)
+    return Path(str(named)) if named else None
+
+
+def operators_values(path: Path) -> dict[str, Any]:
+    """The TOML document in an operator's file.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be read, is no TOML, or somebody else than the operator may write it or put another in its place.
+
+    Notes
+    -----
+    On POSIX systems a document is believed only if its file belongs to the user this runs as or to root, neither its
+    group nor others may write to it, and no folder on the way to it, before and after symbolic links, may be written by
+    others (but for folders with the sticky bit and file systems mounted read-only). Members of the group of such a
+    folder could still exchange it for another file of the operator's own.
+    """
+    try:
+        with path.open("rb") as file:
+            if os.name == "posix":
+                _check_writers(path, os.fstat(file.fileno()))
+            return tomllib.loads(file.read().decode("utf-8"))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigurationError(f"Expected a node configuration at {path}, got: {reason}.") from error
+    except ValueError as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"Expected valid TOML in {path}, got: {error}") from error
+
+
+def _check_writers(path: Path, status: os.stat_result) -> None:
+    """Refuse a file that others than its operator could have written."""
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ConfigurationError(
+            f"Expected a node configuration that belongs to the user this runs as or to root, got {path}, which "
+            f"belongs to user {status.st_uid}: look at what is in it, then run chown {os.geteuid()} {path}."
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigurationError(
+            f"Expected a node configuration only its operator may change, got {path} with mode "
+            f"{stat.S_IMODE(status.st_mode):o}, which others may write to: look at what is in it, then run chmod go-w "
+            f"{path}."
+        )
+    folder = open_folder(path)
+    if folder is not None:
+        raise ConfigurationError(
+            f"Expected a node configuration in folders only its operator may change, got {folder} with mode "
+            f"{stat.S_IMODE(folder.stat().st_mode):o}, where anybody may put another in its place: run chmod o-w "
+            f"{folder}, or keep it elsewhere."
+        )
+
+
+def read_operators_file(
+    path: Path, make: Callable[[Mapping[str, Any]], ConfigT], files: Sequence[str], *, runs_kept: bool = False
+) -> ConfigT:
+    """What an operator's file describes; relative paths in it are taken from its folder.
+
+    Parameters
+    ----------
+    path : Path
+    make : callable
+        A dataclass's instance from the document's values.
+    files : sequence of str
+        Its fields that are paths, where they are not empty.
+    runs_kept : bool
+        Whether whoever reads it lets through only what the table ``[runs]`` takes, or answers no requests by it.
+
+    Raises
+    ------
+    ConfigurationError
+        As for :func:`operators_values`, or of ``make``, with the path before it; and for a table ``[runs]`` that
+        nobody would keep.
+
+    Notes
+    -----
+    What an operator wrote about runs is never silently left out: it is refused unless its reader says that it is kept.
+    """
+    path = path.expanduser().absolute()
+    values = operators_values(path)  # of the path as it was given: folders that links are in count as well
+    values.pop(CONNECTION_TABLE, None)  # whoever starts the node reads it
+    path = path.resolve()
+    if values.pop(RUNS_TABLE, None) is not None and not runs_kept:
+        raise ConfigurationError(
+            f"{path}: Expected no table [{RUNS_TABLE}] where nothing keeps it, got one: under a plain flower-supernode "
+            "the server's own code runs, whatever the table says. Start this machine with `murmurfl node FILE`, or "
+            "take the table out and take every run."
+        )
+    try:
+        config: Any = make(values)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    named = {name: Path(getattr(config, name)).expanduser() for name in files if getattr(config, name)}
+    return replace(config, **{name: str(path.parent / file) for name, file in named.items()})
+
+
+def named_values(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """As :func:`values_by_field`, for all fields of a dataclass."""
+    return values_by_field(fields(kind), values)
+
+
+def values_by_field(expected: Iterable[Field[Any]], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a document with hyphenated keys, by the names of dataclasses' fields.
+
+    Parameters
+    ----------
+    expected : iterable of dataclasses.Field
+        What there may be, and, where a field has no default, must be.
+    values : mapping
+        The document.
+
+    Raises
+    ------
+    ConfigurationError
+        If a key is unknown, or one without a default is missing.
+    """
+    known = {f.name.replace("_", "-"): f for f in expected}
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ConfigurationError(
+            f"Expected known node-config keys, got {', '.join(unknown)}: {_meant(unknown, list(known))}expected keys "
+            f"among {', '.join(known)}."
+        )
+    needed = {key for key, f in known.items() if f.default is MISSING and f.default_factory is MISSING} - set(values)
+    if {"mu", "epsilon"} <= set(known) and not {"mu", "epsilon"} & set(values):
+        needed.add("mu")  # neither has to be there, one of them has
+    missing = [key if key != "mu" else "mu or epsilon" for key in known if key in needed]
+    if missing:
+        raise ConfigurationError(f"Expected values for {', '.join(missing)}, got none of that name.")
+    return {known[key].name: value for key, value in values.items()}
+
+
+def _meant(unknown: Sequence[str], known: Sequence[str]) -> str:
+    """What somebody meant who wrote these keys, if it can be told."""
+    for kind, command in (("helper", "murmurfl helper"), ("machine", "murmurfl node")):
+        if kind in unknown:
+            return f"this is a {kind}'s file, for `{command}`; "
+    near = {name: difflib.get_close_matches(name, known, n=1) for name in unknown}
+    meant = [f"{name} for {found[0]}" for name, found in near.items() if found]
+    return f"perhaps {', '.join(meant)}; " if meant else ""
+
+
+def covering_budget(mu: float, ledger: SQLiteLedger, budget: float = 0.0) -> float:
+    """The budget of all runs: the file's if it is not 0, else the ledger's; it must cover one run of ``mu``.
+
+    Raises
+    ------
+    ConfigurationError
+        If it does not.
+    """
+    budget = budget or float(ledger.budget_mu or 0.0)
+    if mu > budget:
+        raise ConfigurationError(
+            f"Expected mu <= {budget:g}, the budget of all runs in the ledger {ledger.path}, got {mu:g}: not one run "
+            "would be answered."
+        )
+    return budget

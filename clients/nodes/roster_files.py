@@ -1,0 +1,196 @@
+"""Files of secure aggregation: the roster, and the private keys of machines and helpers.
+
+A roster's file is no secret; what makes it believable is its digest, which every operator compares with the others' by
+their own means and then pins. Files with private keys are made once, with mode 600, and are never written over.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...privacy import ConfigurationError
+from ...privacy.errors import check_format
+from ...privacy.files import check_private, create_private
+from ...privacy.sums.roster import HelperKey, MachineKey, Roster
+
+_FORMAT = 1
+_MACHINE_KEY = "murmurfl-machine-key"
+_HELPER_KEY = "murmurfl-helper-key"
+_MAKE_ONE = "Make one with `murmurfl roster key`, and have its card put into the roster."
+
+
+def read_roster(path: Path, digest: str | None) -> Roster:
+    """The roster in a file, if it is the one that the operator pinned.
+
+    Parameters
+    ----------
+    path : Path
+    digest : str or None
+        Its digest, from the operator's own configuration; None only for whoever looks at a roster and does not take
+        part by it.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file cannot be read, is no roster, or is another one.
+
+    Notes
+    -----
+    With a digest: the machines and helpers are those that the operator compared, down to each key, whoever wrote the
+    file since. That they are different people is the operators' to know.
+    """
+    content = _content(path, "a roster", "Take it from whoever keeps it, or make one with `murmurfl roster make`.")
+    try:
+        roster = Roster.from_json(content.decode())
+    except (ConfigurationError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    if digest is not None and roster.digest != pinned_digest(digest):
+        raise ConfigurationError(
+            f"Expected the roster with digest {digest}, which this operator's configuration pins, got {path} with "
+            f"digest {roster.digest}: it has other machines, helpers or keys. Compare the new digest with the other "
+            "operators' by your own means, and pin it only if they are the same; the server's word counts for nothing."
+        )
+    return roster
+
+
+def pinned_digest(text: str) -> str:
+    """A roster's digest as an operator wrote it, which may have been heard: blanks and capital letters do not matter.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be one.
+
+    Notes
+    -----
+    All 64 digits are left as they are.
+    """
+    digits = "".join(text.split()).lower()
+    if not re.fullmatch("[0-9a-f]{64}", digits):
+        raise ConfigurationError(
+            f"Expected roster-digest to be 64 hexadecimal digits, as `murmurfl roster show` says them, got {text!r}."
+        )
+    return digits
+
+
+def write_roster(path: Path, roster: Roster) -> None:
+    """Write a roster to a new file.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is something at ``path``: a roster that machines pinned must not change under them.
+    """
+    text = json.dumps(roster.document, indent=2) + "\n"
+    create_private(path, "a roster", text.encode(), error=ConfigurationError)
+
+
+def read_machine_key(path: Path) -> MachineKey:
+    """The private key of a machine.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none, other people could read it, or the file holds something else.
+
+    Notes
+    -----
+    **Formal guarantees.** A key that others may have read is refused: with it somebody else's releases would count as
+    this machine's, and a sum would have fewer honest machines than it seems to.
+    """
+    entries = _secrets(path, "a machine's key", _MACHINE_KEY, ("secret",))
+    return MachineKey(entries["secret"])
+
+
+def write_machine_key(path: Path, key: MachineKey) -> None:
+    """Write a machine's private key to a new file of mode 600, durable when this returns.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is something at ``path``; it is left alone.
+
+    Notes
+    -----
+    What secure aggregation counts this machine among the honest for rests on the file staying its operator's alone; it
+    is not encrypted.
+    """
+    _write_secrets(path, "a machine's key", _MACHINE_KEY, {"secret": key.secret.hex()})
+
+
+def read_helper_key(path: Path) -> tuple[str, HelperKey]:
+    """The name and the private keys of a helper.
+
+    Raises
+    ------
+    ConfigurationError
+        If there are none, other people could read them, or the file holds something else.
+
+    Notes
+    -----
+    **Formal guarantees.** Keys that others may have read are refused: who has those of every helper sees each machine's
+    own release.
+    """
+    entries = _secrets(path, "a helper's keys", _HELPER_KEY, ("sealing-secret", "signing-secret"), ("name",))
+    return entries["name"], HelperKey(entries["sealing-secret"], entries["signing-secret"])
+
+
+def write_helper_key(path: Path, name: str, key: HelperKey) -> None:
+    """Write a helper's name and private keys to a new file of mode 600, durable when this returns.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is something at ``path``; it is left alone.
+
+    Notes
+    -----
+    That one helper is honest rests on its file staying its operator's alone; it is not encrypted. A helper whose
+    opening record is lost needs new keys.
+    """
+    entries = {"name": name, "sealing-secret": key.sealing_secret.hex(), "signing-secret": key.signing_secret.hex()}
+    _write_secrets(path, "a helper's keys", _HELPER_KEY, entries)
+
+
+def _write_secrets(path: Path, what: str, kind: str, entries: Mapping[str, str]) -> None:
+    document = {kind: _FORMAT, **entries}
+    create_private(path, what, (json.dumps(document, indent=2) + "\n").encode(), error=ConfigurationError)
+
+
+def _secrets(path: Path, what: str, kind: str, secrets: tuple[str, ...], texts: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The entries of a file of private keys: ``secrets`` as bytes, ``texts`` as they are."""
+    check_private(path, what, missing=_MAKE_ONE, error=ConfigurationError)
+    document = _document(path, what, _MAKE_ONE)
+    check_format(f"{what} at {path}", document, kind, _FORMAT)
+    # Nothing else of the content is in an error's text or causes: logs are read by more people than this file.
+    try:
+        if set(document) != {kind, *secrets, *texts} or document[kind] != _FORMAT:
+            raise ValueError
+        if not all(isinstance(document[name], str) for name in (*secrets, *texts)):
+            raise ValueError
+        return {name: bytes.fromhex(document[name]) for name in secrets} | {name: document[name] for name in texts}
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"Expected {what} of format {_FORMAT} at {path}, got something else: name the file that `murmurfl roster "
+            "key` made."
+        ) from None
+
+
+def _document(path: Path, what: str, missing: str) -> Any:
+    try:
+        return json.loads(_content(path, what, missing))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"Expected {what} at {path}, got something that is no JSON document.") from None
+
+
+def _content(path: Path, what: str, missing: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"Expected {what} at {path}, got: {error.strerror or error}. {missing}") from error

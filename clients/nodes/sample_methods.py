@@ -1,0 +1,180 @@
+"""What a machine with per-sample gradients can take part in: client, policy, and how its requests are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from ...privacy import ConfigurationError, PrivacyPolicy, RefusedError, Trust, protocol
+from ..adapters.gradient_updates import GradientUpdateClient
+from ..full_batch_client import FullBatchClient
+from ..messages.requests import malformed
+from ..mu2_client import Mu2Client
+from ..noisy_sgd_client import NoisySGDClient
+from ..private_client import PrivateClient
+
+_EVERY_SAMPLE: Mapping[str, Any] = {"order": "all", "mechanism": "independent", "release_rule": "paper"}
+_TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
+
+
+@dataclass(frozen=True)
+class SampleMethod:
+    """One way of training on per-sample gradients.
+
+    Parameters
+    ----------
+    name : str
+        As ``method`` has it.
+    client : type of PrivateClient
+        The machine.
+    strategy : str
+        The server's strategy in :mod:`murmurfl.strategies`.
+    batched : mapping, optional
+        What of the policy belongs to batches of samples that are each used once; None if it has none.
+    whole : mapping, optional
+        What of the policy belongs to releases of all samples; None if there are none.
+    """
+
+    name: str
+    client: type[PrivateClient]
+    strategy: str
+    batched: Mapping[str, Any] | None = None
+    whole: Mapping[str, Any] | None = None
+
+    @property
+    def updates(self) -> bool:
+        """Whether the server takes releases as updates of its model, and not as gradients."""
+        return issubclass(self.client, GradientUpdateClient)
+
+    def policy(self, *, batch_size: int | None, **chosen: Any) -> PrivacyPolicy:
+        """The policy of a machine.
+
+        Parameters
+        ----------
+        batch_size : int, optional
+            b, samples in a release; None for all of them.
+        **chosen
+            Fields of :class:`~murmurfl.privacy.PrivacyPolicy`; they win over the method's own.
+
+        Raises
+        ------
+        ConfigurationError
+            If the method has no such releases.
+        """
+        own = self.whole if batch_size is None else self.batched
+        if own is None:
+            expected = "left out" if self.batched is None else "set"
+            why = "every release is a sum over all samples" if self.batched is None else "samples in a release"
+            raise ConfigurationError(
+                f"Expected batch_size to be {expected} with method {self.name!r} ({why}), got {batch_size!r}."
+            )
+        policy = PrivacyPolicy(**{"batch_size": 1 if batch_size is None else batch_size, **own, **chosen})
+        self.check(policy)
+        return policy
+
+    def check(self, policy: PrivacyPolicy) -> None:
+        """Refuse a policy that this method's machines cannot keep, or under which they would add no noise.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+        if policy.trust not in _TRUSTS:
+            raise ConfigurationError(
+                f"Expected trust one of {_TRUSTS}, got {policy.trust!r}: this machine's noise is its own."
+            )
+        self.client.check_policy(policy)
+
+
+_KNOWN = (
+    SampleMethod("full-batch", FullBatchClient, "FullBatch", whole=_EVERY_SAMPLE),
+    SampleMethod("mu2", Mu2Client, "Mu2", batched={"mechanism": "cancelling"}),
+    SampleMethod("noisy-sgd", NoisySGDClient, "NoisySGD", batched={"mechanism": "independent"}),
+    SampleMethod("fedavg", GradientUpdateClient, "CorrelatedFedAvg", batched={"mechanism": "blt"}, whole=_EVERY_SAMPLE),
+)
+SAMPLE_METHODS: Mapping[str, SampleMethod] = {method.name: method for method in _KNOWN}
+"""By name."""
+
+
+def sample_method(name: str) -> SampleMethod:
+    """A method by its name.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none of that name.
+    """
+    found = SAMPLE_METHODS.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise ConfigurationError(f"Expected method one of {', '.join(map(repr, SAMPLE_METHODS))}, got {name!r}.")
+    return found
+
+
+_RECORDS = (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)
+Layout = Sequence[tuple[str, tuple[int, ...]]]
+"""Names and shapes of a model's arrays, in order."""
+
+
+def read_request(message: Message, method: SampleMethod, layout: Layout) -> tuple[str, RecordDict]:
+    """The kind of a request ("train", "evaluate" or "query") and its content under the protocol's record keys.
+
+    Parameters
+    ----------
+    message : Message
+    method : SampleMethod
+        What the machine takes part in.
+    layout : sequence
+        Of what is trained.
+
+    Raises
+    ------
+    RefusedError
+        If it is none of this method's strategy, or about another model. The texts depend on the request alone.
+    """
+    kind = message.metadata.message_type.split(".")[0]
+    if kind == MessageType.EVALUATE:
+        return kind, message.content
+    entries = _entries(message.content, method)
+    if kind == MessageType.TRAIN and protocol.ASK in entries:
+        _check_asked_as(method, updates=True)
+        return MessageType.QUERY, RecordDict({protocol.CONFIG: entries})
+    if kind == MessageType.QUERY:
+        _check_asked_as(method, updates=False)
+        return kind, RecordDict({protocol.CONFIG: entries})
+    records = [record for record in message.content.array_records.values() if len(record)]
+    if protocol.RELEASE_OF not in entries and len(records) != method.client.query_points:
+        raise malformed(
+            f"expected {method.client.query_points} models, got {len(records)}: this machine is for {method.strategy}"
+        )
+    numbered = [(str(i), shape) for i, (_, shape) in enumerate(layout)]
+    for record in records:
+        if [(name, tuple(array.shape)) for name, array in record.items()] not in (list(layout), numbered):
+            raise malformed(
+                "expected the arrays of what is trained: start the strategy with "
+                "murmurfl.clients.trainable_arrays(module), not with a whole state_dict, or with initial_arrays() of a "
+                "LinearEstimator"
+            )
+    content: dict[str, Any] = dict(zip(_RECORDS, records, strict=False))
+    return kind, RecordDict({**content, protocol.CONFIG: entries})
+
+
+def _entries(content: RecordDict, method: SampleMethod) -> ConfigRecord:
+    """The record that speaks murmurfl's protocol, under whatever key."""
+    found = [record for record in content.config_records.values() if protocol.VERSION in record]
+    if len(found) != 1:
+        raise RefusedError(
+            protocol.PROTOCOL_MISMATCH,
+            f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states "
+            f"{'several versions' if found else 'no version'}: the server must use murmurfl's {method.strategy}",
+        )
+    return found[0]
+
+
+def _check_asked_as(method: SampleMethod, *, updates: bool) -> None:
+    """CorrelatedFedAvg asks in messages of training, the other strategies in queries: a machine answers its own."""
+    if method.updates != updates:
+        evaluation = ", or PrivateEvaluation(of_updates=True)" if method.updates else ""
+        raise malformed(f"this machine is for {method.strategy}{evaluation}, and another strategy asks")

@@ -1,0 +1,86 @@
+"""One shot, the machine's half: the second moments of all samples in one release, and nothing after it.
+
+The machine hands features and marks of classes to the machine of releases
+(:mod:`murmurfl.privacy.machine.second_moments`), which bounds them and makes rows of them by itself. It is asked at no
+point: what it releases depends on its samples alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy
+from ..privacy.machine.second_moments import Moments
+from ..privacy.mechanisms import noise_stands_alone
+from .adapters.per_sample_gradients import PerSampleGradients
+from .private_client import PrivateClient, Request
+
+
+class LabelledFeatures:
+    """What a sample is to a release of moments: its features, a constant where there is one, and a mark at its class.
+
+    It stands in the place of a model's gradients (:class:`~murmurfl.clients.PerSampleGradients`).
+
+    Parameters
+    ----------
+    num_features, num_classes : int
+        Of a batch (features, labels), labels from 0.
+    constant : float
+        A value that is appended to the features, so that the model gets a bias; 0 for none.
+    """
+
+    def __init__(self, num_features: int, num_classes: int, constant: float = 0.0) -> None:
+        if not (math.isfinite(constant) and constant >= 0):
+            raise ConfigurationError(f"Expected constant >= 0 and finite, got {constant!r}.")
+        self.num_features = num_features
+        self.num_classes = num_classes
+        self.constant = float(constant)
+        self.shapes = [(Moments(num_classes).num_values(num_features + (constant > 0)),)]
+
+    def __call__(self, parameters: Any, samples: Any) -> NDArray[np.float64]:
+        """Features and marks, shape (b, k + C); a label that is no class has no mark."""
+        features = np.asarray(samples[0], dtype=np.float64)
+        marks = np.asarray(samples[1])[:, None] == np.arange(self.num_classes)
+        columns = [features, np.full((len(features), 1), self.constant)] if self.constant else [features]
+        return np.concatenate([*columns, marks], axis=1)
+
+
+class OneShotClient(PrivateClient):
+    """A machine of one release, for :class:`~murmurfl.strategies.OneShot`.
+
+    Parameters, guarantees and errors are those of :class:`~murmurfl.clients.private_client.PrivateClient`; the place of
+    the gradients is taken by :class:`LabelledFeatures`. The policy's ``clip_unit`` must be ``moments``, its mechanism
+    ``independent`` (or ``none``).
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy the one release of a session is mu-GDP, those of all sessions
+    budget_mu-GDP, for replacement of one sample. Whatever features and marks it is handed,
+    :class:`~murmurfl.privacy.PrivateMachine` bounds them and makes the rows.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    query_points: ClassVar[int] = 0
+    summable: ClassVar[bool] = True
+
+    @classmethod
+    def check_policy(cls, policy: PrivacyPolicy) -> None:
+        if policy.mechanism != NO_NOISE and not noise_stands_alone(policy.mechanism):
+            raise ConfigurationError(f"Expected mechanism 'independent' for one shot, got {policy.mechanism!r}.")
+        if policy.clip_unit != "moments":
+            raise ConfigurationError(f"Expected clip_unit 'moments' for one shot, got {policy.clip_unit!r}.")
+
+    def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
+        classes = getattr(gradients, "num_classes", None)
+        if classes != policy.classes:
+            raise ConfigurationError(
+                f"Expected as many classes as the policy has, {policy.classes}, got {classes} of LabelledFeatures."
+            )
+
+    def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
+        """Features and marks of a batch, row i from sample i alone."""
+        return self.gradients((), samples)

@@ -1,0 +1,302 @@
+r"""Online federated learning with local steps, the machine's half (zhang-2025, algorithm 1; ALGORITHMS 3.1).
+
+A machine gets x^r, takes tau samples it has never used before, and makes one local step with each:
+
+    z^{r,0} = x^r,    z^{r,t+1} = z^{r,t} - eta grad f^{r,t}(z^{r,t}),    g = (1 / tau) sum_t grad f^{r,t}(z^{r,t})
+
+and releases g through the release rule. Replacing one sample moves its own gradient and, through the iterates, every
+later gradient of the round. The paper's sensitivity 2 B / tau (lemma IV.8) leaves the second part out. That is right
+only where steps never move two iterates apart. So there are two kinds of clipping, of which a policy for this client
+should have the first unless the second is known to hold:
+
+``update``
+    The whole g is clipped to S: Delta = 2 S, for any model without state of its own from round to round.
+``contractive``
+    Every local gradient is clipped to S: Delta = 2 S / tau. Refused unless the model declares itself convex and smooth,
+    eta <= 2 / L, and clipping either keeps the step non-expansive or never changes anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, Release
+from ..privacy.machine.clipping import clip_contributions
+from ..privacy.machine.contributions import DenseContributions, StackedContributions
+from ..privacy.machine.policy import CONTRACTIVE_ROUNDING
+from .adapters.convex import (
+    FURTHER_ROUNDINGS,
+    LARGEST_POINT,
+    UNIT_ROUNDOFF,
+    ConvexSmoothGradients,
+    declares_itself_convex,
+    longest_gradient,
+)
+from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, flat_point, gradients_at, pick
+from .local_steps import LocalStepsClient, LocalStepsOptions
+from .private_client import PrivateClient, Request, Together
+
+# How many values the iterates of machines computed together may have, to stay in a processor's cache.
+_VALUES_TOGETHER = 1 << 16
+
+
+def local_updates(
+    gradients: PerSampleGradients,
+    start: NDArray[np.floating],
+    samples: Any,
+    learning_rates: NDArray[np.float64],
+    *,
+    clip_norm: float | None = None,
+) -> NDArray[np.float64]:
+    """The mean gradient along tau local steps of each of several machines: pure.
+
+    Parameters
+    ----------
+    gradients : PerSampleGradients
+    start : ndarray of shape (d,)
+        x^r.
+    samples : Any
+        tau samples of each machine, machine after machine.
+    learning_rates : ndarray of shape (machines, tau)
+        eta of every step.
+    clip_norm : float, optional
+        Clip every local gradient to this norm; one that is not finite becomes zero.
+
+    Returns
+    -------
+    ndarray of shape (machines, d), float64
+        g, accumulated as a sum of gradients and not as a difference of iterates.
+    """
+    machines, steps = learning_rates.shape
+    start = np.asarray(start, dtype=np.float64)
+    means = np.zeros((machines, start.size))
+    together = max(_VALUES_TOGETHER // max(start.size, 1), 1)
+    for first in range(0, machines, together):
+        total, rates = means[first : first + together], learning_rates[first : first + together]
+        iterates = np.tile(start, (len(total), 1))
+        step = np.empty_like(iterates)
+        for t in range(steps):
+            chosen = slice(first * steps + t, (first + len(total)) * steps, steps)
+            rows = gradients_at(gradients, iterates, pick(samples, chosen))
+            if clip_norm is not None:
+                rows = clip_contributions(rows, clip_norm)
+            total += rows
+            if t + 1 < steps:
+                iterates -= np.multiply(rates[:, t, None], rows, out=step)
+        total /= steps
+    return means
+
+
+class OnlineClient(LocalStepsClient):
+    """A machine of locally private online FL, for :class:`~murmurfl.strategies.OnlineFedSGD`.
+
+    Parameters
+    ----------
+    gradients, samples, policy, ledger, keys, learning_rate, name, rows
+        See :class:`~murmurfl.clients.local_steps.LocalStepsClient`. The policy's batch_size is tau and its clip_unit
+        ``update`` or ``contractive``.
+
+    Raises
+    ------
+    ConfigurationError
+        If the policy clips samples, or is ``contractive`` for a model or a step it does not hold for.
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy all releases of a session together are mu-GDP for replacement
+    of one sample. With ``update``: provided nothing but the samples of the round and the query point goes into the
+    gradients. With ``contractive``: provided also that the model's declaration is true (:class:`ConvexSmoothGradients`)
+    and that a gradient that cannot be computed is the fault of its sample alone. A query point so far away that
+    rounding of the local iterates could move g by more than is charged is refused (:func:`farthest_point`). On a real
+    machine a sample that cannot be loaded, or whose gradient cannot be computed, has gradient zero, and the other steps
+    are made.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    summable: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        gradients: PerSampleGradients,
+        samples: Samples,
+        policy: PrivacyPolicy,
+        ledger: Ledger,
+        keys: NoiseKeys,
+        **options: Unpack[LocalStepsOptions],
+    ) -> None:
+        super().__init__(gradients, samples, policy, ledger, keys, **options)
+        # Not in the hooks: a subclass that overrides one and forgets the others' part must not lose these.
+        if policy.clip_unit == "contractive":
+            if type(self).contribution is not OnlineClient.contribution:
+                raise ConfigurationError(
+                    f"Expected clip_unit 'update' for {type(self).__name__}, which has a contribution of its own, got "
+                    "'contractive': that is the sensitivity of local steps as OnlineClient makes them."
+                )
+            declared = check_contractive(gradients, self.learning_rate, policy.clip_norm)
+            self._farthest = farthest_point(declared, self.learning_rate, policy.clip_norm, policy.batch_size)
+
+    @classmethod
+    def check_policy(cls, policy: PrivacyPolicy) -> None:
+        if policy.clip_unit not in ("update", "contractive"):
+            raise ConfigurationError(
+                f"Expected clip_unit 'update' or 'contractive' for local steps, got {policy.clip_unit!r}."
+            )
+
+    def release(self, request: Request) -> Release:
+        """The machine's next release.
+
+        Raises
+        ------
+        RefusedError
+            If the query point is so far away that rounding could undo the guarantee, or the policy forbids it.
+        """
+        self._start_of(request, "query point")
+        return super().release(request)
+
+    def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
+        """The mean gradient g of this round, shape (1, d)."""
+        return _updates([self], self.gradients, flat_point(request.query_points[0]), samples)
+
+    def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating] | StackedContributions:
+        if self.machine.simulated or type(self).contribution is not OnlineClient.contribution:
+            return super()._contribution_of(request, samples)
+        # A real machine loads each sample when its step comes, so that one that fails does not spoil the other steps.
+        start, numbers = flat_point(request.query_points[0]), np.arange(samples.start, samples.stop)
+        with np.errstate(all="ignore"):
+            return _updates([self], CarefulGradients(self.gradients, self.samples), start, numbers)
+
+    @classmethod
+    def together(
+        cls,
+        clients: Sequence[PrivateClient],
+        server_round: int,  # noqa: ARG003 - local steps are the same in every round
+        session: str,  # noqa: ARG003
+        points: Sequence[Sequence[NDArray[Any]]],
+    ) -> Together | None:
+        if cls.contribution is not OnlineClient.contribution:
+            return None
+        start = flat_point(points[0])
+        machines = [client for client in clients if isinstance(client, OnlineClient)]
+        if not all(machine._reaches(start) for machine in machines):
+            return None  # one by one: each machine that does not reach so far refuses by itself
+
+        def contributions(positions: Sequence[int], samples: Any) -> StackedContributions:
+            with np.errstate(all="ignore"):
+                return DenseContributions(
+                    _updates([machines[i] for i in positions], machines[0].gradients, start, samples)
+                )
+
+        return Together(contributions)
+
+
+def _updates(
+    machines: Sequence[OnlineClient], gradients: PerSampleGradients, start: NDArray[np.float64], samples: Any
+) -> NDArray[np.float64]:
+    policy = machines[0].machine.policy
+    rates = np.repeat([[machine.learning_rate] for machine in machines], policy.batch_size, axis=1)
+    clip_norm = policy.clip_norm if policy.clip_unit == "contractive" else None
+    return local_updates(gradients, start, samples, rates, clip_norm=clip_norm)
+
+
+def farthest_point(gradients: ConvexSmoothGradients, learning_rate: float, clip_norm: float, steps: int) -> float:
+    r"""How far from the origin a query point may be for ``contractive`` to hold in float64.
+
+    Parameters
+    ----------
+    gradients : ConvexSmoothGradients
+        Of a model that has passed :func:`check_contractive`: L, and B, its gradients' bound.
+    learning_rate : float
+        eta <= 2 / L.
+    clip_norm : float
+        S.
+    steps : int
+        tau.
+
+    Returns
+    -------
+    float
+        An L2 norm, at most 1e100.
+
+    Raises
+    ------
+    ConfigurationError
+        If rounding could undo the guarantee wherever the query point is.
+
+    Notes
+    -----
+    For query points no farther away, replacing one sample moves g by at most 2 S / tau (1 + r) as it is computed, with
+    r = 1e-6 as the policy charges, provided the gradients are computed as :class:`ConvexSmoothGradients` asks. Let u =
+    2^-53, d the number of parameters, and R = |x| + tau eta S, which no iterate exceeds.
+
+    * A computed gradient r_t is off by at most D = (d + 8) u (L R + max(S, B)): the margin's rounding, of a sum over d
+      terms, moves the gradient as a point (d + 8) u R away would; the rest is relative to the gradient. (Without a
+      finite B a gradient is clipped to S and its error with it.)
+    * Each iterate is off by at most E = u (R + 2 eta S) from the one before minus eta r_t.
+    * A step may be longer than 2 / L by a relative 2 d u, where the model bounds its samples in float64.
+    * The running sum of the gradients is off by at most u tau^2 S / 2 in each of both worlds.
+
+    Iterates of two worlds then move apart by 2 eta S at the replaced sample and by at most 2 (eta D + E) in every step.
+    Up to its rounding tau g is (x - z_tau) / eta, so tau g moves by at most 2 S + 2 tau D + 2 tau E / eta. For a small
+    eta there is a better bound: in t steps rounding adds at most t E to an iterate, and so t E L to its gradient, and E
+    enters as tau^2 L E in the place of 2 tau E / eta. The smaller of the two bounds holds. All of it together must stay
+    below 2 S r, which is linear in R.
+    """
+    size = sum(math.prod(shape) for shape in gradients.shapes)
+    smoothness, longest = gradients.smoothness, longest_gradient(gradients, clip_norm)
+    sums = size + FURTHER_ROUNDINGS
+    iterates = min(2.0 * steps / learning_rate, smoothness * steps**2)
+    of_distance = UNIT_ROUNDOFF * (2.0 * steps * sums * smoothness + iterates)
+    of_clips = UNIT_ROUNDOFF * (2.0 * steps * sums * longest + 2.0 * iterates * learning_rate * clip_norm)
+    of_clips += UNIT_ROUNDOFF * clip_norm * steps * (steps + 4.0 * size)
+    reach = (2.0 * clip_norm * CONTRACTIVE_ROUNDING - of_clips) / of_distance - steps * learning_rate * clip_norm
+    if not reach > 0:
+        raise ConfigurationError(
+            f"Expected local steps whose rounding stays below {CONTRACTIVE_ROUNDING:g} of what is charged for "
+            f"clip_unit 'contractive', got {steps} steps of {size} parameters with clip_norm {clip_norm:g}: use "
+            "fewer, or 'update', whose sensitivity rounding does not touch."
+        )
+    return min(reach, LARGEST_POINT)
+
+
+def check_contractive(gradients: PerSampleGradients, learning_rate: float, clip_norm: float) -> ConvexSmoothGradients:
+    """Refuse the ``contractive`` sensitivity where it would not hold.
+
+    Returns
+    -------
+    ConvexSmoothGradients
+        The model, which declares itself one.
+
+    Raises
+    ------
+    ConfigurationError
+        If the model does not declare itself convex and smooth, learning_rate > 2 / L, or clipping could change a
+        gradient and thereby move iterates apart.
+
+    Notes
+    -----
+    **Formal guarantees.** For a convex loss with L-Lipschitz gradient and eta <= 2 / L, z -> z - eta grad f(z) moves no
+    two points apart (Hardt, Recht and Singer 2016, lemma 3.7). So replacing sample t moves the iterate by at most
+    2 eta S after its step and no further, and g by at most 2 S / tau.
+    Proof: docs/proofs/sensitivities.md.
+    """
+    if not declares_itself_convex(gradients):
+        raise ConfigurationError(
+            f"Expected a model that declares itself convex and smooth for clip_unit 'contractive', got "
+            f"{type(gradients).__name__}: use 'update', which needs no such thing."
+        )
+    if not (gradients.smoothness > 0 and learning_rate * gradients.smoothness <= 2.0):
+        raise ConfigurationError(
+            f"Expected learning_rate <= 2 / L = {2.0 / gradients.smoothness:g} for clip_unit 'contractive', got "
+            f"{learning_rate:g}; lower it, or use 'update'."
+        )
+    if clip_norm < gradients.gradient_bound and not gradients.clips_contractively:
+        raise ConfigurationError(
+            f"Expected clip_norm >= {gradients.gradient_bound:g}, the model's gradient bound, for clip_unit "
+            f"'contractive', got {clip_norm:g}: a clipped step of this model can move iterates apart."
+        )
+    return gradients

@@ -1,0 +1,415 @@
+"""What every private machine shares: it reads a request, makes a release, and answers with nothing else.
+
+A request comes from a server that is not trusted. The whole request is checked before anything is computed, and is
+refused with a fixed text if it is malformed. It decides nothing about privacy: clip, noise, cap, budget and batch are
+the machine's own (:class:`~murmurfl.privacy.PrivacyPolicy`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Required, TypedDict
+
+import numpy as np
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+
+from ..privacy import (
+    ConfigurationError,
+    Ledger,
+    NoiseKeys,
+    PrivacyPolicy,
+    PrivateMachine,
+    RefusedError,
+    Release,
+    RowCache,
+    protocol,
+)
+from ..privacy.machine.clipping_figures import observing
+from ..privacy.machine.contributions import StackedContributions
+from ..privacy.machine.data_digest import known_by
+from ..privacy.machine.record_owners import check_owned
+from ..privacy.sums.masking import Masking
+from .adapters.own_forecast import log_own_forecast
+from .adapters.per_sample_gradients import PerSampleGradients, Samples, combined_gradients, stacked_gradients
+from .messages.masked import check_can_send, check_masking, outgoing_reply
+from .messages.release_of import read_release_of
+from .messages.requests import ReleaseOf, Request, check_version, integer_entry, malformed, read_points, session_entry
+from .messages.statement import statement_entries
+from .side.centring_client import Centred, Centring
+from .side.evaluation_client import Evaluated, Evaluation, MachineTerms
+from .side.side_parts import make_parts, refuse_parts
+from .simulation.in_simulation import training_entries
+from .simulation.together import Together as Together
+
+
+class ClientOptions(TypedDict, total=False):
+    """Keyword options of :class:`PrivateClient`, where they are described."""
+
+    name: Required[str]
+    rows: RowCache | None
+    masking: Masking | None
+    centring: Centring | None
+    evaluation: Evaluation | None
+
+
+class PrivateClient(NumPyClient):
+    """A machine that answers with private releases and nothing else.
+
+    Parameters
+    ----------
+    gradients : PerSampleGradients
+        The model's per-sample gradients.
+    samples : Samples
+        The machine's data; used in order, each sample once.
+    policy : PrivacyPolicy
+        The machine's own decisions.
+    ledger : Ledger
+        Where releases are recorded before they leave.
+    keys : NoiseKeys
+        The machine's noise key.
+    name : str
+        The machine's name (its partition id, say); it is public.
+    rows : RowCache, optional
+        For simulations (:class:`~murmurfl.privacy.PrivateMachine`).
+    masking : Masking, optional
+        The machine's masks; required under ``trust="secure-aggregation"``, and refused otherwise.
+    centring : Centring, optional
+        That the machine releases the mean of its features first, and computes everything else around a centre.
+    evaluation : Evaluation, optional
+        That the machine says, privately and once a session, how good a model is on its samples.
+
+    Raises
+    ------
+    ConfigurationError
+        If the policy cannot hold for this model and this number of samples, or this kind of machine cannot keep it.
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy everything it returns or refuses with is, per session, mu-GDP
+    and over all sessions budget_mu-GDP for replacement of one sample (of all samples of one owner, where the policy has
+    samples_per_owner), which is a row of a file where the machine's samples are
+    :class:`~murmurfl.clients.records.machine_records.Records` of one, and an item as it was handed over elsewhere,
+    against any server that does not choose the code the machine runs, provided row i of ``gradients`` depends on sample
+    i alone. The number of samples, the batch, the cap and the number of releases are public. Timing is not protected.
+    Under secure aggregation nothing is sent without masks, simulated or not: what :meth:`release` gives has only the
+    machine's share of the noise, and is for :meth:`fit` to hide. Under a trusted server nothing is guaranteed against
+    the server, and with mechanism ``none`` nothing at all. Proof: docs/proofs/release-rule.md.
+    """
+
+    query_points: ClassVar[int] = 1
+    """How many points of the model's shape a request carries."""
+    machine_type: ClassVar[type[PrivateMachine]] = PrivateMachine
+    summable: ClassVar[bool] = False
+    """Whether this class serves secure aggregation: all its server needs is sums of releases, each acknowledged or
+    standing alone. A subclass is another kind of machine, and says so for itself."""
+    centres: ClassVar[bool] = True
+    """Whether this kind of machine can see its samples from a centre."""
+    evaluates: ClassVar[bool] = True
+    """Whether this kind of machine can evaluate a model privately."""
+
+    def __init__(
+        self,
+        gradients: PerSampleGradients,
+        samples: Samples,
+        policy: PrivacyPolicy,
+        ledger: Ledger,
+        keys: NoiseKeys,
+        *,
+        name: str,
+        rows: RowCache | None = None,
+        masking: Masking | None = None,
+        centring: Centring | None = None,
+        evaluation: Evaluation | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0 < len(name) <= protocol.LONGEST_MACHINE_NAME:
+            raise ConfigurationError(
+                f"Expected a name of 1 to {protocol.LONGEST_MACHINE_NAME} characters, got {name!r}."
+            )
+        # Not in the hook below: a subclass that overrides it and forgets the others' part must not lose this.
+        if policy.trust == "secure-aggregation" and not vars(type(self)).get("summable", False):
+            raise ConfigurationError(
+                f"Expected a kind of machine that serves trust 'secure-aggregation', got {type(self).__name__}: its "
+                "server needs more than sums of releases, or nobody has said otherwise (summable = True in the class)."
+            )
+        self.check_policy(policy)
+        check_owned(policy, samples)
+        check_masking(policy, masking, name, simulated=keys.simulated)
+        self.check_model(gradients, policy)
+        self.name = name
+        self.masking = masking
+        self.gradients = gradients
+        self.samples = samples
+        self._shapes = [tuple(shape) for shape in gradients.shapes]
+        self._sizes = [math.prod(shape) for shape in self._shapes]
+        size = sum(self._sizes)
+        both = {"centring": centring, "evaluation": evaluation}
+        abilities = {"centres": self.centres, "evaluates": self.evaluates, "per_owner": policy.samples_per_owner > 0}
+        refuse_parts(type(self).__name__, **abilities, **both)
+        known: MachineTerms = {"data": known_by(samples)}
+        if masking is not None:
+            known["roster"] = masking.roster.digest  # under another one a helper may not know what was opened
+        held = len(samples)  # asked once: it may fail, or change
+        count = held if evaluation is None else evaluation.trained_on(held)
+        self.machine = self.machine_type(policy, size, count, ledger, keys, rows, **known)
+        shapes, parts = getattr(gradients, "model_shapes", self._shapes), (samples, ledger, keys, known)
+        self.parts = make_parts(self.machine, held, *parts, shapes=shapes, beside=policy, **both)
+        fits = getattr(samples, "fits", None)
+        if keys.simulated and fits is not None and not policy.samples_per_owner and not fits.all():
+            for machine in (self.machine, *self.parts.machines):
+                if isinstance(machine, PrivateMachine):
+                    machine.fits = fits
+
+    @classmethod
+    def check_policy(cls, policy: PrivacyPolicy) -> None:
+        """Refuse a policy whose guarantee this kind of machine could not keep.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+
+    def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
+        """Refuse a model with which this kind of machine could not keep what the policy guarantees.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+
+    def point_weights(self, server_round: int) -> tuple[float, ...] | None:
+        """The weights lambda_j of a contribution sum_j lambda_j grad f(point_j; z), public numbers.
+
+        Parameters
+        ----------
+        server_round : int
+            t, from 1.
+
+        Returns
+        -------
+        tuple of float or None
+            One for each query point; None if the contribution is something else, then :meth:`contribution` says what.
+        """
+        return None
+
+    def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
+        """Per-sample contributions of a batch, shape (b, d), row i from sample i alone; unclipped.
+
+        The rule is :meth:`point_weights`; a subclass without one overrides this.
+        """
+        weights = self.point_weights(request.server_round)
+        if weights is None:
+            raise NotImplementedError(f"{type(self).__name__} must define point_weights or contribution.")
+        return combined_gradients(self.gradients, request.query_points, weights, samples)
+
+    @classmethod
+    def together(
+        cls,
+        clients: Sequence[PrivateClient],
+        server_round: int,
+        session: str,  # noqa: ARG003 - for kinds that remember something of it
+        points: Sequence[Sequence[NDArray[Any]]],
+    ) -> Together | None:
+        """How several simulated machines of this class and one model are computed at once; None if one by one.
+
+        Parameters
+        ----------
+        clients : sequence of PrivateClient
+            The machines; they have not been asked yet.
+        server_round : int
+            t.
+        session : str
+        points : sequence of sequences of ndarray
+            Query points.
+
+        Returns
+        -------
+        Together or None
+        """
+        # A subclass that overrides the contribution does not follow the weights.
+        if cls.contribution is not PrivateClient.contribution:
+            return None
+        weights = clients[0].point_weights(server_round)
+        if weights is None:
+            raise NotImplementedError(f"{cls.__name__} must define point_weights or contribution.")
+        gradients = clients[0].gradients
+        return Together(lambda _, samples: stacked_gradients(gradients, points, weights, samples))
+
+    def fit(
+        self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
+    ) -> tuple[list[NDArray[np.float64]], int, dict[str, Any]]:
+        """Answer a training request with P_k - P_ack.
+
+        Parameters
+        ----------
+        parameters : sequence of ndarray
+            The query points' arrays, one point after the other.
+        config : mapping
+            The request's entries (:mod:`murmurfl.privacy.protocol`).
+
+        Returns
+        -------
+        tuple
+            The release in the model's shapes, the samples it counts for (a public number), and the entries of the
+            reply: none of them but the release depends on data. Simulated machines in another process add entries that
+            do (:mod:`murmurfl.privacy.machine.clipping_figures`). Under secure aggregation the release is masked, in
+            uint64, and its header, seals and signature are among the entries.
+
+        Raises
+        ------
+        RefusedError
+            If the request is malformed or the machine's policy forbids it; nothing was released or spent.
+        ConfigurationError
+            Under secure aggregation without masks; nothing was released or spent.
+        """
+        policy = self.machine.policy
+        check_can_send(policy, self.masking)
+        request = self._read(parameters, config)
+        figures = None
+        if self.machine.simulated:  # figures depend on the data: a real machine does not even collect them
+            with observing() as observer:
+                release = self.released(request)
+            figures = observer.figures()
+        else:
+            release = self.released(request)
+            if release.release == 1 and request.of == "gradients":
+                log_own_forecast(self.name, self.machine)
+        # Recorded by now. If masking fails, nothing is sent and the next release carries this one's part.
+        part = self.parts.of(request.of)
+        machine, shapes = (self.machine, self._shapes) if part is None else (part.machine, part.shapes)
+        sent, entries = outgoing_reply(
+            release, shapes, masking=self.masking, session=request.session, policy=machine.policy
+        )
+        metrics = {
+            protocol.VERSION: protocol.PROTOCOL_VERSION,
+            protocol.RELEASE: release.release,
+            protocol.ACK: release.ack,
+            protocol.MACHINE: self.name,
+            **self.public_entries(request.of),
+            **entries,
+            **training_entries(self.name, figures),
+        }
+        return sent, release.samples, metrics
+
+    def released(self, request: Request) -> Release:
+        """What a request asks for that has passed every check: :meth:`release`, the mean, or an evaluation."""
+        part = self.parts.of(request.of)
+        return self.release(request) if part is None else part.answer(request, partial(self.batch, request))
+
+    def public_entries(self, of: ReleaseOf) -> dict[str, Any]:
+        """What a reply says of its release beside whose and which it is; independent of data."""
+        part = self.parts.of(of)
+        machine, entries = (self.machine, {}) if part is None else (part.machine, part.entries)
+        return {protocol.SENSITIVITY: machine.plan.sensitivity, **entries}
+
+    def batch(self, request: Request, samples: slice) -> Any:
+        """Samples as a request is answered from them: as they are, or seen from its centre."""
+        if self.centred is None or request.centre is None:
+            return self.samples[samples]
+        return self.centred.batch(samples, request.centre)
+
+    def release(self, request: Request) -> Release:
+        """The machine's next release, for a request that has passed every check.
+
+        Raises
+        ------
+        RefusedError
+            If the machine's policy forbids it; nothing was released or spent.
+
+        Notes
+        -----
+        **Formal guarantees.** Under secure aggregation the release has only the machine's share of the noise and must
+        stay on the machine: by itself it guarantees the plan's mu_local, not mu.
+        Proof: docs/proofs/secure-aggregation.md.
+        """
+        return self.machine.release(
+            request.session, request.ack, lambda samples: self._contribution_of(request, samples)
+        )
+
+    def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating] | StackedContributions:
+        """What goes into a release; called where a failure to load or to compute it does not show."""
+        batch = self.batch(request, samples)
+        # A hostile query point may make this overflow. The result is clipped or zeroed: nothing to warn about.
+        with np.errstate(all="ignore"):
+            if self.machine.simulated and self.machine.policy.sums_samples and self._follows_weights:
+                weights = self.point_weights(request.server_round)
+                if weights is not None:
+                    return stacked_gradients(self.gradients, request.query_points, weights, batch)
+            return self.contribution(request, batch)
+
+    @property
+    def _follows_weights(self) -> bool:
+        """Whether the contribution is what :meth:`point_weights` says: a subclass may have one of its own."""
+        return type(self).contribution is PrivateClient.contribution
+
+    def evaluate(
+        self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Refused: a loss or an accuracy on private data has no noise, so it does not leave the machine."""
+        raise RefusedError(
+            protocol.EVALUATION_BLOCKED, "this machine does not evaluate: the result would not be private"
+        )
+
+    def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a query: the machine's name, or what it has spent; none of it depends on data."""
+        check_version(config)
+        ask = config.get(protocol.ASK)
+        if ask == protocol.ASK_HELLO:
+            return {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: self.name, **self._schema}
+        if ask == protocol.ASK_PRIVACY:
+            return {protocol.MACHINES: self.name, **self.statement(session_entry(config))}
+        raise malformed("the query is not one this machine answers")
+
+    def statement(self, session: str) -> dict[str, Any]:
+        """What the machine has spent in a session and what it guarantees, as plain values."""
+        kind = self.record_kind
+        said = {protocol.RECORD: kind, **self._schema} if kind else {}
+        return {**statement_entries(self.machine, session, self.parts.machines), **said}
+
+    @property
+    def record_kind(self) -> str:
+        """What a sample is: ``row`` of a file, or ``item`` that was handed over; empty where samples do not say."""
+        return str(getattr(self.samples, "record_kind", ""))
+
+    @property
+    def _schema(self) -> dict[str, str]:
+        """What the machine takes for a record, where its samples have a schema: public."""
+        schema = getattr(self.samples, "schema", None)
+        return {} if schema is None else {protocol.SCHEMA: schema.digest}
+
+    @property
+    def centred(self) -> Centred | None:
+        """The part that releases the mean of its features first, if it does."""
+        return self.parts.centred
+
+    @property
+    def evaluated(self) -> Evaluated | None:
+        """The part that says how good a model is on its samples, if it does."""
+        return self.parts.evaluated
+
+    @property
+    def centring(self) -> Centring | None:
+        """That the machine releases the mean of its features first, if it does."""
+        return None if self.centred is None else self.centred.centring
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """That the machine says how good a model is on its samples, if it does."""
+        return None if self.evaluated is None else self.evaluated.evaluation
+
+    def _read(self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> Request:
+        check_version(config)
+        if config.get(protocol.MACHINE, self.name) != self.name:
+            raise malformed("the request names another machine")
+        server_round = integer_entry(config, protocol.SERVER_ROUND, 1, protocol.LARGEST_ROUND)
+        ack = integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND)
+        session = session_entry(config)
+        of, centre = read_release_of(config, self.centring, self.evaluation)
+        part = self.parts.of(of)
+        shapes, count = self._shapes, self.query_points
+        if part is not None:
+            shapes, count = part.asked_at or self._shapes, 0 if part.asked_at is None else 1
+        return Request(server_round, session, ack, read_points(parameters, shapes, count), of, centre)

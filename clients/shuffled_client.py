@@ -1,0 +1,220 @@
+r"""Private shuffled gradients with public data, the machine's half (jiang-2026, algorithms 1 and 5; ALGORITHMS 5).
+
+A machine gets x_1, takes n_d steps on samples of its own in the epoch's order and then n - n_d on public ones,
+
+    x_{i+1} = x_i - eta (clip_S(grad f(x_i; d_{pi(i)})) + rho_i)      i = 1 .. n_d
+    x_{i+1} = x_i - eta (clip_S(grad f(x_i; p_{i - n_d})) + rho_i)    i = n_d + 1 .. n
+
+and releases only the end, as v = (x_1 - x_{n+1}) / eta. Without public samples this is DP-ShuffleG; with them it is
+Interleaved. Priv-Pub and Pub-Priv are DP-ShuffleG in some epochs, and the server by itself in the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import (
+    NO_NOISE,
+    ORDERS,
+    ConfigurationError,
+    Ledger,
+    NoiseKeys,
+    PrivacyPolicy,
+    Release,
+    ShuffledMachine,
+    ShuffledPolicy,
+)
+from ..privacy.machine.shuffled_machine import ITERATION_ROUNDING, Order, epoch_order, noisy_epoch
+from .adapters.convex import FURTHER_ROUNDINGS, LARGEST_POINT, UNIT_ROUNDOFF, declares_itself_convex, longest_gradient
+from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, gradients_at
+from .local_steps import LocalStepsClient, LocalStepsOptions
+from .private_client import PrivateClient, Request
+
+
+class ShuffledClient(LocalStepsClient):
+    """A machine of shuffled gradient methods, for :class:`~murmurfl.strategies.ShuffledAvg`.
+
+    Parameters
+    ----------
+    gradients, samples, ledger, keys, learning_rate, name, rows
+        See :class:`~murmurfl.clients.local_steps.LocalStepsClient`.
+    policy : ShuffledPolicy
+        Its batch_size is the number of samples.
+    public : Samples, optional
+        Public samples, of which the first public_steps end every epoch; the same whatever the machine's own are.
+    order : {"IG", "SO", "RR"}
+    order_seed : int
+        What the orders are made from; not secret.
+
+    Raises
+    ------
+    ConfigurationError
+        If there are too few public samples, or the policy is ``amplified`` for a model or a step it does not hold for.
+
+    Notes
+    -----
+    **Formal guarantees.** The releases of a session are mu-GDP, those of all sessions budget_mu-GDP, for replacement of
+    one of the machine's own samples. With public steps under ``amplified``: provided the model's declaration is true
+    (:class:`~murmurfl.clients.ConvexSmoothGradients`) and a gradient that cannot be computed is the fault of its sample
+    alone.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    machine_type: ClassVar[type[ShuffledMachine]] = ShuffledMachine  # type: ignore[assignment]
+    evaluates: ClassVar[bool] = False
+    machine: ShuffledMachine
+
+    def __init__(
+        self,
+        gradients: PerSampleGradients,
+        samples: Samples,
+        policy: ShuffledPolicy,
+        ledger: Ledger,
+        keys: NoiseKeys,
+        *,
+        public: Samples | None = None,
+        order: Order = "RR",
+        order_seed: int = 0,
+        **options: Unpack[LocalStepsOptions],
+    ) -> None:
+        if order not in ORDERS:
+            raise ConfigurationError(f"Expected order one of {ORDERS}, got {order!r}.")
+        if policy.public_steps > (0 if public is None else len(public)):
+            raise ConfigurationError(
+                f"Expected {policy.public_steps} public samples, got {0 if public is None else len(public)}."
+            )
+        if policy.batch_size != len(samples):
+            raise ConfigurationError(f"Expected batch_size = {len(samples)}, the samples, got {policy.batch_size}.")
+        super().__init__(gradients, samples, policy, ledger, keys, **options)
+        self._farthest = self._farthest_start()
+        self.public = public
+        self.order: Order = order
+        self.order_seed = order_seed
+
+    def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
+        if isinstance(policy, ShuffledPolicy) and _is_amplified(policy):
+            check_amplified(gradients, self.learning_rate, policy.clip_norm)
+
+    def release(self, request: Request) -> Release:
+        """The end of the machine's next epoch, as v.
+
+        Raises
+        ------
+        RefusedError
+            If the starting point is so far away that rounding could undo the guarantee, or the policy forbids it.
+        """
+        start, policy = self._start_of(request, "starting point"), self.machine.policy
+
+        def epoch(release: int, noise: Iterator[NDArray[np.float64]] | None) -> NDArray[np.float64]:
+            # The number of samples is the one the machine was made with: asked again, their source might fail.
+            order = epoch_order(self.order, self.machine.num_samples, self.order_seed, release)
+            gradient = self._gradient_in(order[: policy.private_steps].tolist())
+            rate, clip_norm = self.learning_rate, policy.clip_norm
+            with np.errstate(all="ignore"):
+                return noisy_epoch(gradient, start, policy.steps, learning_rate=rate, clip_norm=clip_norm, noise=noise)
+
+        return self.machine.release_epoch(request.session, request.ack, epoch)
+
+    def _gradient_in(self, order: list[int]) -> Callable[[NDArray[np.float64], int], NDArray[np.floating]]:
+        """The gradient at a point for step i of an epoch: on its own samples in this order, then on public ones."""
+
+        def gradient(point: NDArray[np.float64], i: int) -> NDArray[np.floating]:
+            source, j = (self.samples, order[i]) if i < len(order) else (self.public, i - len(order))
+            if self.machine.simulated:
+                return gradients_at(self.gradients, point[None], source[j : j + 1])[0]  # type: ignore[index]
+            # On a real machine a sample that fails counts as zero, and the rest of the epoch is as it would have been.
+            careful = CarefulGradients(self.gradients, source)  # type: ignore[arg-type]
+            return careful.at_points(point[None], np.array([j]))[0]
+
+        return gradient
+
+    def _farthest_start(self) -> float:
+        """How far from the origin a starting point may be for rounding to stay within what is charged.
+
+        Under ``amplified`` every computed step moves iterates of two worlds apart by up to 2 eta D, with D the rounding
+        of a gradient and its point (:func:`~murmurfl.clients.online_client.farthest_point`). If each step's noise hides
+        its own, and the noise of the last m = n - n_d + 1 steps hides the replaced sample's 2 eta S as well, then in
+        units of eta the shifts are 2 S / m + 2 D in those steps and 2 D in at most n others. Relative to the exact
+        account that is at most (m + n / 2) D / S <= 3/2 n D / S more. How far an epoch leads away from its start, with
+        its noise, is taken off at the end.
+        """
+        policy = self.machine.policy
+        if not _is_amplified(policy):
+            return LARGEST_POINT
+        smoothness = check_amplified(self.gradients, self.learning_rate, policy.clip_norm)
+        size, longest = self.machine.num_parameters, longest_gradient(self.gradients, policy.clip_norm)
+        rounding = 1.5 * policy.steps * (size + FURTHER_ROUNDINGS) * UNIT_ROUNDOFF
+        reach = (ITERATION_ROUNDING * policy.clip_norm / rounding - longest) / smoothness
+        reach -= self.learning_rate * self.machine.plan.largest_value * math.sqrt(size)
+        if not reach > 0:
+            raise ConfigurationError(
+                f"Expected epochs whose rounding stays below {ITERATION_ROUNDING:g} of what is charged for accounting "
+                f"'amplified', got {policy.steps} steps of {size} parameters at learning_rate {self.learning_rate:g}: "
+                "lower the step, or ask for accounting 'composed'."
+            )
+        return min(reach, LARGEST_POINT)
+
+    @classmethod
+    def together(
+        cls, clients: Sequence[PrivateClient], server_round: int, session: str, points: Sequence[Sequence[NDArray[Any]]]
+    ) -> None:
+        """None: these machines are few and their steps many, so they are asked one by one."""
+
+    def statement(self, session: str) -> dict[str, Any]:
+        """As :meth:`PrivateClient.statement`, and how an epoch is mixed: only private steps are what is spent on."""
+        policy = self.machine.policy
+        return {
+            **super().statement(session),
+            "private-steps": policy.private_steps,
+            "public-steps": policy.public_steps,
+            "accounting": policy.accounting_used,
+        }
+
+
+def _is_amplified(policy: ShuffledPolicy) -> bool:
+    """Whether the guarantee rests on amplification by iteration; without noise there is nothing to amplify."""
+    return policy.accounting_used == "amplified" and policy.mechanism != NO_NOISE
+
+
+def check_amplified(gradients: PerSampleGradients, learning_rate: float, clip_norm: float) -> float:
+    """Refuse privacy amplification by iteration where it would not hold.
+
+    Returns
+    -------
+    float
+        L*, which covers private and public samples alike.
+
+    Raises
+    ------
+    ConfigurationError
+        If the model does not declare itself convex and smooth, learning_rate > 1 / L*, or clipping could change a
+        gradient and thereby move iterates apart.
+
+    Notes
+    -----
+    For a convex loss with L-Lipschitz gradient and eta <= 2 / L, x -> x - eta grad f(x) moves no two points apart; the
+    paper's lemma F.2 asks for eta <= 1 / L*, and so does this.
+    Proof: docs/proofs/sensitivities.md.
+    """
+    instead = "lower the step, or ask for accounting 'composed', which needs no such thing and more noise"
+    if not declares_itself_convex(gradients):
+        raise ConfigurationError(
+            f"Expected a model that declares itself convex and smooth for accounting 'amplified', got "
+            f"{type(gradients).__name__}: use 'composed', which needs no such thing and more noise."
+        )
+    if not (gradients.smoothness > 0 and learning_rate * gradients.smoothness <= 1.0 + 1e-12):
+        raise ConfigurationError(
+            f"Expected learning_rate <= 1 / L* = {1.0 / gradients.smoothness:g} for accounting 'amplified', got "
+            f"{learning_rate:g}: {instead}."
+        )
+    if clip_norm < gradients.gradient_bound and not gradients.clips_contractively:
+        raise ConfigurationError(
+            f"Expected clip_norm >= {gradients.gradient_bound:g}, the model's gradient bound, for accounting "
+            f"'amplified', got {clip_norm:g}: a clipped step of this model can move iterates apart; use 'composed'."
+        )
+    return gradients.smoothness

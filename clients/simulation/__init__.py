@@ -1,0 +1,1 @@
+"""Machines of a simulation: asked together, with ledgers that end with the process."""

@@ -1,0 +1,386 @@
+"""The machines of a simulation, asked together: no messages, gradients of many machines in one piece.
+
+They are the ordinary clients, with their own policies, keys and ledgers; what they refuse here they refuse anywhere. If
+machines share a model, and their class says how (:meth:`PrivateClient.together`), their samples are stacked and the
+model computes all gradients in one call. Other machines are asked one by one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Protocol, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...privacy import NoiseKeys, PrivateMachine, RefusedError, Release
+from ...privacy.ledger.ledger_block import BlockLedger
+from ...privacy.machine.machine_block import BlockArithmetic, MachineBlock
+from ...privacy.machine.release_rule import ReleaseRule
+from ..adapters.per_sample_gradients import Samples
+from ..messages.release_of import read_release_of
+from ..private_client import PrivateClient, Request
+from .cohort_block import BlockAnswer, Computing, Part, stacked_samples
+
+logger = logging.getLogger(__name__)
+
+# How many values of contributions may be in memory at a time. More of them, of many samples or a large model, are
+# computed in blocks.
+_BLOCK_VALUES = 1 << 22
+_NO_ENTRIES: Mapping[str, Any] = MappingProxyType({})
+
+Answer = tuple[str, Release | RefusedError]
+
+
+class Kinds(Protocol):
+    """Simulated machines that differ by name, samples, ledger and keys alone; each has a row, from 0."""
+
+    ledgers: BlockLedger
+    """Of all machines."""
+    num_samples: NDArray[np.int64]
+    """How many samples each machine trains on."""
+
+    def row(self, name: str) -> int:
+        """A machine's row."""
+        ...
+
+    def kind(self, name: str) -> Hashable | None:
+        """What is equal for machines that are alike in everything else; None for one that is like no other."""
+        ...
+
+    def samples(self, name: str) -> Samples:
+        """A machine's samples."""
+        ...
+
+    def batch(self, chosen: Sequence[tuple[str, slice]]) -> Any:
+        """Some samples of machines as one batch, machine after machine."""
+        ...
+
+    def keys(self, row: int) -> NoiseKeys:
+        """A machine's simulated keys."""
+        ...
+
+
+class Cohort:
+    """Simulated machines by name.
+
+    Parameters
+    ----------
+    names : sequence of str
+    make_client : callable
+        The machine of a name, with simulated keys.
+    kinds : Kinds, optional
+        Which machines are alike. Of those nothing is kept but rows of arrays, and a client is made when it is asked
+        for. By default each machine is made when it is first asked, and kept.
+    only : collection of str, optional
+        The machines that are computed here, where others of a round are computed elsewhere.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        make_client: Callable[[str], PrivateClient],
+        *,
+        kinds: Kinds | None = None,
+        only: Collection[str] | None = None,
+    ) -> None:
+        self._names = names
+        self._make_client = make_client
+        self._kinds = kinds
+        self._only = only
+        self._clients: dict[str, PrivateClient] = {}
+        self._first: dict[Hashable, PrivateClient] = {}
+        self._blocks: dict[Hashable, MachineBlock] = {}
+        self._alone: set[type[PrivateClient]] = set()
+        self.arithmetic: Callable[[ReleaseRule], BlockArithmetic] | None = None
+        """What computes the values of releases; None for NumPy."""
+        self.all_answer = False
+        """Whether nobody refuses, as caps and samples tell: those computed elsewhere then have their places only."""
+        self.block_values = _BLOCK_VALUES
+        """How many values of contributions may be in memory at a time."""
+
+    def names(self) -> Sequence[str]:
+        """All machines."""
+        return self._names
+
+    def client(self, name: str) -> PrivateClient:
+        """A machine."""
+        kind, kinds = self._kind(name), self._kinds
+        if kind is None or kinds is None:
+            if name not in self._clients:
+                self._clients[name] = self._make_client(name)
+            return self._clients[name]
+        first = self._like(name)
+        if first.name == name:
+            return first
+        if first.parts.machines:  # which are made for its ledger and keys
+            return self._make_client(name)
+        client, row = copy(first), kinds.row(name)
+        client.name, client.samples = name, kinds.samples(name)
+        client.machine = first.machine.alike(int(kinds.num_samples[row]), kinds.ledgers.ledger(row), kinds.keys(row))
+        return client
+
+    @property
+    def one_by_one(self) -> list[str]:
+        """Kinds of clients that could not be asked together."""
+        return sorted(kind.__name__ for kind in self._alone)
+
+    def releases(
+        self,
+        server_round: int,
+        session: str,
+        acks: Mapping[str, int],
+        points: Sequence[Sequence[NDArray[Any]]],
+        entries: Mapping[str, Any] = _NO_ENTRIES,
+    ) -> Iterator[Answer]:
+        """What every machine of ``acks`` answers to the request of a round, in order.
+
+        Parameters
+        ----------
+        server_round : int
+            t.
+        session : str
+        acks : mapping of str to int
+            The machines asked and the acknowledgement for each.
+        points : sequence of sequences of ndarray
+            Query points, each a list of the model's arrays.
+        entries : mapping
+            What else the request says to all of them.
+
+        Yields
+        ------
+        tuple of str and (Release or RefusedError)
+        """
+        for answer in self.answers(server_round, session, acks, points, entries):
+            yield from answer
+
+    def answers(
+        self,
+        server_round: int,
+        session: str,
+        acks: Mapping[str, int],
+        points: Sequence[Sequence[NDArray[Any]]],
+        entries: Mapping[str, Any] = _NO_ENTRIES,
+    ) -> Iterator[BlockAnswer | tuple[Answer]]:
+        """As :meth:`releases`, but those of machines that were asked together in one piece."""
+        asked = _Asked(server_round, session, acks, points)
+        block = _Block(self.block_values)
+        alike: Hashable | None = None  # the kind of the machine before, where it was taken
+        for name in acks:
+            kind = self._kind(name)
+            if kind is not None and kind == alike and block.has_room:
+                block.take_another(name)
+                continue
+            alike, client = None, self._like(name)
+            try:
+                request = asked.request(client, name, entries)
+            except RefusedError as refusal:
+                yield from self._answers(block, asked)
+                block = _Block(self.block_values)
+                if self._is_here(name):
+                    yield ((name, refusal),)
+                continue
+            policy = client.machine.policy
+            if policy.sums_samples or request.of != "gradients" or type(client.machine) is not PrivateMachine:
+                # By itself, and computed as a message would have it computed: a sum over many samples in float64 is
+                # then the same on every engine, to the last bit.
+                yield from self._answers(block, asked)
+                block = _Block(self.block_values)
+                yield from self._one_by_one([name], request, asked)
+                continue
+            size = policy.batch_size * client.machine.num_parameters
+            if not block.takes(client, size):
+                yield from self._answers(block, asked)
+                block = _Block(self.block_values)
+            block.take(name, client, request, size)
+            alike = kind
+        yield from self._answers(block, asked)
+
+    def acknowledge(self, session: str, acks: Mapping[str, int]) -> None:
+        """Tell machines which of their releases was aggregated, so that they can forget it."""
+        together: dict[Hashable, list[str]] = {}
+        for name in acks:
+            kind = self._kind(name)
+            if kind in self._blocks:
+                together.setdefault(kind, []).append(name)
+            elif self._is_here(name):
+                self.client(name).machine.acknowledge(session, acks[name])
+        for kind, names in together.items():
+            self._blocks[kind].acknowledge(session, list(map(self._row, names)), [acks[name] for name in names])
+
+    def _is_here(self, name: str) -> bool:
+        return self._only is None or name in self._only
+
+    def _kind(self, name: str) -> Hashable | None:
+        return None if self._kinds is None else self._kinds.kind(name)
+
+    def _row(self, name: str) -> int:
+        return self._names.index(name) if self._kinds is None else self._kinds.row(name)
+
+    def _like(self, name: str) -> PrivateClient:
+        """A machine, or the one of its kind that was made first."""
+        kind = self._kind(name)
+        if kind is None:
+            return self.client(name)
+        if kind not in self._first:
+            self._first[kind] = self._make_client(name)
+        return self._first[kind]
+
+    def _batch(self, chosen: list[tuple[str, slice]]) -> Any:
+        """Some samples of machines, as one batch."""
+        if self._kinds is not None and None not in map(self._kind, {name for name, _ in chosen}):
+            return self._kinds.batch(chosen)
+        return stacked_samples([(self.client(name).samples, samples) for name, samples in chosen])
+
+    def _answers(self, block: _Block, asked: _Asked) -> Iterator[BlockAnswer | tuple[Answer]]:
+        """What machines answer that can be asked together."""
+        if block.client is None or block.request is None:
+            return
+        names, client = block.names, block.client
+        everybody = _Named(names, self.client)
+        together = type(client).together(everybody, asked.server_round, asked.session, asked.points)
+        if together is None:
+            self._say_alone(client)
+            yield from self._one_by_one(names, block.request, asked)
+            return
+        # What a class of its own computes together may depend on what is recorded of all machines.
+        all_answer = self.all_answer and client.together.__func__ is PrivateClient.together.__func__
+        computing = Computing(names, client, block.request, together, self._batch, all_answer)
+        yield computing.answer(self._parts(names, asked, all_answer=all_answer))
+
+    def _parts(self, names: list[str], asked: _Asked, *, all_answer: bool) -> list[Part]:
+        """The machines by their policies."""
+        here, places = list(map(self._is_here, names)), list(range(len(names)))
+        if all_answer:
+            places = [place for place in places if here[place]]
+            names, here = [names[place] for place in places], [True] * len(places)
+        if not names:
+            return []
+        kinds = list(map(self._kind, names))
+        first = kinds[0]
+        if first is not None and kinds.count(first) == len(kinds):
+            rows, acks = list(map(self._row, names)), [asked.acks[name] for name in names]
+            return [Part(self._block(first, names, first), names, places, rows, acks, here)]
+        parts: dict[Hashable, Part] = {}
+        for number, (place, name, kind) in enumerate(zip(places, names, kinds, strict=True)):
+            machine = self.client(name).machine if kind is None else None
+            key = kind if machine is None else (machine.plan.fingerprint, machine.policy)
+            if key not in parts:
+                parts[key] = Part(self._block(kind, names, key), [], [], [], [], [])
+            part = parts[key]
+            part.names.append(name)
+            part.places.append(place)
+            part.rows.append(len(part.rows) if kind is None else self._row(name))
+            part.acks.append(asked.acks[name])
+            part.here.append(here[number])
+        return list(parts.values())
+
+    def _block(self, kind: Hashable | None, names: list[str], key: Hashable) -> MachineBlock:
+        """The block of machines that are alike."""
+        if kind is None or self._kinds is None:
+            machines = [self.client(name).machine for name in names if self._kind(name) is None]
+            alike = [one for one in machines if (one.plan.fingerprint, one.policy) == key]
+            return MachineBlock.of(alike, arithmetic=self.arithmetic)
+        if kind not in self._blocks:
+            kinds, made = self._kinds, self.arithmetic
+            known = (kinds.ledgers, kinds.num_samples, kinds.keys)
+            self._blocks[kind] = MachineBlock(self._first[kind].machine, *known, arithmetic=made)
+        return self._blocks[kind]
+
+    def _one_by_one(self, names: Sequence[str], request: Request, asked: _Asked) -> Iterator[tuple[Answer]]:
+        for name in filter(self._is_here, names):
+            try:
+                yield ((name, self.client(name).released(replace(request, ack=asked.acks[name]))),)
+            except RefusedError as refusal:
+                yield ((name, refusal),)
+
+    def _say_alone(self, client: PrivateClient) -> None:
+        if type(client) not in self._alone:
+            self._alone.add(type(client))
+            logger.warning("%s cannot be asked together: its machines are asked one by one.", type(client).__name__)
+
+
+class _Block:
+    """Machines whose gradients are computed in one piece, as they are asked one after the other."""
+
+    def __init__(self, room: int) -> None:
+        self.names: list[str] = []
+        self.client: PrivateClient | None = None
+        """One of them."""
+        self.request: Request | None = None
+        self._last: PrivateClient | None = None
+        self._room = room
+        self._size = 0
+
+    def takes(self, client: PrivateClient, size: int) -> bool:
+        """Whether there is room for another machine, and it is like the others."""
+        if self.client is None or self._last is client:
+            return self.client is None or self._room >= size
+        return self._room >= size and _alike(client, self.client)
+
+    def take(self, name: str, client: PrivateClient, request: Request, size: int) -> None:
+        """Take another machine."""
+        if self.client is None:
+            self.client, self.request = client, request
+        self._last, self._size = client, size
+        self.names.append(name)
+        self._room -= size
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is room for another like the last one."""
+        return self._room >= self._size
+
+    def take_another(self, name: str) -> None:
+        """Take another machine, of the kind of the last one."""
+        self.names.append(name)
+        self._room -= self._size
+
+
+class _Named(Sequence[PrivateClient]):
+    """Clients by their names, made when they are looked at."""
+
+    def __init__(self, names: Sequence[str], client: Callable[[str], PrivateClient]) -> None:
+        self._names, self._client = names, client
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, place: int) -> PrivateClient: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[PrivateClient]: ...
+    def __getitem__(self, place: int | slice) -> PrivateClient | list[PrivateClient]:
+        chosen = self._names[place]
+        return self._client(chosen) if isinstance(chosen, str) else list(map(self._client, chosen))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a round asks of all machines."""
+
+    server_round: int
+    session: str
+    acks: Mapping[str, int]
+    points: Sequence[Sequence[NDArray[Any]]]
+
+    def request(self, client: PrivateClient, name: str, entries: Mapping[str, Any]) -> Request:
+        """The request of one machine; refused as it would refuse a message."""
+        of, centre = read_release_of(entries, client.centring, client.evaluation)
+        return Request(self.server_round, self.session, self.acks[name], tuple(map(list, self.points)), of, centre)
+
+
+def _alike(one: PrivateClient, other: PrivateClient) -> bool:
+    ours, theirs = one.machine.policy, other.machine.policy
+    same = (ours.batch_size, ours.clip_unit, ours.clip_norm) == (theirs.batch_size, theirs.clip_unit, theirs.clip_norm)
+    same = same and _centred_alike(one, other)
+    return same and type(one) is type(other) and one.gradients is other.gradients
+
+
+def _centred_alike(one: PrivateClient, other: PrivateClient) -> bool:
+    ours, theirs = one.centring, other.centring
+    return ours is theirs if ours is None or theirs is None else ours.terms == theirs.terms

@@ -1,0 +1,277 @@
+"""The ledger on Flower's ``context.state``: for simulation.
+
+``context.state`` is kept in memory. It survives rounds, but neither a restart of the node nor a new run. That is enough
+for a simulated machine. A real machine needs more, so a real node must not use this ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from ...privacy import Account, Ledger, LedgerError, LedgerPage, StreamRecord, protocol
+from ...privacy.arrays import read_array
+from ...privacy.errors import ANOTHER_FORMAT
+from ..messages.reply_records import array_record, own_array, plain_record
+
+LEDGER_RECORDS = "murmurfl/"
+"""How the names of a ledger's records in ``context.state`` begin."""
+
+_FORMAT = 6
+# Flower handles the messages of a machine one at a time; the lock is for an engine that does not.
+_LOCK = threading.RLock()
+
+
+class ContextLedger(Ledger):
+    """One machine's ledger in a ``RecordDict``.
+
+    Parameters
+    ----------
+    state : RecordDict
+        ``context.state`` of the node.
+    machine : str
+        The machine's name: several simulated machines may share a node.
+
+    Notes
+    -----
+    **Formal guarantees.** Transactions exclude each other, and what was committed is what is read next, for as long as
+    the state object lives and one message of a node is handled at a time; nothing survives the process.
+    """
+
+    def __init__(self, state: RecordDict, machine: str) -> None:
+        self._page = _ContextPage(state, f"{LEDGER_RECORDS}{machine}")
+
+    def exclusive(self) -> AbstractContextManager[LedgerPage]:
+        return self._entered()
+
+    @contextmanager
+    def _entered(self) -> Iterator[LedgerPage]:
+        with _LOCK:
+            yield self._page
+
+
+class TravellingLedger(Ledger, LedgerPage):
+    """One machine's ledger in a worker process, which is given the node's state with a message and gives it back.
+
+    Parameters
+    ----------
+    machine : str
+        The machine's name.
+
+    Notes
+    -----
+    **Formal guarantees.** What was committed is what is read next, in whichever worker, provided :meth:`arrive` is
+    called with each message's state and :meth:`leave` before its reply is handed back. State and reply leave the worker
+    in one piece: neither is there without the other.
+    """
+
+    def __init__(self, machine: str) -> None:
+        self._prefix = f"{LEDGER_RECORDS}{machine}"
+        self.arrive(RecordDict())
+
+    def arrive(self, state: RecordDict) -> None:
+        """A message is here: what counts came with it, whoever had the one before."""
+        self._page = _ContextPage(state, self._prefix)
+        self._account: Account | None = None
+        self._streams: dict[str, StreamRecord | None] = {}
+        self._unwritten: list[str] = []
+
+    def leave(self, reply: RecordDict | None) -> None:
+        """Write what was recorded into the state, before it goes back with a reply.
+
+        Parameters
+        ----------
+        reply : RecordDict or None
+            The reply's content. A release that it says to the last bit is written as the very bytes of the reply, and
+            so travels once.
+        """
+        arrays = None if reply is None else reply.get(protocol.ARRAYS, None)
+        sent = list(arrays.values()) if isinstance(arrays, ArrayRecord) else []
+        for session in self._unwritten:
+            stream = self._streams[session]
+            if stream is not None:
+                self._page.commit(session, stream, self.account(), sent)
+        self._unwritten = []
+
+    def exclusive(self) -> AbstractContextManager[LedgerPage]:
+        return self
+
+    def __enter__(self) -> LedgerPage:
+        _LOCK.acquire()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _LOCK.release()
+
+    def account(self) -> Account:
+        if self._account is None:
+            self._account = self._page.account()
+        return self._account
+
+    def stream(self, session: str) -> StreamRecord | None:
+        if session not in self._streams:
+            self._streams[session] = self._page.stream(session)
+        return self._streams[session]
+
+    def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
+        self._streams[session], self._account = stream, account
+        if session not in self._unwritten:
+            self._unwritten.append(session)
+
+
+class _ContextPage(LedgerPage):
+    def __init__(self, state: RecordDict, prefix: str) -> None:
+        self._state = state
+        self._prefix = prefix
+
+    def account(self) -> Account:
+        record = self._config(f"{self._prefix}/account")
+        if record is None:
+            return Account()
+        try:
+            if record["format"] != _FORMAT:
+                raise LedgerError(
+                    f"Expected a ledger of format {_FORMAT} in context.state, got one of format {record['format']!r}; "
+                    f"nothing was released. {ANOTHER_FORMAT}"
+                )
+            return Account(**json.loads(str(record["account"])))
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerError(
+                "Expected a readable account in context.state, got a damaged one; start a new run."
+            ) from error
+
+    def stream(self, session: str) -> StreamRecord | None:
+        record = self._config(f"{self._prefix}/stream/{session}")
+        if record is None:
+            return None
+        try:
+            entries = json.loads(str(record["stream"]))
+            arrays: Mapping[str, Any] = self._state[f"{self._prefix}/arrays/{session}"]
+            return StreamRecord(
+                fingerprint=str(entries["fingerprint"]),
+                release=int(entries["release"]),
+                ack=int(entries["ack"]),
+                nonces=bytes(record["nonces"]),  # type: ignore[arg-type]
+                pending=_Pending(entries, arrays),
+                noise_state=tuple(_read(arrays[f"state-{i}"]) for i in range(entries["num-state"])),
+                noted=tuple(_read(arrays[f"noted-{i}"]) for i in range(entries["num-noted"])),
+                ids={int(j): bytes.fromhex(name) for j, name in entries["ids"].items()},
+                order=bytes.fromhex(entries["order"]),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise LedgerError(
+                "Expected a readable stream in context.state, got a damaged one; start a new run."
+            ) from error
+
+    def commit(self, session: str, stream: StreamRecord, account: Account, sent: Sequence[Array] = ()) -> None:
+        """Record both; a newest release that ``sent`` says to the last bit is kept in its bytes."""
+        newest = stream.pending.get(stream.release) if sent else None
+        spacing = None if newest is None else _spacing(newest, [_read(array) for array in sent])
+        kept_as_sent = None if spacing is None else stream.release
+        arrays = {f"pending-{j}": counts for j, counts in stream.pending.items() if j != kept_as_sent}
+        arrays |= {f"state-{i}": values for i, values in enumerate(stream.noise_state)}
+        arrays |= {f"noted-{i}": values for i, values in enumerate(stream.noted)}
+        written = array_record(list(arrays), list(arrays.values()))
+        if kept_as_sent is not None:
+            for i, array in enumerate(sent):
+                written[f"sent-{i}"] = own_array(array)
+        spent = {
+            "samples_used": int(account.samples_used),
+            "reserved": dict(account.reserved),
+            "reserved_local": dict(account.reserved_local),
+        }
+        entries = {
+            "fingerprint": stream.fingerprint,
+            "release": int(stream.release),
+            "ack": int(stream.ack),
+            "pending": [int(j) for j in stream.pending],
+            "as-sent": kept_as_sent,
+            "num-sent": len(sent),
+            "spacing": spacing,
+            "num-state": len(stream.noise_state),
+            "num-noted": len(stream.noted),
+            "ids": {j: name.hex() for j, name in stream.ids.items()},
+            "order": stream.order.hex(),
+        }
+        # The account first: if this is interrupted, samples may be lost but are never used again.
+        self._state[f"{self._prefix}/account"] = plain_record({"format": _FORMAT, "account": json.dumps(spent)})
+        self._state[f"{self._prefix}/arrays/{session}"] = written
+        record = plain_record({"stream": json.dumps(entries), "nonces": bytes(stream.nonces)})
+        self._state[f"{self._prefix}/stream/{session}"] = record
+
+    def _config(self, key: str) -> ConfigRecord | None:
+        record = self._state.get(key, None)
+        if record is not None and not isinstance(record, ConfigRecord):
+            raise LedgerError(
+                f"Expected a ConfigRecord at {key!r} in context.state, got {type(record).__name__}: the ledger is "
+                "damaged; start a new run."
+            )
+        return record
+
+
+class _Pending(Mapping[int, NDArray[np.int64]]):
+    """What was sent and is not acknowledged, read when it is needed: mostly it is acknowledged instead.
+
+    Parameters
+    ----------
+    entries : mapping
+        The stream's.
+    arrays : mapping of str to Array
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        If an array is missing, or says of itself that it is of another type.
+    """
+
+    def __init__(self, entries: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        self._spacing = entries["spacing"]
+        self._found: dict[int, list[Any]] = {}
+        for j in map(int, entries["pending"]):
+            as_sent = j == entries["as-sent"]
+            names = [f"sent-{i}" for i in range(entries["num-sent"])] if as_sent else [f"pending-{j}"]
+            self._found[j] = [arrays[name] for name in names]
+            if any(array.dtype != ("float64" if as_sent else "int64") for array in self._found[j]):
+                raise ValueError("pending sums are not int64")
+        self._as_sent = entries["as-sent"]
+
+    def __getitem__(self, release: int) -> NDArray[np.int64]:
+        parts = [_read(array).ravel() for array in self._found[release]]
+        if release != self._as_sent:
+            return parts[0]
+        values = np.concatenate(parts)
+        values /= self._spacing
+        return values.astype(np.int64)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+def _read(array: Any) -> NDArray[Any]:
+    values = read_array(array.dtype, array.shape, array.data)
+    if values.dtype != array.dtype:
+        raise LedgerError("Expected arrays in context.state of the types they say, got a damaged one; start a new run.")
+    return values
+
+
+def _spacing(counts: NDArray[np.int64], sent: Sequence[NDArray[Any]]) -> float | None:
+    """What sent values must be divided by to give the counts back, every one; None if nothing does."""
+    if any(values.dtype != np.float64 for values in sent) or sum(values.size for values in sent) != counts.size:
+        return None
+    values = np.concatenate([part.ravel() for part in sent])
+    first = int(np.argmax(counts != 0))
+    if not counts[first] or not values[first]:
+        return None
+    spacing = float(values[first]) / float(counts[first])
+    values /= spacing
+    return spacing if np.array_equal(values, counts) else None

@@ -1,0 +1,112 @@
+"""Secure aggregation in simulations of other people's projects: which node is a helper, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import NoReturn
+
+from flwr.app import Context, Message
+
+from ...privacy import ConfigurationError
+from ...privacy.sums.masking import Masking
+from ...privacy.sums.roster import MachineKey, Roster
+from ..messages.answers import answer
+from ..messages.sums_helper import answer_simulated_helper
+
+
+class SimulatedSums:
+    """The roster of a simulation, and its helpers: the last nodes of all.
+
+    Parameters
+    ----------
+    helpers : int
+        How many.
+    seed : int
+        Of the run: all keys are derived from it.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no helper.
+
+    Notes
+    -----
+    Whoever knows the seed knows every key.
+    """
+
+    def __init__(self, helpers: int, seed: int) -> None:
+        if isinstance(helpers, bool) or not isinstance(helpers, int) or helpers < 1:
+            raise ConfigurationError(f"Expected helpers to be an integer >= 1, got {helpers!r}.")
+        self._helpers = helpers
+        self._seed = seed
+
+    def answer(self, message: Message, context: Context, as_machine: Callable[[Context], Message]) -> Message:
+        """A node's answer: a helper's own, or ``as_machine``'s, with a context that knows of machines only.
+
+        Parameters
+        ----------
+        message : Message
+        context : Context
+            Flower's.
+        as_machine : callable
+        """
+        try:
+            node, machines = self._place(context)
+        except ConfigurationError as error:
+            return answer(message, partial(_fail, error))
+        if node >= machines:
+            roster = _roster(self._seed, machines, self._helpers)
+            name = roster.helper_names[node - machines]
+            return answer_simulated_helper(message, context.state, name=name, seed=self._seed, roster=roster)
+        own = Context(
+            run_id=context.run_id,
+            node_id=context.node_id,
+            node_config={**context.node_config, "num-partitions": machines},
+            state=context.state,
+            run_config=context.run_config,
+        )
+        return as_machine(own)
+
+    def masking(self, context: Context, min_cohort: int) -> Masking:
+        """The masks of the simulated machine that a message is for, from the context that :meth:`answer` made.
+
+        Parameters
+        ----------
+        context : Context
+        min_cohort : int
+            The fewest releases of a sum.
+
+        Raises
+        ------
+        ConfigurationError
+            If there are fewer machines than that.
+        """
+        name, machines = str(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+        if machines < min_cohort:
+            raise ConfigurationError(
+                f"Expected a simulation of at least min_cohort = {min_cohort} machines, got {machines}: its "
+                f"{machines + self._helpers} nodes less {self._helpers} helpers, the last ones. Start it with a node "
+                "for each machine and each helper."
+            )
+        return Masking(name, MachineKey.simulated(self._seed, name), _roster(self._seed, machines, self._helpers))
+
+    def _place(self, context: Context) -> tuple[int, int]:
+        """The number of this node, and how many nodes are machines."""
+        node, nodes = (context.node_config.get(key) for key in ("partition-id", "num-partitions"))
+        if not isinstance(node, int) or not isinstance(nodes, int) or nodes <= self._helpers:
+            raise ConfigurationError(
+                f"Expected nodes with a partition-id, more of them than the {self._helpers} helpers, got partition-id "
+                f"{node!r} of num-partitions {nodes!r}: start the simulation with a node for each machine and helper."
+            )
+        return node, nodes - self._helpers
+
+
+def _fail(error: Exception) -> NoReturn:
+    raise error
+
+
+@lru_cache(maxsize=8)
+def _roster(seed: int, machines: int, helpers: int) -> Roster:
+    names = tuple(f"helper-{number}" for number in range(helpers))
+    return Roster.simulated(seed, tuple(map(str, range(machines))), names)

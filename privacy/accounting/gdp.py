@@ -1,0 +1,218 @@
+r"""Gaussian differential privacy: the exact curve between mu and (epsilon, delta).
+
+A mechanism is mu-GDP when telling two neighbouring inputs apart from its output is no easier than telling N(0, 1)
+from N(mu, 1) (Dong, Roth and Su, 2022, https://arxiv.org/abs/1905.02383). Everything in murmurfl that adds Gaussian
+noise to an adaptively chosen stream is exactly mu-GDP for some mu, and
+
+    delta(epsilon) = Phi(-epsilon / mu + mu / 2) - exp(epsilon) Phi(-epsilon / mu - mu / 2)
+
+turns it into (epsilon, delta) without loss. ``rho^2 / 2``-zCDP in reshef-levy-2024 and -2025 is mu = rho here.
+
+Formal guarantees
+-----------------
+These functions are arithmetic on a mu that somebody else vouches for; the neighbouring relation is the one for which
+that mu was computed. Results are rounded towards the safe side where a root is searched for: the returned epsilon
+never has ``gdp_delta(mu, epsilon) > delta``, and the returned mu never has ``gdp_epsilon(mu, delta) > epsilon``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from scipy.special import log_ndtr, ndtr
+
+from ..errors import ConfigurationError
+
+_BISECTIONS = 200
+
+
+def _check(name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False) -> float:
+    value = float(value)
+    if math.isnan(value) or value < low or value > high or (open_low and value == low):
+        bounds = f"{'>' if open_low else '>='} {low:g}" + ("" if math.isinf(high) else f" and < {high:g}")
+        raise ConfigurationError(f"Expected {name} {bounds}, got {value!r}.")
+    return value
+
+
+def _check_delta(delta: float) -> float:
+    delta = _check("delta", delta, 0.0, 1.0, open_low=True)
+    if delta >= 1.0:
+        raise ConfigurationError(f"Expected delta < 1, got {delta!r}.")
+    return delta
+
+
+def gdp_delta(mu: float, epsilon: float) -> float:
+    """Smallest delta for which mu-GDP implies (epsilon, delta)-DP.
+
+    Parameters
+    ----------
+    mu : float
+        Gaussian-DP parameter, >= 0.
+    epsilon : float
+        The epsilon of (epsilon, delta)-DP, >= 0.
+
+    Returns
+    -------
+    float
+        delta in [0, 1].
+
+    Raises
+    ------
+    ConfigurationError
+        If mu or epsilon is negative or not a number.
+
+    Notes
+    -----
+    Dong, Roth and Su (2022), corollary 2.13; Balle and Wang (2018), theorem 8.
+
+    Examples
+    --------
+    >>> round(gdp_delta(1.0, 1.0), 6)
+    0.126937
+    """
+    mu = _check("mu", mu, 0.0)
+    epsilon = _check("epsilon", epsilon, 0.0)
+    if mu == 0.0 or math.isinf(epsilon):
+        return 0.0
+    if math.isinf(mu):
+        return 1.0
+    upper = float(ndtr(-epsilon / mu + mu / 2))
+    lower = math.exp(min(epsilon + float(log_ndtr(-epsilon / mu - mu / 2)), 0.0))
+    return min(max(upper - lower, 0.0), 1.0)
+
+
+def gdp_epsilon(mu: float, delta: float) -> float:
+    """Smallest epsilon for which mu-GDP implies (epsilon, delta)-DP.
+
+    Parameters
+    ----------
+    mu : float
+        Gaussian-DP parameter, >= 0.
+    delta : float
+        The delta of (epsilon, delta)-DP, in (0, 1). Choose it well below one over the number of samples.
+
+    Returns
+    -------
+    float
+        epsilon >= 0; 0 for mu = 0, infinite for infinite mu.
+
+    Raises
+    ------
+    ConfigurationError
+        If mu is negative or delta is not in (0, 1).
+
+    Examples
+    --------
+    >>> round(gdp_epsilon(1.0, 1e-5), 3)
+    4.377
+    """
+    mu = _check("mu", mu, 0.0)
+    delta = _check_delta(delta)
+    if math.isinf(mu):
+        return math.inf
+    if gdp_delta(mu, 0.0) <= delta:
+        return 0.0
+    # mu^2/2 + mu sqrt(2 ln(1/delta)) is the looser zCDP conversion, hence an upper end for the search.
+    low, high = 0.0, mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1e-9
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        if gdp_delta(mu, middle) > delta:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def gdp_mu(epsilon: float, delta: float) -> float:
+    """Largest mu for which mu-GDP implies (epsilon, delta)-DP: how much a budget allows.
+
+    Parameters
+    ----------
+    epsilon : float
+        Budget, >= 0 and finite.
+    delta : float
+        The delta it is stated at, in (0, 1).
+
+    Returns
+    -------
+    float
+        mu > 0.
+
+    Raises
+    ------
+    ConfigurationError
+        If epsilon is negative or infinite, or delta is not in (0, 1).
+
+    Examples
+    --------
+    >>> round(gdp_mu(4.377, 1e-5), 3)
+    1.0
+    """
+    epsilon = _check("epsilon", epsilon, 0.0)
+    delta = _check_delta(delta)
+    if math.isinf(epsilon):
+        raise ConfigurationError("Expected a finite epsilon, got inf: an infinite budget has no mu.")
+    low, high = 0.0, 1.0
+    while gdp_delta(high, epsilon) <= delta:
+        low, high = high, high * 2
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        if gdp_delta(middle, epsilon) > delta:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def gdp_best_guess(mu: float) -> float:
+    """How often the best attacker guesses right which of two neighbouring inputs, equally likely, was used.
+
+    Parameters
+    ----------
+    mu : float
+        Gaussian-DP parameter, >= 0.
+
+    Returns
+    -------
+    float
+        Phi(mu / 2), from one half, which is chance, to 1.
+
+    Raises
+    ------
+    ConfigurationError
+        If mu is negative or not a number.
+
+    Notes
+    -----
+    **Formal guarantees.** Of a mu-GDP mechanism nobody guesses better, whatever else they know and compute, other
+    samples included: telling N(0, 1) from N(mu, 1), each with probability one half, succeeds with at most
+    (1 + TV) / 2 = Phi(mu / 2), where TV = 2 Phi(mu / 2) - 1 is their total variation distance. It is true of the
+    neighbouring relation that mu was computed for.
+
+    Examples
+    --------
+    >>> round(gdp_best_guess(1.0), 4)
+    0.6915
+    """
+    return float(ndtr(_check("mu", mu, 0.0) / 2))
+
+
+def compose_gdp(mus: Iterable[float]) -> float:
+    """The mu of several adaptively composed mu-GDP mechanisms: the root of the sum of squares.
+
+    Parameters
+    ----------
+    mus : iterable of float
+        The mu of each mechanism, >= 0, all for the same neighbouring relation.
+
+    Returns
+    -------
+    float
+        Their composition (Dong, Roth and Su 2022, corollary 3.3); 0 for none.
+    """
+    return math.sqrt(math.fsum(_check("mu", mu, 0.0) ** 2 for mu in mus))

@@ -1,0 +1,468 @@
+"""What an epsilon is true of, in one standard sentence: nothing in murmurfl shows an epsilon without it.
+
+An epsilon alone says nothing. A :class:`Guarantee` carries what makes it mean something: delta, the unit that is
+protected, the neighbouring relation, against whom it holds, and whose noise of which mechanism. Under secure
+aggregation two figures belong together: what holds if enough machines are honest, and what holds whatever happens. It
+is said in one way only: by :attr:`Guarantee.sentence`, and by :func:`caption` for a table or a figure with many of
+them. The words come from the policy that was used (:func:`policy_guarantee`, :func:`server_guarantee`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal, TypedDict, get_args
+
+from ..errors import ConfigurationError
+from ..machine.policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
+from .amplification import Amplification
+from .gdp import gdp_epsilon
+from .noise_words import NOBODY_ASKED, server_noise_words
+from .plain_words import plain_meaning
+
+_DIGITS = 4
+_ROUNDING = 1e-9
+
+
+def rounded_up(value: float, digits: int = _DIGITS, *, places: int | None = None) -> str:
+    """A mu or an epsilon for people, never below what it is.
+
+    Parameters
+    ----------
+    value : float
+    digits : int
+        Significant digits.
+    places : int, optional
+        Decimal places in their stead.
+
+    Examples
+    --------
+    >>> rounded_up(24.3812), rounded_up(4.0), rounded_up(4.371, places=2), rounded_up(float("inf"))
+    ('24.39', '4', '4.38', 'infinite')
+    """
+    if math.isinf(value):
+        return "infinite"
+    shown = Decimal(f"{value:.{digits - 1}e}" if places is None else f"{value:.{places}f}")
+    if float(shown) < value * (1 - _ROUNDING):  # beyond what rounding in float64 may have added
+        shown += Decimal((0, (1,), shown.adjusted() - digits + 1 if places is None else -places))
+    return f"{float(shown):.{digits}g}" if places is None else f"{shown:.{places}f}"
+
+
+Unit = Literal["sample", "owner", "machine"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
+Relation = Literal["replacement"]
+RELATIONS: tuple[Relation, ...] = get_args(Relation)
+
+_UNITS: dict[Unit, str] = {
+    "sample": "one sample of one machine",
+    "owner": "all samples of one owner on one machine",
+    "machine": "all samples of one machine",
+}
+_AGAINST: dict[Trust, str] = {
+    "untrusted-server": "against the server and everybody else",
+    "secure-aggregation": "against the server and everybody else",
+    "trusted-server": "against everybody but the trusted server",
+}
+
+SESSION = "over all releases its cap allows"
+PUBLISHED = "over all models it publishes"
+SIMULATED = "Simulated with seeded keys."
+FAST_NOISE = "Fast simulation noise: a figure for research, no guarantee for the data used."
+NOT_PRIVATE = "Not private: for comparison only."
+NOTHING_SPENT = "No private sample was used: nothing is spent."
+RECORDS = {
+    "row": "A sample is one row of a machine's file.",
+    "item": "A sample is one item as a machine's code handed it over, if what made the items treats each by itself.",
+}
+"""What a sample is, by what a machine states of it: what murmurfl read from a file, or what was handed over."""
+IN_HIDING = "While nobody learns which of {slots} releases {row} is in, epsilon = {epsilon} at the same delta."
+ESTIMATED = "If nobody learns which of {slots} releases {row} is in, an estimate of epsilon is {epsilon}, no guarantee."
+BEYOND_RANGE = "mu = {mu:g} at delta = {delta:g} is more than this noise can be vouched for."
+"""Of a policy whose mu is so large that the range of the normals shows (:mod:`murmurfl.privacy.noise.normals`)."""
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """A mu, and everything that must be said for its epsilon to mean something.
+
+    Parameters
+    ----------
+    mu : float
+        Gaussian-DP parameter; infinite where nothing is guaranteed.
+    delta : float
+        Where epsilon is shown.
+    mechanism : str
+        Whose noise of which mechanism, such as ``cancelling (uniform) noise on each machine``.
+    trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
+        Against whom it holds.
+    unit : {"sample", "owner", "machine"}
+        What is protected as a whole.
+    relation : {"replacement"}
+        How neighbouring data sets differ: the unit is replaced by any other of its kind.
+    covers : str
+        Which releases the figure is true of.
+    notes : tuple of str
+        Sentences about what the figure rests on.
+    mu_local : float, optional
+        Gaussian-DP parameter that holds whatever server, helpers and other machines do. Under ``secure-aggregation``,
+        and only there; infinite where nothing does.
+    min_honest : int, optional
+        How many machines of each sum must be honest for ``mu``, likewise, the one it protects among them.
+    amplified : Amplification, optional
+        What a secret order makes of epsilon, or an estimate of that. ``mu`` and ``epsilon`` are without it.
+
+    Raises
+    ------
+    ConfigurationError
+        If a part is missing or unknown: an epsilon is not shown without it.
+
+    Notes
+    -----
+    **Formal guarantees.** Its figures are for replacement of one ``unit`` under what ``trust`` assumes. Whoever makes
+    it vouches for mu; figures are rounded up, so that nobody reads a smaller one than holds.
+
+    Examples
+    --------
+    >>> print(Guarantee(1.0, 1e-5, "tree noise on each machine"))  # doctest: +NORMALIZE_WHITESPACE
+    mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one machine, against the
+    server and everybody else; tree noise on each machine; over all releases its cap allows.
+    >>> sums = Guarantee(1.0, 1e-5, "tree noise", trust="secure-aggregation", mu_local=7.0711, min_honest=50)
+    >>> print(sums)  # doctest: +NORMALIZE_WHITESPACE
+    mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one machine, against the
+    server and everybody else if one helper and 50 machines of each sum are honest, and mu = 7.072, epsilon = 54.38
+    whatever happens; tree noise; over all releases its cap allows.
+    """
+
+    mu: float
+    delta: float
+    mechanism: str
+    trust: Trust = "untrusted-server"
+    unit: Unit = "sample"
+    relation: Relation = "replacement"
+    covers: str = SESSION
+    notes: tuple[str, ...] = ()
+    mu_local: float | None = None
+    min_honest: int | None = None
+    amplified: Amplification | None = None
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("trust", TRUST_MODELS), ("unit", UNITS), ("relation", RELATIONS)):
+            if getattr(self, name) not in allowed:
+                raise ConfigurationError(f"Expected {name} one of {allowed}, got {getattr(self, name)!r}.")
+        for name in ("mechanism", "covers"):
+            if not getattr(self, name).strip():
+                raise ConfigurationError(f"Expected {name} of a guarantee in words, got an empty text.")
+        gdp_epsilon(self.mu, self.delta)  # the checks of both
+        self._check_sums()
+
+    def _check_sums(self) -> None:
+        """Refuse one figure of secure aggregation without the other, or without what it rests on."""
+        missing = [name for name in ("mu_local", "min_honest") if getattr(self, name) is None]
+        if self.trust != "secure-aggregation":
+            if len(missing) < 2:
+                raise ConfigurationError(
+                    "Expected mu_local and min_honest only with trust 'secure-aggregation', got "
+                    f"{self.mu_local!r} and {self.min_honest!r} with {self.trust!r}."
+                )
+            return
+        if missing:
+            raise ConfigurationError(
+                f"Expected {' and '.join(missing)} of a guarantee with trust 'secure-aggregation', got None: its mu is "
+                "not shown without what it rests on and what holds whatever happens."
+            )
+        if isinstance(self.min_honest, bool) or not isinstance(self.min_honest, int) or self.min_honest < 1:
+            raise ConfigurationError(f"Expected min_honest to be an integer >= 1, got {self.min_honest!r}.")
+        gdp_epsilon(float(self.mu_local or 0.0), self.delta)
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon at delta; infinite where nothing is guaranteed."""
+        return gdp_epsilon(self.mu, self.delta)
+
+    @property
+    def epsilon_local(self) -> float | None:
+        """Epsilon at delta whatever happens, under secure aggregation; None otherwise."""
+        return None if self.mu_local is None else gdp_epsilon(self.mu_local, self.delta)
+
+    @property
+    def terms(self) -> str:
+        """Everything but the figures: stands once above a table."""
+        return f"{self.protects}; {self.mechanism}; {self.covers}"
+
+    @property
+    def protects(self) -> str:
+        """The terms but for whose noise it is: where epsilon is shown, what is protected, and against whom."""
+        return self.protected("" if self.min_honest is None else str(self.min_honest))
+
+    def protected(self, honest: str) -> str:
+        """What :attr:`protects` says, with a word in the place of the number of honest machines.
+
+        Parameters
+        ----------
+        honest : str
+            Such as ``h`` beside a column that has the numbers. Read under ``secure-aggregation`` only.
+        """
+        protects = f"at delta = {self.delta:g}, for {self.relation} of {_UNITS[self.unit]}, {_AGAINST[self.trust]}"
+        if self.min_honest is None:
+            return protects
+        machines = "machine" if honest == "1" else "machines"
+        return f"{protects} if one helper and {honest} {machines} of each sum are honest"
+
+    @property
+    def whatever_happens(self) -> str:
+        """The figures that rest on nobody's honesty, for a sentence; empty but under secure aggregation."""
+        if self.mu_local is None or self.epsilon_local is None:
+            return ""
+        if math.isinf(self.mu_local):
+            return "nothing if they are not"
+        return f"mu = {rounded_up(self.mu_local)}, epsilon = {rounded_up(self.epsilon_local)} whatever happens"
+
+    @property
+    def sentence(self) -> str:
+        """The guarantee in one standard sentence, and its notes."""
+        figures = f"mu = {rounded_up(self.mu)} Gaussian DP, epsilon = {rounded_up(self.epsilon)}"
+        if math.isinf(self.mu):
+            figures = "Nothing is guaranteed, epsilon is infinite"
+        local = f", and {self.whatever_happens}" if self.whatever_happens else ""
+        said = [f"{figures} {self.protects}{local}; {self.mechanism}; {self.covers}.", self.of_secret_order]
+        return " ".join([*filter(None, said), *self.notes])
+
+    @property
+    def of_secret_order(self) -> str:
+        """What a secret order makes of epsilon, in a sentence of its own; empty where there is none."""
+        if self.amplified is None:
+            return ""
+        said = IN_HIDING if self.amplified.proved else ESTIMATED
+        row = "an owner" if self.unit == "owner" else "a sample"
+        return said.format(row=row, slots=self.amplified.slots, epsilon=rounded_up(self.amplified.epsilon))
+
+    @property
+    def meaning(self) -> str:
+        """What mu means in plain words (:func:`~murmurfl.privacy.accounting.plain_words.plain_meaning`)."""
+        return plain_meaning(self.mu, self.unit, self.trust, self.mu_local, self.min_honest)
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def document(self) -> dict[str, Any]:
+        """Everything as plain values; None for what is infinite, and for what only secure aggregation has."""
+        return {
+            "mu": _finite(self.mu),
+            "epsilon": _finite(self.epsilon),
+            "delta": self.delta,
+            "unit": self.unit,
+            "relation": self.relation,
+            "trust": self.trust,
+            "mu_local": _finite(self.mu_local),
+            "epsilon_local": _finite(self.epsilon_local),
+            "min_honest": self.min_honest,
+            "epsilon_amplified": None if self.amplified is None else self.amplified.epsilon,
+            "amplified_proved": None if self.amplified is None else self.amplified.proved,
+            "mechanism": self.mechanism,
+            "covers": self.covers,
+            "notes": list(self.notes),
+            "sentence": self.sentence,
+            "meaning": self.meaning,
+        }
+
+
+class _Sums(TypedDict, total=False):
+    """What only secure aggregation adds to a guarantee."""
+
+    trust: Trust
+    mu_local: float | None
+    min_honest: int
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def policy_guarantee(
+    policy: PrivacyPolicy,
+    mu: float,
+    *,
+    mu_local: float | None = None,
+    covers: str = SESSION,
+    unit: Unit | None = None,
+    notes: Iterable[str] = (),
+    words: str = "",
+    stated: bool = False,
+    amplified: Amplification | None = None,
+) -> Guarantee:
+    """What a mu is true of under a machine's policy, in the policy's own words.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        A :class:`~murmurfl.privacy.ShuffledPolicy` too. Under a trusted server a machine alone can vouch for nothing;
+        what the server vouches for is :func:`server_guarantee`.
+    mu : float
+        Of its noise plan; infinite where the machine adds no noise, 0 if no machine is asked for a release.
+    mu_local : float, optional
+        Of its noise plan, or of several machines the largest: under ``secure-aggregation``, and required there.
+        Otherwise it is left out of account.
+    covers : str
+        Which releases it is true of.
+    unit : {"sample", "owner", "machine"}, optional
+        What the policy's participations were counted for; default the policy's own.
+    notes : iterable of str
+        Further sentences about what the figure rests on.
+    words : str
+        In the place of the policy's: what real machines say of themselves (:func:`stated_words`).
+    stated : bool
+        Whether mu is what real machines say, or are expected to say: then it is theirs to explain why it is infinite.
+    amplified : Amplification, optional
+        What the policy's secret order is worth (:func:`~murmurfl.privacy.accounting.amplification.amplification_of`).
+
+    Raises
+    ------
+    ConfigurationError
+        If ``mu_local`` is missing where it belongs to mu.
+
+    Notes
+    -----
+    **Formal guarantees.** Says what mu is true of under the policy: of which neighbours, against whom and if who is
+    honest. Never shows a figure where the policy adds no noise.
+    """
+    unit = unit or policy.unit
+    if mu == 0.0:
+        return Guarantee(mu, policy.delta, NOBODY_ASKED, unit=unit, covers=covers, notes=(NOTHING_SPENT, *notes))
+    if not policy.adds_noise:
+        notes = (*_not_private(policy), *notes)
+        return Guarantee(math.inf, policy.delta, policy.words, unit=unit, covers=covers, notes=notes)
+    sums: _Sums = {}
+    if policy.trust == "secure-aggregation":
+        sums = {"trust": policy.trust, "mu_local": mu_local, "min_honest": policy.min_honest}
+        mu = mu if mu_local is None else min(mu, mu_local)  # what holds whatever happens holds
+    notes = (*_fast(policy), *(() if stated else beyond_range(policy, mu)), *notes)
+    words = words or policy.words
+    return Guarantee(
+        mu, policy.delta, words, unit=unit, covers=covers, notes=notes, amplified=_finite_mu(amplified, mu), **sums
+    )
+
+
+def _finite_mu(amplified: Amplification | None, mu: float) -> Amplification | None:
+    """What a secret order is worth where there is a guarantee at all."""
+    return amplified if math.isfinite(mu) else None
+
+
+def server_guarantee(
+    policy: PrivacyPolicy,
+    mu: float,
+    noise: str,
+    rounds: int | None = None,
+    *,
+    notes: Iterable[str] = (),
+    stated: bool = False,
+) -> Guarantee:
+    """What a trusted server guarantees towards everybody else, by the policy it was given.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        That of the machines, with ``trust="trusted-server"``: its mu is what the server has to keep.
+    mu : float
+        Of all models the server publishes; infinite where its noise cannot serve the policy's.
+    noise : str
+        Which noise the server adds: a mechanism's name, or ``fresh``.
+    rounds : int, optional
+        How many models it publishes, where that is known.
+    notes : iterable of str
+        Further sentences about what the figure rests on.
+    stated : bool
+        See :func:`policy_guarantee`.
+
+    Raises
+    ------
+    ConfigurationError
+        If the policy trusts no server.
+
+    Notes
+    -----
+    **Formal guarantees.** Says what mu is true of under a trusted server: replacement of one sample of one machine,
+    against everybody but the server. With mechanism ``none`` it says that nothing is guaranteed, against anybody.
+    """
+    if policy.trust != "trusted-server":
+        raise ConfigurationError(f"Expected a policy with trust 'trusted-server', got {policy.trust!r}.")
+    if policy.mechanism == NO_NOISE:
+        return policy_guarantee(policy, math.inf, notes=notes)
+    beyond = () if stated or not math.isinf(mu) else (_beyond(policy),)
+    words, notes = server_noise_words(noise, rounds), (*_fast(policy), *beyond, *notes)
+    return Guarantee(mu, policy.delta, words, trust=policy.trust, unit=policy.unit, covers=PUBLISHED, notes=notes)
+
+
+def beyond_range(policy: PrivacyPolicy, mu: float) -> tuple[str, ...]:
+    """Why a policy with noise guarantees nothing, if it does not."""
+    return (_beyond(policy),) if math.isinf(mu) and policy.adds_noise else ()
+
+
+def _beyond(policy: PrivacyPolicy) -> str:
+    return BEYOND_RANGE.format(mu=policy.mu, delta=policy.delta)
+
+
+def _fast(policy: PrivacyPolicy) -> tuple[str, ...]:
+    return () if policy.noise_quality == "exact" else (FAST_NOISE,)
+
+
+def _not_private(policy: PrivacyPolicy) -> tuple[str, ...]:
+    # A machine that trusts its server is private towards everybody else; one whose mechanism is none is not private.
+    return (NOT_PRIVATE,) if policy.mechanism == NO_NOISE else ()
+
+
+WHATEVER_HAPPENS = "What holds whatever happens rests on nobody else's honesty: no server's, helper's or machine's."
+"""Of a column with the figures that do."""
+
+
+def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = False) -> str:
+    """The terms of many epsilons, to stand once beside their table or figure.
+
+    Parameters
+    ----------
+    guarantees : iterable of pairs
+        The name of its row or column, and the guarantee; guarantees with the same terms are said once. What holds
+        whatever happens, under secure aggregation, is said of each.
+    in_columns : bool
+        Whether the table has columns of its own for h, the honest machines of each sum, and for what holds whatever
+        happens: then both are said in words, and once.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    # Labels in their order, by mechanism, by all other terms.
+    groups: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
+    notes: dict[str, None] = {}
+    local: dict[str, dict[str, None]] = {}
+    for label, guarantee in guarantees:
+        protects = guarantee.protected("h") if in_columns else guarantee.protects
+        mechanisms = groups.setdefault((protects, guarantee.covers), {})
+        mechanisms.setdefault(guarantee.mechanism, {})[label] = None
+        if guarantee.whatever_happens:
+            local.setdefault(guarantee.whatever_happens, {})[label] = None
+        notes |= dict.fromkeys(guarantee.notes)
+    if not groups:
+        raise ConfigurationError("Expected the guarantees of a table's epsilons, got none.")
+    sentences = []
+    for (protects, covers), mechanisms in groups.items():
+        labels = dict.fromkeys(label for named in mechanisms.values() for label in named)
+        of = f" of {' / '.join(labels)}" if len(groups) > 1 else ""
+        words = [f"{words} ({' / '.join(named)})" for words, named in mechanisms.items()]
+        words = list(mechanisms) if len(words) == 1 else words
+        sentences.append(f"Epsilon{of} is {protects}; {'; '.join(words)}; {covers}.")
+    if local and in_columns:
+        sentences.append(WHATEVER_HAPPENS)
+    elif local:
+        # Beside other groups or figures it must be told whose they are; the sentence itself says what they rest on.
+        alone = len(local) == len(groups) == 1
+        figures = [said if alone else f"{said} ({' / '.join(named)})" for said, named in local.items()]
+        sentences.append(f"Without anybody's honesty: {'; '.join(figures)}.")
+    return " ".join([*sentences, *notes])
+
+
+def mechanism_words(policy: PrivacyPolicy) -> str:
+    """A machine's mechanism and its options in words: :attr:`~murmurfl.privacy.PrivacyPolicy.words`."""
+    return policy.words

@@ -1,0 +1,365 @@
+r"""Whether a model will be more than noise, before its first round: from public numbers alone.
+
+Everything that a training's machines release adds up to a path from the first model to the last one. Clipping bounds
+how long that path can be, the noise on it is known, and their ratio
+
+    noise / longest = sqrt(d) * tau / (sqrt(M) * k * L)
+
+says what the model will be made of: d values, M machines of k releases each, none of which is longer than L, and tau
+the standard deviation of the noise in one value of what one machine releases in all. For updates clipped to S, with
+all of a machine's data protected, it is 2 sqrt(d / M) / mu, whatever k and S are; for full batches of N samples on M
+machines 2 sqrt(d M) / (N mu). Under secure aggregation, with h honest machines of each sum, it is 1 / sqrt(h) of that.
+
+No training uses the whole length that clipping allows: updates are shorter than the clip and point in different
+directions. Which part of it a typical training uses (:data:`TYPICAL`), and what is left of what it learns
+(:func:`kept_share`), are **estimates**, measured on small trainings whose noise was varied: docs/forecast.md.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+from ..machine.policy import ClipUnit
+from .gdp import gdp_epsilon
+from .guarantee import rounded_up
+from .stated_noise import StatedNoise
+
+Verdict = Literal["useful", "noisy", "useless"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+TYPICAL: Mapping[ClipUnit, float] = {
+    "update": 0.7,
+    "contractive": 0.3,
+    "sample": 0.15,
+    "nonnegative": 0.5,
+    "moments": 0.5,
+}
+"""Which part of the longest path a typical training uses, by what is clipped: an estimate. Updates of a machine agree
+with each other far more than gradients do, which shrink while a training goes on."""
+
+MOST_USEFUL = 1.0
+"""Up to this ratio of the noise to a typical update a training is called useful: it keeps nine tenths."""
+LEAST_USELESS = 5.0
+"""Above this ratio it is called useless: it keeps a quarter, or nothing."""
+_HALF_LEFT = 3.0
+"""The ratio at which half of what a training learns is left."""
+WARNED = 1.0
+"""Above this ratio of the noise to the *longest* update there is a warning, whatever a typical one is."""
+_SAMPLES = 100
+"""Samples of a machine, where nobody says how many there are."""
+_LEAST_HONEST = 2
+_FEWEST_VALUES = 10
+_LITTLE = 20.0
+_NEXT_TO_NOTHING = 3.0
+_DIGITS_BEFORE = 10
+
+
+_NOT_KNOWN = (
+    "Whether these steps learn enough without noise it cannot know:",
+    "see that first, in a simulation on public data, epsilon=1000.",
+)
+"""One release is one step of gradients: who comes from many local steps a round easily has too few of them."""
+
+
+def kept_share(ratio: float) -> float:
+    """Which part of what a training learns is left under noise: an estimate.
+
+    Parameters
+    ----------
+    ratio : float
+        The noise over a typical update.
+
+    Returns
+    -------
+    float
+        Of the accuracy above that of always naming the most frequent class: 1 keeps all, 0 nothing.
+
+    Notes
+    -----
+    A curve through what small trainings kept, and no bound.
+
+    Examples
+    --------
+    >>> [round(kept_share(ratio), 2) for ratio in (0.0, 1.0, 3.0, 9.0)]
+    [1.0, 0.9, 0.5, 0.1]
+    """
+    return 1.0 / (1.0 + (ratio / _HALF_LEFT) ** 2)
+
+
+_PROTECTED = {
+    "sample": "one sample of one machine",
+    "owner": "all samples of one owner on one machine",
+    "machine": "all samples of one machine",
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that would lessen the noise, and what the noise over a typical update would then be.
+
+    Parameters
+    ----------
+    words : str
+    ratio : float
+        The noise over a typical update.
+    """
+
+    words: str
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a training's model will be made of, as far as public numbers tell.
+
+    Parameters
+    ----------
+    ratio : float
+        The noise in the average of all releases over the longest that average could be.
+    num_parameters, machines, per_round, rounds : int
+        d, M, m and T.
+    mu, delta : float
+        What the machines guarantee: the largest mu of theirs, and where epsilon is shown.
+    clip_unit, unit, trust, honest, alone
+        As of :class:`StatedNoise`.
+    samples : int
+        Samples of a machine, where they are known; else 0.
+
+    Notes
+    -----
+    The ratio to the longest update is arithmetic on what machines state; everything about a typical update is an
+    estimate, and called one. No data are looked at.
+    """
+
+    ratio: float
+    num_parameters: int
+    machines: int
+    per_round: int
+    rounds: int
+    mu: float
+    delta: float
+    clip_unit: ClipUnit = "update"
+    unit: str = "machine"
+    trust: str = "untrusted-server"
+    honest: int = 1
+    alone: bool = True
+    samples: int = 0
+
+    @property
+    def typical_ratio(self) -> float:
+        """The noise over a typical update: an estimate."""
+        return self.ratio / TYPICAL[self.clip_unit]
+
+    @property
+    def kept(self) -> float:
+        """Which part of what is learnt without noise is likely to be left: an estimate (:func:`kept_share`)."""
+        return kept_share(self.typical_ratio)
+
+    @property
+    def verdict(self) -> Verdict:
+        """``useful``, ``noisy`` or ``useless``: by the noise over a typical update."""
+        if self.typical_ratio <= MOST_USEFUL:
+            return "useful"
+        return "noisy" if self.typical_ratio <= LEAST_USELESS else "useless"
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether nobody should miss it: more noise than the longest update, or a model that is useless."""
+        return self.ratio > WARNED or self.verdict == "useless"
+
+    @property
+    def machines_needed(self) -> int:
+        """How many machines like these make it useful; under secure aggregation as large a part of them honest."""
+        times = self._excess if self.trust != "untrusted-server" else self._excess**2
+        return max(math.ceil(self.machines * times * (1 - 1e-12)), 1)
+
+    @property
+    def mu_needed(self) -> float:
+        """The mu at which it is useful."""
+        return self.mu * self._excess
+
+    @property
+    def epsilon_needed(self) -> float:
+        """The same as epsilon, at the same delta."""
+        return gdp_epsilon(self.mu_needed, self.delta)
+
+    @property
+    def parameters_needed(self) -> int:
+        """How few values a model needs to have to be useful; 0 if one is too many."""
+        if not self._excess:
+            return self.num_parameters
+        return math.floor(self.num_parameters / self._excess**2 * (1 + 1e-12))
+
+    @property
+    def _excess(self) -> float:
+        """How much more noise there is than a useful model may have; 0 without noise."""
+        return self.typical_ratio / MOST_USEFUL
+
+    def changes(self) -> list[Change]:
+        """What would lessen the noise, each by itself, what helps without a larger epsilon first."""
+        found, samples, summed = [], self.samples or _SAMPLES, self.summed()
+        if self.unit == "machine":
+            found.append(Change(f"privacy for one sample instead, {samples:,} a machine", self.per_sample()))
+        if summed is not None:
+            best = "" if self.alone else ", at best"
+            found.append(Change(f"secure aggregation, half of the machines honest{best}", summed.typical_ratio))
+            if self.unit == "machine":
+                found.append(Change("both", summed.per_sample()))
+        found.append(Change(f"{rounded_count(self.machines_needed)} machines like these", MOST_USEFUL))
+        if self.clip_unit == "sample":
+            times = shortest(max(self._excess, 1.0), up=True)
+            found.append(Change(f"{times} times as many samples on each machine", MOST_USEFUL))
+        if self.parameters_needed >= _FEWEST_VALUES:
+            few = rounded_count(self.parameters_needed, up=False)
+            found.append(Change(f"{few} values to train (frozen features)", MOST_USEFUL))
+        if math.isfinite(self.epsilon_needed):  # a simulation may have noise that nothing can be vouched for
+            little = ", which protects little" if self.epsilon_needed > _LITTLE else ""
+            found.append(Change(f"epsilon = {shortest(self.epsilon_needed, up=True)}{little}", MOST_USEFUL))
+        return found
+
+    def summed(self) -> Forecast | None:
+        """The same with sums only, half of the machines of a round honest; None where that gains nothing."""
+        honest = self.per_round // 2
+        if self.trust != "untrusted-server" or honest < _LEAST_HONEST:
+            return None
+        return replace(self, ratio=self.ratio / math.sqrt(honest), trust="secure-aggregation", honest=honest)
+
+    def per_sample(self) -> float:
+        """The noise over a typical sum of gradients, if one sample of a machine were protected and not all of them.
+
+        Where nobody says how many samples a machine has, it is 100.
+        """
+        return self.ratio / (self.samples or _SAMPLES) / TYPICAL["sample"]
+
+    def document(self) -> dict[str, Any]:
+        """Everything as plain values; a number that is infinite or that nobody needs is None."""
+        figures = {
+            "noise_over_longest": self.ratio,
+            "noise_over_typical": self.typical_ratio,
+            "typical": TYPICAL[self.clip_unit],
+            "kept": self.kept,
+            "machines_needed": self.machines_needed,
+            "parameters_needed": self.parameters_needed,
+            "epsilon_needed": self.epsilon_needed,
+        }
+        words = {"verdict": self.verdict, "warning": self.is_warning}
+        changes = [asdict(change) for change in self.changes()] if self.verdict != "useful" else []
+        return {**words, **figures, "sentence": self.sentence, "changes": changes}
+
+    @property
+    def sentence(self) -> str:
+        """What is to be expected, in one sentence or two."""
+        return (
+            f"Forecast before the first round: {self.verdict}. Over the whole training the noise in the average is "
+            f"{shortest(self.ratio)} times as long as the longest update it can have, and an estimated "
+            f"{shortest(self.typical_ratio)} times as long as a typical one; of what would be learnt without noise "
+            f"{self._left} is likely to be left, an estimate too."
+        )
+
+    @property
+    def _left(self) -> str:
+        percent = 100 * self.kept
+        return "next to nothing" if percent < _NEXT_TO_NOTHING else f"about {percent:.0f} %"
+
+    @property
+    def basis(self) -> str:
+        """What it is made from, in a sentence."""
+        protected = _PROTECTED[self.unit]
+        honest = f", of which {self.honest:,} are honest" if self.trust == "secure-aggregation" else ""
+        return (
+            f"From {self.num_parameters:,} values, {self.machines:,} machines ({self.per_round:,} a round{honest}), "
+            f"{self.rounds:,} rounds and noise for mu = {shortest(self.mu, up=True)}{self._as_epsilon} to protect "
+            f"{protected}."
+        )
+
+    @property
+    def _as_epsilon(self) -> str:
+        """The same mu as an epsilon, for those who asked for one; empty where there is none."""
+        if not math.isfinite(self.mu):
+            return ""
+        return f" (epsilon = {rounded_up(gdp_epsilon(self.mu, self.delta))} at delta = {self.delta:g})"
+
+    def lines(self, width: int = 80) -> list[str]:
+        """What people read, in lines of at most ``width`` characters."""
+        return [*textwrap.wrap(self.sentence, width), *textwrap.wrap(self.basis, width), *self.advice()]
+
+    def advice(self) -> list[str]:
+        """What to change first, a line each; where the noise leaves a useful model, at most what no forecast knows."""
+        if self.verdict == "useful":
+            return list(_NOT_KNOWN) if self.clip_unit == "sample" else []
+        rows = [(one.words, shortest(one.ratio)) for one in (Change("as it is", self.typical_ratio), *self.changes())]
+        room = max(len(words) for words, _ in rows)
+        told = (f"  {words:<{room}}  {ratio}" for words, ratio in rows)
+        return ["What would help, each alone: the noise over a typical update", *told]
+
+    def banner(self, width: int = 80) -> list[str]:
+        """The lines of a warning that cannot be missed."""
+        bar = "=" * width
+        title = (
+            "THIS MODEL IS LIKELY TO BE USELESS" if self.verdict == "useless" else "MUCH OF THIS MODEL WILL BE NOISE"
+        )
+        return [bar, title.center(width).rstrip(), bar, *self.lines(width), bar]
+
+
+def forecast_of(
+    stated: Sequence[StatedNoise], *, num_parameters: int, machines: int, per_round: int, rounds: int, samples: int = 0
+) -> Forecast | None:
+    """The forecast of a training whose machines state this; None if nobody adds noise, or nobody says anything.
+
+    Parameters
+    ----------
+    stated : sequence of StatedNoise
+        Of some machines or all: the others are taken to be like them.
+    num_parameters, machines, per_round, rounds : int
+        d, M, m and T: values of a release, machines in all and in a round, and rounds.
+    samples : int
+        Of a machine, where they are known.
+    """
+    if not stated or not any(one.noise for one in stated):
+        return None
+    # As often as each is asked on average, and never less than once.
+    asked = [min(max(rounds * per_round / machines, 1.0), one.releases) for one in stated]
+    noise = math.sqrt(sum(one.after(times) ** 2 for one, times in zip(stated, asked, strict=True)) / len(stated))
+    path = sum(one.longest * times for one, times in zip(stated, asked, strict=True)) / len(stated)
+    most = max(stated, key=lambda one: one.mu)
+    heard = min(machines, rounds * per_round)  # of very many machines a short training asks few
+    return Forecast(
+        ratio=math.sqrt(num_parameters / heard) * noise / path,
+        num_parameters=num_parameters,
+        machines=machines,
+        per_round=per_round,
+        rounds=rounds,
+        mu=most.mu,
+        delta=most.delta,
+        clip_unit=most.clip_unit,
+        unit=most.unit,
+        trust=most.trust,
+        honest=min(one.honest for one in stated),
+        alone=all(one.alone for one in stated),
+        samples=samples,
+    )
+
+
+def shortest(value: float, *, up: bool = False) -> str:
+    """A figure in two digits, for people; thousands and more with commas.
+
+    Examples
+    --------
+    >>> shortest(0.0461), shortest(36.4), shortest(36.4, up=True), shortest(1234.5)
+    ('0.046', '36', '37', '1,200')
+    """
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
+    rounded = (math.ceil(value / unit * (1 - 1e-9)) if up else round(value / unit)) * unit
+    return f"{rounded:,.0f}" if rounded >= _DIGITS_BEFORE else f"{rounded:.2g}"
+
+
+def rounded_count(value: float, *, up: bool = True) -> str:
+    """A number of things in two digits, for people: rounded up, or down."""
+    unit = 10 ** max(math.floor(math.log10(max(value, 1))) - 1, 0)
+    return f"{(math.ceil(value / unit) if up else math.floor(value / unit)) * unit:,}"

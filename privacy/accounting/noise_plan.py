@@ -1,0 +1,162 @@
+"""A policy worked out for a model: the charged sensitivity, the grid, the noise, and the mu that follows from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..mechanisms import Mechanism
+from ..noise.grid import Grid
+from .gdp import gdp_epsilon
+
+
+@dataclass(frozen=True)
+class Summing:
+    """Sums of releases, of which h at least are of honest machines with noise of one kind.
+
+    Parameters
+    ----------
+    honest : int
+        h, the machine itself among them.
+    stands_alone : bool
+        Whether every release has noise of its own. Otherwise each is built on the last one of its machine that was
+        opened.
+    """
+
+    honest: int
+    stands_alone: bool
+
+    def sensitivity(self, mechanism: Mechanism, pattern: Mapping[str, Any], n: int | None = None) -> float:
+        """How much the sums show of one sample's contributions, in the units of :meth:`Mechanism.sensitivity`.
+
+        Parameters
+        ----------
+        mechanism : Mechanism
+            Of each machine.
+        pattern : mapping
+            The sample's participations.
+        n : int, optional
+            Count only the machine's first n releases; the others may have made all of theirs.
+
+        Notes
+        -----
+        **Formal guarantees.** An upper bound. One turn of a sample shows in a sum with other machines' noise as much as
+        1 / v'S^+v >= sum_i 1 / (v'S_i^+ v) says, where no machine's part is less than by its largest column; several
+        turns show at most what each shows by itself, added up, and never more than without any sum.
+        Proof: docs/proofs/secure-aggregation.md.
+        """
+        alone = mechanism.sensitivity(n=n, **pattern)
+        if self.stands_alone:
+            return alone / math.sqrt(self.honest)
+        own, others = mechanism.sensitivity(n=n), mechanism.sensitivity()
+        turn = own / math.sqrt(1.0 + (self.honest - 1) * (own / others) ** 2)
+        return min(alone, _turns(pattern, mechanism.num_releases if n is None else n) * turn)
+
+    def share(self, mechanism: Mechanism, pattern: Mapping[str, Any]) -> float:
+        """What the sums show of what releases by themselves would, at most 1."""
+        return self.sensitivity(mechanism, pattern) / mechanism.sensitivity(**pattern)
+
+
+def _turns(pattern: Mapping[str, Any], releases: int) -> int:
+    """In how many of so many releases a sample may be."""
+    return min(pattern.get("num_participations", 1), -(-releases // pattern.get("min_separation", 1)))
+
+
+@dataclass(frozen=True)
+class NoisePlan:
+    """A policy worked out for d parameters.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        For the K releases of one session.
+    grid : Grid
+        Where contributions, noise and sums live.
+    sensitivity : float
+        The charged change of one release: 2 S / b + gamma sqrt(d).
+    noise_std : float
+        Standard deviation in front of the mechanism's rows; 0 for a machine that adds no noise.
+    mu : float
+        What all K releases together guarantee; infinite for a machine that adds no noise (under ``trusted-server`` the
+        guarantee is the server's).
+    fingerprint : str
+        Names the policy and d; a session in a ledger belongs to one of them.
+    largest_value : float
+        No value of a release is larger in magnitude.
+    pattern : mapping
+        A sample's participations (:attr:`PrivacyPolicy.pattern`).
+    problem : str
+        Why this noise guarantees nothing, or empty: a mu so large, or a delta so small, that the range of the normals
+        shows (:func:`~murmurfl.privacy.noise.normals.range_problem`). Then mu is infinite, and a real machine refuses.
+    resolution_mu : float
+        What of mu is charged for the resolution of the normals (:mod:`murmurfl.privacy.noise.normals`).
+    mu_local : float
+        What all K releases guarantee if each of them is seen by itself: under ``secure-aggregation`` what holds
+        whatever the server, helpers and other machines do; mu itself otherwise.
+    local_problem : str
+        As ``problem``, of mu_local.
+    sums : Summing, optional
+        What mu counts on under ``secure-aggregation``; None: every release is seen by itself.
+
+    Notes
+    -----
+    **Formal guarantees.** With this noise all K releases together are mu-GDP for replacement of one sample that keeps
+    to the pattern, and mu_local-GDP if each of them is seen by itself. Against whom, and if who is honest, is the
+    policy's trust.
+    Proof: docs/proofs/release-rule.md, docs/proofs/secure-aggregation.md.
+    """
+
+    mechanism: Mechanism
+    grid: Grid
+    sensitivity: float
+    noise_std: float
+    mu: float
+    fingerprint: str
+    largest_value: float
+    pattern: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""
+    resolution_mu: float = 0.0
+    mu_local: float = math.inf
+    local_problem: str = ""
+    sums: Summing | None = None
+
+    @property
+    def summing(self) -> float:
+        """What a sum of releases shows of what one of them would, for ideal normals: mu / mu_local.
+
+        1 / sqrt(h) under ``secure-aggregation`` for samples that are used once, and for releases that stand alone; 1
+        where every release is seen by itself.
+        """
+        return 1.0 if self.sums is None else self.sums.share(self.mechanism, self.pattern)
+
+    def summed_sensitivity(self, releases: int | None = None) -> float:
+        """The sensitivity that mu counts with, of all releases or of the first ones."""
+        if self.sums is None:
+            return self.mechanism.sensitivity(n=releases, **self.pattern)
+        return self.sums.sensitivity(self.mechanism, self.pattern, releases)
+
+    def spent_mu(self, releases: int) -> float:
+        """Bookkeeping: the mu of the first ``releases`` releases.
+
+        Notes
+        -----
+        **Formal guarantees.** The first ``releases`` are mu-GDP for this figure if their number was fixed in advance:
+        exact, and an upper bound under secure aggregation, whatever number of releases the other machines have made. A
+        server that chooses when to stop can make the figure depend on the data; :attr:`mu` holds then too.
+        Proof: docs/proofs/release-rule.md.
+        """
+        if releases == 0:
+            return 0.0
+        if math.isinf(self.mu):
+            return math.inf
+        noise = self.sensitivity * self.summed_sensitivity(releases) / self.noise_std
+        # The normals of a sum are those of machines that may have made all of their releases.
+        share = releases / self.mechanism.num_releases if self.sums is None else 1.0
+        spent = math.hypot(noise, self.resolution_mu * math.sqrt(share))
+        return self.mu if math.isclose(spent, self.mu, rel_tol=1e-12) else spent
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon at delta of all K releases of one session."""
+        return gdp_epsilon(self.mu, delta)

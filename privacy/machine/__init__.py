@@ -1,0 +1,1 @@
+"""One machine: its policy, what it admits, clips, releases and remembers of its data."""

@@ -1,0 +1,425 @@
+"""The rule of admission: whether a request may be answered, and what from.
+
+The rule is a pure function of what ledgers say and of what was asked for, for one machine as for a whole block of them.
+It spends nothing: what an admission takes is spent when it is recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import protocol
+from ..accounting.noise_plan import NoisePlan
+from ..errors import LedgerError, RefusedError
+from ..ledger import Account, LedgerPage, StreamRecord
+from ..ledger.ledger_block import NOTHING, AccountBlock, Pending, StreamBlock
+from ..noise.normals import NOISE_VERSION
+from .policy import NO_NOISE, PrivacyPolicy
+
+
+class Machines(Protocol):
+    """The machines that are asked, a row each: what the rule must know of them beside their ledgers."""
+
+    @property
+    def num_samples(self) -> NDArray[np.int64]:
+        """How many samples each of them has."""
+        ...
+
+    @property
+    def fingerprints(self) -> Sequence[str]:
+        """What names the policy and the key of each: a session in its ledger belongs to one of these."""
+        ...
+
+    def order_nonce(self, row: int, session: str) -> bytes:
+        """The nonce of a session's secret order: drawn once, and the same until it is recorded."""
+        ...
+
+    def has_secret_order(self, row: int, account: Account) -> bool:
+        """Whether any of a machine's sessions has a secret order."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Admissions:
+    """Requests of several machines that may be answered, and what from; nothing is spent yet.
+
+    Parameters
+    ----------
+    rows : ndarray of int
+        Which of the machines that were asked these are; the other columns have a row for each of them.
+    streams : StreamBlock
+        With the acknowledgements applied.
+    accounts : AccountBlock
+        With the session's mu reserved.
+    start, stop : ndarray of int
+        The samples the releases will be made from.
+    refused : dict of int to RefusedError
+        Why the others are refused.
+    """
+
+    rows: NDArray[np.intp]
+    streams: StreamBlock
+    accounts: AccountBlock
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    refused: Mapping[int, RefusedError]
+
+    @property
+    def samples_used(self) -> NDArray[np.int64]:
+        """Samples that are used up once they are recorded."""
+        return np.maximum(self.accounts.samples_used, self.stop)
+
+    @property
+    def slices(self) -> list[slice]:
+        """The samples of each release."""
+        return list(map(slice, self.start.tolist(), self.stop.tolist()))
+
+
+@dataclass(frozen=True, eq=False)
+class Admission:
+    """A request of one machine that may be answered, and what it will be answered from; nothing is spent yet.
+
+    Parameters
+    ----------
+    page : LedgerPage
+        The transaction it was made in. It is worth nothing after that.
+    session : str
+    admitted : Admissions
+        Of a block of one.
+
+    Notes
+    -----
+    Two admissions are never equal: each may be recorded once.
+    """
+
+    page: LedgerPage
+    session: str
+    admitted: Admissions
+
+    @property
+    def samples(self) -> slice:
+        """The samples the release will be made from."""
+        return self.admitted.slices[0]
+
+    @property
+    def streams(self) -> StreamBlock:
+        """The machine's stream."""
+        return self.admitted.streams
+
+    @property
+    def release(self) -> int:
+        """The number of the release it is for."""
+        return int(self.streams.release[0]) + 1
+
+    @property
+    def samples_used(self) -> int:
+        """Samples that are used up once it is recorded."""
+        return int(self.admitted.samples_used[0])
+
+
+logger = logging.getLogger(__name__)
+
+ROUNDING = 1e-9
+"""Budgets are compared with this much room, relative, for the rounding of sums of squares."""
+
+
+@dataclass(frozen=True)
+class AdmissionRule:
+    """What the machines of one policy may answer: decided for whole blocks of them, each row by itself.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+    plan : NoisePlan
+        The policy, worked out for the machines' model.
+    num_parameters : int
+        Of the model.
+    local_budget : float
+        What of mu may ever be reserved by what holds whatever other machines and helpers do.
+
+    Notes
+    -----
+    **Formal guarantees.** Admits at most K releases of a session, takes every sample at most as often as the policy
+    says, ``min_separation`` releases apart, reserves a session's whole mu with its first release, and admits no session
+    that would take the sum of all reserved mus (in squares) beyond budget_mu, nor that of what holds whatever happens
+    beyond local_budget. Samples in a secret order are in no other session, before or after it. Of a block every row is
+    decided by its own ledger and request alone. Those of :class:`~murmurfl.privacy.PrivateMachine` rest on this,
+    provided that what is admitted is recorded before anything leaves.
+    Proof: docs/proofs/release-rule.md.
+    """
+
+    policy: PrivacyPolicy
+    plan: NoisePlan
+    num_parameters: int
+    local_budget: float = math.inf
+
+    def admit(
+        self, streams: StreamBlock, accounts: AccountBlock, acks: NDArray[np.int64], machines: Machines
+    ) -> Admissions:
+        """What the requests of a session's machines will be answered from.
+
+        Parameters
+        ----------
+        streams, accounts : StreamBlock, AccountBlock
+            As the ledgers have them, a row for each machine; taken over and changed.
+        acks : ndarray of int
+            The acknowledgement in each request.
+        machines : Machines
+
+        Raises
+        ------
+        LedgerError
+            If the parts of a ledger contradict each other.
+        """
+        refused: dict[int, RefusedError] = {}
+        self._check(streams, accounts, machines.fingerprints)
+        self._open(streams, accounts, machines, refused)
+        if self.policy.order == "secret":
+            self._order(streams, accounts, machines, refused)
+        self._check_streams(streams, machines.fingerprints, refused)
+        start, stop = self._samples(streams, accounts, machines.num_samples)
+        _refuse(stop > machines.num_samples, refused, *_NO_SAMPLES)
+        for row in (acks != streams.ack).nonzero()[0].tolist():
+            if row not in refused:
+                try:
+                    self.acknowledge(streams, row, int(acks[row]))
+                except RefusedError as refusal:
+                    refused[row] = refusal
+        rows = np.arange(len(streams), dtype=np.intp)
+        if refused:
+            rows = np.array([row for row in rows.tolist() if row not in refused], dtype=np.intp)
+            streams, accounts, start, stop = streams.chosen(rows), accounts.chosen(rows), start[rows], stop[rows]
+        return Admissions(rows, streams, accounts, start, stop, refused)
+
+    def _check(self, streams: StreamBlock, accounts: AccountBlock, fingerprints: Sequence[str]) -> None:
+        """Refuse ledgers whose parts contradict each other."""
+        session = streams.session
+        if any(bool(f) != (session in r) for f, r in zip(streams.fingerprint, accounts.reserved, strict=True)):
+            raise LedgerError(
+                "Expected a session's stream and its reserved budget in the ledger together, got one of them: the "
+                "ledger is damaged. Restore it from a backup or retire this machine's data; nothing was released."
+            )
+        least = self._samples_of(streams.release)
+        if (accounts.samples_used < least).any():
+            row = int(np.argmax(accounts.samples_used < least))
+            raise LedgerError(
+                f"Expected at least {least[row]} used samples in the ledger, got "
+                f"{accounts.samples_used[row]}: the ledger is damaged. Restore it from a backup or retire this "
+                "machine's data; nothing was released."
+            )
+        summed = self.policy.trust == "secure-aggregation" and self.policy.builds_on != "nothing"
+        if not summed and self.policy.order != "secret":
+            return
+        for row, fingerprint in enumerate(streams.fingerprint):
+            if fingerprint != fingerprints[row]:
+                continue
+            if self.policy.order == "secret" and streams.release[row] > 0 and not streams.order[row]:
+                raise LedgerError(
+                    "Expected a session's secret order in the ledger, got none: it is damaged. Restore it from a "
+                    "backup or retire this machine's data; nothing was released."
+                )
+            # What a helper would be told instead, that nothing was released before, may open what must stay closed.
+            if summed and (nameless := _nameless(streams, row)):
+                raise LedgerError(
+                    f"Expected the names of releases {nameless} in the ledger, got none: it is damaged. "
+                    "Restore it from a backup or retire this machine's data; nothing was released."
+                )
+
+    def _open(
+        self, streams: StreamBlock, accounts: AccountBlock, machines: Machines, refused: dict[int, RefusedError]
+    ) -> None:
+        """Begin the streams of machines that have none, with the session's mu reserved."""
+        reserved: dict[tuple[int, int], Account] = {}  # machines that have spent the same share what they reserve
+        for row in [row for row, fingerprint in enumerate(streams.fingerprint) if not fingerprint]:
+            account = accounts.record(row)
+            alike = id(account.reserved), id(account.reserved_local)
+            try:
+                self._check_alone(machines, row, account)
+                if alike not in reserved:
+                    reserved[alike] = self._reserved(account, streams.session)
+            except RefusedError as refusal:
+                refused[row] = refusal
+                continue
+            accounts.reserved[row] = reserved[alike].reserved
+            accounts.reserved_local[row] = reserved[alike].reserved_local
+            streams.fingerprint[row] = machines.fingerprints[row]
+            streams.terms[row] = self._terms
+
+    @cached_property
+    def _terms(self) -> str:
+        return self.policy.terms(self.num_parameters)
+
+    def _check_alone(self, machines: Machines, row: int, account: Account) -> None:
+        """Refuse a new session that would use samples of a secret order, or hide samples that others have used."""
+        # What a secret order is worth is counted for samples that show nowhere else.
+        secret = self.policy.order == "secret"
+        returning = self.policy.order != "in-turn" or self.policy.sample_participations > 1
+        if (secret and account.samples_used) or (returning and machines.has_secret_order(row, account)):
+            raise RefusedError(*_NO_SAMPLES)
+
+    def _order(
+        self, streams: StreamBlock, accounts: AccountBlock, machines: Machines, refused: dict[int, RefusedError]
+    ) -> None:
+        """Give streams the nonce of their secret order, drawn once before the first release and recorded with it."""
+        for row, reserved in enumerate(accounts.reserved):
+            if row in refused:
+                continue
+            if reserved.keys() != {streams.session}:  # of rows that were added since: these may not hide here as well
+                refused[row] = RefusedError(*_NO_SAMPLES)
+            elif not streams.order[row]:
+                streams.order[row] = machines.order_nonce(row, streams.session)
+
+    def _samples(
+        self, streams: StreamBlock, accounts: AccountBlock, num_samples: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The first of the samples each stream's next release is made from, and the first behind them."""
+        if self.policy.sums_samples:
+            return np.zeros_like(num_samples), num_samples
+        start, batch = accounts.samples_used.copy(), self.policy.batch_size
+        if self.policy.order == "again":
+            start = streams.release * batch
+        elif self.policy.sample_participations > 1:
+            start = streams.release % self.policy.min_separation * batch
+        return start, start + batch
+
+    def acknowledge(self, streams: StreamBlock, row: int, ack: int) -> None:
+        """Apply an acknowledgement to a stream.
+
+        Raises
+        ------
+        RefusedError
+            If there is no stream, the acknowledgement moves backwards, or it names a release that was not made or that
+            can no longer be acknowledged.
+        """
+        if not streams.has(row):
+            raise RefusedError(protocol.BAD_ACKNOWLEDGEMENT, "there is nothing to acknowledge in this session")
+        before, release, pending = int(streams.ack[row]), int(streams.release[row]), streams.pending[row]
+        if ack == before:
+            return
+        if ack > release:
+            logger.error(
+                "The server acknowledges release %d of a session in which the ledger knows of %d. Either the server is "
+                "wrong or this machine's ledger was copied back from a backup: see docs/ledger.md before going on.",
+                ack,
+                release,
+            )
+            raise RefusedError(
+                protocol.BAD_ACKNOWLEDGEMENT,
+                "the acknowledgement names a release this machine's ledger does not know of; if the machine did make "
+                "it, its ledger was rolled back",
+            )
+        if self.policy.release_rule == "paper":
+            valid = before < ack <= release
+            left: Pending = NOTHING
+        else:
+            valid = ack > before and ack in pending
+            # (P_j - P_old) - (P_new - P_old): the same prefixes, told from the new acknowledgement.
+            left = {j: pending[j] - pending[ack] for j in pending if j > ack} if valid else NOTHING
+        if not valid:
+            raise RefusedError(
+                protocol.BAD_ACKNOWLEDGEMENT,
+                "the acknowledgement must not move backwards and must name a release that can still be acknowledged",
+            )
+        streams.ack[row], streams.pending[row] = ack, left or NOTHING
+        ids = streams.ids[row]
+        streams.ids[row] = {j: name for j, name in ids.items() if j >= ack} if ids else NOTHING
+
+    def releases_left(self, stream: StreamRecord | None, account: Account, fingerprint: str, num_samples: int) -> int:
+        """How many more releases of a machine's session its cap and the fresh samples allow."""
+        if stream is not None and stream.fingerprint != fingerprint:
+            return 0
+        left = self.policy.max_participations - (0 if stream is None else stream.release)
+        if self.policy.order != "in-turn" or self.policy.sample_participations > 1:
+            return left  # the session goes through samples that others may have used
+        return min(left, (num_samples - account.samples_used) // self.policy.batch_size)
+
+    def _check_streams(
+        self, streams: StreamBlock, fingerprints: Sequence[str], refused: dict[int, RefusedError]
+    ) -> None:
+        """Refuse sessions that were opened under other terms, or have reached their cap."""
+        for row, (theirs, ours) in enumerate(zip(streams.fingerprint, fingerprints, strict=True)):
+            if theirs != ours and row not in refused:
+                refused[row] = _changed(streams.terms[row])
+        capped = streams.release >= self.policy.max_participations
+        _refuse(capped, refused, protocol.CAP_REACHED, "the cap of releases for this session is reached")
+
+    def _samples_of(self, releases: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The least number of samples that so many releases of a session have used."""
+        if self.policy.sums_samples:
+            return np.minimum(releases, 1)  # all there were: rows may have been added since
+        if self.policy.sample_participations > 1:
+            releases = np.minimum(releases, self.policy.min_separation)
+        return releases * self.policy.batch_size
+
+    def _reserved(self, account: Account, session: str) -> Account:
+        """The account with the mu of a new session reserved."""
+        if self.plan.problem or self.policy.mechanism == NO_NOISE:
+            return account.reserve(session, math.inf)  # a simulated machine's, which guarantees nothing
+        trusted = self.policy.trust == "trusted-server"
+        if account.unbounded and not trusted:
+            raise RefusedError(
+                protocol.BUDGET_EXHAUSTED,
+                "this machine has trusted a server with its samples: it has no budget against servers any more",
+            )
+        # Without noise of its own the machine's plan guarantees nothing; what counts is what the server has to keep.
+        local = self.plan.mu_local if self.policy.trust == "secure-aggregation" else None
+        reserved = account.reserve(session, self.policy.mu if trusted else self.plan.mu, trusted=trusted, local=local)
+        budget = float(self.policy.budget_mu or self.policy.mu)
+        if reserved.reserved_mu > budget * (1 + ROUNDING):
+            raise RefusedError(protocol.BUDGET_EXHAUSTED, "the privacy budget of this machine does not allow a session")
+        # A simulated machine's may be infinite; a real one's is refused before it comes here.
+        if local != math.inf and reserved.reserved_local_mu > self.local_budget * (1 + ROUNDING):
+            raise RefusedError(
+                protocol.BUDGET_EXHAUSTED,
+                "the budget for what holds without anybody's honesty does not allow a session on this machine",
+            )
+        return reserved
+
+
+_NO_SAMPLES = protocol.SAMPLES_USED_UP, "no fresh samples are left"
+
+
+def _refuse(rows: NDArray[np.bool_], refused: dict[int, RefusedError], code: int, reason: str) -> None:
+    """Refuse some rows, but for those that are refused already."""
+    for row in rows.nonzero()[0].tolist():
+        refused.setdefault(row, RefusedError(code, reason))
+
+
+def _changed(terms: str) -> RefusedError:
+    """The refusal of a session that is another policy's or key's."""
+    if _noise_version(terms) != NOISE_VERSION:
+        return RefusedError(
+            protocol.POLICY_CHANGED,
+            "this session was begun with the noise of another version of murmurfl, which this version cannot "
+            "take out again; start a new session",
+        )
+    return RefusedError(
+        protocol.POLICY_CHANGED,
+        "this session was opened under another privacy policy or key, or was closed; start a new session",
+    )
+
+
+def _nameless(streams: StreamBlock, row: int) -> list[int]:
+    """The releases that helpers must be told by name, and whose names are lost."""
+    ack = int(streams.ack[row])
+    return sorted({*streams.pending[row], *([ack] if ack else [])} - set(streams.ids[row]))
+
+
+def has_secret_order(page: LedgerPage, account: Account) -> bool:
+    """Whether any of a ledger's sessions had a secret order."""
+    streams = (page.stream(session) for session in account.reserved)
+    return any(stream is not None and stream.order for stream in streams)
+
+
+def _noise_version(terms: str) -> int:
+    """The version of the normals a session was begun with; a ledger that nobody reads does not say."""
+    return json.loads(terms).get("noise_version") if terms else NOISE_VERSION

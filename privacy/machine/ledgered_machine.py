@@ -1,0 +1,380 @@
+"""A machine with a ledger: what every kind of machine shares, whatever its releases are made of.
+
+A machine admits a request, computes, records, and only then answers. That loop stands here once. What is computed and
+how it becomes a release is the business of the two kinds of machine: of prefix sums
+(:class:`~murmurfl.privacy.PrivateMachine`) and of epochs (:class:`~murmurfl.privacy.ShuffledMachine`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..accounting.noise_plan import NoisePlan
+from ..errors import ConfigurationError
+from ..ledger import Account, Ledger, LedgerPage
+from ..ledger.ledger_block import AccountBlock, StreamBlock
+from ..mechanisms import State
+from ..noise.noise_keys import NoiseKeys
+from .admission import Admission, AdmissionRule, has_secret_order
+from .data_digest import RowBytes, any_data, make_digest
+from .machine_checks import check_ledger, check_local_budget, check_real, check_samples, with_ledgers_budget
+from .outgoing import PrivacyStatement, Release, recorded, release_of, stream_fingerprint
+from .policy import PrivacyPolicy
+from .record_owners import Owners
+
+ComputedT = TypeVar("ComputedT")
+
+
+class LedgeredMachine:
+    """A machine's policy, its ledger, its keys, its data's digest, and the only way anything leaves it; a base class.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        The machine's own configuration.
+    num_parameters : int
+        d.
+    num_samples : int
+        Samples the machine holds, or places of owners; each is used as often as the policy says.
+    ledger : Ledger
+        Where releases are recorded before they leave.
+    keys : NoiseKeys
+        The secret key and the source of nonces.
+    data : callable or Owners, optional
+        What the machine's data are known by (:func:`~murmurfl.privacy.machine.data_digest.known_by`), so that the
+        ledger knows the data it was used with; required with real keys, not looked at with simulated ones, whose ledger
+        ends with the run.
+    roster : str
+        Under secure aggregation the digest of the roster that the machine's releases are masked for. A session belongs
+        to it: under another roster a helper may be a new one, which does not know what its predecessor opened. Required
+        there with real keys.
+
+    Raises
+    ------
+    ConfigurationError
+        If the cap needs more fresh samples than there are, or with real keys the noise is ``fast`` or ``none`` or
+        cannot serve the policy, the ledger is not durable, or ``data`` is missing.
+
+    Notes
+    -----
+    **Formal guarantees.** Whatever requests arrive in whatever order: every release was admitted by
+    :class:`~murmurfl.privacy.machine.admission.AdmissionRule` inside the transaction that recorded it, from samples
+    that were still the admitted ones then, and was recorded before it is returned, provided the ledger keeps its
+    promise. What a release must be made of, for all of them to be mu-GDP, is each kind's own promise. Proof:
+    docs/proofs/release-rule.md.
+    """
+
+    def __init__(
+        self,
+        policy: PrivacyPolicy,
+        num_parameters: int,
+        num_samples: int,
+        ledger: Ledger,
+        keys: NoiseKeys,
+        *,
+        data: RowBytes | Owners | None = None,
+        roster: str = "",
+    ) -> None:
+        if not keys.simulated:
+            check_real(policy, ledger, data, roster)
+        policy = with_ledgers_budget(policy, ledger)
+        check_ledger(policy, ledger)
+        check_samples(policy, num_samples)
+        self.policy = policy
+        self.plan: NoisePlan = policy.plan(num_parameters)
+        if (problem := self.plan.problem or self.plan.local_problem) and not keys.simulated:
+            raise ConfigurationError(problem)
+        if not keys.simulated:
+            check_local_budget(policy, self.plan, ledger)
+        self.num_parameters = num_parameters
+        self.num_samples = num_samples
+        self.num_rows = num_samples  # more, where rows behind the samples are known that other sessions use
+        self._ledger = ledger
+        self._keys = keys
+        known = None if keys.simulated or data is any_data else data
+        self._data = None if known is None else make_digest(keys.secret_key, known)
+        if self._data is not None:
+            self._data.warn_of_kind(num_samples)
+        self._fingerprint = stream_fingerprint(self.plan, keys.secret_key, roster)
+        local = policy.local_budget if policy.trust == "secure-aggregation" else ledger.budget_local_mu
+        budget = math.inf if local is None else local
+        self.admission = AdmissionRule(policy, self.plan, num_parameters, budget)
+        self._orders: dict[str, bytes] = {}
+        self._open: set[Admission] = set()
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the keys are a simulation's."""
+        return self._keys.simulated
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where it records."""
+        return self._ledger
+
+    @property
+    def row_bytes(self) -> RowBytes | Owners:
+        """By what its ledger knows its data."""
+        return any_data if self._data is None else self._data.rows
+
+    @property
+    def keys(self) -> NoiseKeys:
+        """A simulated machine's keys.
+
+        Raises
+        ------
+        ConfigurationError
+            If they are real.
+
+        Notes
+        -----
+        Whoever has the keys can take the noise out. Keys of a simulation follow from its seed; a real machine hands out
+        none.
+        """
+        if not self.simulated:
+            raise ConfigurationError("Expected a simulated machine, got one with real keys: they stay where they are.")
+        return self._keys
+
+    def alike(self, num_samples: int, ledger: Ledger, keys: NoiseKeys) -> Self:
+        """Another simulated machine of the same policy and model.
+
+        Parameters
+        ----------
+        num_samples, ledger, keys
+            Its own.
+
+        Raises
+        ------
+        ConfigurationError
+            If either has real keys, or the cap needs more fresh samples than there are.
+        """
+        if not (self.simulated and keys.simulated):
+            raise ConfigurationError("Expected simulated machines, got one with real keys: it is made by itself.")
+        check_samples(self.policy, num_samples)
+        other = copy(self)
+        other.num_samples = other.num_rows = num_samples
+        other._ledger, other._keys = ledger, keys
+        other._fingerprint = stream_fingerprint(self.plan, keys.secret_key)
+        other._orders, other._open = {}, set()
+        return other
+
+    @contextmanager
+    def admitted(self, session: str, ack: int) -> Iterator[Admission]:
+        """Hold the ledger while a request that it admits is answered.
+
+        Parameters
+        ----------
+        session : str
+            Names the training.
+        ack : int
+            The last release of this session that the server has aggregated; 0 for none.
+
+        Yields
+        ------
+        Admission
+            Good for one release, and only until the context ends; no other request is admitted meanwhile.
+
+        Raises
+        ------
+        RefusedError
+            If the acknowledgement, the cap, the samples or the budget forbid it.
+        LedgerError
+            If the ledger cannot be believed.
+
+        Notes
+        -----
+        **Formal guarantees.** Spends nothing: the ledger is as it was unless a release is recorded.
+        """
+        with self._ledger.exclusive() as page:
+            admission = self._admit(page, session, ack)
+            self._open.add(admission)
+            try:
+                yield admission
+            finally:
+                self._open.discard(admission)
+
+    def admits(self, session: str, ack: int) -> slice:
+        """The samples a release asked for now would be made from: for whoever computes it outside of a transaction.
+
+        Raises
+        ------
+        RefusedError
+            As a release would.
+
+        Notes
+        -----
+        **Formal guarantees.** Spends nothing; a release is admitted anew.
+        """
+        with self.admitted(session, ack) as admission:
+            return admission.samples
+
+    def check_data(self) -> None:
+        """Refuse data that are not those this machine's ledger was used with.
+
+        Raises
+        ------
+        LedgerError
+            With the way out.
+
+        Notes
+        -----
+        **Formal guarantees.** Releases and spends nothing; every release checks it too. The rows used so far are read
+        and hashed here, once in the life of this object, while others may use the ledger.
+        """
+        if self._data is None:
+            return
+        with self._ledger.exclusive() as page:
+            account = page.account()
+        self._check_data(account)
+
+    def noted(self, session: str) -> tuple[int, State]:
+        """How many releases a session has made, and what was remembered with the last one."""
+        with self._ledger.exclusive() as page:
+            stream = page.stream(session)
+        return (0, ()) if stream is None else (stream.release, stream.noted)
+
+    def acknowledge(self, session: str, ack: int) -> None:
+        """Take note of an acknowledgement ahead of the next request: what is behind it need not be remembered.
+
+        Raises
+        ------
+        RefusedError
+            If it is none that could stand in the next request.
+        """
+        with self._ledger.exclusive() as page:
+            streams = StreamBlock.of(session, page.stream(session))
+            self.admission.acknowledge(streams, 0, ack)
+            page.commit(session, streams.record(0), page.account())
+
+    def statement(self, session: str) -> PrivacyStatement:
+        """What this machine has spent in a session and what it guarantees; independent of its data."""
+        with self._ledger.exclusive() as page:
+            stream, account = page.stream(session), page.account()
+        releases = 0 if stream is None else stream.release
+        if stream is None or stream.fingerprint == self._fingerprint:
+            spent, guaranteed, local = self.plan.spent_mu(releases), self.plan.mu, self.plan.mu_local
+        else:
+            # Opened under another policy, or closed: today's noise and today's h say nothing of it, what it reserved
+            # for the case that nobody is honest holds for it.
+            spent = guaranteed = local = account.local_bound_of(session)
+        summed = self.policy.trust == "secure-aggregation"
+        budget = float(self.policy.budget_mu or 0.0)
+        if account.reserved_local and not summed:
+            # What sums told rests on others' honesty. Who was not promised it can count on the other budget alone.
+            budget = self.admission.local_budget
+        unbounded = not self.policy.adds_noise or account.unbounded
+        return PrivacyStatement(
+            releases=releases,
+            mu_spent=spent,
+            mu_guaranteed=guaranteed,
+            mu_budget=math.inf if unbounded else budget,
+            samples_used=account.samples_used,
+            max_participations=self.policy.max_participations,
+            releases_left=self.admission.releases_left(stream, account, self._fingerprint, self.num_samples),
+            mu_local=local if summed else None,
+            min_honest=self.policy.min_honest if summed else None,
+            min_cohort=self.policy.min_cohort if summed else None,
+        )
+
+    def _answer(
+        self,
+        session: str,
+        ack: int,
+        compute: Callable[[Admission], ComputedT],
+        record: Callable[[Admission, ComputedT], Release],
+    ) -> Release:
+        """Admit, compute outside of the transaction, admit again inside the one that records.
+
+        Parameters
+        ----------
+        session, ack
+            See :meth:`admitted`.
+        compute : callable
+            What the release is made from; it takes long, spends nothing and may be called again.
+        record : callable
+            Makes the release and records it (:meth:`_record`), inside the transaction.
+        """
+        computed: list[ComputedT] = []
+        computed_for: tuple[int, slice] | None = None
+        self.check_data()
+        while True:
+            with self.admitted(session, ack) as admission:
+                wanted = admission.release, admission.samples
+                if self.simulated:  # whose ledger nobody else waits for
+                    computed, computed_for = [compute(admission)], wanted
+                if computed_for == wanted:
+                    return record(admission, computed.pop())
+            # A gradient or an epoch may take long, so it is computed while others may use the ledger. Nothing is spent
+            # by that: it counts only if the request is admitted for the same release and the same samples again,
+            # inside the transaction that records it. Otherwise somebody else took them, and the next are computed.
+            computed, computed_for = [compute(admission)], wanted
+            self._digest_of(admission.samples_used)  # read and hashed now, and not while the ledger is held
+
+    def _record(self, admission: Admission, counts: NDArray[np.int64]) -> Release:
+        """Record a release as the admission's, then hand it out; its stream and ``counts`` have its noise."""
+        self._check_open(admission)
+        self._open.discard(admission)
+        streams, accounts = recorded(admission.admitted, self.policy)
+        accounts.data[0] = self._digest_of(admission.samples_used, accounts.data[0])
+        admission.page.commit(admission.session, streams.record(0), accounts.record(0))
+        counts.setflags(write=False)  # the ledger in memory may hold the very array
+        return release_of(streams, 0, counts, self.plan, self.policy, self.num_samples)
+
+    def _check_open(self, admission: Admission) -> None:
+        if admission not in self._open:
+            raise ConfigurationError(
+                "Expected an open admission of this machine, got one that was used, has ended, or is another's."
+            )
+
+    def _admit(self, page: LedgerPage, session: str, ack: int) -> Admission:
+        """What a request would be answered from, or a refusal."""
+        account = page.account()
+        self._check_data(account)
+        streams, accounts = StreamBlock.of(session, page.stream(session)), AccountBlock.of(account)
+        admitted = self.admission.admit(streams, accounts, np.array([ack]), _One(self, page))
+        if admitted.refused:
+            raise admitted.refused[0]
+        return Admission(page, session, admitted)
+
+    def _order_nonce(self, session: str) -> bytes:
+        # A request is admitted twice, before the gradients are computed and when they are recorded, for one order.
+        if session not in self._orders:
+            self._orders[session] = self._keys.nonce(session, 0)
+        return self._orders[session]
+
+    def _check_data(self, account: Account) -> None:
+        if self._data is not None and account.samples_used:
+            self._data.check(account.samples_used, account.data, self.num_rows)
+
+    def _digest_of(self, rows: int, otherwise: str = "") -> str:
+        return otherwise if self._data is None else self._data.of(rows)
+
+
+@dataclass(frozen=True)
+class _One:
+    """A machine by itself, to the rule of admission."""
+
+    machine: LedgeredMachine
+    page: LedgerPage
+
+    @property
+    def num_samples(self) -> NDArray[np.int64]:
+        return np.array([self.machine.num_samples])
+
+    @property
+    def fingerprints(self) -> list[str]:
+        return [self.machine._fingerprint]
+
+    def order_nonce(self, row: int, session: str) -> bytes:
+        return self.machine._order_nonce(session)
+
+    def has_secret_order(self, row: int, account: Account) -> bool:
+        return has_secret_order(self.page, account)

@@ -1,0 +1,355 @@
+"""The machines of a simulation that have one policy and one model, asked together: a row each, whole blocks at once.
+
+Admission, noise, recording and acknowledgement are the rules that a machine by itself keeps (:mod:`.admission`,
+:mod:`.release_rule`, :mod:`.outgoing`). What is different here is that the contributions of many machines come in one
+piece, whose rows the caller vouches for: so keys are simulated ones, and real machines are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigurationError, RefusedError
+from ..ledger import Account
+from ..ledger.joined import JoinedLedgers
+from ..ledger.ledger_block import BlockLedger, Counts, StreamBlock
+from ..mechanisms import State
+from ..noise.block_values import RowByRow
+from ..noise.noise_keys import NoiseKeys
+from .admission import AdmissionRule, Admissions, has_secret_order
+from .contributions import StackedContributions
+from .outgoing import Release, recorded, release_of, samples_counted, stream_fingerprint
+from .prefix_sums import PrivateMachine
+from .release_rule import ReleaseRule
+
+Contributions = Callable[[list[int], list[slice]], StackedContributions]
+"""Given which of the machines that were asked may release, and the fresh samples of each: their per-sample
+contributions, machine after machine."""
+
+
+class BlockArithmetic(Protocol):
+    """What is computed of all values of the releases of a block; the rules need no more of them than + and -."""
+
+    def noised(
+        self, streams: StreamBlock, contributions: StackedContributions, keys: Sequence[bytes], nonces: Sequence[bytes]
+    ) -> Sequence[Any]:
+        """The contributions of machines, bounded and on the grid, with what the noise of their next release adds and
+        removes: counts of shape (d,), a machine each. What the noise is made again from goes into ``streams``.
+        """
+        ...
+
+    def total(self, counts: Sequence[Any], places: Sequence[int]) -> Counts:
+        """The sum of some machines' counts, as an array of NumPy's."""
+        ...
+
+    def sent(self, counts: Any) -> Counts:
+        """One machine's counts, as an array of NumPy's."""
+        ...
+
+
+@dataclass(frozen=True)
+class BlockReleases:
+    """What a block answered.
+
+    Parameters
+    ----------
+    rows : list of int
+        Which of the machines that were asked have released.
+    counts : sequence of ndarray of shape (d,), int64
+        P_k - P_ack of each.
+    streams : StreamBlock
+        Of each, after the release.
+    refused : dict of int to RefusedError
+        Why the others have not.
+    """
+
+    rows: list[int]
+    counts: Sequence[Any]
+    streams: StreamBlock
+    refused: Mapping[int, RefusedError]
+
+
+class MachineBlock:
+    """Machines of one policy and one model.
+
+    Parameters
+    ----------
+    machine : PrivateMachine
+        One of them, with simulated keys.
+    ledgers : BlockLedger or JoinedLedgers
+        Where they record, a row each.
+    num_samples : ndarray of shape (machines,), int64
+        How many samples each of them has.
+    keys : callable
+        Given a row, the machine's simulated keys.
+    arithmetic : callable, optional
+        Given the machines' release rule, what computes the values of a block; by default NumPy, row by row, as long as
+        each stays in a processor's cache.
+
+    Raises
+    ------
+    ConfigurationError
+        If a machine has real keys: a real machine releases by itself, and its failures must not show.
+
+    Notes
+    -----
+    **Formal guarantees.** Each machine releases exactly what its own :class:`PrivateMachine` would release or refuse,
+    up to rounding of the contributions, provided a machine's contributions are those of the samples it is handed. Keys
+    are simulated, so no data are protected: mu says what real machines would give.
+    Proof: docs/proofs/release-rule.md.
+    """
+
+    def __init__(
+        self,
+        machine: PrivateMachine,
+        ledgers: BlockLedger | JoinedLedgers,
+        num_samples: NDArray[np.int64],
+        keys: Callable[[int], NoiseKeys],
+        *,
+        arithmetic: Callable[[ReleaseRule], BlockArithmetic] | None = None,
+    ) -> None:
+        _refuse_real(machine.simulated)
+        self.policy, self.plan, self.num_parameters = machine.policy, machine.plan, machine.num_parameters
+        self._admission: AdmissionRule = machine.admission
+        self.releases: ReleaseRule = machine.release_rule
+        self._arithmetic = (arithmetic or RowByRow)(self.releases)
+        self._ledgers = ledgers
+        self._num_samples = num_samples
+        self._keys = keys
+        self._known: dict[int, tuple[NoiseKeys, str]] = {}
+
+    @classmethod
+    def of(
+        cls,
+        machines: Sequence[PrivateMachine],
+        *,
+        arithmetic: Callable[[ReleaseRule], BlockArithmetic] | None = None,
+    ) -> MachineBlock:
+        """Machines that were made by themselves, each with a ledger of its own.
+
+        Raises
+        ------
+        ConfigurationError
+            If their policies or sizes differ, or one has real keys.
+        """
+        _refuse_real(all(machine.simulated for machine in machines))
+        if not all(machine.in_blocks for machine in machines):
+            raise ConfigurationError(
+                "Expected owners with a place each, got others: Owners.one_each is for simulation."
+            )
+        if len({(machine.plan.fingerprint, machine.policy) for machine in machines}) != 1:
+            raise ConfigurationError("Expected machines of one policy and one size, got several.")
+        samples = np.array([machine.num_samples for machine in machines])
+        keys = [machine.keys for machine in machines]
+        ledgers = JoinedLedgers([machine.ledger for machine in machines])
+        return cls(machines[0], ledgers, samples, keys.__getitem__, arithmetic=arithmetic)
+
+    def release(
+        self,
+        session: str,
+        rows: Sequence[int],
+        acks: Sequence[int],
+        contributions: Contributions,
+        *,
+        note: State | None = None,
+    ) -> BlockReleases:
+        """The next release of each of several machines, recorded before any is returned.
+
+        Parameters
+        ----------
+        session, rows, acks
+            See :meth:`admitted`.
+        contributions : callable
+            Unclipped; see :data:`Contributions`.
+        note : tuple of floating-point arrays, optional
+            As for :meth:`PrivateMachine.release_noting`; the same for all.
+
+        Raises
+        ------
+        LedgerError
+            If a ledger cannot be believed. Nothing was released or spent.
+        """
+        with self.admitted(session, rows, acks) as admission:
+            stack = contributions(admission.places, admission.slices) if admission.places else None
+            return admission.release(stack, note)
+
+    @contextmanager
+    def admitted(
+        self, session: str, rows: Sequence[int], acks: Sequence[int], here: Sequence[bool] | None = None
+    ) -> Iterator[BlockAdmission]:
+        """Hold the ledgers of several machines while what they are asked for is computed.
+
+        Parameters
+        ----------
+        session : str
+        rows : sequence of int
+            The machines, none twice.
+        acks : sequence of int
+            One a machine.
+        here : sequence of bool, optional
+            Which of them are computed here. Of the others only what follows from requests alone is recorded: others
+            compute them, and know the same of these.
+
+        Yields
+        ------
+        BlockAdmission
+            Good for one release of each, until the context ends.
+
+        Raises
+        ------
+        LedgerError
+            If a ledger cannot be believed.
+        """
+        index = np.asarray(rows, dtype=np.intp)
+        with self._ledgers.exclusive(index) as ledgers:
+            streams, accounts = ledgers.streams(session, index), ledgers.accounts(index)
+            asked = _Asked(self, index, ledgers)
+            admitted = self._admission.admit(streams, accounts, np.asarray(acks, dtype=np.int64), asked)
+            computed = np.ones(len(index), bool) if here is None else np.asarray(here, dtype=bool)
+            admission = BlockAdmission(self, ledgers, index, admitted, computed[admitted.rows])
+            try:
+                yield admission
+            finally:
+                admission.close()
+
+    def acknowledge(self, session: str, rows: Sequence[int], acks: Sequence[int]) -> None:
+        """:meth:`PrivateMachine.acknowledge` of several machines.
+
+        Raises
+        ------
+        RefusedError
+            If one of them refuses; others may have taken note.
+        """
+        index = np.asarray(rows, dtype=np.intp)
+        with self._ledgers.exclusive(index) as ledgers:
+            if isinstance(ledgers, BlockLedger) and (kept := ledgers.whole(session, index)) is not None:
+                # Each row is all or nothing by itself, so it need not be copied and put back.
+                whole, places = kept
+                for row, ack in zip(places, acks, strict=True):
+                    self._admission.acknowledge(whole, row, ack)
+                return
+            streams = ledgers.streams(session, index)
+            for row, ack in enumerate(acks):
+                self._admission.acknowledge(streams, row, ack)
+            ledgers.commit(index, streams)
+
+    def made(self, releases: BlockReleases, place: int, row: int) -> Release:
+        """One of the releases, as the machine by itself would have made it."""
+        num_samples = int(self._num_samples[row])
+        counts = self._arithmetic.sent(releases.counts[place])
+        counts.setflags(write=False)  # the ledger holds the very array
+        return release_of(releases.streams, place, counts, self.plan, self.policy, num_samples)
+
+    def total(self, releases: BlockReleases, places: Sequence[int]) -> Counts:
+        """The sum of some of the releases: integers, the same in any order."""
+        return self._arithmetic.total(releases.counts, places)
+
+    def samples_counted(self, rows: Sequence[int]) -> list[int]:
+        """How many samples the server counts each machine's release for: public."""
+        return [samples_counted(self.policy, size) for size in self._num_samples[np.asarray(rows)].tolist()]
+
+    def _noised(
+        self, streams: StreamBlock, index: NDArray[np.intp], contributions: StackedContributions
+    ) -> Sequence[Any]:
+        keys = [self._key(row)[0] for row in index.tolist()]
+        nonces = [
+            key.nonce(streams.session, release + 1) for key, release in zip(keys, streams.release.tolist(), strict=True)
+        ]
+        return self._arithmetic.noised(streams, contributions, [key.secret_key for key in keys], nonces)
+
+    def _key(self, row: int) -> tuple[NoiseKeys, str]:
+        """A machine's keys, and what names them and its policy."""
+        known = self._known.get(row)
+        if known is None:
+            keys = self._keys(row)
+            _refuse_real(keys.simulated)
+            known = self._known[row] = keys, stream_fingerprint(self.plan, keys.secret_key)
+        return known
+
+
+class BlockAdmission:
+    """Requests of machines of a block that may be answered, once: made by :meth:`MachineBlock.admitted`."""
+
+    def __init__(
+        self,
+        block: MachineBlock,
+        ledgers: BlockLedger | JoinedLedgers,
+        index: NDArray[np.intp],
+        admitted: Admissions,
+        here: NDArray[np.bool_],
+    ) -> None:
+        self._block, self._ledgers, self._index, self._here = block, ledgers, index, here
+        self._admitted: Admissions | None = admitted
+        self.places: list[int] = admitted.rows.tolist()
+        """Which of the machines that were asked may release."""
+        self.slices = admitted.slices
+        """The fresh samples of each."""
+        self.here: list[bool] = here.tolist()
+        """Which of these are computed here."""
+
+    def close(self) -> None:
+        """It is worth nothing from now on."""
+        self._admitted = None
+
+    def release(self, contributions: StackedContributions | None, note: State | None = None) -> BlockReleases:
+        """Make the releases and record them.
+
+        Parameters
+        ----------
+        contributions : StackedContributions or None
+            Unclipped, of the machines that are computed here; None if there are none.
+        note : optional
+            See :meth:`MachineBlock.release`.
+
+        Raises
+        ------
+        ConfigurationError
+            If it was used, or has ended: two releases of other contributions under one nonce would tell their
+            difference without any noise.
+        """
+        admitted, block = self._admitted, self._block
+        if admitted is None:
+            raise ConfigurationError("Expected an open admission of this block, got one that was used or has ended.")
+        self.close()
+        index, counts = self._index[admitted.rows], [_ELSEWHERE] * len(self.places)
+        computed = np.flatnonzero(self.here)
+        if contributions is not None and computed.size:
+            streams = admitted.streams if computed.size == len(index) else admitted.streams.chosen(computed)
+            made = block._noised(streams, index[computed], contributions)
+            if streams is not admitted.streams:
+                admitted.streams.put(computed, streams)
+            for place, row in zip(computed.tolist(), made, strict=True):
+                counts[place] = row
+        block.releases.carry(admitted.streams, counts, note)
+        streams, accounts = recorded(admitted, block.policy)
+        self._ledgers.commit(index, streams, accounts)
+        return BlockReleases(self.places, counts, streams, admitted.refused)
+
+
+_ELSEWHERE: Any = np.int64(0)  # in the place of counts that are computed elsewhere
+
+
+class _Asked:
+    """Some machines of a block, to the rule of admission."""
+
+    def __init__(self, block: MachineBlock, index: NDArray[np.intp], ledgers: BlockLedger | JoinedLedgers) -> None:
+        self.block, self.index, self.ledgers = block, index, ledgers
+        self.num_samples: NDArray[np.int64] = block._num_samples[index]
+        self.fingerprints = [block._key(row)[1] for row in index.tolist()]
+
+    def order_nonce(self, row: int, session: str) -> bytes:
+        return self.block._key(int(self.index[row]))[0].nonce(session, 0)
+
+    def has_secret_order(self, row: int, account: Account) -> bool:
+        return has_secret_order(self.ledgers.page(int(self.index[row])), account)
+
+
+def _refuse_real(simulated: bool) -> None:
+    if not simulated:
+        raise ConfigurationError("Expected simulated machines, got one with real keys: it must release by itself.")

@@ -1,0 +1,717 @@
+"""What one machine has decided about its own privacy, and the noise that follows from it.
+
+A :class:`PrivacyPolicy` is the machine's own configuration: the server can ask, but it cannot weaken it. Its
+:class:`~murmurfl.privacy.NoisePlan` is the policy worked out for a model of d parameters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import InitVar, asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal, get_args
+
+from ..accounting.asked import asked_mu, check_count, check_positive
+from ..accounting.noise_plan import NoisePlan, Summing
+from ..accounting.noise_words import NO_NOISE as NO_NOISE
+from ..accounting.noise_words import NO_NOISE_WORDS, TRUSTING_WORDS, noise_words
+from ..errors import ConfigurationError
+from ..mechanisms import MECHANISMS, Mechanism, make_mechanism, noise_stands_alone
+from ..noise.grid import Grid, power_of_two_at_most
+from ..noise.keyed_noise import NOISE_QUALITIES, NoiseQuality
+from ..noise.normals import (
+    FINEST_GRID,
+    LARGEST_NORMAL,
+    NOISE_VERSION,
+    ideal_mu,
+    range_problem,
+    resolution_mu,
+    summed_range_problem,
+)
+from .row_bound import CLIPPINGS, MOST_ROWS, SUMMING_ERROR, Clipping, RowBound
+from .second_moments import Moments
+
+ReleaseRule = Literal["acknowledged", "paper"]
+RELEASE_RULES: tuple[ReleaseRule, ...] = get_args(ReleaseRule)
+Trust = Literal["untrusted-server", "secure-aggregation", "trusted-server"]
+TRUST_MODELS: tuple[Trust, ...] = get_args(Trust)
+ClipUnit = Literal["sample", "update", "contractive", "nonnegative", "moments"]
+CLIP_UNITS: tuple[ClipUnit, ...] = get_args(ClipUnit)
+Order = Literal["in-turn", "again", "all", "secret"]
+ORDERS_OF_SAMPLES: tuple[Order, ...] = get_args(Order)
+CONTRACTIVE_ROUNDING = 1e-6
+"""How much, relatively, float64 rounding of a contractive update's local iterates may add; where it could be more, a
+machine refuses (:func:`murmurfl.clients.online_client.farthest_point`)."""
+
+
+@dataclass(frozen=True)
+class PrivacyPolicy:
+    """A machine's own decisions; none of them ever comes from a message.
+
+    Parameters
+    ----------
+    clip_norm : float
+        S, the L2 bound on what ``clip_unit`` names.
+    batch_size : int
+        b, samples in one release; the contribution is the mean over them, or an update made from them.
+    max_participations : int
+        K, the most releases of one session.
+    mu : float
+        Gaussian-DP parameter of all K releases of one session together; or ``epsilon`` in its place.
+    budget_mu : float, optional
+        Gaussian-DP parameter of everything this machine ever releases, over all sessions (mus add in squares).
+        Default ``mu``: one session.
+    delta : float
+        Where epsilon is shown.
+    mechanism : str
+        Name of the noise mechanism; ``none`` for no noise at all, which is accepted only with simulated keys.
+    schedule : str, optional
+        Schedule of ``cancelling``; default ``uniform``.
+    num_rounds : int, optional
+        T of the ``paper`` schedule.
+    mechanism_options : mapping or tuple of pairs
+        Further options of the mechanism, plain values.
+    clip_unit : {"sample", "update", "contractive", "nonnegative", "moments"}
+        ``sample``: each sample's row is clipped and their mean released, Delta = 2 S / b. ``update``: a whole update
+        made from the b samples is clipped, Delta = 2 S, whatever is computed inside. ``contractive``: b local steps
+        with gradients clipped to S, Delta = 2 S / b (1 + 1e-6): only for steps that never move two iterates apart,
+        which the client must check (:class:`~murmurfl.clients.OnlineClient`). It must be asked for. ``nonnegative``:
+        as ``sample``, with negative entries of every row set to zero first, Delta = sqrt(2) S / b: for sums of features
+        that have none (:mod:`~murmurfl.privacy.machine.row_bound`). ``moments``: each sample's features are clipped,
+        and the machine makes rows of second moments and class from them, Delta = S^2 sqrt(2 + 2 a^2 + a^4 / 2); only
+        with order ``all`` (:mod:`~murmurfl.privacy.machine.second_moments`).
+    order : {"in-turn", "again", "all", "secret"}
+        Which samples a release is made from. ``in-turn``: the next b that no session has used, so that each is used
+        once, ever (or ``sample_participations`` times in a session). ``again``: each session goes through the samples
+        from the first one; the budget counts sessions together. ``all``: every sample in every release, and the release
+        is their *sum*: batch_size must be 1, and sample_participations follows from max_participations. ``secret``:
+        each sample in one release, which the machine draws; a release is the sum of its samples divided by b.
+    clipping : {"clip", "automatic"}
+        ``automatic``: a row g becomes S g / (||g|| + gamma), whatever its length; only where samples are clipped.
+    clip_stability : float
+        gamma of ``automatic``.
+    classes, class_weight : int, float
+        C and a of ``moments``.
+    samples_per_owner : int
+        Where it is not 0, a row of the machine's data is an *owner*, with at most so many samples, whose gradients
+        are made one row that is clipped once (:class:`~murmurfl.clients.OwnedSamples`). Wherever else it says sample
+        here, read owner: batches are of so many owners, and each owner takes part as often as a sample would.
+    epsilon : float, optional
+        Asks for ``mu`` in other words: the largest that implies this epsilon at ``delta``. Exactly one of the two is
+        given; what is kept is the mu.
+    sample_participations : int
+        k, how many releases of a session one sample may take part in. 1: every sample is used once, ever. More: the
+        machine goes through the first ``min_separation`` x b samples in the same order, at most k times.
+    min_separation : int
+        Releases from one participation of a sample to its next; only with sample_participations > 1.
+    noise_quality : {"exact", "fast"}
+        ``fast`` is accepted only with simulated keys.
+    release_rule : {"acknowledged", "paper"}
+        ``acknowledged`` sends P_k - P_ack; ``paper`` always P_k - P_{k-1}, as if no reply could be lost.
+    trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
+        Under ``secure-aggregation`` the machine adds its share of the noise and hides the release under masks that only
+        a sum of ``min_cohort`` releases loses. Under ``trusted-server`` it adds no noise: the server is trusted to.
+        Both must be asked for.
+    min_honest : int
+        h, under ``secure-aggregation``: how many machines of every sum, this one among them, do not work with the
+        server. It cannot be checked.
+    min_cohort : int
+        The fewest releases a sum with this machine's has, under ``secure-aggregation``: h, and as many as may work with
+        the server. Helpers see to it.
+    budget_local_mu : float, optional
+        As ``budget_mu``, of what holds whatever the server, helpers and other machines do; default that of the ledger,
+        where it has one, or ``budget_mu`` times sqrt(h).
+
+    Notes
+    -----
+    **Formal guarantees.** Under ``untrusted-server``: everything the machine releases in one session is mu-GDP, over
+    all sessions budget_mu-GDP, with respect to replacement of one sample of this machine (a record: a row of a
+    file that murmurfl reads, or an item as it was handed over, if whatever made the items treats each by itself:
+    docs/proofs/records.md), against a server that chooses query points, rounds, acknowledgements and stopping
+    adaptively; somebody with j samples on it has j times
+    the mu (:func:`~murmurfl.privacy.person_mu`). With samples_per_owner it is for replacement of all samples of one
+    owner on this machine. Every sample is used in one release only, or in sample_participations of them,
+    min_separation apart. Under
+    ``secure-aggregation`` that holds for everybody but the h honest machines of a sum together, as long as one helper
+    is honest; whatever happens, the plan's ``mu_local`` does. A ledger's sessions of both kinds together are
+    budget_mu-GDP under what those of sums rest on, and budget_local_mu-GDP whatever happens. Under
+    ``trusted-server`` there is no guarantee against the server; with mechanism ``none`` there is none at all, whatever
+    ``mu`` says.
+    Proof: docs/proofs/release-rule.md, docs/proofs/secure-aggregation.md.
+    """
+
+    clip_norm: float
+    batch_size: int
+    max_participations: int
+    mu: float = 0.0
+    budget_mu: float | None = None
+    delta: float = 1e-5
+    mechanism: str = "cancelling"
+    schedule: str | None = None
+    num_rounds: int | None = None
+    mechanism_options: tuple[tuple[str, Any], ...] | Mapping[str, Any] = ()
+    clip_unit: ClipUnit = "sample"
+    sample_participations: int = 1
+    min_separation: int = 1
+    noise_quality: NoiseQuality = "exact"
+    release_rule: ReleaseRule = "acknowledged"
+    trust: Trust = "untrusted-server"
+    min_honest: int = 1
+    min_cohort: int = 1
+    budget_local_mu: float | None = None
+    order: Order = "in-turn"
+    clipping: Clipping = "clip"
+    clip_stability: float = 0.01
+    classes: int = 0
+    class_weight: float = 1.0
+    samples_per_owner: int = 0
+    epsilon: InitVar[float | None] = None
+
+    def __post_init__(self, epsilon: float | None) -> None:
+        check_positive("clip_norm", self.clip_norm)
+        object.__setattr__(self, "clip_norm", float(self.clip_norm))
+        object.__setattr__(self, "mu", asked_mu(self.mu, epsilon, self.delta))
+        for name in ("batch_size", "max_participations", "sample_participations", "min_separation"):
+            check_count(name, getattr(self, name))
+        if self.budget_mu is None:
+            object.__setattr__(self, "budget_mu", self.mu)
+        check_positive("budget_mu", self.budget_mu)
+        object.__setattr__(self, "budget_mu", float(self.budget_mu or 0.0))
+        if not 0 < self.delta < 1:
+            raise ConfigurationError(f"Expected delta between 0 and 1, got {self.delta!r}.")
+        for name, allowed in (
+            ("mechanism", (*MECHANISMS, NO_NOISE)),
+            ("clip_unit", CLIP_UNITS),
+            ("noise_quality", NOISE_QUALITIES),
+            ("release_rule", RELEASE_RULES),
+            ("trust", TRUST_MODELS),
+            ("order", ORDERS_OF_SAMPLES),
+            ("clipping", CLIPPINGS),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ConfigurationError(f"Expected {name} one of {allowed}, got {getattr(self, name)!r}.")
+        object.__setattr__(self, "mechanism_options", tuple(sorted(dict(self.mechanism_options).items())))
+        self._check_order()
+        covered = self.sample_participations * self.min_separation
+        if self.sample_participations == 1 and self.min_separation != 1:
+            raise ConfigurationError(
+                f"Expected min_separation only with sample_participations > 1, got {self.min_separation}."
+            )
+        if self.sample_participations > 1 and self.max_participations > covered:
+            raise ConfigurationError(
+                f"Expected max_participations <= sample_participations x min_separation = {covered}, got "
+                f"{self.max_participations}: a later release would use a sample once too often."
+            )
+        check_sums(self)
+        check_owners(self)
+        self.make_mechanism()
+
+    def _check_order(self) -> None:
+        """Refuse orders of samples and clippings that contradict the rest; settle what ``all`` settles."""
+        check_positive("clip_stability", self.clip_stability)
+        check_moments(self)
+        _ = self.bound  # refuses a stability that norms are not precise to
+        if self.clipping != "clip" and self.clip_unit != "sample":
+            raise ConfigurationError(
+                f"Expected clip_unit 'sample' with clipping {self.clipping!r}, got {self.clip_unit!r}."
+            )
+        if self.order in ("all", "secret") and not self.clips_samples:
+            raise ConfigurationError(
+                f"Expected a clip_unit of single samples with order {self.order!r}, got {self.clip_unit!r}."
+            )
+        if self.order == "all":
+            if self.batch_size != 1 or self.min_separation != 1:
+                raise ConfigurationError(
+                    "Expected batch_size and min_separation 1 with order 'all', whose releases are sums over all "
+                    f"samples, got {self.batch_size} and {self.min_separation}."
+                )
+            if self.sample_participations not in (1, self.max_participations):
+                raise ConfigurationError(
+                    f"Expected sample_participations left out with order 'all', got {self.sample_participations}: "
+                    "every sample is in every release."
+                )
+            object.__setattr__(self, "sample_participations", self.max_participations)
+        elif self.order == "secret" and self.trust == "trusted-server":
+            raise ConfigurationError(
+                "Expected order 'in-turn' under a trusted server, got 'secret': its noise does not count on one."
+            )
+        elif self.order != "in-turn" and self.sample_participations > 1:
+            raise ConfigurationError(
+                f"Expected sample_participations 1 with order {self.order!r}, got {self.sample_participations}."
+            )
+
+    @property
+    def builds_on(self) -> Literal["last-opened", "nothing"]:
+        """What a release is built on: the last one that counted, or nothing, with noise that stands alone."""
+        return "nothing" if self.release_rule == "paper" else "last-opened"
+
+    @property
+    def local_budget(self) -> float:
+        """What of mu this machine may ever spend, counted as if every release were seen by itself."""
+        budget = float(self.budget_mu or self.mu)
+        return budget * math.sqrt(self.min_honest) if self.budget_local_mu is None else float(self.budget_local_mu)
+
+    def make_mechanism(self) -> Mechanism:
+        """The mechanism for one session's releases."""
+        name = "independent" if self.mechanism == NO_NOISE else self.mechanism  # scaled by a noise_std of 0
+        return make_mechanism(name, **self.mechanism_settings)
+
+    @property
+    def mechanism_settings(self) -> dict[str, Any]:
+        """What the mechanism is made with: the number of releases and its options."""
+        settings: dict[str, Any] = {"num_releases": self.max_participations, **dict(self.mechanism_options)}
+        given = {"schedule": self.schedule, "num_rounds": self.num_rounds}
+        return settings | {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether the machine's own releases carry noise."""
+        return self.trust != "trusted-server" and self.mechanism != NO_NOISE
+
+    @property
+    def sensitivity(self) -> float:
+        """Delta, the L2 change of one release when one sample is replaced, before rounding to a grid."""
+        if self.clip_unit == "update":
+            return 2.0 * self.clip_norm
+        delta = self.bound.distance / self.batch_size
+        if self.sums_samples:
+            delta *= 1.0 + SUMMING_ERROR
+        return delta * (1.0 + CONTRACTIVE_ROUNDING) if self.clip_unit == "contractive" else delta
+
+    @property
+    def bound(self) -> RowBound:
+        """How each row of a contribution is bounded before rows are added up."""
+        return RowBound(
+            self.clip_norm,
+            nonnegative=self.clip_unit == "nonnegative",
+            stability=self.clip_stability if self.clipping == "automatic" else None,
+            # The steps of a contractive update were clipped one by one, where they were made.
+            # Automatic clipping shortens most rows, and is meant to: there is nothing to warn of.
+            observed=self.clip_unit != "contractive" and self.clipping == "clip",
+            moments=Moments(self.classes, self.class_weight) if self.clip_unit == "moments" else None,
+        )
+
+    @property
+    def clips_samples(self) -> bool:
+        """Whether every sample is bounded by itself."""
+        return self.clip_unit in ("sample", "nonnegative", "moments")
+
+    @property
+    def unit(self) -> Literal["sample", "owner"]:
+        """What is protected as a whole: one row of the machine's data."""
+        return "owner" if self.samples_per_owner else "sample"
+
+    @property
+    def sums_samples(self) -> bool:
+        """Whether a release is a sum over all of the machine's samples, each with a weight, and not over b of them."""
+        return self.order in ("all", "secret")
+
+    @property
+    def rows_per_release(self) -> int:
+        """Clipped rows whose mean is a release's contribution: b samples, or one update."""
+        return self.batch_size if self.clips_samples else 1
+
+    @property
+    def normals_per_parameter(self) -> int:
+        """How many normals a session draws for each parameter: what the range of the noise costs depends on it."""
+        return self.max_participations
+
+    @property
+    def pattern(self) -> dict[str, Any]:
+        """A sample's participations, as arguments of :meth:`~murmurfl.privacy.mechanisms.Mechanism.sensitivity`."""
+        if self.sample_participations == 1:
+            return {}
+        return {
+            "num_participations": self.sample_participations,
+            "min_separation": self.min_separation,
+            "pattern": "epochs",
+        }
+
+    @property
+    def participations(self) -> int:
+        """In how many releases a sample may be: a policy may allow more than its cap has room for."""
+        return min(self.sample_participations, -(-self.max_participations // self.min_separation))
+
+    @property
+    def words(self) -> str:
+        """Whose noise of which mechanism this policy is, with its options, for a sentence about its guarantee."""
+        if self.mechanism == NO_NOISE:
+            return NO_NOISE_WORDS
+        if not self.adds_noise:
+            return TRUSTING_WORDS
+        schedule = self.schedule or ("uniform" if self.mechanism == "cancelling" else None)
+        return noise_words(
+            self.mechanism,
+            (schedule, *dict(self.mechanism_options).values()),
+            sensitivity="" if self.clip_unit == "sample" else self.clip_unit,
+            participations=self.participations,
+            masked=self.trust == "secure-aggregation",
+            clipping="" if self.clipping == "clip" else self.clipping,
+            secret=self.order == "secret",
+            per_owner=self.samples_per_owner,
+        )
+
+    def plan(self, num_parameters: int) -> NoisePlan:
+        """The noise this policy needs for a model of ``num_parameters`` parameters."""
+        return make_plan(self, num_parameters)
+
+    def shared_terms(self, num_parameters: int) -> str:
+        """A digest of everything about the noise that machines must have in common to share a sum, 64 hex digits.
+
+        Notes
+        -----
+        mu_local / sqrt(h) counts h machines of *one* noise and one sensitivity.
+        """
+        return shared_terms(self, num_parameters)
+
+    def terms(self, num_parameters: int) -> str:
+        """The policy and its noise as a JSON document, for whoever reads a ledger."""
+        return ledger_terms(self, num_parameters)
+
+
+MOST_SUMMED = 2**11
+"""Machines whose releases may be in one sum: each count stays below 2^52, so an int64 cannot wrap around."""
+
+# The grid: fine against the noise it hides in, fine against the sensitivity it is charged to, and never finer than
+# normals can be rounded to without showing (FINEST_GRID).
+_GRID_PER_SIGMA = 2.0**-20
+_GRID_PER_SENSITIVITY = 2.0**-10
+_NOISELESS_GRID_PER_SENSITIVITY = 2.0**-24
+_LARGEST_COUNT = 2.0**52
+# A coarser grid is charged more, which makes the noise larger and the grid finer in comparison. After so many doublings
+# no grid will do.
+_MOST_DOUBLINGS = 16
+_MOST_MORE_NOISE = 4.0
+_YOUNGER_FIELDS = {"order": "in-turn", "clipping": "clip", "classes": 0, "samples_per_owner": 0}
+"""Fields that policies of sessions begun before did not have, and what they were as good as."""
+
+
+@lru_cache(maxsize=1024)
+def make_plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
+    """The noise a policy needs for a model of ``num_parameters`` parameters.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+    num_parameters : int
+        d.
+
+    Raises
+    ------
+    ConfigurationError
+        If no noise can serve the policy.
+
+    Notes
+    -----
+    **Formal guarantees.** With that noise a machine's releases are ``mu``-GDP and ``mu_local``-GDP, as
+    :class:`~murmurfl.privacy.PrivacyPolicy` says, and mu is at most the policy's where it is finite.
+    Proof: docs/proofs/release-rule.md, docs/proofs/secure-aggregation.md.
+    """
+    if num_parameters < 1:
+        raise ConfigurationError(f"Expected num_parameters >= 1, got {num_parameters}.")
+    mechanism = policy.make_mechanism()
+    if not policy.adds_noise:
+        return _plan_without_noise(policy, mechanism, num_parameters)
+    grid, sensitivity, noise_std = _grid_and_noise(policy, mechanism, num_parameters)
+    _, largest_std = mechanism.row_std_range()
+    if not math.isfinite(noise_std * largest_std):
+        raise ConfigurationError(f"Expected a finite noise level, got {noise_std:g}: mu = {policy.mu:g} is too small.")
+    plan = NoisePlan(
+        mechanism,
+        grid,
+        sensitivity,
+        noise_std,
+        mu=math.inf,
+        fingerprint=_fingerprint(policy, num_parameters, grid, noise_std, mechanism.identity()),
+        largest_value=_largest_value(policy, num_parameters, grid, 2 * LARGEST_NORMAL * noise_std * largest_std),
+        pattern=policy.pattern,
+        sums=_sums(policy),
+    )
+    return _with_figures(plan, policy, num_parameters)
+
+
+def _largest_value(policy: PrivacyPolicy, num_parameters: int, grid: Grid, noise: float) -> float:
+    """No value of a release is larger in magnitude, given that of its noise; refused where it would not be exact."""
+    largest = _largest_contribution(policy, num_parameters, grid) + noise
+    if largest / grid.spacing >= _LARGEST_COUNT:
+        raise ConfigurationError(
+            f"Expected sums below 2^52 grid spacings of {grid.spacing:g}, got up to {largest:g}: "
+            "mu is too large for exact arithmetic; lower mu, clip_norm or max_participations."
+        )
+    return largest
+
+
+def _largest_contribution(policy: PrivacyPolicy, num_parameters: int, grid: Grid) -> float:
+    """No value of the contributions to a release is larger in magnitude."""
+    # A release that stands alone has one contribution, and a prefix sum those of all; in a secret order every sample is
+    # in one of them.
+    alone = policy.sums_samples and policy.builds_on == "nothing"
+    contributions = 1 if alone or policy.order == "secret" else policy.max_participations
+    rows = MOST_ROWS / policy.batch_size if policy.sums_samples else 1.0
+    if policy.samples_per_owner and not policy.sums_samples:  # all owners may be in the places of one batch
+        contributions, rows = policy.participations, MOST_ROWS / policy.batch_size
+    return contributions * rows * policy.bound.longest + policy.max_participations * grid.charge(num_parameters)
+
+
+def _sums(policy: PrivacyPolicy) -> Summing | None:
+    """What the sums are that this policy's releases are seen in; None if each is seen by itself."""
+    if policy.trust != "secure-aggregation":
+        return None
+    return Summing(policy.min_honest, stands_alone=policy.builds_on == "nothing")
+
+
+def _with_figures(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
+    """A plan with what its noise guarantees, and why it does not."""
+    local, local_problem, local_hint = _alone(plan, policy, num_parameters)
+    mu, problem, hint = local, local_problem, local_hint
+    if plan.sums is not None:
+        mu, problem, hint = _summed(plan, policy, num_parameters)
+    # Calibration and these figures are inverse up to rounding, so the configured mu is stated exactly.
+    mu = policy.mu if math.isclose(mu, policy.mu, rel_tol=1e-12) else mu
+    local = mu if plan.sums is None else local
+    return replace(plan, mu=mu, problem=problem, resolution_mu=hint, mu_local=local, local_problem=local_problem)
+
+
+def _alone(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tuple[float, str, float]:
+    """The mu of releases that are each seen by itself, why there is none, and what of it is for the resolution."""
+    mu = plan.sensitivity * plan.mechanism.sensitivity(**policy.pattern) / plan.noise_std
+    if policy.noise_quality != "exact":
+        return mu, "", 0.0
+    turns = policy.sample_participations
+    shift = min(mu, turns * plan.sensitivity * plan.mechanism.largest_entry() / plan.noise_std)
+    values = num_parameters * policy.normals_per_parameter
+    name, stated = ("mu", policy.mu) if plan.sums is None else ("mu_local", mu)
+    problem = range_problem(shift, values, policy.delta, stated, name)
+    hint = resolution_mu(values, _grid_per_std(plan))
+    return math.inf if problem else math.hypot(mu, hint), problem, hint
+
+
+def _summed(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tuple[float, str, float]:
+    """As :func:`_alone`, of releases of which only sums are seen."""
+    mu = plan.sensitivity * plan.summed_sensitivity() / plan.noise_std
+    if policy.noise_quality != "exact":
+        return mu, "", 0.0
+    values = num_parameters * policy.normals_per_parameter * MOST_SUMMED  # the sum has every machine's rows in it
+    problem = summed_range_problem(values, policy.delta, policy.mu)
+    hint = resolution_mu(values, _grid_per_std(plan))
+    return math.inf if problem else math.hypot(mu, hint), problem, hint
+
+
+def _grid_per_std(plan: NoisePlan) -> float:
+    return plan.grid.spacing / (plan.noise_std * plan.mechanism.rounded_std()[0])
+
+
+def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> NoisePlan:
+    """The plan of a machine that adds no noise: a trusted server adds it on the machine's grid, or nobody does."""
+    # The same for all machines of a training: it depends on nothing that they may have decided differently.
+    grid = Grid(power_of_two_at_most(policy.sensitivity * _NOISELESS_GRID_PER_SENSITIVITY / math.sqrt(num_parameters)))
+    sensitivity = policy.sensitivity + grid.charge(num_parameters)
+    largest = _largest_contribution(policy, num_parameters, grid)
+    fingerprint = _fingerprint(policy, num_parameters, grid, 0.0)
+    return NoisePlan(mechanism, grid, sensitivity, 0.0, math.inf, fingerprint, largest, policy.pattern)
+
+
+def _fingerprint(
+    policy: PrivacyPolicy, num_parameters: int, grid: Grid, noise_std: float, identity: bytes = b""
+) -> str:
+    """A name for a policy, d and everything that its noise depends on, the version of the normals included."""
+    settled = (sorted(_settled(policy).items()), num_parameters, grid.spacing, noise_std, NOISE_VERSION)
+    return hashlib.sha256(repr(settled).encode() + identity).hexdigest()
+
+
+def _settled(policy: PrivacyPolicy) -> dict[str, Any]:
+    """A policy's fields; without those that say nothing of it and were not there before: sessions begun then go on."""
+    fields = asdict(policy)
+    if policy.trust != "secure-aggregation":
+        for name in ("min_honest", "min_cohort", "budget_local_mu"):
+            del fields[name]
+    for name, usual in _YOUNGER_FIELDS.items():
+        if fields[name] == usual:
+            del fields[name]
+    if policy.clipping == "clip":
+        fields.pop("clip_stability", None)
+    if policy.clip_unit != "moments":
+        fields.pop("class_weight", None)
+    return fields
+
+
+@lru_cache(maxsize=1024)
+def shared_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
+    """A digest of everything about the noise that machines must have in common to share a sum, 64 hex digits.
+
+    What only one machine's own figure depends on is not in it: its budget, delta, data, passes, least cohort.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+    num_parameters : int
+        d.
+
+    Notes
+    -----
+    mu_local / sqrt(h) counts h machines of *one* noise and one sensitivity: machines with the same digest have the
+    same, up to 1e-9 of it.
+    """
+    plan = policy.plan(num_parameters)
+    # In nine digits: the last ones may differ between two machines' mathematical libraries.
+    numbers = [f"{value:.9g}" for value in (plan.sensitivity, plan.grid.spacing, plan.noise_std)]
+    # Options by name, those that were left out too: `uniform` is the same whether or not it was said.
+    options = inspect.signature(type(plan.mechanism)).bind(**policy.mechanism_settings)
+    options.apply_defaults()
+    shared = (
+        numbers,
+        policy.mechanism,
+        sorted(options.arguments.items()),
+        policy.noise_quality,
+        policy.builds_on,
+        NOISE_VERSION,
+    )
+    return hashlib.sha256(repr(shared).encode() + plan.mechanism.identity()).hexdigest()
+
+
+def _grid_and_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> tuple[Grid, float, float]:
+    """The grid, the charged sensitivity and the standard deviation in front of the mechanism's rows.
+
+    Raises
+    ------
+    ConfigurationError
+        With the smallest mu that can be served, if no grid is fine against the sensitivity and coarse against the
+        normals' resolution.
+    """
+    found = _served(policy, mechanism, num_parameters, policy.mu)
+    if found is not None:
+        return found
+    low = high = policy.mu
+    while _served(policy, mechanism, num_parameters, high) is None:
+        low, high = high, 2.0 * high
+        if math.isinf(high):
+            raise ConfigurationError(f"Expected a finite noise level, got {policy.mu:g} for mu.")
+    for _ in range(20):
+        middle = math.sqrt(low * high)
+        served = _served(policy, mechanism, num_parameters, middle) is not None
+        low, high = (low, middle) if served else (middle, high)
+    raise ConfigurationError(
+        f"Expected mu >= {high * 1.002:.4g} for {policy.max_participations} releases of {num_parameters:,} values, got "
+        f"{policy.mu:g}: a grid fine enough for the clip would be finer than 2^{math.log2(FINEST_GRID):.0f} of the "
+        "noise, where the normals' resolution shows. Raise mu, or lower max_participations or the model's size."
+    )
+
+
+def _served(
+    policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int, mu: float
+) -> tuple[Grid, float, float] | None:
+    """Grid, charged sensitivity and noise for mu; None if the normals cannot serve it."""
+    (least_std, _), (mean_std, rounded_std) = mechanism.row_std_range(), mechanism.rounded_std()
+    # Each value of a release may be the sum of several normals, as in an epoch.
+    normals, summing, sums = num_parameters * policy.normals_per_parameter, 1.0, _sums(policy)
+    if sums is not None:
+        normals, summing = normals * MOST_SUMMED, sums.share(mechanism, policy.pattern)
+    rounded_std = rounded_std * math.sqrt(policy.normals_per_parameter / policy.max_participations)
+    ideal_std = mechanism.noise_std(policy.sensitivity, mu / summing, **policy.pattern)
+    finest = policy.sensitivity * _GRID_PER_SENSITIVITY / math.sqrt(num_parameters)
+    wanted = min(ideal_std * least_std * _GRID_PER_SIGMA, finest)
+    if policy.noise_quality == "exact":
+        wanted = max(wanted, ideal_std * rounded_std * FINEST_GRID)
+    grid = Grid(power_of_two_at_most(wanted))
+    for _ in range(_MOST_DOUBLINGS):
+        sensitivity = policy.sensitivity + grid.charge(num_parameters)
+        noise_std = mechanism.noise_std(sensitivity, mu / summing, **policy.pattern)
+        if policy.noise_quality != "exact":
+            return grid, sensitivity, noise_std
+        ideal = ideal_mu(mu, normals, grid.spacing / (noise_std * mean_std))
+        if grid.spacing >= FINEST_GRID * noise_std * rounded_std and not math.isnan(ideal):
+            noise_std = mechanism.noise_std(sensitivity, ideal / summing, **policy.pattern)
+            return (grid, sensitivity, noise_std) if noise_std <= _MOST_MORE_NOISE * ideal_std else None
+        grid = Grid(2.0 * grid.spacing)
+    return None
+
+
+@lru_cache(maxsize=1024)
+def ledger_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
+    """A policy and its noise as a JSON document, for whoever reads a ledger.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+    num_parameters : int
+        d.
+
+    Notes
+    -----
+    Nothing in it depends on data.
+    """
+    plan = policy.plan(num_parameters)
+    noise = {
+        "num_parameters": num_parameters,
+        "sensitivity": plan.sensitivity,
+        "noise_std": plan.noise_std,
+        "spacing": plan.grid.spacing,
+        "noise_version": NOISE_VERSION,
+    }
+    return json.dumps({**_settled(policy), "mechanism_options": dict(policy.mechanism_options), **noise}, default=repr)
+
+
+def check_sums(policy: PrivacyPolicy) -> None:
+    """Refuse numbers of machines that make no sense, and releases that helpers could not tell apart."""
+    for name in ("min_honest", "min_cohort"):
+        check_count(name, getattr(policy, name))
+    if policy.trust != "secure-aggregation":
+        if (policy.min_honest, policy.min_cohort, policy.budget_local_mu) != (1, 1, None):
+            raise ConfigurationError(
+                "Expected min_honest, min_cohort and budget_local_mu only with trust 'secure-aggregation', got "
+                f"{policy.min_honest}, {policy.min_cohort} and {policy.budget_local_mu!r} with {policy.trust!r}."
+            )
+        return
+    if not policy.min_honest <= policy.min_cohort <= MOST_SUMMED:
+        raise ConfigurationError(
+            f"Expected min_honest <= min_cohort <= {MOST_SUMMED}, got {policy.min_honest} and {policy.min_cohort}: "
+            "min_cohort is the honest machines of a sum and those that may work with the server."
+        )
+    alone = noise_stands_alone(policy.mechanism) or policy.mechanism == NO_NOISE
+    if policy.release_rule == "paper" and not alone:
+        raise ConfigurationError(
+            "Expected release_rule 'acknowledged' under secure aggregation, or the mechanism 'independent', got "
+            f"{policy.release_rule!r} with {policy.mechanism!r}: a helper opens a correlated release only if it is "
+            "built on the last one that was opened."
+        )
+    shares = dict(policy.mechanism_options).get("shares", "uniform")
+    if shares != "uniform":
+        raise ConfigurationError(
+            f"Expected shares 'uniform' under secure aggregation, got {shares!r}: machines of one sum may have "
+            "made different numbers of releases, and each counts on the others' noise being as large as its own."
+        )
+    if policy.budget_local_mu is not None:
+        check_positive("budget_local_mu", policy.budget_local_mu)
+
+
+def check_moments(policy: PrivacyPolicy) -> None:
+    """Refuse moments of no classes, and sums of them that are not over all samples."""
+    if policy.clip_unit != "moments":
+        if (policy.classes, policy.class_weight) != (0, 1.0):
+            raise ConfigurationError(
+                "Expected classes and class_weight only with clip_unit 'moments', got "
+                f"{policy.classes} and {policy.class_weight} with {policy.clip_unit!r}."
+            )
+        return
+    Moments(policy.classes, policy.class_weight)
+    if policy.order != "all":
+        raise ConfigurationError(f"Expected order 'all' with clip_unit 'moments', got {policy.order!r}.")
+
+
+def check_owners(policy: PrivacyPolicy) -> None:
+    """Refuse owners where a row of the machine's data is not what is clipped.
+
+    An owner's samples are made one row, so it takes rows that are clipped as gradients are.
+    """
+    held = policy.samples_per_owner
+    if isinstance(held, bool) or not isinstance(held, int) or held < 0:
+        raise ConfigurationError(f"Expected samples_per_owner to be an integer >= 0, got {held!r}.")
+    if held and policy.clip_unit != "sample":
+        raise ConfigurationError(
+            f"Expected clip_unit 'sample' with samples_per_owner, got {policy.clip_unit!r}: what is clipped is one row "
+            "of gradients an owner."
+        )

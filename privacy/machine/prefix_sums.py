@@ -1,0 +1,288 @@
+"""The machine of prefix sums: contributions of its samples, bounded and on the grid, made into releases.
+
+What a release is stands in :mod:`.release_rule`. Here stands what goes into one on a machine by itself: a real one, or
+one of a simulation that is asked alone. The machines of a simulation that are asked together are :mod:`.machine_block`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import OF_DATA, ConfigurationError, MisfitError, is_interrupt
+from ..ledger import Ledger
+from ..mechanisms import State
+from ..noise.noise_keys import NoiseKeys
+from ..noise.noise_stream import RowCache
+from .admission import Admission
+from .contributions import FittingContributions, StackedContributions
+from .data_digest import RowBytes
+from .ledgered_machine import LedgeredMachine
+from .outgoing import Release
+from .policy import PrivacyPolicy
+from .record_owners import Owners
+from .release_rule import ReleaseRule
+from .row_bound import BLOCK_ROWS, blocks
+from .secret_order import weights_of, weights_of_owners
+
+logger = logging.getLogger(__name__)
+
+_VALUES_AT_A_TIME = 1 << 22
+"""Values of rows that a simulation has in memory at a time where a release is a sum over all samples."""
+
+MadeT = TypeVar("MadeT")
+
+PerSampleContribution = Callable[[slice], NDArray[np.floating] | StackedContributions]
+"""Contributions of the samples in a slice of the machine's data: shape (samples, parameters), or (1, parameters) for an
+update made from all of them. Simulated machines whose releases are sums over all samples may give them unwritten."""
+
+NotedContribution = Callable[[int, State], PerSampleContribution]
+"""Given how many releases a session has made and what was noted with the last one, the contributions to the next."""
+
+
+class PrivateMachine(LedgeredMachine):
+    """The machine of prefix sums: clipped contributions, and the noise of its mechanism on every release.
+
+    Parameters
+    ----------
+    policy, num_parameters, num_samples, ledger, keys, data, roster
+        See :class:`~murmurfl.privacy.machine.ledgered_machine.LedgeredMachine`, which also says what is refused.
+    rows : RowCache, optional
+        For simulations; by default every row is regenerated when it is taken back out, and where a state would have to
+        be made again from all noise before, 256 MiB are set aside for it.
+
+    Notes
+    -----
+    **Formal guarantees.** Everything :meth:`release` ever returns is, per session, plan.mu-GDP and over all sessions
+    budget_mu-GDP for replacement of one sample of this machine (:class:`~murmurfl.privacy.PrivacyPolicy`), whatever
+    requests arrive in whatever order, provided the ledger keeps its promise. Samples are computed one by one, so that a
+    contribution can depend on no other sample unless the callable remembers it; with simulated keys they are computed
+    together, and that the rows do not depend on each other is assumed. ``exact`` noise makes this true of the numbers
+    actually sent, up to the quality of its pseudorandom normals (:mod:`murmurfl.privacy.noise.keyed_noise`).
+    Under ``secure-aggregation`` plan.mu and budget_mu are guaranteed of *sums* of releases alone. What :meth:`release`
+    returns by itself guarantees plan.mu_local, and local_budget over all sessions: whoever calls it must treat it as
+    data, and let nothing but its masked form leave.
+    Under ``trusted-server`` nothing is guaranteed against the server, and with mechanism ``none`` nothing at all. Under
+    the former every session reserves the policy's mu, which the server is trusted to keep towards everybody else, and
+    all sessions together stay within budget_mu. A ledger that has seen such a session opens none for a server that is
+    not trusted.
+    Proof: docs/proofs/release-rule.md.
+    """
+
+    def __init__(
+        self,
+        policy: PrivacyPolicy,
+        num_parameters: int,
+        num_samples: int,
+        ledger: Ledger,
+        keys: NoiseKeys,
+        rows: RowCache | None = None,
+        *,
+        data: RowBytes | Owners | None = None,
+        roster: str = "",
+    ) -> None:
+        super().__init__(policy, num_parameters, num_samples, ledger, keys, data=data, roster=roster)
+        self._rows = rows
+        self.fits: NDArray[np.bool_] | None = None
+        """Of a simulation, which samples count: the others' contributions are zero. None for all of them."""
+        # None where every row has a place of its own.
+        self._owners = data if isinstance(data, Owners) and data.marks is not None else None
+        if self._owners is not None and self._owners.num_places != num_samples:
+            raise ConfigurationError(
+                f"Expected num_samples = {self._owners.num_places}, the places of owners, got {num_samples}."
+            )
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether it has a row for each of its samples, or places: only then it may be one of a block."""
+        return self._owners is None
+
+    @cached_property
+    def release_rule(self) -> ReleaseRule:
+        """What makes contributions into releases."""
+        return ReleaseRule(self.policy, self.plan, self.num_parameters, self._rows)
+
+    def alike(self, num_samples: int, ledger: Ledger, keys: NoiseKeys) -> Self:
+        if not self.in_blocks:
+            raise ConfigurationError(
+                "Expected owners with a place each, got others: Owners.one_each is for simulation."
+            )
+        return super().alike(num_samples, ledger, keys)
+
+    def release(self, session: str, ack: int, contribution: PerSampleContribution) -> Release:
+        """Make the next release of a session, recorded before it is returned.
+
+        Parameters
+        ----------
+        session : str
+            Names the training this release belongs to; a new name opens a new stream and reserves its whole mu.
+        ack : int
+            The last release of this session that the server has aggregated; 0 for none.
+        contribution : callable
+            Gives the per-sample contributions, one row a sample, of the slice of samples it is handed; of a machine of
+            owners one row an owner, of a slice of owners. Rows are clipped here; a non-finite row becomes zero and
+            still counts. With real keys it is called for every row by itself, a row it fails on counts as zero, and it
+            may be called again for the next samples, if another request took these while it was computing.
+
+        Returns
+        -------
+        Release
+            Under secure aggregation it is not to be sent as it is
+            (:meth:`murmurfl.privacy.sums.masking.Masking.mask`).
+
+        Raises
+        ------
+        RefusedError
+            If the acknowledgement, the cap, the samples or the budget forbid it. Nothing was released or spent.
+        ConfigurationError
+            If ``contribution`` returns the wrong shape, in simulation.
+        LedgerError
+            If the ledger cannot be believed.
+        """
+        return self._release(session, ack, lambda *_: contribution, None)
+
+    def release_noting(self, session: str, ack: int, contribution: NotedContribution, note: State) -> Release:
+        """:meth:`release`, with public values that the session remembers from one release to the next.
+
+        Parameters
+        ----------
+        session, ack
+            See :meth:`release`.
+        contribution : callable
+            Given the number of this session's releases so far and what was noted with the last of them, the per-sample
+            contributions as for :meth:`release`. Called again if another request made a release in between.
+        note : tuple of floating-point arrays
+            What to remember with this release; it must not depend on data.
+
+        Raises
+        ------
+        RefusedError, ConfigurationError, LedgerError
+            See :meth:`release`.
+        """
+        return self._release(session, ack, contribution, note)
+
+    def _release(self, session: str, ack: int, contribution: NotedContribution, note: State | None) -> Release:
+        def compute(admission: Admission) -> NDArray[np.int64]:
+            rows = contribution(admission.release - 1, admission.streams.noted[0])
+            return self._contribution_counts(rows, admission.samples, self._weights(admission))
+
+        def record(admission: Admission, counts: NDArray[np.int64]) -> Release:
+            nonce = self._keys.nonce(session, admission.release)
+            keys, nonces = [self._keys.secret_key], [nonce]
+            (counts,) = self.release_rule.advance(admission.streams, [counts], keys, nonces, note=note)
+            return self._record(admission, counts)
+
+        return self._answer(session, ack, compute, record)
+
+    def _weights(self, admission: Admission) -> NDArray[np.float64] | None:
+        """Which samples are in a release, where that is the machine's secret; None where all of them are."""
+        if self.policy.order != "secret":
+            return None
+        drawn = self._keys.secret_key, admission.streams.order[0]
+        asked = self.policy.max_participations, admission.release
+        if self._owners is not None:
+            return weights_of_owners(*drawn, self._owners.mark_bytes, *asked)
+        return weights_of(*drawn, self.num_samples, *asked)
+
+    def _contribution_counts(
+        self, contribution: PerSampleContribution, samples: slice, weights: NDArray[np.float64] | None = None
+    ) -> NDArray[np.int64]:
+        """The contribution on the grid: the mean of b bounded rows, or the sum over all samples divided by b.
+
+        Parameters
+        ----------
+        contribution : callable
+        samples : slice
+            Or places: then the sum over whoever is in them, divided by b, however many these are.
+        weights : ndarray of shape (samples,), optional
+            0 or 1 a sample, where the sum is over all of them: which ones are in this release. All are computed.
+        """
+        if self._owners is not None:
+            samples = self._owners.in_places(samples)
+        if self.policy.sums_samples:
+            return self._sum_counts(contribution, samples, weights)
+        if self._keys.simulated and self.in_blocks:
+            return self._mean_counts(self._rows_of(contribution, samples))
+        # Each row by itself: a sample's then depends on it alone by construction, and so does whether it fails, which
+        # must not show. A failure that zeroed the whole batch would move the release by S and not by 2 S / b. One row
+        # at a time is in memory, whatever the batch.
+        total = np.zeros(self.num_parameters, dtype=np.int64)
+        share = self.policy.batch_size // self.policy.rows_per_release
+        for start in range(samples.start, samples.stop, share):
+            counts = self._or_nothing(contribution, slice(start, start + share), self._mean_counts)
+            if counts is not None:
+                total += counts
+            del counts  # before the next row is made
+        return total
+
+    def _sum_counts(
+        self, contribution: PerSampleContribution, samples: slice, weights: NDArray[np.float64] | None
+    ) -> NDArray[np.int64]:
+        """The sum of bounded rows over b, each block of samples rounded by itself (:mod:`.row_bound`)."""
+        total = np.zeros(self.num_parameters, dtype=np.int64)
+        # Each owner by itself, so that one owner more or less moves one rounding and nobody to another block.
+        for block in blocks(samples, BLOCK_ROWS if self.in_blocks else 1):
+            chosen = None if weights is None else weights[block.start - samples.start : block.stop - samples.start]
+            made = self._block_sum(contribution, block, chosen)
+            total += self.plan.grid.counts(made, scale=1.0 / self.policy.batch_size)
+        return total
+
+    def _block_sum(
+        self, contribution: PerSampleContribution, block: slice, weights: NDArray[np.float64] | None
+    ) -> NDArray[np.float64]:
+        """The sum of a block's bounded rows, those with weight 0 left out after they were computed."""
+        # With real keys every sample by itself, as above; in simulation as many as memory has room for.
+        width = self.policy.bound.width(self.num_parameters)
+        step = max(_VALUES_AT_A_TIME // width, 1) if self.simulated else 1
+        total = np.zeros(self.num_parameters)
+        for start in range(block.start, block.stop, step):
+            part = slice(start, min(start + step, block.stop))
+            chosen = None if weights is None else weights[part.start - block.start : part.stop - block.start]
+            if self.simulated:
+                made = self._bounded_sum(self._rows_of(contribution, part), chosen)
+            else:
+                made = self._or_nothing(contribution, part, lambda rows, chosen=chosen: self._bounded_sum(rows, chosen))
+            if made is not None:
+                total += made
+        return total
+
+    def _bounded_sum(
+        self, rows: NDArray[np.floating] | StackedContributions, weights: NDArray[np.float64] | None
+    ) -> NDArray[np.float64]:
+        return self.policy.bound.total(rows, self.num_parameters, weights)
+
+    def _or_nothing(
+        self, contribution: PerSampleContribution, samples: slice, take: Callable[[Any], MadeT]
+    ) -> MadeT | None:
+        """What a real machine makes of some samples' rows; None if it fails, which its own log alone says."""
+        try:
+            return take(self._rows_of(contribution, samples))
+        except MisfitError:
+            return None
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            logger.exception("A contribution could not be computed; it counts as zero.", extra=OF_DATA)
+            return None
+
+    def _mean_counts(self, rows: NDArray[np.floating]) -> NDArray[np.int64]:
+        bounded = self.policy.bound.rows(rows)
+        share = 1.0 / self.policy.rows_per_release
+        return self.plan.grid.counts(bounded, scale=share, bound=self.policy.clip_norm).sum(axis=0)
+
+    def _rows_of(self, contribution: PerSampleContribution, samples: slice) -> Any:
+        count = samples.stop - samples.start if self.policy.clips_samples else 1
+        rows: Any = contribution(samples)
+        if self.policy.sums_samples and self.simulated and hasattr(rows, "norms"):
+            return rows if self.fits is None else FittingContributions(rows, self.fits[samples])  # unwritten
+        expected = (count, self.policy.bound.width(self.num_parameters))
+        if np.shape(rows) != expected:
+            raise ConfigurationError(f"Expected contributions of shape {expected}, got {np.shape(rows)}.")
+        if self.fits is not None and self.policy.clips_samples:
+            rows = np.where(self.fits[samples, None], rows, 0.0)
+        return np.asarray(rows)

@@ -1,0 +1,201 @@
+r"""The weighted tree of private momentum (tran-cutkosky-2022, algorithms 1 and 3; ALGORITHMS section 4).
+
+Momentum m_t = sum_{s <= t} alpha (1 - alpha)^{t-s} g_s is made from sums over dyadic intervals ("nodes")
+
+    F_[y,z] = sum_{s=y..z} alpha (1 - alpha)^{z-s} g_s
+    m_t     = sum over [y,z] in COMPOSE(1, t) of (1 - alpha)^{t-z} F_[y,z]
+
+so only the nodes are noised, and a momentum has the noise of log2(t) + 1 nodes. Of the nodes that end at a step t,
+prefixes only ever use the longest, so only these nodes are released. A sample that takes part once in an epoch of N
+steps, always in the same place, changes a node by at most Delta times the sum of its weights there.
+
+The paper has a count of nodes V and sensitivities that are upper bounds of the values computed here from the weights
+themselves. (The sensitivity as printed there leaves the leaves without noise: ALGORITHMS section 4.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigurationError
+
+Node = tuple[int, int]
+"""An interval [y, z] of steps, both ends included."""
+
+
+def compose(first: int, last: int) -> list[Node]:
+    """COMPOSE: disjoint dyadic intervals that make up [first, last], in order (algorithm 3).
+
+    Raises
+    ------
+    ConfigurationError
+        Unless 1 <= first.
+    """
+    if first < 1:
+        raise ConfigurationError(f"Expected steps counted from 1, got {first}.")
+    nodes = []
+    while first <= last:
+        size = (first - 1) & -(first - 1) or 1 << last.bit_length()
+        while first + size - 1 > last:
+            size //= 2
+        nodes.append((first, first + size - 1))
+        first += size
+    return nodes
+
+
+class MomentumTree:
+    """The nodes of T steps, their weights, and the noise they need.
+
+    Parameters
+    ----------
+    num_steps : int
+        T >= 1.
+    epoch_length : int
+        N >= 1: a sample takes part in the steps c, c + N, c + 2 N, ... for one c.
+    alpha : float
+        Weight of a new gradient, 0 < alpha <= 1.
+
+    Raises
+    ------
+    ConfigurationError
+        If a parameter is out of range.
+    """
+
+    def __init__(self, num_steps: int, epoch_length: int, alpha: float) -> None:
+        if num_steps < 1 or epoch_length < 1:
+            raise ConfigurationError(
+                f"Expected num_steps >= 1 and epoch_length >= 1, got {num_steps} and {epoch_length}."
+            )
+        if not 0 < alpha <= 1:
+            raise ConfigurationError(f"Expected 0 < alpha <= 1, got {alpha!r}.")
+        self.num_steps, self.epoch_length, self.alpha = num_steps, epoch_length, float(alpha)
+
+    def node(self, step: int) -> Node:
+        """The node a step completes."""
+        return step - (step & -step) + 1, step
+
+    def materialize(self) -> NDArray[np.float64]:
+        """The encoder C, shape (T, T): row t has the weights of the node that step t completes."""
+        encoder = np.zeros((self.num_steps, self.num_steps))
+        for step in range(1, self.num_steps + 1):
+            first, last = self.node(step)
+            encoder[step - 1, first - 1 : last] = self._weights(last - first + 1)
+        return encoder
+
+    def decoder(self) -> NDArray[np.float64]:
+        """B, shape (T, T): row t makes m_t from the nodes."""
+        rows = np.zeros((self.num_steps, self.num_steps))
+        for step in range(1, self.num_steps + 1):
+            for _, last in compose(1, step):
+                rows[step - 1, last - 1] = (1 - self.alpha) ** (step - last)
+        return rows
+
+    @cached_property
+    def changes(self) -> NDArray[np.float64]:
+        """How far each node moves for a sample in place c of the epoch, in units of one gradient: shape (T, N)."""
+        changes = np.zeros((self.num_steps, self.epoch_length))
+        for step in range(1, self.num_steps + 1):
+            first, last = self.node(step)
+            places = (np.arange(first, last + 1) - 1) % self.epoch_length
+            np.add.at(changes[step - 1], places, self._weights(last - first + 1))
+        return changes
+
+    def noise_stds(self, change: float, mu: float, *, rounding: float = 0.0) -> NDArray[np.float64]:
+        """Standard deviation of the noise on each node, shape (T,), so that all of them are mu-GDP.
+
+        Parameters
+        ----------
+        change : float
+            The L2 change of one step's gradient when one sample is replaced; > 0.
+        mu : float
+            > 0.
+        rounding : float
+            What rounding a node adds to its change.
+
+        Notes
+        -----
+        **Formal guarantees.** The whole adaptively chosen sequence of noisy nodes, and whatever is made from it, is
+        mu-GDP for replacement of one sample that takes part in no step but c, c + N, ...: sum over the nodes of
+        (change of the node / its standard deviation)^2 is at most mu^2 for every c. Nothing is promised under
+        reshuffling. Each standard deviation is in proportion to its node's largest change, as in the paper.
+        Proof: docs/proofs/sensitivities.md.
+        """
+        if not (change > 0 and mu > 0 and math.isfinite(change) and math.isfinite(mu) and rounding >= 0):
+            raise ConfigurationError(f"Expected change > 0, mu > 0 and rounding >= 0, got {change}, {mu}, {rounding}.")
+        moved = self.changes * change + rounding * (self.changes > 0)
+        largest = moved.max(axis=1)
+        nodes = float(((moved / largest[:, None]) ** 2).sum(axis=0).max())
+        return largest * (math.sqrt(nodes) / mu)
+
+    def _weights(self, size: int) -> NDArray[np.float64]:
+        return self.alpha * (1 - self.alpha) ** np.arange(size - 1, -1, -1, dtype=np.float64)
+
+
+def reconstructed_momentum(
+    anchored: NDArray[np.float64],
+    moved: NDArray[np.float64],
+    residual: NDArray[np.float64],
+    samples: Sequence[int],
+    *,
+    epoch_length: int,
+    alpha: float,
+    gamma: float,
+) -> NDArray[np.float64]:
+    r"""The momentum of the last step from three series of differences: lemma 17, without noise (algorithm 2).
+
+    With t = q N + r, 0 <= r < N, and w_{qN} the anchor of step t, m_t = alpha (G_[1,t] + r_[1,t]) where G_[1,t] is made
+    from the sums over [1, r] and [r + 1, r + N] and, for the epochs after, from (1 - gamma) Delta + gamma G: what
+    changed from anchor to anchor is small, and would need little noise. The lemma's two sums have ranges of their own
+    (algorithm 4 prints one).
+
+    Parameters
+    ----------
+    anchored : ndarray of shape (t, d)
+        Row s: the gradient of step s's sample at the step's anchor.
+    moved : ndarray of shape (t, d)
+        The same minus that sample's gradient at the anchor before; not used in the first epochs.
+    residual : ndarray of shape (t, d)
+        The sample's gradient at w_s minus that at the anchor.
+    samples : sequence of int
+        The sample of every step.
+    epoch_length, alpha
+        N and alpha, as for :class:`MomentumTree`.
+    gamma : float
+        0 <= gamma <= 1.
+
+    Raises
+    ------
+    ConfigurationError
+        If a sample does not return exactly N steps later: the identity is false under reshuffling.
+    """
+    n, t = epoch_length, len(samples)
+    for s in range(n, t):
+        if samples[s] != samples[s - n]:
+            raise ConfigurationError(
+                f"Expected the same order of samples in every epoch of {n} steps, got sample {samples[s]} in step "
+                f"{s + 1} and {samples[s - n]} an epoch before."
+            )
+    decay = 1 - alpha
+
+    def total(terms: NDArray[np.float64], first: int, last: int) -> NDArray[np.float64]:
+        sums = np.zeros(terms.shape[1])
+        for y, z in compose(first, last):
+            node = decay ** np.arange(z - y, -1, -1.0) @ terms[y - 1 : z]
+            sums += decay ** (last - z) * node
+        return sums
+
+    q, r = divmod(t, n)
+    gradient = decay ** (t - r) * total(anchored, 1, r)
+    if q:
+        second = sum(decay ** (n * i) * (1 - gamma) ** (q - 1 - i) for i in range(q))
+        gradient += second * total(anchored, r + 1, r + n)
+    for i in range(1, q):
+        first, last = t - i * n + 1, t - (i - 1) * n
+        weight = sum((1 - gamma) ** j * decay ** ((i - 1 - j) * n) for j in range(i))
+        gradient += weight * ((1 - gamma) * total(moved, first, last) + gamma * total(anchored, first, last))
+    return alpha * (gradient + total(residual, 1, t))

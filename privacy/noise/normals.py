@@ -1,0 +1,350 @@
+r"""Standard normals from random words, and what it costs that a computer's normals are not ideal ones.
+
+A pair of normals is R cos(theta), R sin(theta) with R = sqrt(-2 ln U) (Box and Muller 1958). Whoever sees both halves
+of a pair, rounded to the grid gamma, sees R to within a few gamma. With U a multiple of 2^-53, as version 1 had it, R
+lies on one of 2^53 circles, which in the tail are further apart than gamma. A pair that lies on none of the circles a
+data set allows refutes that data set with certainty. So here U has at least 53 significant bits *wherever it is*, in
+the tail and near one:
+
+* U = (w + f) 2^-64 with w a random word of 64 bits. Where w < 2^53, once in 2^11 pairs, f takes the 11 bits that the
+  angle leaves over.
+* Where also w < 2^42, once in 2^22 pairs, f goes on with 192 bits of a keystream that only such pairs draw from.
+* Where w >= 2^64 - 2^53 the logarithm is taken of 1 - U, as ``log1p``: near R = 0 the circles stay as close.
+
+The largest R is therefore sqrt(2 x 268 ln 2) = 19.27; an event of probability 2^-267 is what is missing beyond it.
+
+What is charged (``exact`` noise)
+---------------------------------
+Let N be the number of values of all releases of a session, g = gamma / std the grid in standard deviations of the noise
+on one value, and s the most standard deviations by which one sample moves one value.
+
+1. *Range.* No pair is further from zero than R_max = 19.27, so values that lie further from what the other data set
+   would have given refute it. It takes a pair beyond R_max - s, which has probability exp(-(R_max - s)^2 / 2); one
+   sample can move at most (mu / s)^2 values by s, for these moves add up to mu in squares (a chord bounds what smaller
+   moves add, but for the N e exp(-R_max^2 / 2) of those that hardly move). What has no :func:`range_problem` holds all
+   of it, and the missing tail N 2^-267, below 2^-20 delta. It is what is charged to delta. A policy that needs more is
+   refused by a real machine, with the largest mu that can be served; in simulation its mu is infinite. Of sums of
+   several machines' noise: :func:`summed_range_problem`.
+2. *Resolution.* A normal is a float64, so of the 2^52 / |x| or more floats that fall into a cell of the grid at x, one
+   at either end may fall on the wrong side: in units of a cell, 2 x 2^-53 |x| / g of its probability. The circles and
+   angles are no coarser than that (they are points of a plane, closer in each direction). The observer knows which
+   cells have too many, so under either data set a value gives it a log-likelihood of standard deviation at most
+   2 x 2^-53 |x| / g, 2^-51 / g for the difference of the two with E x^2 = 1. (x and g are in units of the noise on that
+   value: the larger its noise, the larger the hint.) N values are N independent such hints, as
+   much as a Gaussian mechanism of mu_n = 2^-51 sqrt(N) / g tells. It composes with the noise itself, so ideal noise is
+   calibrated to mu_i with mu_i^2 + mu_n^2 = mu^2 (:func:`ideal_mu`). A policy for which there is no such mu_i is
+   refused. gamma is never below 2^-25 std (:data:`FINEST_GRID`): beyond it mu_n costs more than rounding saves.
+3. *Randomness.* AES-256 in counter mode and HMAC-SHA-256 are assumed pseudorandom.
+
+Step 2 bounds the size of the hints by counting floats; that the errors of ``log``, ``cos`` and ``sin``, a unit in the
+last place each, have no coarser pattern of their own is an assumption about the mathematical library. The tests try to
+break it (tests/privacy/test_normals.py): the observer of both halves, in the tail, near zero and in between, and the
+low bits of counts. Proof: docs/proofs/grid-and-noise.md.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..accounting.gdp import gdp_epsilon, gdp_mu
+
+NOISE_VERSION = 2
+"""The version of the map from key and nonce to normals: a stream goes on only under the version it was begun with.
+Version 1 had 53-bit radii."""
+
+TAIL_WORDS = 3
+"""Words of 64 bits that a pair far in the tail draws in addition."""
+
+_RADIUS_BITS = 64 + 11 + 64 * TAIL_WORDS
+LARGEST_RADIUS = math.sqrt(2.0 * (_RADIUS_BITS + 1) * math.log(2.0))
+"""R_max: no normal of either quality is larger in magnitude, but for rounding."""
+
+LARGEST_NORMAL = 20.0
+"""A bound on the magnitude of a normal, rounding included."""
+
+FINEST_GRID = 2.0**-25
+"""The finest spacing, in standard deviations of the noise, to which normals are rounded."""
+
+_MISSED = 2.0**-20  # the share of delta that may be charged for the range
+_RESOLUTION = 2.0**-51
+
+_MOST_KEPT = 1 << 18  # values
+
+Words = NDArray[np.uint64]
+Tail = Callable[[int, int], NDArray[np.uint64]]
+"""Given a row and a pair of it, TAIL_WORDS words of its own keystream."""
+
+# w < 2^53 or w >= 2^64 - 2^53: adding 2^53 modulo 2^64 brings both below 2^54.
+_EDGE, _BOTH_EDGES = np.uint64(1 << 53), np.uint64(1 << 54)
+_DEEP = np.uint64(1 << 42)
+_LEFT_OVER = np.uint64((1 << 11) - 1)
+_ANGLE_SHIFT = np.uint64(11)
+_TURN = 2.0 * math.pi * 2.0**-53
+
+
+def exact_pairs(
+    radius_words: Words, angle_words: Words, tail: Tail, cosines: NDArray[np.float64], sines: NDArray[np.float64]
+) -> None:
+    """Pairs of float64 normals from two words each, a pure function.
+
+    Parameters
+    ----------
+    radius_words, angle_words : ndarray of shape (rows, pairs), uint64
+        Independent and uniform.
+    tail : callable
+        Called for pairs with a radius word below 2^42.
+    cosines, sines : ndarray of shape (rows, pairs), float64
+        Where the two halves are written.
+
+    Notes
+    -----
+    Alone they are floats, whose gaps show what they were added to: round them to a grid.
+    """
+    logs = radius_words.astype(np.float64)
+    logs += 0.5
+    logs *= 2.0**-64
+    np.log(logs, out=logs)
+    edge = np.flatnonzero((radius_words + _EDGE < _BOTH_EDGES).ravel())
+    if edge.size:
+        logs.reshape(-1)[edge] = _edge_logs(radius_words, angle_words, tail, edge)
+    logs *= -2.0
+    radius = np.sqrt(logs, out=logs)
+    angle = (angle_words >> _ANGLE_SHIFT).astype(np.float64)
+    angle *= _TURN
+    np.cos(angle, out=cosines)
+    np.sin(angle, out=sines)
+    cosines *= radius
+    sines *= radius
+
+
+def _edge_logs(radius_words: Words, angle_words: Words, tail: Tail, edge: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Ln U where U is close to 0 or to 1, at the flat positions ``edge``."""
+    pairs = radius_words.shape[1]
+    words, left_over = radius_words.reshape(-1)[edge], angle_words.reshape(-1)[edge] & _LEFT_OVER
+    below = np.full(edge.shape, 0.5)  # what is below the 75 bits, as a share of the last of them
+    for i in np.flatnonzero(words < _DEEP):
+        row, pair = divmod(int(edge[i]), pairs)
+        below[i] = _fraction(tail(row, pair))
+    share = (left_over.astype(np.float64) + below) * 2.0**-11
+    small = words < _EDGE
+    up = (words.astype(np.float64) + share) * 2.0**-64
+    # 1 - U counts from the other end: 2^64 - 1 - w whole steps, and the rest of this one. No 1 is subtracted from.
+    down = ((~words).astype(np.float64) + (1.0 - share)) * 2.0**-64
+    return np.where(small, np.log(up), np.log1p(-np.where(small, 0.0, down)))
+
+
+def _fraction(words: NDArray[np.uint64]) -> float:
+    """A number between 0 and 1 from words, the first the most significant; 53 bits of it however small it is."""
+    value = 0.5
+    for word in words[::-1].tolist():
+        value = (float(word) + value) * 2.0**-64
+    return value
+
+
+def fast_pairs(
+    radius_words: NDArray[np.uint32],
+    angle_words: NDArray[np.uint32],
+    tail: Tail,  # noqa: ARG001 - there is none: as exact_pairs
+    cosines: NDArray[np.float32],
+    sines: NDArray[np.float32],
+) -> None:
+    """Pairs of float32 normals from two words of 32 bits each: for simulation.
+
+    Parameters
+    ----------
+    radius_words, angle_words : ndarray of shape (rows, pairs), uint32
+    tail : callable
+        Not called.
+    cosines, sines : ndarray of shape (rows, pairs), float32
+        Where the two halves are written.
+
+    Notes
+    -----
+    For simulations only: their gaps tell neighbouring data sets apart.
+    """
+    unit = np.float32(2.0**-32)
+    work = _work_rows(radius_words.shape)
+    radius, angle = work
+    np.copyto(radius, radius_words, casting="unsafe")  # to the nearest float32, as astype
+    radius += np.float32(0.5)
+    radius *= unit
+    np.log(radius, out=radius)
+    radius *= np.float32(-2.0)
+    np.sqrt(radius, out=radius)
+    np.copyto(angle, angle_words, casting="unsafe")
+    angle *= np.float32(2 * math.pi * 2.0**-32)
+    np.cos(angle, out=cosines)
+    np.sin(angle, out=sines)
+    cosines *= radius
+    sines *= radius
+
+
+_kept = threading.local()
+
+
+def _work_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Room for radii and angles, the same again and again: fresh memory takes longer to get than to fill."""
+    size = 2 * math.prod(shape)
+    room = getattr(_kept, "room", None)
+    if room is None or room.size < size:
+        room = np.empty(size, np.float32)
+        if size <= _MOST_KEPT:
+            _kept.room = room
+    return room[:size].reshape(2, *shape)
+
+
+def resolution_mu(num_values: int, grid_per_std: float) -> float:
+    """mu_n: what the resolution of float64 normals tells about N values rounded to a grid.
+
+    Parameters
+    ----------
+    num_values : int
+        N, values of all releases together.
+    grid_per_std : float
+        g, the grid's spacing in standard deviations of the noise on a value; where these differ, in their root mean
+        square, for hints add up in squares.
+
+    Notes
+    -----
+    **Formal guarantees.** Step 2 of the module, with the assumption named there.
+
+    Examples
+    --------
+    >>> resolution_mu(7850 * 600, 2.0**-21) < 1e-5
+    True
+    """
+    return _RESOLUTION * math.sqrt(num_values) / grid_per_std if grid_per_std > 0 else math.inf
+
+
+def ideal_mu(mu: float, num_values: int, grid_per_std: float) -> float:
+    """The mu to which ideal noise is calibrated, so that with these normals it is mu; NaN if there is none.
+
+    Parameters
+    ----------
+    mu : float
+        What is to be guaranteed.
+    num_values : int
+        N, values of all releases together.
+    grid_per_std : float
+        g at noise calibrated to ``mu`` itself; noise for a smaller mu is larger, and its g smaller.
+
+    Returns
+    -------
+    float
+        The larger root mu_i of mu_i^2 + (mu_n mu / mu_i)^2 = mu^2.
+
+    Notes
+    -----
+    **Formal guarantees.** Step 2 of the module: mu_i-GDP under ideal normals is mu-GDP under these.
+    Proof: docs/proofs/grid-and-noise.md.
+
+    Examples
+    --------
+    >>> round(ideal_mu(1.0, 7850 * 600, 2.0**-21), 9)
+    1.0
+    """
+    share = resolution_mu(num_values, grid_per_std) / mu
+    if not share <= 0.5:
+        return math.nan
+    return mu * math.sqrt((1.0 + math.sqrt(1.0 - 4.0 * share * share)) / 2.0)
+
+
+def largest_shift(delta: float, spread: float = 1.0) -> float:
+    """The most standard deviations by which one sample may move one value.
+
+    Parameters
+    ----------
+    delta : float
+        Where epsilon is shown.
+    spread : float
+        How many values it may move so far, (mu / s)^2; >= 1.
+
+    Notes
+    -----
+    **Formal guarantees.** Step 1 of the module: up to it, the range costs less than 2^-20 delta.
+    """
+    return LARGEST_RADIUS - math.sqrt(2.0 * math.log(2.0 * max(spread, 1.0) / (delta * _MISSED)))
+
+
+def range_problem(shift: float, num_values: int, delta: float, mu: float, name: str = "mu") -> str:
+    """Why noise cannot serve a policy because of its range: what was expected, with the number that could be; or "".
+
+    Parameters
+    ----------
+    shift : float
+        s, the most standard deviations by which one sample moves one value; > 0.
+    num_values : int
+        N, values of all releases together.
+    delta : float
+        Where epsilon is shown.
+    mu : float
+        What is to be guaranteed.
+    name : str
+        What the problem calls it.
+
+    Notes
+    -----
+    Step 1 of the module: what has no problem costs less than 2^-20 delta.
+    """
+    missing = _missing(num_values)
+    if missing > delta * _MISSED / 2.0:
+        return _too_many(num_values, delta, 2.0 * missing)
+    most = largest_shift(delta, (mu / shift) ** 2)
+    if shift > most:
+        return (
+            f"Expected {name} <= {mu * most / shift * (1 - 1e-3):.3g} at delta = {delta:g} with this clip, cap and "
+            f"mechanism, got {mu:g}: exact noise ends at {LARGEST_RADIUS:.1f} standard deviations, and one sample may "
+            f"move a value by {shift:.3g} of them. Lower mu; to see what noise costs use mechanism 'none', in "
+            "simulation only."
+        )
+    return ""
+
+
+def summed_range_problem(num_values: int, delta: float, mu: float) -> str:
+    """As :func:`range_problem`, of sums of several machines' noise.
+
+    Where the range of a sum ends nobody has worked out. So all its normals count as ideal ones: what they miss of those
+    may be there under one data set and not under the other, which costs delta once, and exp(epsilon) times once more.
+
+    Parameters
+    ----------
+    num_values : int
+        N, values of all releases of all machines together.
+    delta : float
+        Where epsilon is shown.
+    mu : float
+        What is to be guaranteed.
+
+    Notes
+    -----
+    What has no problem costs less than 2^-20 delta.
+    """
+    missing, room = _missing(num_values), delta * _MISSED
+    if 2.0 * missing > room:
+        return _too_many(num_values, delta, 2.0 * missing)
+    allowed = math.log(room / missing - 1.0)  # 1 + exp(epsilon) = room / missing
+    if gdp_epsilon(mu, delta) > allowed:
+        return (
+            f"Expected mu <= {gdp_mu(allowed, delta) * (1 - 1e-3):.3g} at delta = {delta:g} for sums of {num_values:,} "
+            f"values of noise, got {mu:g}: exact noise ends at {LARGEST_RADIUS:.1f} standard deviations, and what is "
+            "missing beyond is charged to delta. Lower mu; to see what noise costs use mechanism 'none', in simulation "
+            "only."
+        )
+    return ""
+
+
+def _missing(num_values: int) -> float:
+    """A bound on the probability that any of N normals would have been beyond the range."""
+    return num_values * (2.0**-_RADIUS_BITS + math.exp(1.0 - LARGEST_RADIUS**2 / 2.0))
+
+
+def _too_many(num_values: int, delta: float, missing: float) -> str:
+    return (
+        f"Expected delta >= {1.01 * missing / _MISSED:.3g} for {num_values:,} values of noise, got {delta:g}: the "
+        "noise cannot be vouched for beyond that."
+    )

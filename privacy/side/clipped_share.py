@@ -1,0 +1,85 @@
+r"""How many gradients are clipped, as a part of every release: what a clip inside the budget is found by.
+
+A clip C that fits the gradients' lengths is worth much and not known beforehand. So beside a sample's gradient g a row
+has a mark, whether g is within C (Andrew, Thakkar, Ramaswamy and McMahan 2021):
+
+    ( sqrt(1 - q) g / max(C, ||g||),    sqrt(q) (+1 if ||g|| <= C, else -1) ).
+
+No row is longer than 1, whatever C is. So the machine's ordinary clip of the whole row, to S = 1, cuts nothing, and one
+noise of Delta = 2 covers both parts; of mu^2 the marks have the share q. Who sums rows reads the mean clipped gradient
+at C, and the share of gradients within C; the next C is raised or lowered so that the share comes to the one wanted:
+
+    C <- C exp(-rate (share - wanted)).
+
+C is a public number of the query point and no privacy parameter: it is the server's, and may be anything.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigurationError
+from ..machine.clipping import LEAST_STABILITY, bounded_scales
+
+QUANTILE_SHARE = 0.02
+"""Of mu^2, for how many gradients are clipped."""
+COUNTED_CLIP_NORM = 1.0
+"""S of a machine that counts: rows are made for it."""
+
+
+@dataclass(frozen=True)
+class CountedRows:
+    """Rows of a gradient and a mark.
+
+    Parameters
+    ----------
+    share : float
+        Of mu^2, for the marks: q, 0 < q < 1.
+
+    Notes
+    -----
+    **Formal guarantees.** For replacement of one sample: a row depends on its sample and on C, which is public, and is
+    no longer than 1 for every C, if lengths are true up to a relative error of 2^-41, or lost to rounding below 1e-150.
+    A machine clips the whole row to S = 1 besides, and mu of a release covers all of it. The marks alone are sqrt(q)
+    mu-GDP, for two of them are 2 sqrt(q) apart.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    share: float = QUANTILE_SHARE
+
+    def __post_init__(self) -> None:
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share < 1:
+            raise ConfigurationError(f"Expected a share of mu^2 above 0 and below 1, got {self.share!r}.")
+
+    def scales(self, norms: NDArray[np.float64], clip: float) -> NDArray[np.float64]:
+        """What gradients of these lengths are multiplied with; NaN where nothing can be, and the row becomes zero."""
+        at = _believed(clip)
+        with np.errstate(all="ignore"):
+            return math.sqrt(1.0 - self.share) * bounded_scales(norms, at) / at
+
+    def marks(self, norms: NDArray[np.float64], clip: float) -> NDArray[np.float64]:
+        """The last value of the rows of gradients of these lengths."""
+        with np.errstate(all="ignore"):
+            return math.sqrt(self.share) * np.where(norms <= _believed(clip), 1.0, -1.0)
+
+    def read(self, mean: NDArray[np.float64], clip: float) -> tuple[NDArray[np.float64], float]:
+        """The mean clipped gradient at C, and the share of gradients within C, from the mean of rows.
+
+        Parameters
+        ----------
+        mean : ndarray of shape (d + 1,)
+            With noise; what it makes of a share is brought back to 0 .. 1.
+        clip : float
+            C, at which the rows were made.
+        """
+        within = 0.5 * (1.0 + float(mean[-1]) / math.sqrt(self.share))
+        return clip / math.sqrt(1.0 - self.share) * mean[:-1], min(max(within, 0.0), 1.0)
+
+
+def _believed(clip: float) -> float:
+    """A clip no shorter than lengths can be told: over a shorter one a gradient of lost length would be long."""
+    return clip if math.isnan(clip) else max(clip, LEAST_STABILITY)

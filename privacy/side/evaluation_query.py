@@ -1,0 +1,196 @@
+r"""Private evaluation: how many of a machine's samples a model gets right, released once and with noise.
+
+Teams without public test data want to know how good their model is. A count of right predictions is of private samples,
+so it is a release like any other: of a session of its own, with a share of mu^2, in the same ledger.
+
+**Its row.** A sample gives c, how right the model is about it, from 0 to 1 (0 or 1 where it is right or wrong). With
+scores it also gives one of two classes and a score from 0 to 1, for the area under the ROC curve. Its row is
+
+    sqrt(1 - q) (c, 1 - c);    sqrt(q) e_j,
+
+with e_j the unit vector of the sample's class and the bin of its score, B bins a class. Without scores q = 0, and the
+second part is left out. No entry is negative and no row is longer than 1.
+
+**Its sensitivity.** The machine sets negative entries to zero and cuts longer rows, whatever it is handed
+(``clip_unit="nonnegative"``), and two rows without negative entries have no negative product. So replacing one sample
+moves the sum by at most sqrt(2), and by that much where a right prediction becomes a wrong one.
+
+**What is read from it.** The number of samples n is public, so the number of right predictions is (n + (first - second)
+/ sqrt(1 - q)) / 2: the two values of a sample add up to a constant, and half of the noise in each is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigurationError
+from ..machine.policy import NO_NOISE, PrivacyPolicy
+from ..mechanisms import noise_stands_alone
+
+EVALUATION_SHARE = 0.05
+"""The share of mu^2 that an evaluation is given by default."""
+SCORE_BINS = 16
+"""How many bins scores are counted in by default, for each of two classes."""
+SCORES_SHARE = 0.5
+"""The share of an evaluation's mu^2 that is for the histograms of scores, where there are some."""
+
+MOST_BINS = 1024
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a model makes of a batch of samples; row i of each array is of sample i alone.
+
+    Parameters
+    ----------
+    right : ndarray of shape (samples,)
+        From 0 to 1: whether the prediction is right, or how good it is.
+    score : ndarray of shape (samples,), optional
+        From 0 to 1: how sure the model is of class 1, where there are two classes.
+    positive : ndarray of shape (samples,), optional
+        Whether the sample's class is 1.
+    """
+
+    right: NDArray[Any]
+    score: NDArray[Any] | None = None
+    positive: NDArray[Any] | None = None
+
+
+@dataclass(frozen=True)
+class EvaluationRows:
+    """The rows that an evaluation adds up, and what is read from their sum.
+
+    Parameters
+    ----------
+    bins : int
+        B, bins of scores for each of two classes; 0 where scores are not counted.
+    scores_share : float
+        q, of mu^2, for the scores.
+
+    Raises
+    ------
+    ConfigurationError
+
+    Notes
+    -----
+    **Formal guarantees.** Row i depends on sample i alone. Its length is for the machine to bound
+    (:func:`evaluation_policy`).
+    """
+
+    bins: int = 0
+    scores_share: float = SCORES_SHARE
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bins, bool) or not isinstance(self.bins, int) or not 0 <= self.bins <= MOST_BINS:
+            raise ConfigurationError(f"Expected bins to be an integer from 0 to {MOST_BINS}, got {self.bins!r}.")
+        if self.bins == 1:
+            raise ConfigurationError("Expected at least 2 bins of scores, or 0 for none, got 1: it would tell nothing.")
+        if not 0 < self.scores_share < 1:
+            raise ConfigurationError(
+                f"Expected a share of mu^2 above 0 and below 1 for scores, got {self.scores_share!r}."
+            )
+
+    @property
+    def width(self) -> int:
+        """Values of a row."""
+        return 2 + 2 * self.bins
+
+    @property
+    def right_weight(self) -> float:
+        """sqrt(1 - q), what whether a sample is right is multiplied by."""
+        return math.sqrt(1.0 - self.scores_share) if self.bins else 1.0
+
+    @property
+    def score_weight(self) -> float:
+        """sqrt(q), what a sample's bin is multiplied by."""
+        return math.sqrt(self.scores_share) if self.bins else 0.0
+
+    def rows(self, measured: Measured) -> NDArray[np.float64]:
+        """The row of each sample, shape (samples, ``width``).
+
+        What is not finite counts as wrong, and a score or class that is none is in no bin.
+
+        Notes
+        -----
+        **Formal guarantees.** Row i depends on row i of what was measured alone.
+        """
+        right = np.nan_to_num(np.asarray(measured.right, dtype=np.float64).ravel(), nan=0.0, posinf=0.0, neginf=0.0)
+        right = np.clip(right, 0.0, 1.0)
+        rows = np.zeros((len(right), self.width))
+        rows[:, 0], rows[:, 1] = self.right_weight * right, self.right_weight * (1.0 - right)
+        if self.bins and measured.score is not None and measured.positive is not None:
+            score = np.asarray(measured.score, dtype=np.float64).ravel()
+            classes = np.asarray(measured.positive, dtype=np.float64).ravel()
+            known = np.isfinite(score) & ((classes == 0.0) | (classes == 1.0))
+            bins = np.clip(np.where(known, score, 0.0) * self.bins, 0, self.bins - 1).astype(np.int64)
+            columns = 2 + self.bins * np.where(known, classes, 0.0).astype(np.int64) + bins
+            rows[np.flatnonzero(known), columns[known]] = self.score_weight
+        return rows
+
+    def right(self, total: NDArray[np.float64], samples: int) -> float:
+        """The number of right predictions in a sum of rows of so many samples, with whatever noise is in it."""
+        return (samples + float(total[0] - total[1]) / self.right_weight) / 2.0
+
+    def silent(self, total: NDArray[np.float64], samples: int) -> float:
+        """The number of samples that gave no row, and so count as half right, with whatever noise is in it."""
+        return samples - float(total[0] + total[1]) / self.right_weight
+
+    def silent_std(self, noise_std: float) -> float:
+        """The standard deviation of the noise in :meth:`silent`."""
+        return noise_std * math.sqrt(2.0) / self.right_weight
+
+    def right_std(self, noise_std: float) -> float:
+        """The standard deviation of the noise in :meth:`right`, with so much in every value of the sum."""
+        return noise_std / (math.sqrt(2.0) * self.right_weight)
+
+    def histograms(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The counts of class 0 and of class 1 in each bin, shape (2, B), with whatever noise is in them."""
+        return total[2:].reshape(2, self.bins) / self.score_weight
+
+    def histogram_std(self, noise_std: float) -> float:
+        """The standard deviation of the noise in each count of :meth:`histograms`."""
+        return noise_std / self.score_weight
+
+
+def evaluation_policy(mu: float = 0.0, *, mechanism: str = "", **fields: Any) -> PrivacyPolicy:
+    """The policy of a machine's evaluation: every sample's row, once, in a session of its own.
+
+    Parameters
+    ----------
+    mu : float
+        Of this release; or ``epsilon`` among the others.
+    mechanism : str
+        ``none`` for a simulation without noise.
+    **fields
+        ``budget_mu`` and others of :class:`~murmurfl.privacy.PrivacyPolicy`: who is trusted, delta, the quality of the
+        noise.
+
+    Notes
+    -----
+    **Formal guarantees.** The one release of a session is mu-GDP for replacement of one sample of this machine, and
+    whatever the session is called, another one takes the same from the budget again. It stands alone and takes every
+    sample of the machine.
+    Proof: docs/proofs/sensitivities.md.
+    """
+    settled: dict[str, Any] = {
+        "clip_norm": 1.0,
+        "batch_size": 1,
+        "max_participations": 1,
+        "mechanism": NO_NOISE if mechanism == NO_NOISE else "independent",
+        "clip_unit": "nonnegative",
+        "order": "all",
+        "release_rule": "paper",
+    }
+    return PrivacyPolicy(**{**fields, **settled, "mu": mu})
+
+
+def is_evaluation_policy(policy: PrivacyPolicy) -> bool:
+    """Whether a policy is one that :func:`evaluation_policy` can have made."""
+    made = (policy.clip_norm, policy.clip_unit, policy.clipping, policy.order, policy.max_participations)
+    alone = policy.release_rule == "paper" and (policy.mechanism == NO_NOISE or noise_stands_alone(policy.mechanism))
+    return alone and made == (1.0, "nonnegative", "clip", "all", 1)

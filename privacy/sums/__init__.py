@@ -1,0 +1,1 @@
+"""Secure aggregation: rosters, masks, and the rule by which helpers open sums."""

@@ -1,0 +1,387 @@
+r"""Masks: a machine hides its release, so that only the sum over a whole cohort can be seen.
+
+A machine draws a fresh 32-byte seed for each helper and sends its int64 counts plus the seeds' keystreams, modulo 2^64,
+
+    y = counts + sum over helpers of AES-256-CTR(seed)   (mod 2^64),
+
+and each seed sealed for its helper (HPKE: X25519, HKDF-SHA-256, ChaCha20-Poly1305) with the release's public
+:class:`Header` bound to it. An Ed25519 signature covers header and seals. Whoever lacks the seed of *one* helper sees
+uniform words. A helper that is shown a cohort's headers and seals gives the sum of its keystreams over that cohort
+(:mod:`.opening_rule`), and never a keystream by itself.
+
+Source: docs/secure-aggregation.md, section 2.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+from numpy.typing import NDArray
+
+from .. import protocol
+from ..errors import ConfigurationError, MurmurflError
+from ..machine.outgoing import Release
+from ..machine.policy import PrivacyPolicy
+from .roster import MOST_MACHINES, HelperKey, MachineKey, Roster, is_signed
+
+MASKING_VERSION = 1
+"""The version of header, seal and mask."""
+
+BuildsOn = Literal["last-opened", "nothing"]
+BUILDS_ON: tuple[BuildsOn, ...] = get_args(BuildsOn)
+
+SEED_BYTES = 32
+ID_BYTES = 16
+NOTHING_OPENED = bytes(ID_BYTES)
+"""The id that stands for no release: what a machine's first releases are built on."""
+
+SEAL_BYTES = 80
+"""An encapsulated key, a seed and a tag."""
+
+LONGEST_HEADER = 2**16
+LARGEST_SIZE = 2**32
+
+_SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+_SEAL_LABEL = b"murmurfl mask seed 1\x00"
+_SIGN_LABEL = b"murmurfl masked release 1\x00"
+_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_BLOCK = 1 << 17  # bytes of keystream at a time: they stay in the nearer caches
+_ZEROS = bytes(_BLOCK)
+
+
+class MaskedReleaseError(MurmurflError):
+    """A masked release is not one: unreadable, unsigned, or sealed for another purpose."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a masked release says of itself: public, signed, and bound to its seals.
+
+    Parameters
+    ----------
+    version : int
+        Of header, seal and mask.
+    session : str
+        The training.
+    machine : str
+        Its name in the roster.
+    builds_on : {"last-opened", "nothing"}
+        Whether the release carries on from the machine's last opened one, or stands alone with noise of its own.
+    release : int
+        k.
+    release_id : str
+        A random name of this release, 32 hexadecimal digits: a machine whose ledger was rolled back makes k again, and
+        not this.
+    ack_id : str
+        The name of the release it was built on; zeros for none.
+    size : int
+        d.
+    spacing : float
+        Of the grid that all counts of the session are on.
+    min_cohort : int
+        The fewest releases the machine lets its own be summed with, itself among them.
+    roster : str
+        The roster's digest.
+    helpers : tuple of str
+        The helpers it sealed seeds for, in order.
+    terms : str
+        Digest of what the noise depends on (:meth:`~murmurfl.privacy.PrivacyPolicy.shared_terms`): machines whose noise
+        differs cannot share a sum.
+
+    Notes
+    -----
+    None of its fields depends on data.
+    """
+
+    session: str
+    machine: str
+    builds_on: BuildsOn
+    release: int
+    release_id: str
+    ack_id: str
+    size: int
+    spacing: float
+    min_cohort: int
+    roster: str
+    helpers: tuple[str, ...]
+    terms: str
+    version: int = MASKING_VERSION
+
+    def to_bytes(self) -> bytes:
+        """The one way to write this header."""
+        return json.dumps(vars(self), sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Header:
+        """A header that was written by :meth:`to_bytes`.
+
+        Raises
+        ------
+        MaskedReleaseError
+            If it is none, or is written in another way: two ways to write one header would be two headers.
+        """
+        try:
+            if not isinstance(content, bytes) or len(content) > LONGEST_HEADER:
+                raise ValueError("not the bytes of a header")
+            values = json.loads(content)
+            if set(values) != {field.name for field in fields(cls)}:
+                raise ValueError("other fields")
+            header = cls(**{**values, "helpers": tuple(values["helpers"])})
+            header._check()
+            if header.to_bytes() != content:
+                raise ValueError("written in another way")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise MaskedReleaseError("Expected the header of a masked release, got something else.") from error
+        return header
+
+    def _check(self) -> None:
+        texts = (self.session, self.machine, self.release_id, self.ack_id, self.roster, self.terms, *self.helpers)
+        numbers = (self.version, self.release, self.size, self.min_cohort)
+        right = (
+            all(isinstance(text, str) for text in texts)
+            and all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+            and isinstance(self.spacing, float)
+            and self.version == MASKING_VERSION
+            and self.builds_on in BUILDS_ON
+            and 0 < len(self.session) <= protocol.LONGEST_SESSION_NAME
+            and 0 < len(self.machine) <= protocol.LONGEST_MACHINE_NAME
+            and 1 <= self.release <= protocol.LARGEST_ROUND
+            and 1 <= self.size <= LARGEST_SIZE
+            and 1 <= self.min_cohort <= MOST_MACHINES
+            and bool(_ID.fullmatch(self.release_id) and _ID.fullmatch(self.ack_id))
+            and self.release_id not in (self.ack_id, NOTHING_OPENED.hex())
+            and (self.builds_on == "last-opened" or self.ack_id == NOTHING_OPENED.hex())
+            and bool(_DIGEST.fullmatch(self.roster) and _DIGEST.fullmatch(self.terms))
+            and math.isfinite(self.spacing)
+            and self.spacing > 0
+        )
+        if not right:
+            raise ValueError("impossible values")
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A masked release without its counts: what helpers are shown.
+
+    Parameters
+    ----------
+    header : bytes
+        :meth:`Header.to_bytes`.
+    seals : tuple of bytes
+        One for each helper, in the header's order.
+    signature : bytes
+        The machine's, on both.
+    """
+
+    header: bytes
+    seals: tuple[bytes, ...]
+    signature: bytes
+
+    @property
+    def signed(self) -> bytes:
+        """What the signature covers: which bytes are the header and which each helper's seal, and their order."""
+        parts = (self.header, *self.seals)
+        return _SIGN_LABEL + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+
+
+@dataclass(frozen=True)
+class MaskedRelease:
+    """What leaves a machine under secure aggregation.
+
+    Parameters
+    ----------
+    counts : ndarray of shape (d,), uint64
+        The release's counts under their masks.
+    sealed : Sealed
+        Its header, its seals and their signature.
+
+    Notes
+    -----
+    **Formal guarantees.** Tells nothing about the release's counts to anybody without the seeds of all helpers: one
+    whose key stays secret is enough. All else in it is independent of data.
+    Proof: docs/proofs/secure-aggregation.md.
+    """
+
+    counts: NDArray[np.uint64]
+    sealed: Sealed
+
+
+class Masking:
+    """A machine's masks: its name and key, and the roster that its operator pinned.
+
+    Parameters
+    ----------
+    name : str
+        The machine's name in the roster.
+    key : MachineKey
+        Whose public half stands there.
+    roster : Roster
+
+    Raises
+    ------
+    ConfigurationError
+        If the machine is not in the roster, or under another key.
+
+    Notes
+    -----
+    **Formal guarantees.** With one helper whose key is secret, a masked release tells nothing about its counts, to
+    anybody who has not been given that helper's sum over a cohort with it. Seeds are the operating system's, fresh for
+    every call, and are not kept: the release of a repeated request has other masks. A helper opens a release only under
+    the rule of :class:`~murmurfl.privacy.Opener`, by what the header says; it is bound to the seeds.
+    Proof: docs/proofs/secure-aggregation.md.
+    """
+
+    def __init__(self, name: str, key: MachineKey, roster: Roster) -> None:
+        known = roster.machines.get(name)
+        if known is None:
+            raise ConfigurationError(
+                f"Expected machine {name!r} in the roster, got one without it: send its operator's card to whoever "
+                "keeps the roster, and take the new roster."
+            )
+        if known != key.public:
+            raise ConfigurationError(
+                f"Expected the key of machine {name!r} to be the one in the roster, got another: use the key whose "
+                "card is in the roster, or have the roster made with this one's."
+            )
+        self.name = name
+        self.roster = roster
+        self._key = key
+        self._sealing = [X25519PublicKey.from_public_bytes(one.sealing) for one in roster.helpers]
+
+    def check_policy(self, policy: PrivacyPolicy) -> None:
+        """Refuse a policy that this roster cannot serve.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+        if policy.trust != "secure-aggregation":
+            raise ConfigurationError(
+                f"Expected a policy with trust 'secure-aggregation' for masks, got {policy.trust!r}."
+            )
+        if policy.min_cohort > len(self.roster.machines):
+            raise ConfigurationError(
+                f"Expected min_cohort of at most the roster's {len(self.roster.machines)} machines, got "
+                f"{policy.min_cohort}: no sum could ever be opened."
+            )
+
+    def mask(self, release: Release, session: str, policy: PrivacyPolicy) -> MaskedRelease:
+        """Hide a release that the ledger has recorded.
+
+        Parameters
+        ----------
+        release : Release
+            With its ids.
+        session : str
+            The session it was made in.
+        policy : PrivacyPolicy
+            By which it was made.
+        """
+        self.check_policy(policy)
+        if release.counts.dtype != np.int64 or {len(release.release_id), len(release.ack_id)} != {ID_BYTES}:
+            raise ConfigurationError(
+                "Expected a release of int64 counts with ids, as a PrivateMachine makes it under trust "
+                "'secure-aggregation', got another."
+            )
+        header = Header(
+            session=session,
+            machine=self.name,
+            builds_on=policy.builds_on,
+            release=release.release,
+            release_id=release.release_id.hex(),
+            ack_id=(release.ack_id if policy.builds_on == "last-opened" else NOTHING_OPENED).hex(),
+            size=release.counts.size,
+            spacing=release.spacing,
+            min_cohort=policy.min_cohort,
+            roster=self.roster.digest,
+            helpers=self.roster.helper_names,
+            terms=policy.shared_terms(release.counts.size),
+        ).to_bytes()
+        counts = release.counts.astype(np.uint64).ravel()  # modulo 2^64, and a copy: the ledger may hold the release
+        seals = []
+        for helper, public in zip(self.roster.helpers, self._sealing, strict=True):
+            seed = secrets.token_bytes(SEED_BYTES)
+            add_mask(counts, seed)
+            seals.append(_SUITE.encrypt(seed, public, info=_seal_info(helper.name, header)))
+        unsigned = Sealed(header, tuple(seals), b"")
+        return MaskedRelease(counts, Sealed(header, unsigned.seals, self._key.sign(unsigned.signed)))
+
+
+def add_mask(total: NDArray[np.uint64], seed: bytes, *, subtract: bool = False) -> None:
+    """Add a seed's keystream to ``total`` in place, modulo 2^64, or subtract it.
+
+    Parameters
+    ----------
+    total : ndarray of shape (d,), uint64
+    seed : bytes
+        32 bytes, used for one mask only.
+    subtract : bool
+    """
+    encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
+    step = _BLOCK // 8
+    for start in range(0, len(total), step):
+        part = total[start : start + step]
+        keystream = np.frombuffer(encryptor.update(_ZEROS[: 8 * len(part)]), "<u8")
+        if subtract:
+            part -= keystream
+        else:
+            part += keystream
+
+
+def checked_header(sealed: Sealed, roster: Roster) -> Header:
+    """The header of a masked release that is signed by the machine it names, in this roster, for its helpers.
+
+    Raises
+    ------
+    MaskedReleaseError
+        If it is not.
+    """
+    header = Header.from_bytes(sealed.header)
+    if any(not isinstance(seal, bytes) or len(seal) != SEAL_BYTES for seal in sealed.seals):
+        raise MaskedReleaseError(f"Expected seals of {SEAL_BYTES} bytes, got another length or kind.")
+    public = roster.machines.get(header.machine)
+    if public is None or not is_signed(public, sealed.signature, sealed.signed):
+        raise MaskedReleaseError("Expected a masked release signed by a machine of the roster, got another.")
+    if header.roster != roster.digest or header.helpers != roster.helper_names:
+        raise MaskedReleaseError("Expected a masked release for this roster and its helpers, got one for another.")
+    if len(sealed.seals) != len(header.helpers):
+        raise MaskedReleaseError("Expected one seal for each helper, got another number of them.")
+    return header
+
+
+def opened_seal(sealed: Sealed, header: Header, helper: str, key: HelperKey) -> bytes:
+    """The seed that a machine sealed for a helper.
+
+    Raises
+    ------
+    MaskedReleaseError
+        If it was sealed for another helper or another release.
+
+    Notes
+    -----
+    The seed must not leave the helper: with all helpers' seeds a release is seen by itself.
+    """
+    try:
+        seal = sealed.seals[header.helpers.index(helper)]
+        seed = _SUITE.decrypt(seal, key.sealing, info=_seal_info(helper, sealed.header))
+    except (InvalidTag, ValueError, IndexError) as error:
+        raise MaskedReleaseError("Expected a seal for this helper and this release, got another.") from error
+    if len(seed) != SEED_BYTES:
+        raise MaskedReleaseError(f"Expected a seed of {SEED_BYTES} bytes in a seal, got another length.")
+    return seed
+
+
+def _seal_info(helper: str, header: bytes) -> bytes:
+    name = helper.encode()
+    return _SEAL_LABEL + len(name).to_bytes(8, "big") + name + header

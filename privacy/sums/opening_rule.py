@@ -1,0 +1,305 @@
+"""The opening rule: what a helper of secure aggregation checks, alone, before it gives away the sum of its masks.
+
+A server asks a helper to *open* a set U of masked releases: it sends their headers, seals and signatures, and gets the
+sum over U of the helper's keystreams, with which it can take that helper's masks off the sum of the releases and off
+nothing else. The helper answers only if
+
+* all of U are in the roster, distinct, signed, and sealed for this helper;
+* session, d, spacing, roster, helpers, terms and ``builds_on`` are one in all of U, and those of the session for good;
+* U has at least as many releases as the largest ``min_cohort`` in U, and at most 2^11;
+* k rises strictly for each machine and session;
+* with ``builds_on = last-opened``, the ack is the id of the last release of that machine which *this helper* opened;
+* no other set was opened under the same session and name. The same bytes again get the same answer.
+
+Everything else is refused whole, with one fixed text, and the helper's own log says why. What was opened is recorded
+durably before the answer leaves (:mod:`.opening_record`).
+
+Source: docs/secure-aggregation.md, section 2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import protocol
+from ..errors import ConfigurationError, RefusedError
+from .masking import NOTHING_OPENED, Header, MaskedReleaseError, Sealed, add_mask, checked_header, opened_seal
+from .opening_record import LastOpened, OpenedSet, OpeningPage, OpeningRecord, SessionTerms
+from .roster import MOST_MACHINES, HelperEntry, HelperKey, Roster, is_signed
+
+logger = logging.getLogger(__name__)
+
+_REFUSAL = "this helper does not open this set of releases; its own log says why"
+_OPENING_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
+_SET_LABEL = b"murmurfl set 1\x00"
+_ANSWER_LABEL = b"murmurfl opening 1\x00"
+
+
+class OpeningRefusedError(RefusedError):
+    """A helper refuses to open a set; nothing was opened and nothing recorded.
+
+    Parameters
+    ----------
+    why : str
+        For the helper's own log: it does not leave. The text that does is one and the same whatever is wrong.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(protocol.OPENING_REFUSED, _REFUSAL)
+        self.why = why
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A helper's answer.
+
+    Parameters
+    ----------
+    helper : str
+        Its name in the roster.
+    opening : str
+        What the server called the set.
+    set_digest : str
+        Of all bytes of the set (:func:`set_digest`).
+    total : ndarray of shape (d,), uint64
+        The sum of the helper's masks over the set, modulo 2^64.
+    signature : bytes
+        The helper's, on all of this and on the session.
+
+    Notes
+    -----
+    **Formal guarantees.** The total shows a sum over at least as many distinct machines as the most careful of them
+    asks for, and nothing of any single mask (:class:`Opener`).
+    Proof: docs/proofs/secure-aggregation.md.
+    """
+
+    helper: str
+    opening: str
+    set_digest: str
+    total: NDArray[np.uint64]
+    signature: bytes
+
+
+class Opener:
+    """A helper: its keys, the roster its operator pinned, and the record of what it opened.
+
+    Parameters
+    ----------
+    name : str
+        The helper's name in the roster.
+    key : HelperKey
+        Whose public halves stand there.
+    roster : Roster
+    record : OpeningRecord
+        One for each key, in all processes and for good.
+
+    Raises
+    ------
+    ConfigurationError
+        If the helper is not in the roster, or under other keys.
+    OpeningRecordError
+        If the record is another helper's.
+
+    Notes
+    -----
+    **Formal guarantees.** Of one helper that keeps its keys and its record: for every session, what it ever opens are
+    sums of at least as many releases of distinct machines of the roster as the most careful of them asks for; a release
+    is opened at most once; under ``last-opened`` the opened releases of a machine are a chain, each built on the one
+    before; and of each name of a set there is one set. By this a sample moves the sums once and for good, which is the
+    second step of docs/proofs/secure-aggregation.md. It holds whatever the server, other helpers and other machines do.
+    A set that is refused leaves no trace but in the log. Seeds are dropped once they are added up, and never leave.
+    Timing is not protected.
+    """
+
+    def __init__(self, name: str, key: HelperKey, roster: Roster, record: OpeningRecord) -> None:
+        entry = next((one for one in roster.helpers if one.name == name), None)
+        if entry is None:
+            raise ConfigurationError(
+                f"Expected helper {name!r} in the roster, got one without it: send its card to whoever keeps the "
+                "roster, and take the new roster."
+            )
+        if entry != key.entry(name):
+            raise ConfigurationError(
+                f"Expected the keys of helper {name!r} to be those in the roster, got others: use the keys whose card "
+                "is in the roster, or have the roster made with these."
+            )
+        record.check_helper(entry)
+        self.name = name
+        self.roster = roster
+        self._key = key
+        self._record = record
+
+    @property
+    def durable(self) -> bool:
+        """Whether what it opened outlives this process: real helpers insist on it."""
+        return self._record.durable
+
+    def open(self, session: str, opening: str, releases: Sequence[Sealed]) -> Opening:
+        """The sum of this helper's masks over a set of releases, if the rule allows it.
+
+        Parameters
+        ----------
+        session : str
+        opening : str
+            The server's name for the set, 1 to 64 letters, digits and hyphens; of one session each names one set.
+        releases : sequence of Sealed
+
+        Returns
+        -------
+        Opening
+            To the same bytes always the same.
+
+        Raises
+        ------
+        OpeningRefusedError
+            If the rule forbids it; its text is fixed.
+        OpeningRecordError
+            If the record cannot be read, written or believed.
+        """
+        try:
+            return self._open(session, opening, tuple(releases))
+        except OpeningRefusedError as refusal:
+            named = f"{opening!r:.80} of session {session!r:.80}"  # anything may have been sent
+            logger.warning("Refused to open set %s: %s", named, refusal.why)
+            raise
+
+    def _open(self, session: str, opening: str, releases: tuple[Sealed, ...]) -> Opening:
+        headers = self._checked(session, opening, releases)
+        digest = set_digest(session, opening, releases)
+        # Before anything is recorded: a set that cannot be answered must not be the one of its name.
+        seeds = [self._seed(sealed, header) for sealed, header in zip(releases, headers, strict=True)]
+        total = np.zeros(headers[0].size, np.uint64)
+        with self._record.exclusive() as page:
+            self._record_set(page, opening, digest, headers)
+        while seeds:
+            add_mask(total, seeds.pop())
+        signature = self._key.sign(_signed(self.name, session, opening, digest, total))
+        return Opening(self.name, opening, digest, total, signature)
+
+    def _checked(self, session: str, opening: str, releases: tuple[Sealed, ...]) -> list[Header]:
+        """The headers of a set that is right by itself, whatever was opened before."""
+        _check_name(session, opening)
+        if not 0 < len(releases) <= MOST_MACHINES:
+            raise OpeningRefusedError(f"expected 1 to {MOST_MACHINES} releases, got {len(releases)}")
+        try:
+            headers = [checked_header(sealed, self.roster) for sealed in releases]
+        except MaskedReleaseError as error:
+            raise OpeningRefusedError(f"one of them is no release of this roster: {error}") from error
+        if len({header.machine for header in headers}) < len(headers):
+            raise OpeningRefusedError("a machine is in it twice")
+        if any(header.session != session for header in headers):
+            raise OpeningRefusedError("a release is another session's")
+        if len({SessionTerms.of(header) for header in headers}) > 1:
+            raise OpeningRefusedError("its releases differ in d, spacing, terms or what they build on")
+        needed = max(headers, key=lambda header: header.min_cohort)
+        if len(headers) < needed.min_cohort:
+            raise OpeningRefusedError(
+                f"machine {needed.machine!r} wants sums of {needed.min_cohort} releases or more, got {len(headers)}"
+            )
+        return headers
+
+    def _seed(self, sealed: Sealed, header: Header) -> bytes:
+        try:
+            return opened_seal(sealed, header, self.name, self._key)
+        except MaskedReleaseError as error:
+            raise OpeningRefusedError(f"the seal of machine {header.machine!r} does not open") from error
+
+    @staticmethod
+    def _record_set(page: OpeningPage, opening: str, digest: str, headers: list[Header]) -> None:
+        """Record a set that may be opened after all that were; one that was opened already stands as it is."""
+        first = headers[0]
+        known = page.set_digest(first.session, opening)
+        if known == digest:
+            return
+        if known is not None:
+            raise OpeningRefusedError("another set was opened under its name")
+        terms = SessionTerms.of(first)
+        if page.terms(first.session) not in (None, terms):
+            raise OpeningRefusedError("the session was opened with another d, spacing, roster, terms or builds_on")
+        last = page.last_opened(first.session, [header.machine for header in headers])
+        for header in headers:
+            _check_follows(header, last.get(header.machine))
+        machines = {header.machine: LastOpened(header.release, header.release_id) for header in headers}
+        page.commit(OpenedSet(first.session, opening, digest, terms, machines))
+
+
+def set_digest(session: str, opening: str, releases: Sequence[Sealed]) -> str:
+    """A digest of every byte of a set that a helper is asked to open, in order; 64 hexadecimal digits.
+
+    Parameters
+    ----------
+    session, opening : str
+    releases : sequence of Sealed
+
+    Notes
+    -----
+    Two sets with one digest would be a collision of SHA-256.
+    """
+    digest = hashlib.sha256(_SET_LABEL + _joined([session.encode(), opening.encode()]))
+    for sealed in releases:
+        digest.update(_joined([sealed.header, *sealed.seals, sealed.signature]))
+    return digest.hexdigest()
+
+
+def is_opening(entry: HelperEntry, session: str, answer: Opening) -> bool:
+    """Whether an answer is that helper's, for that session, its name, its set and its total.
+
+    Parameters
+    ----------
+    entry : HelperEntry
+        The helper's, in the server's own roster.
+    session : str
+    answer : Opening
+
+    Notes
+    -----
+    It tells the server who answered, and not that the total is right. A helper that adds something to it is not noticed
+    here.
+    """
+    try:
+        signed = _signed(answer.helper, session, answer.opening, answer.set_digest, answer.total)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return answer.helper == entry.name and is_signed(entry.signing, answer.signature, signed)
+
+
+def _check_name(session: Any, opening: Any) -> None:
+    if not isinstance(opening, str) or not _OPENING_NAME.fullmatch(opening):
+        raise OpeningRefusedError("expected a name of 1 to 64 letters, digits and hyphens for the set, got another")
+    if not isinstance(session, str) or not 0 < len(session) <= protocol.LONGEST_SESSION_NAME or not session.isalnum():
+        raise OpeningRefusedError("expected a session of letters and digits, got another")
+
+
+def _check_follows(header: Header, last: LastOpened | None) -> None:
+    """Refuse a release that is not built on its machine's last opened one, or does not come after it."""
+    if last is not None and header.release <= last.release:
+        raise OpeningRefusedError(
+            f"release {header.release} of machine {header.machine!r} does not come after release {last.release}, its "
+            "last opened one"
+        )
+    expected = NOTHING_OPENED.hex() if last is None else last.release_id
+    if header.builds_on == "last-opened" and header.ack_id != expected:
+        raise OpeningRefusedError(
+            f"release {header.release} of machine {header.machine!r} is not built on its last opened one"
+        )
+
+
+def _signed(helper: str, session: str, opening: str, digest: str, total: NDArray[np.uint64]) -> bytes:
+    """What a helper's signature covers."""
+    if total.dtype != np.uint64 or total.ndim != 1:
+        raise ValueError("not a total")
+    content = hashlib.sha256(np.ascontiguousarray(total, "<u8").data).digest()
+    return _ANSWER_LABEL + _joined([helper.encode(), session.encode(), opening.encode(), digest.encode(), content])
+
+
+def _joined(parts: Iterable[bytes]) -> bytes:
+    parts = list(parts)
+    return len(parts).to_bytes(8, "big") + b"".join(len(part).to_bytes(8, "big") + part for part in parts)

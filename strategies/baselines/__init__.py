@@ -1,0 +1,1 @@
+"""Baselines of the papers: noisy SGD, ISRL-DP, delayed momentum."""

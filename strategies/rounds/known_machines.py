@@ -1,0 +1,454 @@
+"""Which machines there are: their names, and waiting for them with a deadline.
+
+Flower's node ids are random in every run and change when a node restarts. A machine is therefore known by a name that
+it reports once (its partition id, say). Machines are ordered by name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Any, overload
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from ...privacy import MurmurflError, protocol
+from .waiting import LEGACY, WITHOUT, Attending, Needed, is_simulation, no_helpers, pointless, shortage
+
+
+def by_length_and_name(name: str) -> tuple[int, str]:
+    """The order of machines: 2 before 10."""
+    return len(name), name
+
+
+class NumberedNames(Sequence[str]):
+    """The names of simulated machines, their numbers, in order; a name is made when it is looked at.
+
+    Parameters
+    ----------
+    numbers : int or range
+        M, for "0" to "M - 1"; or some of them, ascending.
+    """
+
+    def __init__(self, numbers: int | range) -> None:
+        self.numbers = range(numbers) if isinstance(numbers, int) else numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, self.numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[str]: ...
+    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
+        if isinstance(place, int):
+            return str(self.numbers[place])
+        numbers = self.numbers[place]
+        return NumberedNames(numbers) if numbers.step > 0 else [str(number) for number in numbers]
+
+    def __contains__(self, name: object) -> bool:
+        # Only what str() writes: no sign, no leading zero, and no digits of other scripts.
+        if not isinstance(name, str) or not (name.isascii() and name.isdigit()):
+            return False
+        return len(name) <= len(str(self.numbers.stop)) and str(int(name)) == name and int(name) in self.numbers
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, NumberedNames):
+            return self.numbers == other.numbers
+        if not isinstance(other, list):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    def __hash__(self) -> int:
+        return hash((NumberedNames, self.numbers))
+
+    def __repr__(self) -> str:
+        return f"NumberedNames({self.numbers})"
+
+
+def in_order(names: Iterable[str]) -> Sequence[str]:
+    """Names in the order of machines; those of many simulated machines are in it already."""
+    return names if isinstance(names, NumberedNames) else sorted(names, key=by_length_and_name)
+
+
+def plain_names(names: Sequence[str]) -> list[str] | int:
+    """Names as a checkpoint has them: those of all machines from 0 as how many there are."""
+    whole = isinstance(names, NumberedNames) and names.numbers == range(len(names))
+    return len(names) if whole else list(names)
+
+
+def restored_names(saved: Any) -> Sequence[str]:
+    """What :func:`plain_names` wrote."""
+    return NumberedNames(saved) if isinstance(saved, int) else [str(name) for name in saved]
+
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+_GREET_AGAIN_S = 60.0
+_ANSWERS_WITHIN_S = 30.0  # a node that is there, where the training waits for whoever is
+_ALL_MADE_WITHIN_S = 2.0  # the nodes of a simulation, after the last of them was made
+_SAY_AGAIN_S = 30.0
+_OTHER_SCHEMA = "another schema of records than this training's"
+_SEVERAL_NAMES = "more names than one, which a real node may not have"
+
+
+class NodesUnavailableError(MurmurflError):
+    """Too few machines were connected when the deadline passed."""
+
+
+class MachineDirectory:
+    """Names of the connected machines and the nodes they are on.
+
+    Parameters
+    ----------
+    num_clients : int or None
+        M, machines of the training; None for all that are connected when it begins.
+    deadline_s : float
+        Longest wait, in seconds, for enough machines to be connected.
+    sleep : callable
+        For tests.
+    message_type : str
+        Of the messages in which machines are asked for their names.
+    fewest : int
+        Where M is not known: how many machines the training does not begin without.
+    client : str
+        What a ClientApp must have for this training, as a line of code.
+    permit : str
+        Of the session's owner, for every message; empty for none.
+    schema : str
+        The digest that machines must state of what they take for a record; empty for any.
+
+    Notes
+    -----
+    A node that says it is several machines is dropped: on real nodes one of them could take all names of a training.
+    An engine that simulates several machines on a node asks for it (:attr:`several_on_a_node`).
+
+    If two nodes report one name, the name belongs to the node that was met first (of two met at once, to the one with
+    the smaller node id) as long as that node is connected. The report of the other node is dropped and logged, and an
+    error about missing machines counts it. The server cannot know which of the two is right: perhaps a node was
+    restarted before its old connection was given up, perhaps somebody pretends. The SuperLink checks who may connect at
+    all, by the nodes' keys.
+
+    A machine's guarantee holds whoever else takes its name.
+    """
+
+    def __init__(
+        self,
+        num_clients: int | None,
+        deadline_s: float,
+        sleep: Callable[[float], None] = time.sleep,
+        *,
+        message_type: str = MessageType.QUERY,
+        fewest: int = 1,
+        client: str = "",
+        permit: str = "",
+        schema: str = "",
+    ) -> None:
+        self.num_clients = num_clients
+        self.schema = schema
+        self.fewest = fewest if num_clients is None else num_clients
+        """How many machines must be known before their names are settled."""
+        self.client = client
+        self.deadline_s = deadline_s
+        self.names: Sequence[str] = []
+        """The M machines of the training, in order; fixed by the first :meth:`meet`."""
+        self.entries: Mapping[str, str] = {protocol.PERMIT: permit} if permit else {}
+        """What every message of the training says to every node."""
+        self.several_on_a_node = False
+        """Whether a node may report several names: in a simulation only."""
+        self._sleep = sleep
+        self._message_type = message_type
+        self._hosted: dict[int, Introduction] = {}
+        self._greeted: dict[int, tuple[str, float]] = {}
+        self._warned: set[str] = set()
+        self._failures: Counter[str] = Counter()
+        self._strangers: dict[int, str] = {}
+        self._nodes, self._nodes_since = 0, math.inf
+        self._last_said = ("", 0.0)
+
+    def node_of(self, name: str) -> int | None:
+        """The connected node a machine is on, or None."""
+        for node_id, met in self._hosted.items():
+            if name in met.machines:
+                return node_id
+        return None
+
+    def node_map(self) -> dict[str, int]:
+        """Connected machines of the training and their nodes."""
+        members = set(self.names)
+        nodes: dict[str, int] = {}
+        for node_id, met in self._hosted.items():  # in the order in which they were met
+            for name in met.machines:
+                if name in members:
+                    nodes.setdefault(name, node_id)
+        return nodes
+
+    def helpers(self) -> dict[str, tuple[int, str]]:
+        """Connected helpers, the nodes they are on, and the roster each says it works with."""
+        found: dict[str, tuple[int, str]] = {}
+        for node_id, met in self._hosted.items():
+            for name in met.helpers:
+                found.setdefault(name, (node_id, met.roster))
+        return found
+
+    def restore(self, names: Sequence[str]) -> None:
+        """Take the machines of an earlier session, from a checkpoint."""
+        self.names = names if isinstance(names, NumberedNames) else list(names)
+
+    def meet(self, grid: Grid, needed: int, helpers: int = 0, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Wait until ``needed`` machines of the training are connected, and learn the names of new nodes.
+
+        Parameters
+        ----------
+        grid : Grid
+        needed : int
+        helpers : int
+            Helpers to wait for as well.
+        meanwhile : callable
+            Called before every wait for helpers; may raise what makes it pointless.
+
+        Raises
+        ------
+        NodesUnavailableError
+            If the deadline passes first; at once where it is certain to (:mod:`.waiting`).
+        """
+        deadline = time.monotonic() + self.deadline_s
+        pause, wanted = _FIRST_PAUSE_S, Needed(needed, helpers, self.client)
+        while True:
+            self.refresh(grid)
+            if not self.names and self._complete():
+                self.names = self._known()[: self.num_clients]
+            enough = bool(self.names) and len(self.node_map()) >= needed
+            if enough and len(self.helpers()) >= helpers:
+                return
+            seen = self._attending(simulated=is_simulation(grid))
+            if not self.several_on_a_node and (why := pointless(wanted, seen)):
+                raise NodesUnavailableError(why)
+            if time.monotonic() >= deadline:
+                said = no_helpers if enough else shortage
+                raise NodesUnavailableError(said(wanted, seen, self.deadline_s))
+            if enough:
+                meanwhile()
+                self._say(f"helpers: {len(self.helpers())} of {helpers}")
+            else:
+                self._say(f"machines: {len(self._known())} of {needed}")
+            self._sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _attending(self, *, simulated: bool) -> Attending:
+        """What is known of the nodes while they are waited for."""
+        connected = self.node_map() if self.names else self._known()
+        return Attending(
+            nodes=self._nodes,
+            silent=sum(bool(message_id) for message_id, _ in self._greeted.values()),
+            machines=list(connected),
+            helpers=list(self.helpers()),
+            gone=[name for name in self.names if name not in connected],
+            doubles=self._repeated(),
+            strangers=Counter(self._strangers.values()),
+            said=self._said(),
+            # A simulation makes its nodes one after the other, while its server runs already.
+            simulated=simulated and time.monotonic() - self._nodes_since >= _ALL_MADE_WITHIN_S,
+        )
+
+    def _say(self, waiting: str) -> None:
+        """Say what is waited for: once, and again where it changed or much time has passed."""
+        text, now = f"Waiting for {waiting} connected{self._said()}.", time.monotonic()
+        if text != self._last_said[0] or now - self._last_said[1] >= _SAY_AGAIN_S:
+            self._last_said = text, now
+            log(INFO, "%s", text)
+
+    def _complete(self) -> bool:
+        """Whether the machines of the training are known."""
+        if len(self._known()) < self.fewest:
+            return False
+        if self.num_clients is not None:
+            return True
+        # Nodes that are connected as well may be about to say who they are.
+        pending = [since for message_id, since in self._greeted.values() if message_id]
+        return all(time.monotonic() - since >= _ANSWERS_WITHIN_S for since in pending)
+
+    def pause(self, seconds: float) -> None:
+        """Wait."""
+        self._sleep(seconds)
+
+    def refresh(self, grid: Grid) -> None:
+        """Greet nodes that are new and take the answers that have come so far; does not wait for any."""
+        now = time.monotonic()
+        connected = set(grid.get_node_ids())
+        if len(connected) != self._nodes:
+            self._nodes, self._nodes_since = len(connected), now
+        self._hosted = {node_id: met for node_id, met in self._hosted.items() if node_id in connected}
+        self._strangers = {node_id: kind for node_id, kind in self._strangers.items() if node_id in connected}
+        # A node that gives no sensible answer is asked again after a while. Nobody waits for it meanwhile.
+        self._greeted = {
+            node_id: (message_id, since)
+            for node_id, (message_id, since) in self._greeted.items()
+            if node_id in connected and now - since < _GREET_AGAIN_S
+        }
+        new = sorted(connected - self._hosted.keys() - self._greeted.keys())
+        if new:
+            message_ids = list(
+                grid.push_messages([hello(node_id, self._message_type, self.entries) for node_id in new])
+            )
+            for node_id, message_id in zip(new, message_ids, strict=False):
+                self._greeted[node_id] = (message_id or "", now)
+        waiting = {message_id: node_id for node_id, (message_id, _) in self._greeted.items() if message_id}
+        if waiting:
+            answered = [
+                (node_id, reply)
+                for reply in grid.pull_messages(list(waiting))
+                if (node_id := waiting.get(reply.metadata.reply_to_message_id)) is not None
+            ]
+            for node_id, reply in sorted(answered, key=lambda pair: pair[0]):
+                self._met(reply, node_id)
+        self._report_repeated()
+        self._report_schemas()
+
+    def _met(self, reply: Message, node_id: int) -> None:
+        met, kind = introduction(reply), stranger(reply)
+        self._strangers = {**self._strangers, node_id: kind} if kind else self._strangers
+        several = 0 if met is None else len(met.machines) + len(met.helpers)
+        if met is not None and met.machines and self.schema and met.schema != self.schema:
+            log(WARNING, "Node %d has %s and is not asked.", node_id, _OTHER_SCHEMA)
+            self._greeted[node_id] = ("", self._greeted[node_id][1])
+            self._failures[_OTHER_SCHEMA] += 1
+            return
+        if met is not None and (several == 1 or self.several_on_a_node):
+            self._hosted[node_id] = met
+            del self._greeted[node_id]
+            self._strangers.pop(node_id, None)
+            return
+        self._greeted[node_id] = ("", self._greeted[node_id][1])
+        if met is None:
+            self._failures[failure(reply)] += 1
+            return
+        log(WARNING, "Node %d says that it is %d machines and is not asked: it may be one.", node_id, several)
+        self._failures[_SEVERAL_NAMES] += 1
+
+    def _report_schemas(self) -> None:
+        """Say once that machines take different things for a record: their releases do not belong together."""
+        stated = {met.schema for met in self._hosted.values() if met.machines and met.schema}
+        if len(stated) > 1 and _OTHER_SCHEMA not in self._warned:
+            self._warned.add(_OTHER_SCHEMA)
+            log(
+                WARNING, "Machines state %d schemas of records: have their operators compare schema files.", len(stated)
+            )
+
+    def _report_repeated(self) -> None:
+        for name in self._repeated():
+            if name not in self._warned:
+                log(WARNING, "Machine %r is reported by two nodes; the one met first is asked.", name)
+                self._warned.add(name)
+
+    def _repeated(self) -> list[str]:
+        """The names that more than one connected node reports."""
+        return sorted(name for name, times in Counter(self._all_names()).items() if times > 1)
+
+    def _all_names(self) -> Iterable[str]:
+        return (name for met in self._hosted.values() for name in met.machines)
+
+    def _known(self) -> list[str]:
+        return sorted(set(self._all_names()), key=by_length_and_name)
+
+    def _said(self) -> str:
+        """What nodes answered that could not be met."""
+        return "".join(f"; {count} answered with {reason}" for reason, count in self._failures.items())
+
+
+# An exception of the ClientApp, which murmurfl's never lets out.
+_RAISED = (ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+# What Flower's legacy ClientApp raises on a message of the Message API.
+_OF_LEGACY = ("fitins.", "evaluateins.", "Invalid message type: query")
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """Who is on a node, in its own words.
+
+    Parameters
+    ----------
+    machines, helpers : tuple of str
+        Names; a real node is one of the two.
+    roster : str
+        Of its helpers: the roster they work with, as JSON text; empty without helpers.
+    schema : str
+        The digest of what its machines take for a record; empty where they do not say.
+    """
+
+    machines: tuple[str, ...]
+    helpers: tuple[str, ...] = ()
+    roster: str = ""
+    schema: str = ""
+
+
+def hello(node_id: int, message_type: str, entries: Mapping[str, Any]) -> Message:
+    """What a node is asked; ``entries`` are what every message of the training says."""
+    asked = {protocol.ASK: protocol.ASK_HELLO, protocol.VERSION: protocol.PROTOCOL_VERSION}
+    config = ConfigRecord({**entries, **asked})
+    return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=message_type)
+
+
+def introduction(reply: Message) -> Introduction | None:
+    """What a node said, or None if it said nothing that this server understands."""
+    config = None if reply.has_error() else reply.content.config_records.get(protocol.CONFIG)
+    if config is None or config.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
+        return None
+    machines, helpers = _names(config, protocol.MACHINES), _names(config, protocol.HELPERS)
+    roster = config.get(protocol.ROSTER, "")
+    if machines is None or helpers is None or not (machines or helpers) or not isinstance(roster, str):
+        return None
+    schema = config.get(protocol.SCHEMA, "")
+    known = isinstance(schema, str) and re.fullmatch(r"[0-9a-f]{32}", schema)
+    return Introduction(machines, helpers, roster if helpers else "", str(schema) if known else "")
+
+
+def failure(reply: Message) -> str:
+    """Why a node could not be met, in words a node cannot choose."""
+    stated: Any = None
+    if not reply.has_error():
+        config = reply.content.config_records.get(protocol.CONFIG)
+        stated = None if config is None else config.get(protocol.VERSION)
+    elif reply.error.code != protocol.PROTOCOL_MISMATCH:
+        return protocol.REFUSAL_NAMES.get(reply.error.code, f"error {reply.error.code}")
+    elif found := re.search(r"protocol version (\d{1,9})\b", reply.error.reason or ""):
+        stated = int(found[1])
+    if isinstance(stated, int) and stated != protocol.PROTOCOL_VERSION:
+        name, ours = protocol.REFUSAL_NAMES[protocol.PROTOCOL_MISMATCH], protocol.PROTOCOL_VERSION
+        return f"{name} (they speak version {stated} of murmurfl's protocol, this server version {ours})"
+    return "an answer this server does not understand"
+
+
+def stranger(reply: Message) -> str:
+    """Of what kind a node's ClientApp is, where it does not know murmurfl; empty where it does, or cannot be told.
+
+    A node may say anything in its reply, which chooses between two sentences of ours and no more.
+    """
+    if not reply.has_error():
+        return "" if any(protocol.VERSION in record for record in reply.content.config_records.values()) else WITHOUT
+    if reply.error.code not in _RAISED:
+        return ""
+    reason = reply.error.reason or ""
+    return LEGACY if any(mark in reason for mark in _OF_LEGACY) else WITHOUT
+
+
+def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
+    """The names of an entry, none if it is missing; None if it is no list of names."""
+    names = config.get(key, [])
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list):
+        return None
+    if not all(isinstance(name, str) and 0 < len(name) <= protocol.LONGEST_MACHINE_NAME for name in names):
+        return None
+    return tuple(str(name) for name in names)

@@ -1,0 +1,175 @@
+"""What a training finds out before its first round, while nothing is spent, and when it must not go on.
+
+Whether machines last for all rounds and evaluate, and whether anything comes from them at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from logging import WARNING
+from typing import Any
+
+from flwr.common.logger import log
+
+from ...privacy import ConfigurationError, MurmurflError, protocol
+from .asked_statements import releases_left
+from .replies import RoundReport
+from .sampling import rounds_possible
+
+PATIENCE = 3
+"""Rounds from which nothing came but refusals, after which a training that never had anything is given up."""
+
+_MOST_NAMED = 10
+_LEGACY = " In place of ClientApp(client_fn, mods=[...]) write app = numpy_client_app(client_fn, mods=[...])."
+
+
+class NothingAggregatedError(MurmurflError):
+    """No machine's release ever came into the model."""
+
+
+def check_rounds(
+    sample: Callable[[int], Iterable[str]],
+    statements: Mapping[str, Mapping[str, Any]],
+    done: int,
+    num_rounds: int,
+) -> None:
+    """Refuse a training that asks a machine more often than it says it can answer; it knows before it begins.
+
+    Parameters
+    ----------
+    sample : callable
+        The machines that are asked in a round.
+    statements : mapping
+        What each machine says of itself, by name.
+    done : int
+        Rounds that are over.
+    num_rounds : int
+        T.
+
+    Raises
+    ------
+    ConfigurationError
+        If a machine is asked too often, and no round is over yet.
+    """
+    stated = {name: releases_left(said) for name, said in statements.items()}
+    last, name = rounds_possible(sample, range(done + 1, num_rounds + 1), stated)
+    if last is None or name is None:
+        return
+    said = (
+        f"machine {name} says that it can make {stated[name]} {'more ' if done else ''}releases, and round {last} "
+        "asks it for one more: its cap (max-participations) and its fresh samples decide"
+    )
+    if not done:
+        raise ConfigurationError(
+            f"Expected at most {last - 1} rounds, got {num_rounds}: {said}. Use fewer rounds, or a larger cap, "
+            "or run_dry=True (run-dry = true in murmurfl's own app): machines that can make no more then refuse."
+        )
+    # No refusal here: a server that was killed asks for a round again, and what its machines released for it the first
+    # time is spent. So a training that was possible may end up short of a release, through no fault of its plan.
+    log(WARNING, "In what is left of %d rounds %s; it refuses from then on.", num_rounds, said)
+
+
+def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) -> None:
+    """Refuse a training whose server has sums of masked releases, and whose machines none, or the other way round.
+
+    Parameters
+    ----------
+    statements : mapping
+        What each machine says of itself, by name.
+    masked : bool
+        Whether the server has such sums.
+
+    Raises
+    ------
+    ConfigurationError
+        If that is so for all machines: no reply could ever be read.
+    """
+    unlike = [name for name, stated in statements.items() if (protocol.MIN_COHORT in stated) != masked]
+    if not unlike or len(unlike) < len(statements):
+        return
+    if masked:
+        raise ConfigurationError(
+            f"Expected machines that release under masks, got {len(unlike)} that do not, and secure_aggregation has "
+            "sums of masked releases only. Set trust='secure-aggregation', min_honest=... and min_cohort=... in their "
+            "policies, or leave secure_aggregation out."
+        )
+    raise ConfigurationError(
+        f"Expected machines that release without masks, got {len(unlike)} with trust='secure-aggregation', whose masks "
+        "this server cannot take off. Give the strategy secure_aggregation=SecureAggregation(min_cohort=..., "
+        "helpers=...)."
+    )
+
+
+def check_evaluations(statements: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse to ask machines for evaluations if none of them gives any; warn if some do not.
+
+    Parameters
+    ----------
+    statements : mapping
+        What each machine says of itself, by name.
+
+    Raises
+    ------
+    ConfigurationError
+        If none allows it.
+    """
+    said = {name: bool(stated["evaluation-allowed"]) for name, stated in statements.items() if _says(stated)}
+    refusing = [name for name, allowed in said.items() if not allowed]
+    if not refusing:
+        return
+    how = (
+        "A machine evaluates only where its own configuration says so: allow_evaluation=True in its UpdatePolicy, "
+        "allow-evaluation = true in its operator's file. The results have no noise."
+    )
+    if len(refusing) == len(said):
+        raise ConfigurationError(
+            f"Expected machines that evaluate, for evaluate_on_machines=True, got {len(said)} that do not. {how} Or "
+            "leave evaluate_on_machines out and give start(..., evaluate_fn=...), on public data."
+        )
+    named = ", ".join(refusing[:_MOST_NAMED]) + (", ..." if len(refusing) > _MOST_NAMED else "")
+    log(WARNING, "%d of %d machines do not evaluate (%s). %s", len(refusing), len(said), named, how)
+
+
+def _says(stated: Mapping[str, Any]) -> bool:
+    return isinstance(stated.get("evaluation-allowed"), bool | int)
+
+
+def is_hopeless(history: Sequence[RoundReport], patience: int) -> bool:
+    """Whether a training has had nothing but refusals from its beginning, in as many rounds as there is patience for.
+
+    Lost replies and closed rounds may mend; a machine that refuses says that it will.
+    """
+    return len(history) >= patience and all(
+        report.asked and report.refusals + report.malformed >= report.asked for report in history
+    )
+
+
+def check_something_came(history: Sequence[RoundReport], why: Sequence[str] = ()) -> None:
+    """Refuse to call it a result if rounds asked for releases and none was ever aggregated.
+
+    Parameters
+    ----------
+    history : sequence of RoundReport
+    why : sequence of str
+        The texts of refusals.
+
+    Raises
+    ------
+    NothingAggregatedError
+        With what machines said.
+    """
+    asked = [report for report in history if report.asked]
+    if not asked or any(report.aggregated for report in asked):
+        return
+    reasons = sorted({reason for report in asked for reason in report.refused})
+    texts = f" ({'; '.join(why)})" if why else ""
+    said = [f"machines refused with {', '.join(reasons)}{texts}"] if reasons else []
+    said += sorted({f"a round was closed ({report.closed})" for report in asked if report.closed})
+    said += [f"{count} replies were malformed"] if (count := sum(report.malformed for report in asked)) else []
+    said += [f"{count} replies were lost"] if (count := sum(report.lost for report in asked)) else []
+    rounds = "round" if len(asked) == 1 else "rounds"
+    legacy = protocol.REFUSAL_NAMES[protocol.LEGACY_CLIENT_APP] in reasons
+    raise NothingAggregatedError(
+        f"Expected releases to aggregate, got none in {len(asked)} {rounds}: {'; '.join(said)}; see the machines' logs."
+        f"{_LEGACY if legacy else ''}"
+    )

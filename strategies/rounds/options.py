@@ -1,0 +1,102 @@
+"""The options that every strategy takes, typed once; a strategy's own file adds what only that strategy takes.
+
+A strategy hands options on to its base class as ``**options``. With ``Unpack`` (PEP 692) a type checker knows what they
+are, so that a misspelt option is found before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+from flwr.app import MetricRecord
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError, protocol
+from ..sums.secure_aggregation import SecureAggregation
+from .replies import RoundReport
+from .sampling import SAMPLINGS, Sampling
+
+OnRound = Callable[[RoundReport, MetricRecord | None], None]
+"""What is called after every round, with its report and the metrics of the central evaluation."""
+
+
+class RoundOptions(TypedDict, total=False):
+    """Options of :class:`~murmurfl.strategies.ReleaseStrategy`, where they are described, that all strategies take."""
+
+    fraction_train: float | None
+    min_train_nodes: int | None
+    min_available_nodes: int | None
+    wait_for: float
+    ask: float
+    seed: int | None
+    sampling: Sampling
+    session: str | None
+    node_deadline_s: float
+    checkpoint: Path | str | None
+    largest_value: float
+    evaluate_every: int
+    run_dry: bool
+    on_round: OnRound | None
+    secure_aggregation: SecureAggregation | None
+    centre: NDArray[np.floating] | None
+    permit: str | None
+    schema: str | None
+
+
+class ReleaseOptions(RoundOptions, total=False):
+    """All options of :class:`~murmurfl.strategies.ReleaseStrategy`."""
+
+    num_clients: int | None
+    clients_per_round: int | None
+
+
+def check_rounds_options(sampling: str, session: str | None, evaluate_every: int) -> None:
+    """Refuse a number of rounds, a way of sampling or a session's name that cannot be.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if isinstance(evaluate_every, bool) or not isinstance(evaluate_every, int) or evaluate_every < 1:
+        raise ConfigurationError(f"Expected evaluate_every to be an integer >= 1, got {evaluate_every!r}.")
+    if sampling not in SAMPLINGS:
+        raise ConfigurationError(f"Expected sampling one of {SAMPLINGS}, got {sampling!r}.")
+    if session is not None and not (session.isalnum() and len(session) <= protocol.LONGEST_SESSION_NAME):
+        raise ConfigurationError(f"Expected a session of up to 64 letters and digits, got {session!r}.")
+
+
+def refuse_sums(option: SecureAggregation, refusing: str) -> None:
+    """Refuse secure aggregation where a strategy needs more than sums: ``refusing`` is its name.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if not isinstance(option, SecureAggregation):
+        raise ConfigurationError(
+            f"Expected secure_aggregation to be a SecureAggregation, got {type(option).__name__}: write "
+            "secure_aggregation=SecureAggregation(min_cohort=3, helpers=2)."
+        )
+    if refusing:
+        raise ConfigurationError(
+            f"Expected no secure_aggregation for {refusing}, got one: it is not made for sums of masked releases. Mu2, "
+            "OnlineFedSGD, FullBatch, NoisySGD and CorrelatedFedAvg are."
+        )
+
+
+def centre_bytes(centre: NDArray[np.floating]) -> bytes:
+    """A centre as requests have it: float32 values, little endian.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is not one row of values that are finite in float32.
+    """
+    with np.errstate(over="ignore"):
+        values = np.asarray(centre).astype("<f4")
+    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
+        raise ConfigurationError(f"Expected a centre of finite values, one a feature, got shape {np.shape(centre)}.")
+    return values.tobytes()

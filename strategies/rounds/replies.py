@@ -1,0 +1,395 @@
+"""What a round asks, how it is sent, and which of the replies to believe.
+
+A reply comes from a machine that may be broken, a node that may be somebody else's, and a network that may duplicate or
+delay: it is read as a whole, or dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from logging import INFO, WARNING
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid as FlowerGrid
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError, Release, protocol
+from ...privacy.arrays import read_array
+from ...privacy.machine.clipping_figures import TrainingFigures
+from ...privacy.sums.masking import MaskedRelease, Sealed
+from .layout import Layout, Vector
+
+LARGEST_VALUE = 1e100
+"""No value of a release may be larger: sums of finite but huge values could become infinite, and then NaN."""
+
+LARGEST_COUNT = 2**53
+"""No count of a release is larger in magnitude: what is sent is float64, and exact."""
+
+_MOST_SAMPLES = 2**31
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What became of one round's requests.
+
+    Parameters
+    ----------
+    server_round : int
+        t.
+    asked : int
+        m, machines sampled.
+    aggregated : int
+        Replies that entered the model.
+    lost : int
+        Machines that were not connected or whose reply did not come in time.
+    late : int
+        Replies dropped because another of that machine's was aggregated since they were asked for, or because they came
+        after their round where that is of no use.
+    malformed : int
+        Replies dropped for their shape, values or entries.
+    refused : dict of str to int
+        Error replies by reason.
+    samples : int
+        Samples that the aggregated replies say they count for, a public number: b of each machine, or all that it has.
+    unopened : int
+        Under secure aggregation: replies that came, and were carried over because the round was closed.
+    closed : str
+        Why it was closed; empty if it was not.
+    overdue : int
+        Of the replies that came, those to requests of earlier rounds.
+    awaited : int
+        Requests that were open when the round ended, of this round and of earlier ones.
+    finished : int
+        Machines that have made all releases that they can, and are not asked any more.
+    """
+
+    server_round: int
+    asked: int = 0
+    aggregated: int = 0
+    lost: int = 0
+    late: int = 0
+    malformed: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    samples: int = 0
+    unopened: int = 0
+    closed: str = ""
+    overdue: int = 0
+    awaited: int = 0
+    finished: int = 0
+
+    @property
+    def refusals(self) -> int:
+        """Error replies in all."""
+        return sum(self.refused.values())
+
+    @property
+    def metrics(self) -> MetricRecord:
+        """The counts, as Flower's results hold them."""
+        return MetricRecord(
+            {
+                "asked": self.asked,
+                "aggregated": self.aggregated,
+                "lost": self.lost,
+                "late": self.late,
+                "malformed": self.malformed,
+                "refused": self.refusals,
+                **({"unopened": self.unopened} if self.closed else {}),
+                **({"overdue": self.overdue, "awaited": self.awaited} if self.overdue or self.awaited else {}),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """What one round asks, before it becomes messages.
+
+    Parameters
+    ----------
+    server_round : int
+        t, from 1.
+    session : str
+        The training's name to its machines.
+    acks : mapping of str to int
+        The machines asked, in order, and the last release of each that was aggregated.
+    aggregated : mapping of str to int
+        The last release aggregated of every machine, asked or not; it grows while the round's replies are taken.
+    points : tuple of ndarray of shape (d,)
+        The query points.
+    entries : mapping
+        What the request says to every machine beside that, plain values.
+    sums_suffice : bool
+        Whether replies of several machines may come as :class:`SummedReplies`.
+    """
+
+    server_round: int
+    session: str
+    acks: Mapping[str, int]
+    aggregated: Mapping[str, int]
+    points: tuple[Vector, ...]
+    entries: Mapping[str, Any] = field(default_factory=dict)
+    sums_suffice: bool = False
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply that could be read.
+
+    Parameters
+    ----------
+    machine : str
+        Its name, on the node it came from.
+    release, ack : int
+        k, and the acknowledgement the release was built on.
+    contents : ndarray of shape (d,), float64, or Release, or MaskedRelease, or None
+        P_k - P_ack: what was sent, or in a simulation without messages the release itself; under secure aggregation
+        what is under its masks. None where it must not be looked at (:attr:`hidden`).
+    metrics : mapping
+        The other entries.
+    """
+
+    machine: str
+    release: int
+    ack: int
+    contents: Vector | Release | MaskedRelease | None
+    metrics: Mapping[str, Any]
+
+    @property
+    def values(self) -> Vector:
+        """P_k - P_ack, shape (d,).
+
+        Raises
+        ------
+        ConfigurationError
+            If it is masked: nobody sees it then.
+        """
+        if self.contents is None or isinstance(self.contents, MaskedRelease):
+            raise ConfigurationError("Expected a release without masks, got a masked one: only sums can be seen.")
+        return self.contents.values if isinstance(self.contents, Release) else self.contents
+
+    @property
+    def samples(self) -> int:
+        """How many samples it counts for, by its own words; 0 where it says nothing that could be believed."""
+        said = self.metrics.get(protocol.NUM_EXAMPLES)
+        return said if isinstance(said, int) and 1 <= said <= _MOST_SAMPLES else 0
+
+    @property
+    def hidden(self) -> Reply:
+        """The same without its release: all there is of one that only sums show, on every engine."""
+        return replace(self, contents=None)
+
+
+@dataclass(frozen=True)
+class SummedReplies:
+    """Replies of several machines of a simulation, whose releases were added up where they were made.
+
+    Parameters
+    ----------
+    machines : tuple of str
+        Their names.
+    releases, acks : tuple of int
+        k of each, and the acknowledgement it was built on.
+    samples : tuple of int
+        How many samples each counts for.
+    counts : ndarray of shape (d,), int64
+        The sum of their releases, in units of the grid's spacing: integers, whose sum is the same in any order.
+    spacing : float
+        That of the grid, which is one for all.
+    largest : int
+        No count of a single release is larger in magnitude.
+    metrics : mapping
+        The other entries, the same for all.
+    """
+
+    machines: tuple[str, ...]
+    releases: tuple[int, ...]
+    acks: tuple[int, ...]
+    samples: tuple[int, ...]
+    counts: NDArray[np.int64]
+    spacing: float
+    largest: int = LARGEST_COUNT
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    def each(self) -> Iterator[Reply]:
+        """The reply of each machine, without its release."""
+        for name, release, ack, samples in zip(self.machines, self.releases, self.acks, self.samples, strict=True):
+            yield Reply(name, release, ack, None, {**self.metrics, protocol.NUM_EXAMPLES: samples})
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An error reply.
+
+    Parameters
+    ----------
+    code : int
+        Its code (:mod:`murmurfl.privacy.protocol`).
+    """
+
+    code: int
+
+
+Outcome = Reply | SummedReplies | Refusal | TrainingFigures | None
+"""What came back for a request: a reply, an error reply, or (None) something that cannot be read. Machines that are
+asked directly may answer several at once, and add what clipping did in the round, of all of them together."""
+
+
+@runtime_checkable
+class DirectMachines(Protocol):
+    """Machines that are asked without messages: a simulation in this process."""
+
+    def names(self) -> Sequence[str]:
+        """All machines."""
+        ...
+
+    def answer(self, request: RoundRequest) -> Iterable[Outcome]:
+        """What came back; a lost reply is not among it."""
+        ...
+
+    def statements(self, session: str, names: Sequence[str] | None = None) -> Mapping[str, Mapping[str, Any]]:
+        """What each machine says it has spent, by name; ``names`` are given where only these are asked."""
+        ...
+
+
+def read_outcome(
+    message: Message,
+    layout: Layout,
+    nodes: Mapping[str, int],
+    largest_value: float = LARGEST_VALUE,
+    *,
+    masked: bool = False,
+) -> Outcome:
+    """A message as what it says; parameters as for :func:`read_reply`."""
+    if message.has_error():
+        return Refusal(message.error.code)
+    return read_reply(message, layout, nodes, largest_value, masked=masked)
+
+
+def read_reply(
+    message: Message,
+    layout: Layout,
+    nodes: Mapping[str, int],
+    largest_value: float = LARGEST_VALUE,
+    *,
+    masked: bool = False,
+) -> Reply | None:
+    """A reply's contents, or None if it is malformed.
+
+    Parameters
+    ----------
+    message : Message
+        Without an error.
+    layout : sequence
+        The model's arrays.
+    nodes : mapping of str to int
+        The machines asked in this round, and the nodes they are on: a machine answers for itself only.
+    largest_value : float
+        A larger magnitude is no release; a huge one would swallow everybody else's. It does not show under masks.
+    masked : bool
+        Whether machines answer under masks.
+    """
+    arrays, metrics, config = (
+        message.content.get(key, None) for key in (protocol.ARRAYS, protocol.METRICS, protocol.CONFIG)
+    )
+    if not (isinstance(arrays, ArrayRecord) and isinstance(metrics, MetricRecord) and isinstance(config, ConfigRecord)):
+        return None
+    name, release, ack = config.get(protocol.MACHINE), metrics.get(protocol.RELEASE), metrics.get(protocol.ACK)
+    if not isinstance(name, str) or nodes.get(name) != message.metadata.src_node_id:
+        return None
+    if metrics.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
+        return None
+    if not isinstance(release, int) or not isinstance(ack, int):
+        return None
+    parts = _read_parts(arrays, layout)
+    contents: Vector | MaskedRelease | None = None
+    if parts is not None:
+        contents = _read_masked(parts, config) if masked else _read_values(parts, largest_value)
+    return None if contents is None else Reply(name, release, ack, contents, dict(metrics.items()))
+
+
+def is_masked(message: Message) -> bool | None:
+    """Whether a reply that says whose it is came under masks; None for anything else."""
+    config = None if message.has_error() else message.content.get(protocol.CONFIG, None)
+    if not isinstance(config, ConfigRecord) or protocol.MACHINE not in config:
+        return None
+    return protocol.HEADER in config
+
+
+def _read_parts(arrays: ArrayRecord, layout: Layout) -> list[NDArray[Any]] | None:
+    """The arrays of a reply, if they have the model's shapes."""
+    if len(arrays) != len(layout):
+        return None
+    parts = []
+    for array, (_, shape, _) in zip(arrays.values(), layout, strict=True):
+        try:
+            values = read_array(array.dtype, array.shape, array.data)
+        except (TypeError, ValueError):
+            return None
+        if values.shape != shape:
+            return None
+        parts.append(values)
+    return parts
+
+
+def _read_values(parts: list[NDArray[Any]], largest_value: float) -> Vector | None:
+    if any(values.dtype.kind != "f" for values in parts):
+        return None
+    vector = np.concatenate([np.asarray(values, dtype=np.float64).ravel() for values in parts])
+    largest = min(largest_value, LARGEST_VALUE)
+    # Also false for NaN. Twice through the values, but without writing their magnitudes anywhere.
+    return vector if -largest <= vector.min(initial=0.0) and vector.max(initial=0.0) <= largest else None
+
+
+def _read_masked(parts: list[NDArray[Any]], config: Mapping[str, Any]) -> MaskedRelease | None:
+    header, seals, signature = (config.get(key) for key in (protocol.HEADER, protocol.SEALS, protocol.SIGNATURE))
+    if any(values.dtype != np.dtype(np.uint64) for values in parts):
+        return None
+    if not (isinstance(header, bytes) and isinstance(signature, bytes) and isinstance(seals, list)):
+        return None
+    if not all(isinstance(seal, bytes) for seal in seals):
+        return None
+    counts = np.concatenate([values.ravel() for values in parts])
+    return MaskedRelease(counts, Sealed(header, tuple(map(bytes, seals)), signature))
+
+
+def exchange(grid: FlowerGrid, messages: Iterable[Message], timeout: float) -> list[Message]:
+    """Send and receive, never two messages at a time to one node.
+
+    Several simulated machines may share a node, and Flower loses a node's state when it handles two messages at once.
+    """
+    waves: list[dict[int, Message]] = []
+    for message in messages:
+        node_id = message.metadata.dst_node_id
+        wave = next((wave for wave in waves if node_id not in wave), None)
+        if wave is None:
+            waves.append(wave := {})
+        wave[node_id] = message
+    return [reply for wave in waves for reply in grid.send_and_receive(list(wave.values()), timeout=timeout)]
+
+
+_ONLY_SOMETIMES = ("unopened", "closed", "overdue", "awaited", "finished")
+
+
+def plain(report: RoundReport) -> dict[str, Any]:
+    """A report for a checkpoint; what only some rounds have stands only there."""
+    return {name: value for name, value in asdict(report).items() if value or name not in _ONLY_SOMETIMES}
+
+
+def log_losses(report: RoundReport) -> None:
+    """One line where replies are missing; a warning where one of them was malformed."""
+    if report.aggregated < report.asked or report.overdue:
+        log(
+            WARNING if report.malformed else INFO,
+            "Round %d: %d of %d replies aggregated (lost %d, refused %s, late %d, malformed %d%s).",
+            *(report.server_round, report.aggregated, report.asked, report.lost, report.refused),
+            *(report.late, report.malformed, _still_open(report)),
+        )
+
+
+def _still_open(report: RoundReport) -> str:
+    """What a round that does not wait for all has beside the others."""
+    overdue = f", {report.overdue} asked for before" if report.overdue else ""
+    return f"{overdue}, {report.awaited} awaited" if report.awaited else overdue

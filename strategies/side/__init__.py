@@ -1,0 +1,1 @@
+"""Side releases, the server's half."""

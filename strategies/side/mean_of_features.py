@@ -1,0 +1,132 @@
+"""Private centring, the server's half: the mean of everybody's features, in one round before a training.
+
+All machines are asked once for the noisy sum of their features; the sums, added up and divided by the number of samples
+they are of, are the centre that machines see their samples from afterwards
+(:mod:`murmurfl.privacy.side.centring_query`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError, protocol
+from ..rounds.layout import Vector
+from ..rounds.options import RoundOptions
+from ..rounds.replies import DirectMachines, RoundReport
+from .one_answer import OneAnswer
+
+
+@dataclass(frozen=True)
+class MeanState:
+    """The mean of the features, shape (k,); zeros before the round."""
+
+    mean: Vector
+
+
+class MeanOfFeatures(OneAnswer[MeanState]):
+    """The round in which machines release the mean of their features, for machines configured for centring.
+
+    Parameters
+    ----------
+    num_features : int
+        k, values of one sample's features.
+    num_clients : int
+        M, machines in all; all of them are asked.
+    **options
+        See :class:`~murmurfl.strategies.ReleaseStrategy`. A checkpoint is a file of its own, and a session one too.
+
+    Notes
+    -----
+    Each machine answers once in a session, and counts every session against its budget.
+
+    Examples
+    --------
+    A training around a private mean takes two strategies, one after the other, over one grid::
+
+        centre = MeanOfFeatures(num_features=64, num_clients=10).collect(grid)
+        Mu2(num_clients=10, clients_per_round=5, learning_rate=0.1, centre=centre).start(grid, initial, num_rounds=20)
+    """
+
+    state_type: ClassVar[type[MeanState]] = MeanState
+
+    def __init__(self, *, num_features: int, num_clients: int, **options: Unpack[RoundOptions]) -> None:
+        if options.get("centre") is not None:
+            raise ConfigurationError("Expected no centre for MeanOfFeatures, got one: it makes one.")
+        super().__init__(num_clients=num_clients, of=protocol.OF_MEAN, **options)
+        if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
+            raise ConfigurationError(f"Expected num_features to be an integer >= 1, got {num_features!r}.")
+        self.num_features = num_features
+
+    def collect(self, grid: Grid | DirectMachines, *, timeout: float = 3600.0) -> NDArray[np.float32]:
+        """Ask all machines, or take what is in the checkpoint: the centre, shape (k,).
+
+        Parameters
+        ----------
+        grid : Grid or DirectMachines
+            Where the machines are.
+        timeout : float
+            Seconds to wait for their replies; what has not come by then is not in the mean.
+
+        Raises
+        ------
+        NodesUnavailableError
+            If too few machines are connected when the deadline passes.
+        ConfigurationError
+            If no machine released anything, with what they said.
+
+        Notes
+        -----
+        A server that was killed while machines answered asks again in the same session. murmurfl's nodes repeat their
+        last answer; other machines have made their only release of it. Then the mean is of those that had not answered,
+        or zero where all had, which a warning says: features are then used as they lie.
+        """
+        start = ArrayRecord({"mean": Array(np.zeros(self.num_features, np.float32))})
+        centre = self.start(grid, start, num_rounds=1, timeout=timeout).arrays.to_numpy_ndarrays()[0]
+        report = self.history[-1]
+        if not report.aggregated:
+            self._say_nothing_came(report)
+        log(INFO, "Centring: the mean of the features of %d machines.", report.aggregated)
+        return np.asarray(centre, dtype=np.float32)
+
+    def _say_nothing_came(self, report: RoundReport) -> None:
+        """Refuse to go on without a mean; but where a killed server has lost it, say so."""
+        if self.answered_to_another(report):
+            log(
+                WARNING,
+                "Centring: all machines had released the mean of their features to a server that was killed before it "
+                "had them; features are used as they lie.",
+            )
+            return
+        raise ConfigurationError(
+            f"Expected machines to release the mean of their features, got none from {report.asked}: "
+            f"{self.said(report)}. Machines must be configured for centring; see their logs, or train with "
+            "centring = none."
+        )
+
+    def initial_state(self, start: Vector) -> MeanState:
+        return MeanState(start)
+
+    def query_points(self, state: MeanState) -> tuple[Vector, ...]:
+        """None: features are what they are."""
+        return ()
+
+    def next_state(self, state: MeanState, release_sum: Vector, report: RoundReport) -> MeanState:
+        return self.step(state, release_sum / max(report.samples, 1), report.server_round)
+
+    def step(self, state: MeanState, release_sum: Vector, server_round: int) -> MeanState:
+        """What :meth:`next_state` makes of the sum: the mean over the samples that are in it."""
+        return MeanState(release_sum)
+
+    def model(self, state: MeanState) -> Vector:
+        return state.mean
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "num_features": self.num_features}

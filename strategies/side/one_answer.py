@@ -1,0 +1,90 @@
+"""Rounds in which every machine answers once: what they have in common, whatever the answer is.
+
+The mean of the features (:mod:`.mean_of_features`) and an evaluation (:mod:`.private_evaluation`) are one round each,
+in a session and a checkpoint of their own. All machines are asked, and each of them has one release to make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar, Unpack
+
+from flwr.serverapp.strategy import Result
+
+from ...privacy import protocol
+from ..rounds.options import RoundOptions
+from ..rounds.replies import Reply, RoundReport, RoundRequest
+from ..rounds.stragglers import LateAnswers
+from ..rounds.strategy import ReleaseStrategy
+
+StateT = TypeVar("StateT")
+
+_CAP_REACHED = protocol.REFUSAL_NAMES[protocol.CAP_REACHED]
+
+
+class OneAnswer(ReleaseStrategy[StateT]):
+    """A strategy of one round, in which all machines are asked for the only release of a session; a base class.
+
+    Parameters
+    ----------
+    num_clients : int, optional
+        M, machines in all; all of them are asked.
+    of : str
+        What they are asked for (:data:`~murmurfl.privacy.protocol.RELEASE_OF`).
+    **options
+        See :class:`~murmurfl.strategies.ReleaseStrategy`. A checkpoint is a file of its own, and a session one too.
+
+    Notes
+    -----
+    Each machine answers once in a session, and counts every session against its budget.
+    """
+
+    foresees: ClassVar[bool] = False
+    late_answers: ClassVar[LateAnswers] = "refused"  # there is one round
+
+    must_aggregate: bool = False
+
+    def __init__(self, *, num_clients: int | None, of: str, **options: Unpack[RoundOptions]) -> None:
+        # How often a machine answers is known: once.
+        settled: RoundOptions = {**options, "run_dry": True}
+        super().__init__(num_clients=num_clients, clients_per_round=num_clients, **settled)
+        self.entries = {**self.entries, protocol.RELEASE_OF: of}
+        self._resumed = False
+
+    def check_reply(self, reply: Reply) -> bool:
+        return reply.samples > 0  # nothing can be divided by what it does not say
+
+    @property
+    def worth_keeping(self) -> bool:
+        """Whether there is anything to save: a round that gave nothing is asked for again, in the same session."""
+        return not self.history or self.history[-1].aggregated > 0
+
+    def answered_to_another(self, report: RoundReport) -> bool:
+        """Whether a round has nothing because machines had answered to a server that was killed before it had it."""
+        return self._resumed and set(report.refused) == {_CAP_REACHED}
+
+    @staticmethod
+    def said(report: RoundReport) -> str:
+        """What machines said in a round that has nothing, in a line."""
+        said = [f"machines refused with {', '.join(report.refused)}"] if report.refused else []
+        said += [f"the round was closed ({report.closed})"] if report.closed else []
+        said += [f"{report.lost} replies were lost"] if report.lost else []
+        said += [f"{report.malformed} replies were malformed"] if report.malformed else []
+        return "; ".join(said)
+
+    def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
+        request = super()._plan_round(server_round, reachable)
+        self._before_asking()
+        return request
+
+    def _before_asking(self) -> None:
+        """Save the session's name: in another one machines would count the release a second time."""
+        self._save()
+
+    def _save(self) -> None:
+        if self.worth_keeping:
+            super()._save()
+
+    def _resume(self, result: Result) -> int:
+        self._resumed = self.checkpoint is not None and self.checkpoint.exists()
+        return super()._resume(result)

@@ -1,0 +1,198 @@
+"""Private evaluation, the server's half: how good a model is on everybody's samples, in one round after a training.
+
+All machines are asked once for the noisy sum of their rows (:mod:`murmurfl.privacy.side.evaluation_query`). Accuracy
+and AUC are read from the sum of these, each with a 95 % interval (:mod:`.evaluation_figures`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from logging import INFO
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from flwr.app import ArrayRecord, MessageType
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from ...privacy import EvaluationRows, MurmurflError, protocol
+from ...privacy.side.evaluation_query import SCORES_SHARE
+from ..rounds.layout import Layout, Vector
+from ..rounds.options import RoundOptions
+from ..rounds.replies import DirectMachines, Reply, RoundReport
+from .evaluation_figures import EvaluationResult
+from .one_answer import OneAnswer
+
+_ROUNDING = 1e-9
+
+
+class NotEvaluatedError(MurmurflError):
+    """No machine has said how good the model is."""
+
+
+@dataclass(frozen=True)
+class EvaluationState:
+    """The model that is evaluated, shape (d,), and the sum of the machines' rows; zeros before the round."""
+
+    model: Vector
+    total: Vector
+
+
+class PrivateEvaluation(OneAnswer[EvaluationState]):
+    """The round in which machines say how good a model is on their samples, for machines configured for it.
+
+    Parameters
+    ----------
+    num_clients : int, optional
+        M, machines in all; all of them are asked. Left out: as many as are connected.
+    bins : int
+        Bins of scores, as the machines have them; 0 where they count right predictions alone.
+    scores_share : float
+        Of the evaluation's mu^2, for the scores, as the machines have it.
+    of_updates : bool
+        Whether the machines are those of :class:`~murmurfl.strategies.CorrelatedFedAvg`, which asks them otherwise.
+    **options
+        See :class:`~murmurfl.strategies.ReleaseStrategy`; with ``centre`` where machines see samples from one. A
+        checkpoint is a file of its own, and a session one too.
+
+    Notes
+    -----
+    Each machine answers once in a session, and counts every session against its budget.
+
+    Examples
+    --------
+    A training and an evaluation take two strategies, one after the other, over one grid::
+
+        trained = FullBatch(num_clients=10, clients_per_round=10, learning_rate=0.1).start(grid, initial, num_rounds=9)
+        print(PrivateEvaluation(num_clients=10).evaluate(grid, trained.arrays).sentence)
+    """
+
+    state_type: ClassVar[type[EvaluationState]] = EvaluationState
+
+    def __init__(
+        self,
+        *,
+        num_clients: int | None = None,
+        bins: int = 0,
+        scores_share: float = SCORES_SHARE,
+        of_updates: bool = False,
+        **options: Unpack[RoundOptions],
+    ) -> None:
+        self.rows = EvaluationRows(bins, scores_share)
+        if of_updates:
+            self.message_type_of_queries = MessageType.TRAIN  # type: ignore[misc]
+        super().__init__(num_clients=num_clients, of=protocol.OF_EVALUATION, **options)
+        self._stated: dict[str, list[float]] = {}
+
+    def evaluate(
+        self, grid: Grid | DirectMachines, arrays: ArrayRecord, *, timeout: float = 3600.0
+    ) -> EvaluationResult:
+        """Ask all machines, or take what is in the checkpoint.
+
+        Parameters
+        ----------
+        grid : Grid or DirectMachines
+            Where the machines are.
+        arrays : ArrayRecord
+            The model.
+        timeout : float
+            Seconds to wait for their replies; what has not come by then is not in the figures.
+
+        Raises
+        ------
+        NodesUnavailableError
+            If too few machines are connected when the deadline passes.
+        OpeningError
+            Under secure aggregation, if the sum cannot be opened.
+        NotEvaluatedError
+            If no machine released anything, with what they said.
+
+        Notes
+        -----
+        A server that was killed while machines answered asks again in the same session. murmurfl's nodes repeat their
+        last answer; other machines have made their only release of it, and refuse.
+        """
+        self.start(grid, arrays, num_rounds=1, timeout=timeout)
+        report = self.history[-1]
+        if not report.aggregated or self.state is None:
+            killed = (
+                " by a server that was killed before it had their answers" if self.answered_to_another(report) else ""
+            )
+            raise NotEvaluatedError(
+                f"Expected machines to evaluate the model, got nothing from {report.asked}{killed}: "
+                f"{self.said(report)}. Machines must be configured for private evaluation; see their logs."
+            )
+        found = self.result(self.state, report)
+        log(INFO, "Private evaluation: %s.", found.sentence)
+        return found
+
+    def result(self, state: EvaluationState, report: RoundReport) -> EvaluationResult:
+        """What the sum of a round says."""
+        heard = [self._stated[name] for name, release in self._heard().items() if release]
+        noise = math.hypot(self.own_noise_std(), *(std for std, _ in heard))
+        return EvaluationResult(
+            right=self.rows.right(state.total, report.samples),
+            right_std=self.rows.right_std(noise),
+            samples=report.samples,
+            machines=report.aggregated,
+            held_out=all(held_out for _, held_out in heard),
+            histograms=self.rows.histograms(state.total) if self.rows.bins else None,
+            histogram_std=self.rows.histogram_std(noise) if self.rows.bins else 0.0,
+            silent=self.rows.silent(state.total, report.samples),
+            silent_std=self.rows.silent_std(noise),
+        )
+
+    def own_noise_std(self) -> float:
+        """The standard deviation of the noise that the server adds: none."""
+        return 0.0
+
+    @property
+    def release_layout(self) -> Layout:
+        return [("evaluation", (self.rows.width,), np.dtype(np.float64))]
+
+    def initial_state(self, start: Vector) -> EvaluationState:
+        return EvaluationState(start, np.zeros(self.rows.width))
+
+    def query_points(self, state: EvaluationState) -> tuple[Vector, ...]:
+        return (state.model,)
+
+    def step(self, state: EvaluationState, release_sum: Vector, server_round: int) -> EvaluationState:
+        """The sum of the rows, as it is."""
+        return EvaluationState(state.model, release_sum)
+
+    def check_reply(self, reply: Reply) -> bool:
+        stated = self._read(reply.metrics)
+        if stated is None or not super().check_reply(reply):
+            return False
+        self._stated[reply.machine] = stated
+        return True
+
+    def model(self, state: EvaluationState) -> Vector:
+        return state.model
+
+    def settings(self) -> dict[str, Any]:
+        shares = {"scores_share": self.rows.scores_share} if self.rows.bins else {}
+        return {**super().settings(), "bins": self.rows.bins, **shares}
+
+    def _heard(self) -> Mapping[str, int | None]:
+        """The machines whose releases are in the sum."""
+        return {name: release for name, release in self.acks.items() if name in self._stated}
+
+    def _read(self, entries: Mapping[str, Any]) -> list[float] | None:
+        """The noise that a machine says it added, and whether it held samples out; None where that makes no sense."""
+        std, held_out = entries.get(protocol.NOISE_STD), entries.get(protocol.HELD_OUT)
+        if not (isinstance(std, float) and math.isfinite(std) and std >= 0) or held_out not in (0, 1):
+            return None
+        share = entries.get(protocol.SCORES_SHARE)
+        if self.rows.bins and not (isinstance(share, float) and abs(share - self.rows.scores_share) <= _ROUNDING):
+            return None
+        return [std, float(held_out)]
+
+    def _kept(self) -> dict[str, Any]:
+        return {**super()._kept(), "stated": self._stated}
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        super()._restore(saved)
+        self._stated = {str(name): [float(value) for value in said] for name, said in saved["stated"].items()}

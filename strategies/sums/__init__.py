@@ -1,0 +1,1 @@
+"""Adding up a round: plain releases, or masked ones that helpers open."""

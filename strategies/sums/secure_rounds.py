@@ -1,0 +1,165 @@
+"""What a strategy keeps of secure aggregation from round to round, and the set that it is about to have opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from flwr.serverapp import Grid as FlowerGrid
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError, Grid
+from ..rounds.layout import Vector
+from ..rounds.replies import Outcome, Reply, RoundReport
+from .opening_round import Helpers
+from .secure_aggregation import HelperUnavailableError, SecureAggregation, WrongSumError
+from .summation import CohortSet, CohortSum, Screen, Terms
+
+_LARGEST_COUNT = 2.0**52  # of an honest release
+
+
+class SecureRounds:
+    """The sums of masked releases that a training has opened, and the set that is next.
+
+    Parameters
+    ----------
+    option : SecureAggregation
+    helpers : Helpers
+    largest_value : float
+        The largest magnitude a value of an honest release can have.
+
+    Notes
+    -----
+    Each helper opens by its own rule. What is kept here only sees to it that an honest server asks for what they open,
+    and asks for the same again after it was killed.
+    """
+
+    def __init__(self, option: SecureAggregation, helpers: Helpers, largest_value: float) -> None:
+        self.option = option
+        self.helpers = helpers
+        self.held: CohortSet | None = None
+        """The set that is to be opened, until its round is over."""
+        self._most = 0  # until it is settled
+        self._largest_value = largest_value
+        self._ids: dict[str, str] = {}
+        self._terms: Terms | None = None
+        self._warned: set[tuple[str, str]] = set()
+        self._unreached = 0
+
+    def settle(self, clients_per_round: int) -> None:
+        """Take note of m, how many machines a round asks.
+
+        Raises
+        ------
+        ConfigurationError
+            If no round of so few could ever be opened.
+        """
+        if self.option.min_cohort > clients_per_round:
+            raise ConfigurationError(
+                f"Expected min_cohort of at most clients_per_round = {clients_per_round}, got "
+                f"{self.option.min_cohort}: no round could ever be opened."
+            )
+        self._most = clients_per_round
+
+    def screened(
+        self, outcomes: Iterable[Outcome], session: str, size: int, is_late: Callable[[Reply], bool], *, direct: bool
+    ) -> Iterator[Outcome]:
+        """A round's outcomes, with None in the place of replies that cannot stand in its sum (:class:`.Screen`)."""
+        roster = None if direct else self.helpers.roster
+        known = {"opened": self._ids, "terms": self._terms, "is_late": is_late, "warned": self._warned}
+        return Screen(session, size, self._most, roster, **known).screened(outcomes)
+
+    def hold(self, cohort: CohortSum, report: RoundReport, asked: Iterable[str]) -> None:
+        """Take the releases of a round as the set that is to be opened."""
+        self.held = CohortSet(
+            server_round=report.server_round,
+            releases=cohort.releases,
+            terms=cohort.terms,
+            min_cohort=cohort.min_cohort,
+            total=cohort.counts,
+            sealed=tuple(cohort.sealed),
+            ids={name: header.release_id for name, header in cohort.headers.items()},
+            report=asdict(report),
+            asked=tuple(asked),
+        )
+
+    def too_few(self, held: CohortSet) -> str:
+        """Why a set is too small to be opened; empty if it is not."""
+        needed = max(held.min_cohort, self.option.min_cohort)
+        return f"{len(held.releases)} of at least {needed} releases" if len(held.releases) < needed else ""
+
+    def greet(self, grid: FlowerGrid | None, held: CohortSet) -> str:
+        """Why a helper cannot be asked now; empty if all can.
+
+        Raises
+        ------
+        HelperUnavailableError
+            If that is so for the last round in a row that the server has patience for.
+        """
+        problem = self.helpers.greet(grid) if held.sealed and grid is not None else ""
+        self._unreached = self._unreached + 1 if problem else 0
+        if self._unreached >= self.option.patience:
+            raise HelperUnavailableError(
+                f"Expected all helpers within reach, but in {self._unreached} rounds in a row, the last of them round "
+                f"{held.server_round}, {problem}. No sum was opened, and machines carry over what they released. Start "
+                "the helper again and resume from the checkpoint."
+            )
+        return problem
+
+    def open(self, grid: FlowerGrid | None, session: str, held: CohortSet, timeout: float) -> Vector | str:
+        """The sum of a set, shape (d,), or why it stays closed.
+
+        Raises
+        ------
+        HelperUnavailableError, HelpersDisagreeError
+            See :meth:`.Helpers.open`.
+        WrongSumError
+            If it is no sum of releases.
+        """
+        unmasked: NDArray[np.uint64] | str = held.total
+        if held.sealed and grid is not None:
+            unmasked = self.helpers.open(grid, session, held, timeout)
+        if isinstance(unmasked, str):
+            return unmasked
+        counts = unmasked.view(np.int64)
+        self._check_range(counts, held)
+        return Grid(held.terms[2]).values(counts)
+
+    def _check_range(self, counts: NDArray[np.int64], held: CohortSet) -> None:
+        """Refuse what no releases can add up to: a wrong mask makes counts uniform over all 2^64."""
+        spacing = held.terms[2]
+        most = len(held.releases) * min(self._largest_value / spacing, _LARGEST_COUNT)
+        found = max(int(counts.max(initial=0)), -int(counts.min(initial=0)))
+        if found > most:
+            raise WrongSumError(
+                f"Expected the sum of {len(held.releases)} releases of round {held.server_round} to stay below "
+                f"{most * spacing:g}, got {found * spacing:g}: a helper ({', '.join(self._names(held))}) or a machine "
+                "did not mask as it says; which, nobody can tell. The model is as it was, and the checkpoint holds the "
+                "set."
+            )
+
+    def _names(self, held: CohortSet) -> tuple[str, ...]:
+        return self.helpers.roster.helper_names if held.sealed else ()
+
+    def opened(self, held: CohortSet) -> None:
+        """Take note that a set was opened: machines build on it from now on."""
+        self._ids.update(held.ids)
+        self._terms = held.terms
+
+    def kept(self) -> dict[str, Any]:
+        """What a checkpoint holds of this; :meth:`restore` takes it back."""
+        terms = None if self._terms is None else list(self._terms)
+        kept: dict[str, Any] = {"opened": {"ids": self._ids, "terms": terms}, "held": None}
+        if self.held is not None:
+            kept |= {"held": self.held.plain(), "held.total": self.held.total}
+        return kept
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take back what :meth:`kept` gave."""
+        self._ids = {str(name): str(one) for name, one in saved["opened"]["ids"].items()}
+        terms = saved["opened"]["terms"]
+        self._terms = None if terms is None else (str(terms[0]), str(terms[1]), float(terms[2]))
+        held = saved["held"]
+        self.held = None if held is None else CohortSet.from_plain(held, saved["held.total"])

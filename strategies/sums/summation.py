@@ -1,0 +1,269 @@
+"""Adding up a round's releases: plain ones as they come, masked ones as one set that helpers then open.
+
+Masked releases are added modulo 2^64, masks and all; what is left once the helpers' totals are subtracted is the sum of
+the counts, to the bit what plain counts add up to. A set can only be opened if its releases fit each other, so those
+that do not are dropped before, with the name of the machine and what is different about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+from flwr.common.logger import log
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError, Grid, Release
+from ...privacy.sums.masking import (
+    NOTHING_OPENED,
+    Header,
+    MaskedRelease,
+    MaskedReleaseError,
+    Sealed,
+    checked_header,
+)
+from ...privacy.sums.roster import MOST_MACHINES, Roster
+from ..rounds.replies import Outcome, Reply, SummedReplies
+
+Terms = tuple[str, str, float]
+"""What the releases of a session's sums have in common: what they build on, the noise's terms, the grid's spacing."""
+
+
+@dataclass(frozen=True)
+class CohortSet:
+    """The releases of a round that are to be opened, and their sum under masks: what a checkpoint holds meanwhile.
+
+    Parameters
+    ----------
+    server_round : int
+        t.
+    releases : dict of str to int
+        The machines in order, and the number of each one's release.
+    terms : tuple
+        :data:`Terms`.
+    min_cohort : int
+        The largest that one of the machines insists on.
+    total : ndarray of shape (d,), uint64
+        The sum of the counts, under masks unless ``sealed`` is empty.
+    sealed : tuple of Sealed
+        What helpers are shown of each release; none of machines that were asked without messages.
+    ids : dict of str to str
+        The releases' random names.
+    report : dict
+        The round's report, were the set opened.
+    asked : tuple of str
+        The machines that were asked.
+    """
+
+    server_round: int
+    releases: dict[str, int]
+    terms: Terms
+    min_cohort: int
+    total: NDArray[np.uint64]
+    sealed: tuple[Sealed, ...]
+    ids: dict[str, str]
+    report: dict[str, Any]
+    asked: tuple[str, ...]
+
+    @property
+    def opening(self) -> str:
+        """By what helpers know the request to open it."""
+        return str(self.server_round)
+
+    def plain(self) -> dict[str, Any]:
+        """The set but for its sum, for JSON."""
+        sealed = [[one.header.hex(), [seal.hex() for seal in one.seals], one.signature.hex()] for one in self.sealed]
+        return {
+            "server_round": self.server_round,
+            "releases": self.releases,
+            "terms": list(self.terms),
+            "min_cohort": self.min_cohort,
+            "sealed": sealed,
+            "ids": self.ids,
+            "report": self.report,
+            "asked": list(self.asked),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any], total: NDArray[np.uint64]) -> CohortSet:
+        """What :meth:`plain` gave, and the sum beside it."""
+        sealed = tuple(
+            Sealed(bytes.fromhex(header), tuple(map(bytes.fromhex, seals)), bytes.fromhex(signature))
+            for header, seals, signature in plain["sealed"]
+        )
+        builds_on, terms, spacing = plain["terms"]
+        settled = {"sealed": sealed, "terms": (builds_on, terms, float(spacing)), "asked": tuple(plain["asked"])}
+        return cls(**{**plain, **settled}, total=total)
+
+
+@dataclass
+class CohortSum:
+    """The sum of a round's releases that fit each other, as counts modulo 2^64.
+
+    Parameters
+    ----------
+    size : int
+        d.
+    """
+
+    size: int
+    counts: NDArray[np.uint64] = field(init=False)
+    releases: dict[str, int] = field(init=False, default_factory=dict)
+    sealed: list[Sealed] = field(init=False, default_factory=list)
+    headers: dict[str, Header] = field(init=False, default_factory=dict)
+    terms: Terms = field(init=False, default=("", "", 1.0))
+
+    def __post_init__(self) -> None:
+        self.counts = np.zeros(self.size, np.uint64)
+
+    def add(self, reply: Reply) -> None:
+        """One more release, of the same terms as those before."""
+        contents = reply.contents
+        self.terms = terms_of(contents)
+        self.releases[reply.machine] = reply.release
+        if isinstance(contents, MaskedRelease):
+            self.counts += contents.counts
+            self.sealed.append(contents.sealed)
+            self.headers[reply.machine] = _header(contents.sealed.header)
+        elif isinstance(contents, Release):
+            self.counts += contents.counts.ravel().view(np.uint64)  # two's complement is arithmetic modulo 2^64
+
+    def add_sum(self, replies: SummedReplies) -> None:
+        """The sum of several releases that were asked for without messages."""
+        self.terms = "", "", replies.spacing
+        self.releases.update(zip(replies.machines, replies.releases, strict=True))
+        self.counts += replies.counts.view(np.uint64)
+
+    @property
+    def min_cohort(self) -> int:
+        """The largest that one of the machines insists on."""
+        return max((header.min_cohort for header in self.headers.values()), default=1)
+
+
+def terms_of(contents: Any) -> Terms:
+    """What releases of one sum must have in common."""
+    if isinstance(contents, MaskedRelease):
+        header = _header(contents.sealed.header)
+        return header.builds_on, header.terms, header.spacing
+    return "", "", float(contents.spacing)
+
+
+@lru_cache(maxsize=MOST_MACHINES)
+def _header(content: bytes) -> Header:
+    """A header that was checked before: it is looked into several times in a round."""
+    return Header.from_bytes(content)
+
+
+class Screen:
+    """Which of a round's replies can stand in one sum: no single machine can spoil all of them.
+
+    Parameters
+    ----------
+    session : str
+    size : int
+        d.
+    most : int
+        The most releases a round can have.
+    roster : Roster or None
+        Whose machines and helpers; None where machines are asked without messages.
+    opened : mapping of str to str
+        The random name of each machine's last opened release.
+    terms : tuple or None
+        :data:`Terms` of the sums opened so far.
+    is_late : callable
+        Whether another release of the machine was opened since a reply was asked for: then it is not looked at.
+    warned : set of tuples
+        What has been warned of already; grows.
+    """
+
+    def __init__(
+        self,
+        session: str,
+        size: int,
+        most: int,
+        roster: Roster | None,
+        opened: Mapping[str, str],
+        terms: Terms | None,
+        is_late: Callable[[Reply], bool],
+        warned: set[tuple[str, str]],
+    ) -> None:
+        self._session, self._size, self._most = session, size, most
+        self._roster, self._opened, self._terms = roster, opened, terms
+        self._is_late, self._warned = is_late, warned
+
+    def screened(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+        """The outcomes, with None in the place of a reply that fits no sum, or not that of most."""
+        fitting = [self._fitting(outcome) for outcome in outcomes]
+        terms = [self._terms_of(outcome) for outcome in fitting]
+        votes: dict[Terms, set[str]] = {}
+        for outcome, its in zip(fitting, terms, strict=True):
+            if isinstance(outcome, Reply) and its is not None:
+                votes.setdefault(its, set()).add(outcome.machine)
+            elif isinstance(outcome, SummedReplies):
+                votes.setdefault(("", "", outcome.spacing), set()).update(outcome.machines)
+        most = self._terms or max(votes, key=lambda its: len(votes[its]), default=None)  # the first of several
+        for outcome, its in zip(fitting, terms, strict=True):
+            if isinstance(outcome, Reply) and its is not None and most is not None and its != most:
+                self._warn(outcome.machine, _difference(its, most))
+                yield None
+            elif isinstance(outcome, SummedReplies) and most is not None and outcome.spacing != most[2]:
+                for machine in outcome.machines:
+                    self._warn(machine, _difference(("", "", outcome.spacing), most))
+                    yield None
+            else:
+                yield outcome
+
+    def _terms_of(self, outcome: Outcome) -> Terms | None:
+        """The terms of a reply that may be summed."""
+        return terms_of(outcome.contents) if isinstance(outcome, Reply) and not self._is_late(outcome) else None
+
+    def _fitting(self, outcome: Outcome) -> Outcome:
+        if not isinstance(outcome, Reply) or self._is_late(outcome):
+            return outcome
+        if isinstance(outcome.contents, Release) and self._roster is None:
+            return outcome if outcome.contents.counts.size == self._size else None
+        if not isinstance(outcome.contents, MaskedRelease) or self._roster is None:
+            self._warn(outcome.machine, "its release is not masked")
+            return None
+        problem = self._problem(outcome, outcome.contents, self._roster)
+        if problem:
+            self._warn(outcome.machine, problem)
+            return None
+        return outcome
+
+    def _problem(self, reply: Reply, masked: MaskedRelease, roster: Roster) -> str:
+        """Why helpers would refuse a set with this release in it; empty if they would not."""
+        try:
+            header = checked_header(masked.sealed, roster)
+            Grid(header.spacing)
+        except (MaskedReleaseError, ConfigurationError) as error:
+            return str(error)
+        if (header.machine, header.release) != (reply.machine, reply.release):
+            return "its header names another machine or release"
+        if header.session != self._session:
+            return "its release is of another session"
+        if header.size != self._size:
+            return "its model has another size"
+        if header.min_cohort > self._most:
+            return f"it insists on sums of at least {header.min_cohort} releases, and a round has at most {self._most}"
+        built_on = NOTHING_OPENED.hex()
+        if header.builds_on == "last-opened":
+            built_on = self._opened.get(header.machine, built_on)
+        return "" if header.ack_id == built_on else "its release is not built on the last one that was opened"
+
+    def _warn(self, machine: str, problem: str) -> None:
+        if (machine, problem) not in self._warned:
+            self._warned.add((machine, problem))
+            log(WARNING, "Machine %r cannot be summed with the others: %s. Its reply is dropped.", machine, problem)
+
+
+def _difference(terms: Terms, others: Terms) -> str:
+    if terms[0] != others[0]:
+        return "its releases build on something else (release-rule)"
+    if terms[2] != others[2]:
+        return f"its grid has the spacing {terms[2]:g}, theirs {others[2]:g} (clip, batch, mu or cap)"
+    return "its noise has other terms (clip, batch, mu, mechanism, cap or min-honest)"

@@ -1,0 +1,1 @@
+"""Strategies with a trusted server, which adds the noise for everybody."""
