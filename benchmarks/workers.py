@@ -70,9 +70,9 @@ def measure(workers: int = 2, rounds: int = ROUNDS, repeats: int = 3) -> dict[st
     """Rounds in one process and over workers, in turns; medians of the rounds of all repeats."""
     import logging
 
-    from murmurfl.app.engines.chosen_pool import opened_pool
     from murmurfl.app.engines.cohort import CohortMachines
     from murmurfl.app.engines.pool import computing_alone
+    from murmurfl.app.engines.ray_pool import opened_pool
     from murmurfl.app.engines.workers import WorkerMachines
     from murmurfl.app.runs.experiment import prepare
 

@@ -16,7 +16,7 @@ from murmurfl.app import client_app
 from murmurfl.app.commands.main import cli
 from murmurfl.app.data import loading as tasks
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import run_experiment

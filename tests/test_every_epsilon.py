@@ -11,7 +11,7 @@ import typer
 from murmurfl.app import client_app, server_app
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.demo import ledger_line
 from murmurfl.app.nodes.node_config import configured_client
 from murmurfl.app.papers import reproduction as reproduce

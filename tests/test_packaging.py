@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from murmurfl.app.data.features.kept_weights import SHA256
+from murmurfl.app.data.features.frozen_net import SHA256
 from murmurfl.privacy import MurmurflError, UnsupportedFlowerError
 from murmurfl.privacy import flower_version as flower
 

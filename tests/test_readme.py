@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines import superlink as launch
-from murmurfl.app.engines.processes import Processes
+from murmurfl.app.engines.loopback import Processes
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from ..settings.run_config import RunConfig
-from .failing import CLAIM_REFUTED, MISUSED, fail, failing_clearly
 from .run_options import AsJson, Assignments, ConfigFile, settings_of
-from .terminal import say, say_table
+from .terminal import CLAIM_REFUTED, MISUSED, fail, failing_clearly, say, say_table
 
 _MOST_ERRORS = 3
 NodeFile = Annotated[

@@ -7,10 +7,19 @@ from typing import Annotated
 
 import typer
 
-from .checking import Checked, CheckedAsJson, check_helper_and_end, refuse_without_check
 from .node_command import Insecure, NodeKey, RootCertificates, SuperLink
 from .run_options import Verbose
-from .serving import HealthAddress, LogDetails, LogJSON, MetricsAddress, Serving
+from .serving import (
+    Checked,
+    CheckedAsJson,
+    HealthAddress,
+    LogDetails,
+    LogJSON,
+    MetricsAddress,
+    Serving,
+    check_helper_and_end,
+    refuse_without_check,
+)
 
 
 def helper(

@@ -12,9 +12,8 @@ from ..settings.key_reference import config_schema, expected, key_schema, key_to
 from ..settings.run_config import readers_of, run_keys
 from ..settings.run_key import Key, unknown_key
 from .completion import choices, complete_key
-from .failing import failing_clearly
 from .run_options import AsJson
-from .terminal import say
+from .terminal import failing_clearly, say
 
 
 def keys(

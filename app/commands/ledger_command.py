@@ -19,12 +19,17 @@ from ...privacy import (
     set_local_budget,
 )
 from ...privacy.ledger.release_history import LedgerHistory, read_history
-from ..nodes.ledger_releases import LOCAL_COLUMNS, releases_document, releases_notes, releases_rows
-from ..nodes.ledger_views import ledger_document, ledger_lines, session_rows
-from .command_line import CommandLine
-from .failing import failing_clearly
+from ..nodes.ledger_views import (
+    LOCAL_COLUMNS,
+    ledger_document,
+    ledger_lines,
+    releases_document,
+    releases_notes,
+    releases_rows,
+    session_rows,
+)
 from .run_options import AsJson
-from .terminal import aligned, say, say_table, width
+from .terminal import CommandLine, aligned, failing_clearly, say, say_table, width
 
 _LOCAL_BUDGET = "For secure aggregation: the budget, as a mu, of what holds even if nobody else is honest."
 _WIDE = 110
@@ -153,7 +158,7 @@ def rotate(
     yes: Yes = False,
 ) -> None:
     """Give a node's ledger a new noise key and destroy the old one; stop the node first, and start it again."""
-    from ..nodes.node_rotation import rotate_key_of
+    from ..nodes.ledger_views import rotate_key_of
     from ..nodes.own_app import read_node
 
     _ask(

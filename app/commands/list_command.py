@@ -12,9 +12,8 @@ import typer
 from ...privacy import Guarantee, caption
 from ..reports.finding import FoundRun, find_runs
 from ..runs.run_summary import loss_text, shown
-from .failing import failing_clearly
 from .run_options import AsJson
-from .terminal import say, width
+from .terminal import failing_clearly, say, width
 
 RUNS = Path("runs")
 _MOST = 20

@@ -8,7 +8,6 @@ import typer
 
 from ..version import __version__
 from .audit_command import audit
-from .command_line import CommandLine
 from .completion import in_any_shell
 from .helper_command import helper
 from .keys_command import keys, list_names
@@ -24,6 +23,7 @@ from .run_command import run
 from .schema_command import schema
 from .search_command import search
 from .server_command import server
+from .terminal import CommandLine
 
 cli = CommandLine(help="Private federated learning whose noise cancels itself.", pretty_exceptions_enable=False)
 

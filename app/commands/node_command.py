@@ -7,11 +7,20 @@ from typing import Annotated
 
 import typer
 
-from .checking import Checked, CheckedAsJson, RunEvery, check_node_and_end, refuse_without_check
-from .failing import fail, failing_clearly
 from .run_options import Assignments, ConfigFile, Verbose, settings_of
-from .serving import HealthAddress, LogDetails, LogJSON, MetricsAddress, Serving
-from .terminal import say
+from .serving import (
+    Checked,
+    CheckedAsJson,
+    HealthAddress,
+    LogDetails,
+    LogJSON,
+    MetricsAddress,
+    RunEvery,
+    Serving,
+    check_node_and_end,
+    refuse_without_check,
+)
+from .terminal import fail, failing_clearly, say
 
 SuperLink = Annotated[str, typer.Option(help="The SuperLink's HOST:PORT.", show_default=False)]
 RootCertificates = Annotated[Path | None, typer.Option(help="PEM file the SuperLink's certificate is checked against.")]
@@ -75,7 +84,7 @@ def deploy_demo(
     from ..runs.run_summary import summary_lines
     from ..settings.trust_settings import SECURE
     from .display import RunDisplay
-    from .folders import folder_for
+    from .run_options import folder_for
 
     def show(line: str) -> None:
         words = line.removeprefix("INFO :").strip()

@@ -13,10 +13,8 @@ from typing import Annotated
 import typer
 
 from ...privacy import ConfigurationError
-from .command_line import CommandLine
-from .failing import failing_clearly
 from .run_options import AsJson
-from .terminal import say
+from .terminal import CommandLine, failing_clearly, say
 
 owner_cli = CommandLine(help="Say which runs machines take: an owner's key, permits signed with it, and logins.")
 

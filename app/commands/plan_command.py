@@ -13,9 +13,8 @@ from ..methods.auto_method import AUTO
 from ..settings.layers import layered
 from ..settings.run_config import RunConfig
 from ..settings.run_key import Value
-from .failing import MISUSED, fail, failing_clearly
 from .run_options import AsJson, Assignments, ConfigFile, settings_of
-from .terminal import aligned, say, say_command, say_table
+from .terminal import MISUSED, aligned, fail, failing_clearly, say, say_command, say_table
 from .update_plan_lines import show_updates
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from ...privacy import ConfigurationError
-from .failing import failing_clearly
-from .terminal import say
+from .terminal import failing_clearly, say
 
 
 def _print_schema(wanted: bool) -> None:

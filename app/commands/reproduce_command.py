@@ -14,10 +14,9 @@ from ..papers import PAPERS
 from ..settings.catalogue import CATALOGUE
 from ..settings.layers import search_here
 from .completion import complete_paper
-from .failing import MISUSED, fail, failing_clearly
 from .keys_command import say_shelf
 from .run_options import AsJson, Assignments, ConfigFile, RayAddress, settings_of
-from .terminal import say, say_table
+from .terminal import MISUSED, fail, failing_clearly, say, say_table
 
 if TYPE_CHECKING:
     from ..papers import Cell, Paper
@@ -54,9 +53,8 @@ def reproduce(
     only_list: Annotated[bool, typer.Option("--list", help="Print the papers, and end.")] = False,
 ) -> None:
     """Reproduce a paper's tables, or with --set or --config any other cell of them."""
-    from ..papers.planned_runs import plan_runs
+    from ..papers.planned_runs import plan_runs, with_twins
     from ..papers.reproduction import tables_of
-    from ..papers.twins import with_twins
 
     with failing_clearly():
         if only_list:

@@ -10,10 +10,8 @@ from typing import Annotated
 import typer
 
 from ...privacy import ConfigurationError
-from .command_line import CommandLine
-from .failing import FAILED, failing_clearly
 from .run_options import AsJson
-from .terminal import say, say_table
+from .terminal import FAILED, CommandLine, failing_clearly, say, say_table
 
 roster_cli = CommandLine(help="Secure aggregation: make keys, and the list of everybody's that operators agree on.")
 
@@ -44,7 +42,7 @@ def key(
     ] = None,
 ) -> None:
     """Make a machine's or a helper's private key, and the card with its public half; overwrites nothing."""
-    from ..nodes.new_keys import make_helper, make_machine
+    from ..nodes.cards import make_helper, make_machine
 
     with failing_clearly():
         if bool(machine) == bool(helper):

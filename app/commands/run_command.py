@@ -10,9 +10,8 @@ import typer
 
 from ..settings.default_run import started_with
 from ..settings.run_config import RunConfig
-from .failing import fail, failing_clearly
 from .run_options import Assignments, ConfigFile, Device, RayAddress, Verbose, Workers, settings_of
-from .terminal import say
+from .terminal import fail, failing_clearly, say
 
 ENGINES = ("ray", "inprocess", "cohort")
 _SHORT = 60.0
@@ -52,7 +51,7 @@ def run(
     from ..runs.run_summary import summary_lines
     from ..runs.without_noise import add_without_noise
     from .closing import closing_lines
-    from .folders import folder_for
+    from .run_options import folder_for
 
     with failing_clearly():
         settings = started_with(settings_of(config_file, assignments))

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...privacy import ConfigurationError
-from .failing import failing_clearly
-from .terminal import say
+from .terminal import failing_clearly, say
 
 if TYPE_CHECKING:
     from ...clients.records.drafting import Draft

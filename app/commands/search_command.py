@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from ..settings.run_config import RunConfig
-from .failing import fail, failing_clearly
 from .run_options import AsJson, Assignments, ConfigFile, RayAddress, Workers, settings_of
-from .terminal import say
+from .terminal import fail, failing_clearly, say
 
 Multiples = Annotated[str, typer.Option(help="Multiples of the preset's, separated by commas.")]
 

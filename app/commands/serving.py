@@ -1,4 +1,4 @@
-"""The options of what serves for long: nodes, helpers and servers, the same for each of them."""
+"""Options shared by nodes, helpers and servers, and their ``--check``: what can be tried before one starts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...privacy import MurmurflError
-from .failing import FAILED, INTERRUPTED, failing_clearly
+from .terminal import FAILED, INTERRUPTED, failing_clearly
 
 if TYPE_CHECKING:
     from ..nodes.watching.journal import Journal
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...privacy import ConfigurationError
+from .terminal import fail, say
+
+if TYPE_CHECKING:
+    from ..nodes.preflight import Given, Preflight
 
 
 HealthAddress = Annotated[
@@ -87,3 +98,60 @@ class Serving:
         except KeyboardInterrupt:
             logger.critical("Interrupted.")
             sys.exit(INTERRUPTED)
+
+
+Checked = Annotated[
+    bool,
+    typer.Option(
+        "--check", help="Try everything that can be tried before the start, release nothing, and end: a line a check."
+    ),
+]
+RunEvery = Annotated[
+    float | None,
+    typer.Option(metavar="DAYS", help="With --check: how often a run begins; default as often as in the ledger."),
+]
+CheckedAsJson = Annotated[bool, typer.Option("--json", help="With --check: print one JSON document.")]
+
+
+def refuse_without_check(*, check: bool, as_json: bool, run_every: float | None = None) -> None:
+    """Refuse options that nothing but a check reads, and a time that is none.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if not check and (as_json or run_every is not None):
+        raise ConfigurationError("Expected --json and --run-every with --check only, got one without it.")
+    if run_every is not None and not 0 < run_every < float("inf"):
+        raise ConfigurationError(f"Expected --run-every to be a number of days > 0, got {run_every!r}.")
+
+
+def check_node_and_end(config: Path, given: Given, *, run_every: float | None, as_json: bool) -> None:
+    """Print what came of a node's checks; exit code 1 if one failed."""
+    from ..nodes.preflight import check_node
+
+    _end(check_node(config, given, run_every_days=run_every), as_json=as_json)
+
+
+def check_helper_and_end(config: Path, given: Given, *, as_json: bool) -> None:
+    """Print what came of a helper's checks; exit code 1 if one failed."""
+    from ..nodes.preflight import check_helper
+
+    _end(check_helper(config, given), as_json=as_json)
+
+
+def _end(found: Preflight, *, as_json: bool) -> None:
+    failed = [check for check in found.checks if check.state == "failed"]
+    # What keeps a node from starting is said as when it is started.
+    first = next((check for check in failed if check.name == "configuration"), None)
+    if as_json:
+        typer.echo(json.dumps(found.document(time.time()), indent=2, allow_nan=False))
+    else:
+        if found.description:
+            say(found.description)
+        for check in found.checks:
+            say(f"{check.name:<14} {check.state:<10} {'See below.' if check is first else check.sentence}")
+    if first is not None:
+        fail(first.sentence)
+    if failed:
+        fail(f"Expected every check to pass, got failures of {', '.join(check.name for check in failed)}: see above.")

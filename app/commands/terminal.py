@@ -1,21 +1,98 @@
-"""What people read, no wider than their terminal: lines are wrapped, tables are cut between columns.
+"""What people read: lines and tables no wider than their terminal, help, and one clear line where a command fails.
 
 In a file or a pipe, where nobody's window ends, a line is as long as what it says, and stays one line for tools. The
 environment variable COLUMNS sets a width anywhere.
+
+A Typer application whose help does not depend on which click is installed beside it. Flower holds Typer below 0.21.
+With click 8.4 and later that Typer says the hint at a mistyped command twice, and with click 8.5 it loses the help of
+every argument, because click's own ``Parameter`` has a ``help`` now and clears Typer's.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, get_type_hints
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.models import ArgumentInfo, CommandFunctionType
+
+from ...privacy import MurmurflError
+
+FAILED = 1
+MISUSED = 2
+"""What click returns for options that are missing or unknown."""
+CLAIM_REFUTED = 3
+INTERRUPTED = 130
+
+
+def fail(message: str, code: int = FAILED) -> NoReturn:
+    """Say why, and end the process."""
+    say(f"murmurfl: {message}", err=True)
+    sys.exit(code)
+
+
+@contextmanager
+def failing_clearly() -> Iterator[None]:
+    """Turn an error of ours, of the operating system or of the keyboard into one line and an exit code.
+
+    Any other error is a mistake in the program: its traceback is shown as it is.
+    """
+    try:
+        yield
+    except MurmurflError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+    except KeyboardInterrupt:
+        fail("Interrupted.", INTERRUPTED)
+
+
+class CommandLine(typer.Typer):
+    """A :class:`typer.Typer` of commands with the help of their arguments, and with one hint at a mistyped one.
+
+    Parameters
+    ----------
+    **options
+        Those of :class:`typer.Typer`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"cls": _Commands, "no_args_is_help": True, **options})
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        """As Typer's own; the command shows the help of its arguments."""
+        return super().command(name, **{"cls": _Command, **options})
+
+
+class _Command(TyperCommand):
+    def __init__(self, name: str | None, **options: Any) -> None:
+        super().__init__(name, **options)
+        if self.callback is None:
+            return
+        hints = get_type_hints(inspect.unwrap(self.callback), include_extras=True)
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument) and not parameter.help:
+                declared = getattr(hints.get(parameter.name or ""), "__metadata__", ())
+                parameter.help = next((info.help for info in declared if isinstance(info, ArgumentInfo)), None)
+
+
+class _Commands(TyperGroup):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if hasattr(click, "NoSuchCommand"):  # click gives the hint itself
+            self.suggest_commands = False
+
 
 _LEAST = 20
 _MOST_NATURAL = 10_000

@@ -9,8 +9,7 @@ from typing import Any
 import typer
 
 from ...privacy import gdp_mu
-from .failing import MISUSED, fail
-from .terminal import say, say_table
+from .terminal import MISUSED, fail, say, say_table
 
 _OPTIONS = {
     "machines": "machines",

@@ -1,11 +1,14 @@
-"""The data of a run configuration: loaded once, held out or reduced as it says, and split among the machines."""
+"""The data of a run configuration: files found, loaded once, held out or reduced, and split among the machines."""
 
 from __future__ import annotations
 
+import csv
+import gzip
 import os
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +17,31 @@ from ...privacy import ConfigurationError, derived_seed
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
 from .own_task import checked
-from .owned_shards import OwnedShards
-from .shards import Parts, Shards
+from .shards import OwnedShards, Parts, Shards
 from .task import Dataset, Shard, Task, settings
+
+
+def data_file(root: str, name: str) -> Path:
+    """A file under the data root.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is not there.
+    """
+    path = Path(root).expanduser() / name if root else Path(name)
+    if not root or not path.is_file():
+        raise ConfigurationError(
+            f"Expected {name} under the data root {root!r}, got no such file: set data-root or MURMURFL_DATA to the "
+            "folder that has it."
+        )
+    return path
+
+
+def table_rows(path: Path) -> list[list[str]]:
+    """The rows of a packed CSV file, without its heading."""
+    with gzip.open(path, "rt") as file:
+        return list(csv.reader(file))[1:]
 
 
 def load_dataset(config: RunConfig) -> Dataset:

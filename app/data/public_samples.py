@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...privacy import derived_seed
 from ..settings.run_config import RunConfig
-from .data_files import data_file, table_rows
+from .loading import data_file, table_rows
 from .mnist import read_mnist
 from .task import Dataset, Task
 

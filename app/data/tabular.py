@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..settings.run_config import RunConfig
-from .data_files import data_file, table_rows
+from .loading import data_file, table_rows
 from .task import Dataset, Task, Tuned
 
 _CONSTANT = 0.7

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...privacy import ConfigurationError
-from .loopback import LaunchError
-from .processes import interrupts_as_keyboard_interrupt
+from .loopback import LaunchError, Scalar, interrupts_as_keyboard_interrupt, toml_document
 from .superlink import Launch
-from .toml import Scalar, toml_document
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from flwr.common.logger import log
 
 from ...privacy import ConfigurationError
 from ..client_app import app
-from ..data.features.kept_weights import FOLDER, WEIGHTS_VARIABLE
+from ..data.features.frozen_net import FOLDER, WEIGHTS_VARIABLE
 from ..runs.experiment import prepare
 from ..runs.participation import participant_names
 from ..runs.result import Progress, RunResult
@@ -25,12 +25,12 @@ from ..runs.training_run import run_experiment
 from ..settings.layers import environment_for
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
-from .chosen_pool import opened_pool
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
 from .device.backend import checked_device
 from .flower_run import run_flower_app
 from .inprocess import InProcessGrid
 from .pool import checked_workers
+from .ray_pool import opened_pool
 from .workers import WorkerMachines
 
 ENGINES = ("cohort", "inprocess", "ray")
@@ -113,7 +113,7 @@ def run_cohort(
     checked_device(device, "cohort", workers, ray_address)
     experiment = prepare(config)
     if device:
-        from .device.device_machines import machines_on  # PyTorch, which not everybody has
+        from .device.device_block import machines_on
 
         machines = machines_on(experiment, device)
         return replace(run_experiment(machines, config, on_progress=on_progress, engine="cohort"), device=device)

@@ -37,6 +37,7 @@ from ..nodes.servers.login import keep_login
 from .loopback import (
     MARKER,
     LaunchError,
+    Processes,
     executable,
     free_port,
     is_healthy,
@@ -44,7 +45,6 @@ from .loopback import (
     launch_environment,
     scratch_parent,
 )
-from .processes import Processes
 
 CONNECTION_NAME = "murmurfl-launch"
 """The SuperLink's name in the scratch home's ``config.toml``."""

@@ -21,8 +21,7 @@ from ...strategies import FullBatch, TrustedFullBatch
 from ..models.model import Model
 from ..settings.run_config import RunConfig, run_keys
 from ..settings.run_key import refusal
-from .gradient_bounds import BOUNDING, bounding
-from .method import Method
+from .method import BOUNDING, Method, bounding
 from .presets import in_unit_range, usual_squared_norm, wanted_mu
 from .problem import Hyperparameters, Problem
 

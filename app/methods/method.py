@@ -9,9 +9,9 @@ everything else has a default.
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from numpy.typing import NDArray
 
@@ -30,12 +30,10 @@ from ...privacy import (
 from ...strategies import ReleaseStrategy
 from ..models.model import Model
 from ..settings.registry import known_mechanism, registry
-from ..settings.run_config import RunConfig
+from ..settings.run_config import RunConfig, run_keys
 from ..settings.run_key import refusal
 from ..settings.trust_settings import SECURE, refused_trust
-from .gradient_bounds import bounding
-from .largest_mu import plan_or_largest_mu
-from .presets import sgd_preset
+from .presets import plan_or_largest_mu, sgd_preset
 from .problem import Hyperparameters, Problem
 from .secret_order_settings import check_secret_order, worth_of_order
 
@@ -433,3 +431,37 @@ def _refuse_unserved(method: Method, config: RunConfig) -> None:
     if registry("task")[config.task].public and not method.uses_public:
         able = [repr(name) for name, one in registry("strategy").items() if one.uses_public]
         raise refusal("strategy", f"{' or '.join(able)} for this task", config.strategy)
+
+
+BOUNDING = frozenset({"clipping", "clip-stability", "samples-per-owner"})
+"""The keys, of methods whose guarantee needs of a gradient only that it is no longer than S."""
+
+
+class Bounds(Protocol):
+    """What says how gradients are bounded: a run configuration, or an operator's file."""
+
+    @property
+    def clipping(self) -> str: ...
+
+    @property
+    def clip_stability(self) -> float: ...
+
+    @property
+    def samples_per_owner(self) -> int: ...
+
+
+def bounding(config: Bounds, keys: Collection[str]) -> Mapping[str, Any]:
+    """Fields of a policy that say how gradients are bounded; none for a method that does not read these keys.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is a gamma and nothing that has one.
+    """
+    if "clipping" not in keys:
+        return {}
+    usual = run_keys()["clip-stability"].default
+    if config.clipping != "automatic" and config.clip_stability != usual:
+        raise refusal("clip_stability", f"{usual} unless clipping = 'automatic'", config.clip_stability)
+    bounds = {"clipping": config.clipping or "clip", "clip_stability": config.clip_stability}
+    return {**bounds, "samples_per_owner": config.samples_per_owner}

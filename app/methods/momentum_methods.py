@@ -12,8 +12,7 @@ from ...strategies import MOMENTUM_MECHANISMS, CorrelatedMomentum, ReducedTreeMo
 from ..models.model import Model
 from ..settings.registry import known_mechanism
 from ..settings.run_config import RunConfig
-from .gradient_bounds import BOUNDING
-from .method import Method
+from .method import BOUNDING, Method
 from .presets import PaperConstants, sgd_preset, tuned
 from .problem import Hyperparameters, Problem
 

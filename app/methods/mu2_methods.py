@@ -9,8 +9,7 @@ from ...clients import DelayedMomentumClient, Mu2Client
 from ...strategies import DelayedMomentum, Mu2, TrustedMu2
 from ..models.model import Model
 from ..settings.run_config import RunConfig
-from .gradient_bounds import BOUNDING
-from .method import Method
+from .method import BOUNDING, Method
 from .presets import PaperConstants, largest_step, tuned, wanted_mu
 from .problem import Hyperparameters
 

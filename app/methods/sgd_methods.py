@@ -10,8 +10,7 @@ from ...clients import IsrlDpClient, NoisySGDClient
 from ...strategies import IsrlDp, NoisySGD
 from ..models.model import Model
 from ..settings.run_config import RunConfig
-from .gradient_bounds import BOUNDING
-from .method import Method
+from .method import BOUNDING, Method
 from .presets import PaperConstants, sgd_preset
 from .problem import Hyperparameters, Problem
 

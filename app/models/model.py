@@ -43,7 +43,7 @@ class Model(ABC):
         What computing gradients of several samples may take at a time, in MiB.
     rows_stand_alone : bool
         Whether a row of gradients is the same to the last bit whichever other rows are computed with it
-        (:mod:`.network_rows`). Workers then compute those of their own machines alone.
+        (:mod:`.torch_networks`). Workers then compute those of their own machines alone.
     """
 
     most_samples: int | None = None

@@ -21,8 +21,7 @@ from ...privacy import (
     read_ledger,
     rounded_up,
 )
-from ..engines.loopback import LaunchError
-from ..engines.toml import Scalar
+from ..engines.loopback import LaunchError, Scalar
 from ..methods import METHODS
 from ..runs.centring_settings import PRIVATE
 from ..runs.experiment import Experiment, prepare

@@ -6,11 +6,24 @@ arrives as bytes that nobody opens, and that are hashed where an operator lists 
 messages, so a message costs no start of a process.
 
 This is the one place that touches the private names of Flower's Runtime API; a test with a real SuperNode covers it.
+
+Takes a message from a SuperNode in its parts, so that a large model is in memory once and not three times. Flower cuts
+an array into chunks of 5 MiB, each an object of its own below the array's. Its own executor pulls all chunks of a
+message, and keeps them until the last array is put together. Here an array is put together as soon as its chunks are
+there, and they are forgotten before the next array's are pulled.
+
+Memory that a model's worth of values took goes back to the system as soon as it is free. The C library learns from the
+first large block that is freed to keep blocks of that size for later, up to 32 MiB and in a heap for each thread. A
+message comes in pieces of 5 MiB, pulled by two threads: so a node would hold the pieces of its last message for good,
+some of them twice. With the threshold fixed, blocks above it are the system's own pages, and go back when they are
+freed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import platform
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +32,7 @@ import httpx
 from flwr.app import Context, Error, Message
 from flwr.common.constant import SubStatus
 from flwr.common.serde import context_from_proto
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
@@ -29,10 +43,12 @@ from flwr.proto.runtime_pb2 import (
 from flwr.proto.task_pb2 import Task
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_object import InflatableObject
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
 )
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -43,8 +59,69 @@ from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 from ...privacy import protocol
 from ...privacy.errors import is_interrupt
-from .pulling import pulled_message
 from .taken_runs import ReceivedContext
+
+_LARGE_BYTES = 1 << 20
+_HEAPS = 2
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's malloc.h
+
+
+def give_back_large_blocks() -> None:
+    """For this process, from now on; where the C library is not glibc nothing is changed."""
+    if platform.libc_ver()[0] == "glibc":
+        allocator = ctypes.CDLL(None)
+        allocator.mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
+        allocator.mallopt(_ARENA_MAX, _HEAPS)
+
+
+def environment_of_large_blocks() -> dict[str, str]:
+    """The same for a process that is yet to be started, as variables of its environment."""
+    return {"MALLOC_MMAP_THRESHOLD_": str(_LARGE_BYTES), "MALLOC_ARENA_MAX": str(_HEAPS)}
+
+
+_FIRST_BACKOFF_S = 0.1
+_LONGEST_BACKOFF_S = 1.0
+
+
+def pulled_message(tree: ObjectTree, pull: Callable[[str], bytes]) -> Message:
+    """The message of an object tree.
+
+    Parameters
+    ----------
+    tree : ObjectTree
+        Of the message, from a server that is not trusted.
+    pull : callable
+        The content of an object, by its id.
+
+    Raises
+    ------
+    TypeError, ValueError, KeyError
+        If the objects are not those of a message.
+    """
+    message = _made(tree, pull, {})
+    if not isinstance(message, Message):
+        raise TypeError(f"Expected the objects of a message, got those of a {type(message).__name__}.")
+    return message
+
+
+def _made(tree: ObjectTree, pull: Callable[[str], bytes], whole: dict[str, InflatableObject]) -> InflatableObject:
+    """An object from its content and its children; ``whole`` are those with children that were made before."""
+    if tree.object_id in whole:
+        return whole[tree.object_id]  # the same array twice travels once
+    children = {child.object_id: _made(child, pull, whole) for child in tree.children if child.children}
+    leaves = {child.object_id for child in tree.children if not child.children}
+    contents = pull_objects(
+        [tree.object_id, *sorted(leaves - {tree.object_id})],
+        pull,
+        max_tries_per_object=None,
+        initial_backoff=_FIRST_BACKOFF_S,
+        backoff_cap=_LONGEST_BACKOFF_S,
+    )
+    made = inflate_object_from_contents(tree.object_id, contents, objects=children)
+    if tree.children:
+        whole[tree.object_id] = made
+    return made
+
 
 logger = logging.getLogger(__name__)
 

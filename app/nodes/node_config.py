@@ -25,7 +25,7 @@ from ...clients.records.owner_rows import OwnerGradients
 from ...privacy import CENTRING_SHARE, MECHANISMS, ConfigurationError, PrivacyPolicy, SQLiteLedger, gdp_mu, protocol
 from ...privacy.accounting.asked import asked_mu
 from ..methods import METHODS, Method
-from ..methods.gradient_bounds import bounding
+from ..methods.method import bounding
 from ..runs.centring_settings import beside_mean
 from ..runs.evaluation_settings import HELD_OUT, trained_samples
 from ..settings.registry import known_mechanism, registry, unknown_name

@@ -15,7 +15,7 @@ from ...clients.records.sources import file_items
 from ...privacy import ConfigurationError
 from ...privacy.side.centring_query import CENTRING_CONSTANT
 from ..data.loading import load_dataset, load_shards
-from ..data.owned_shards import OwnedShards
+from ..data.shards import OwnedShards
 from ..methods import Method
 from ..settings.run_config import RunConfig
 

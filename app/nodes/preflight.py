@@ -17,9 +17,8 @@ from ...clients.records.sources import file_items
 from ...privacy import LedgerSummary, MurmurflError, SQLiteLedger, read_ledger
 from ...privacy.files import exposure
 from .allowance import DAY_S, Allowance, Costs, allowance_of
-from .connections.check_lines import Check, worst
 from .connections.connection import Connection
-from .connections.connection_checks import connection_checks, not_tried
+from .connections.connection_checks import Check, connection_checks, not_tried, worst
 from .describing import describe
 from .helper_config import HelperConfig
 from .node_config import NodeConfig

@@ -27,15 +27,13 @@ from ...clients.messages.sums_helper import helper_app
 from ...clients.nodes.sample_node import SampleNode
 from ...clients.records.sources import Items
 from ...privacy import Opener, SQLiteLedger
-from ..engines.loopback import free_port, without_proxy
-from ..engines.processes import interrupts_as_keyboard_interrupt
+from ..engines.loopback import free_port, interrupts_as_keyboard_interrupt, without_proxy
 from .child_process import followed
 from .connections.connection import Connection
 from .connections.reconnecting import Reconnecting
 from .describing import describe
-from .executor import LocalExecutor
+from .executor import LocalExecutor, environment_of_large_blocks, give_back_large_blocks
 from .helper_config import HelperConfig
-from .large_blocks import environment_of_large_blocks, give_back_large_blocks
 from .node_config import NodeConfig
 from .own_app import OwnNode, describe_own, own_app, own_client
 from .taken_runs import TakenRuns, taking

@@ -9,8 +9,8 @@ from typing import Any
 from ...privacy import rounded_up
 from ..reports.table import Column, Row, Table
 from .accuracy import ACCURACY, EPSILON, NOISE, SECONDS, accuracy_rows, percent
+from .cell import statistics
 from .kind import TableKind, Trial
-from .over_seeds import statistics
 from .paper_figures import add_legend, colours, new_figure, save
 
 _AUC = "auc"

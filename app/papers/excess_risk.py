@@ -12,10 +12,10 @@ from ...privacy import rounded_up
 from ..reports.table import Column, Marked, Row, Table, spread
 from ..settings.run_config import RunConfig
 from .accuracy import NOISE
+from .cell import curve_statistics, short, statistics
 from .kind import TableKind, Trial
-from .over_seeds import curve_statistics, short, statistics
 from .paper_figures import add_legend, colours, draw_band, new_figure, save
-from .twins import is_without_noise
+from .planned_runs import is_without_noise
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from ...privacy import ConfigurationError
 from ..reports.table import Column, Row, Table, spread
 from ..settings.run_config import RunConfig
 from .accuracy import ACCURACY, EPSILON, NOISE, SECONDS, percent
+from .cell import curve_statistics, short, statistics
 from .kind import Measure, Run, TableKind, Trial
-from .over_seeds import curve_statistics, short, statistics
 from .paper_figures import add_legend, colours, new_figure, save
 
 if TYPE_CHECKING:

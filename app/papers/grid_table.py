@@ -9,8 +9,8 @@ from ...privacy import rounded_up
 from ..methods.auto_method import AUTO
 from ..reports.table import Column, Table
 from ..settings.run_config import RunConfig
+from .cell import statistics
 from .kind import TableKind, Trial
-from .over_seeds import statistics
 
 _AUC = "auc"
 _TABULAR = ("credit-default", "recidivism")

@@ -10,7 +10,7 @@ from ...privacy import gdp_mu
 from ..settings.run_config import RunConfig
 from .cell import Cell, Overrides, Settings
 from .kind import TableKind
-from .unread import without_unread
+from .planned_runs import without_unread
 
 
 class Paper(ABC):

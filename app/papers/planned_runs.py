@@ -1,4 +1,4 @@
-"""Which runs a reproduction is made of: cells, times algorithms, times steps, times seeds."""
+"""Which runs a reproduction is made of: cells, times algorithms, times steps, times seeds; and a line without noise."""
 
 from __future__ import annotations
 
@@ -9,9 +9,31 @@ from typing import Any, NamedTuple
 
 from ...privacy import ConfigurationError
 from ..engines.start import ENGINES
-from ..settings.run_config import RunConfig
-from .cell import VALIDATION_SEEDS, Cell, Overrides
+from ..settings.registry import mechanism_options_of, registry
+from ..settings.run_config import NO_NOISE, RunConfig, run_keys
+from ..settings.trust_settings import keys_of_trust
+from .cell import VALIDATION_SEEDS, Cell, Overrides, Settings
 from .kind import Run, TableKind
+
+
+def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by hyphenated key, without those that nothing they name reads.
+
+    For settings that were made for another method, task, partition or model than those that are now named beside them,
+    such as a paper's when somebody changes its task.
+    """
+    chosen = {one.name: values.get(one.name, one.default) for one in run_keys().values() if one.names}
+    reads = frozenset[str]().union(*(registry(name)[str(thing)].keys for name, thing in chosen.items()))
+    own = {
+        "mechanism": frozenset(mechanism_options_of(str(values.get("mechanism", "")))),
+        "trust": keys_of_trust(values.get("trust", "")),
+    }
+
+    def is_read(name: str) -> bool:
+        one = run_keys().get(name)
+        return one is None or not one.read_by or one.name in own.get(one.read_by, reads)
+
+    return {name: value for name, value in values.items() if is_read(name)}
 
 
 class RunKey(NamedTuple):
@@ -113,3 +135,57 @@ def with_chosen_steps(cells: Sequence[Cell], choices: Choices) -> list[Cell]:
         )
         for i, cell in enumerate(cells)
     ]
+
+
+WITHOUT = "without noise"
+"""What it is called among the algorithms of its cell."""
+_OF_NOISE = ("schedule", "secret-order", "epsilon")
+"""Keys beside the mechanisms' own that mean nothing without noise."""
+
+
+def with_twins(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells with one more algorithm: the first that can be run without noise, without noise.
+
+    A cell that has an algorithm without noise already gets no other.
+
+    Parameters
+    ----------
+    cells : sequence of Cell
+
+    Notes
+    -----
+    A twin is not private, and every caption says so of it.
+    """
+    return [_with_twin(cell) for cell in cells]
+
+
+def _with_twin(cell: Cell) -> Cell:
+    if any(is_without_noise({**cell.settings, **options}) for options in cell.algorithms.values()):
+        return cell
+    for label, options in cell.algorithms.items():
+        made = _twin(cell.settings, options)
+        if made is not None:
+            grids = {**cell.grids, **({WITHOUT: cell.grids[label]} if label in cell.grids else {})}
+            return replace(cell, algorithms={**cell.algorithms, WITHOUT: made}, grids=grids)
+    return cell
+
+
+def _twin(shared: Overrides, options: Overrides) -> Settings | None:
+    """An algorithm's settings without noise; None where it cannot be run without.
+
+    Mu is that of the default, so that cells that differ in it alone share their runs.
+    """
+    keys, settings = run_keys(), {**shared, **options}
+    of_mechanisms = [one.name for one in keys.values() if one.read_by == "mechanism"]
+    unset = {name: keys[name].default for name in (*of_mechanisms, *_OF_NOISE) if name in settings}
+    own: Settings = {**options, **unset, "mu": RunConfig.mu, "mechanism": NO_NOISE}
+    try:
+        RunConfig.from_mapping({**shared, **own})
+    except ConfigurationError:
+        return None
+    return own
+
+
+def is_without_noise(settings: Mapping[str, object]) -> bool:
+    """Whether an algorithm's settings, its cell's among them, are those of a run without noise."""
+    return settings.get("mechanism") == NO_NOISE

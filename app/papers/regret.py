@@ -8,8 +8,8 @@ from typing import Any
 
 from ..reports.table import Column, Table
 from .accuracy import ACCURACY, EPSILON, NOISE, accuracy_rows
+from .cell import curve_statistics
 from .kind import TableKind, Trial
-from .over_seeds import curve_statistics
 from .paper_figures import add_legend, colours, draw_band, new_figure, save
 
 SUMS = ("cumulative-loss", "dynamic-regret", "static-regret")

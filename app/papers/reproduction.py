@@ -18,10 +18,9 @@ from ..reports.table import Table
 from ..runs.experiment import prepare
 from ..settings.run_config import RunConfig
 from .captions import table_caption
-from .cell import Cell
+from .cell import Cell, statistics
 from .kind import FIGURES, Run, TableKind, Trial
 from .made_runs import Workplace, made_together, make_runs
-from .over_seeds import statistics
 from .paper import Paper
 from .planned_runs import Choices, RunKey, choose_steps, plan_runs, plan_validation, with_chosen_steps
 

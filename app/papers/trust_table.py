@@ -10,8 +10,8 @@ from ...privacy import rounded_up
 from ..reports.table import Column, Row, Table
 from ..settings.run_config import RunConfig
 from .accuracy import ACCURACY, NOISE, SECONDS, accuracy_rows
+from .cell import statistics
 from .kind import TableKind, Trial
-from .over_seeds import statistics
 from .paper_figures import add_legend, colours, new_figure, save
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from ...privacy import (
     centred,
 )
 from ...privacy.side.private_count import counted, counting_policy, release_count
-from ..engines.chosen_pool import opened_pool
 from ..engines.pool import Pool, WorkerState, say_nothing
+from ..engines.ray_pool import opened_pool
 from ..engines.workers import EXPERIMENT, LEDGERS, WorkerMachines, shared_samples
 from ..models.model import Model
 from ..runs.experiment import Experiment, prepare

@@ -18,7 +18,7 @@ from ...privacy.sums.roster import Roster
 from ...strategies import MeanOfFeatures, SecureAggregation, TrustedMeanOfFeatures
 from .centring_settings import features_bound, is_centred, make_centring
 from ..methods import Problem
-from ..methods.largest_mu import plan_or_largest_mu
+from ..methods.presets import plan_or_largest_mu
 from ..methods.presets import feature_bound
 from .permitted_run import MEAN, session_options
 from ..settings.trust_settings import SECURE, helper_names

@@ -19,7 +19,7 @@ from .centring_settings import is_centred
 from ..settings.run_config import RunConfig
 from .evaluation_settings import is_evaluated, make_evaluation, trained_samples
 from ..methods import Problem
-from ..methods.largest_mu import plan_or_largest_mu
+from ..methods.presets import plan_or_largest_mu
 from .permitted_run import EVALUATION, session_options
 from ..data.shards import shard_sizes
 

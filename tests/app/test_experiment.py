@@ -11,9 +11,9 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.app import client_app
-from murmurfl.app.commands import folders
-from murmurfl.app.commands.folders import folder_for
+from murmurfl.app.commands import run_options as folders
 from murmurfl.app.commands.main import cli
+from murmurfl.app.commands.run_options import folder_for
 from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process

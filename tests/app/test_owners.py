@@ -10,8 +10,7 @@ import pytest
 from murmurfl.app.auditing.run_audit import audit_lines, audit_run
 from murmurfl.app.commands.closing import closing_lines
 from murmurfl.app.commands.main import cli
-from murmurfl.app.data.owned_shards import OwnedShards
-from murmurfl.app.data.shards import Parts
+from murmurfl.app.data.shards import OwnedShards, Parts
 from murmurfl.app.data.task import Dataset
 from murmurfl.app.engines.device.support import check_on_device
 from murmurfl.app.engines.start import run_cohort, run_in_process

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from murmurfl.app.auditing.run_audit import audit_lines, audit_run
 from murmurfl.app.data.task import Shard
+from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.nodes.describing import describe
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.planning.noise_plans import make_plan, plan_lines, plan_table

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from murmurfl.app.engines import superlink as launch
-from murmurfl.app.engines.processes import Processes
+from murmurfl.app.engines.loopback import Processes
 from murmurfl.app.nodes.demo import node_settings
 from murmurfl.app.nodes.deployment import deployment
 from murmurfl.app.runs.experiment import prepare

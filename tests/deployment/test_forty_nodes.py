@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from murmurfl.app.engines.loopback import MARKER
-from murmurfl.app.engines.processes import Processes
+from murmurfl.app.engines.loopback import MARKER, Processes
 from murmurfl.app.nodes.demo import node_settings
 from murmurfl.app.nodes.deployment import deployment
 from murmurfl.app.runs.experiment import prepare

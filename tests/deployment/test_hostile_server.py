@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.engines.superlink import CONNECTION_NAME
-from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.nodes.deployment import deployment
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.supernode import repeating_the_last_answer

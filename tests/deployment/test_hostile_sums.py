@@ -10,10 +10,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from murmurfl.app.engines.toml import toml_document
-from murmurfl.app.nodes.cards import Card, roster_of
+from murmurfl.app.engines.loopback import toml_document
+from murmurfl.app.nodes.cards import Card, make_helper, make_machine, roster_of
 from murmurfl.app.nodes.helper_config import HelperConfig
-from murmurfl.app.nodes.new_keys import make_helper, make_machine
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.supernode import machine_of
 from murmurfl.clients.messages.sums_helper import helper_app

@@ -8,9 +8,8 @@ import time
 from collections import Counter
 
 import pytest
-from murmurfl.app.engines.loopback import LaunchError
+from murmurfl.app.engines.loopback import LaunchError, toml_document
 from murmurfl.app.engines.superlink import CONNECTION_NAME
-from murmurfl.app.engines.toml import toml_document
 from murmurfl.privacy import SQLiteOpeningRecord, read_ledger
 
 from tests.deployment.rig import (

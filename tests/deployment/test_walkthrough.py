@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from murmurfl.app.engines import superlink as launch
-from murmurfl.app.engines.processes import Processes
+from murmurfl.app.engines.loopback import Processes
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.nodes.roster_files import read_roster

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from ....privacy import ConfigurationError
 from ....privacy.errors import check_installed
 from ...settings.run_config import RunConfig
-from .feature_map import OfImages, in_unit_range, unit_rows
-from .kept import kept
+from .feature_map import OfImages, in_unit_range, kept, unit_rows
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .feature_map import FloatT, unit_rows
-from .kept_weights import restored
+from .frozen_net import restored
 from .scattering import POINTS, scattering
 
 ROUGHNESS = 0.05

@@ -15,9 +15,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..features.kept_weights import SHA256
-from .made_weights import net_arrays, packed, whitening_arrays
-from .stroke_training import Lesson, taught
+from ..features.frozen_net import SHA256
+from .stroke_training import Lesson, net_arrays, packed, taught, whitening_arrays
 
 MAKERS: dict[str, Callable[[], dict[str, NDArray[Any]]]] = {
     "scattering.npz": whitening_arrays,

@@ -1,16 +1,138 @@
-"""How a net learns random characters: a fixed number of steps, each on images that were never drawn before."""
+"""How a net learns random characters: a fixed number of steps, each on images that were never drawn before.
+
+The net that learns to tell random characters apart, in PyTorch: three convolutions, one dense layer, one of classes.
+Its arrays are functions' arguments: no generator of PyTorch's is drawn from, so a seed alone settles where it starts.
+
+How scattering coefficients are whitened: by the covariance that they have over random characters. The 81 x 49
+coefficients are first projected onto the main directions of the maps and of the places, one after the other, and the
+covariance of what is left is taken apart: a smaller file, and next to nothing is lost.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .random_characters import Alphabet, drawn, keyed
-from .stroke_net import StrokeNet
+from .random_characters import SIDE, Alphabet, drawn, keyed
+
+if TYPE_CHECKING:
+    import torch
+
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import Any
+
+from ..features.feature_map import unit_rows
+from ..features.frozen_net import frozen_net, quantised, restored
+from ..features.scattering import scattering
+from ..features.whitened import ROUGHNESS, balanced, projected
+
+_MOMENTUM = 0.1  # of the running means of batch normalisation
+_EPSILON = 1e-5
+
+
+@dataclass
+class StrokeNet:
+    """Convolutions of 3 x 3, each normalised and cut at zero, the first two pooled by 2 x 2; a dense layer likewise.
+
+    Parameters
+    ----------
+    channels : tuple of int
+        Of the convolutions.
+    width : int
+        Of the dense layer: how many features the net gives.
+    classes : int
+    dtype : torch.dtype
+    """
+
+    channels: tuple[int, ...]
+    width: int
+    classes: int
+    dtype: torch.dtype
+    weights: list[torch.Tensor] = field(default_factory=list)
+    """Of each layer, the last one's with a bias beside it."""
+    gains: list[torch.Tensor] = field(default_factory=list)
+    shifts: list[torch.Tensor] = field(default_factory=list)
+    means: list[torch.Tensor] = field(default_factory=list)
+    """Running, of what each normalised layer gets; only after training are they used."""
+    variances: list[torch.Tensor] = field(default_factory=list)
+
+    def start(self, generator: np.random.Generator) -> StrokeNet:
+        """Weights drawn uniformly, as wide as one over the square root of what a unit adds up."""
+        import torch
+
+        before = (1, *self.channels[:-1])
+        flat = self.channels[-1] * (SIDE // 4) ** 2
+        shapes = [(out, into, 3, 3) for out, into in zip(self.channels, before, strict=True)]
+        for shape in [*shapes, (self.width, flat), (self.classes, self.width)]:
+            bound = 1 / math.sqrt(math.prod(shape[1:]))
+            tensor = torch.tensor(generator.uniform(-bound, bound, shape), dtype=self.dtype)
+            self.weights.append(tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor)
+        for units in (*self.channels, self.width):
+            self.gains.append(torch.ones(units, dtype=self.dtype))
+            self.shifts.append(torch.zeros(units, dtype=self.dtype))
+            self.means.append(torch.zeros(units, dtype=self.dtype))
+            self.variances.append(torch.ones(units, dtype=self.dtype))
+        self.shifts.append(torch.zeros(self.classes, dtype=self.dtype))
+        for tensor in self.learnt():
+            tensor.requires_grad_(True)
+        return self
+
+    def learnt(self) -> list[torch.Tensor]:
+        """What descent moves."""
+        return [*self.weights, *self.gains, *self.shifts]
+
+    def __call__(self, images: torch.Tensor, training: bool) -> torch.Tensor:
+        """A score for each class, of images of shape (images, 1, 28, 28)."""
+        import torch
+        from torch.nn import functional
+
+        values = images
+        for layer in range(len(self.channels)):
+            values = functional.conv2d(values, self.weights[layer], padding=1)
+            # One channel lies the same either way, and the first convolution answers in the slower one.
+            values = values.contiguous(memory_format=torch.channels_last)
+            values = functional.relu(self._normalised(values, layer, training), inplace=True)
+            if layer < 2:
+                values = functional.max_pool2d(values, 2)
+        dense = len(self.channels)
+        values = values.permute(0, 2, 3, 1).flatten(1)  # as they lie in memory: pixel by pixel
+        values = functional.linear(values, self.weights[dense])
+        values = functional.relu(self._normalised(values, dense, training))
+        return functional.linear(values, self.weights[-1], self.shifts[-1])
+
+    def _normalised(self, values: torch.Tensor, layer: int, training: bool) -> torch.Tensor:
+        from torch.nn import functional
+
+        running, gain = (self.means[layer], self.variances[layer]), (self.gains[layer], self.shifts[layer])
+        return functional.batch_norm(values, *running, *gain, training, _MOMENTUM, _EPSILON)
+
+    def frozen(self) -> list[NDArray[np.float64]]:
+        """The layers without that of the classes: weights and bias of each, with its normalisation worked in.
+
+        Notes
+        -----
+        Normalisation by running means is a fixed scale and shift, so every row of what comes out depends on its own
+        image alone.
+        """
+        arrays = []
+        for layer in range(len(self.gains)):
+            weight, gain, shift, mean, variance = (
+                part[layer].detach().double().contiguous().numpy()
+                for part in (self.weights, self.gains, self.shifts, self.means, self.variances)
+            )
+            scale = gain / np.sqrt(variance + _EPSILON)
+            arrays += [weight * scale.reshape(-1, *(1,) * (weight.ndim - 1)), shift - mean * scale]
+        return arrays
+
 
 logger = logging.getLogger(__name__)
 
@@ -81,3 +203,104 @@ def taught(lesson: Lesson) -> list[NDArray[np.float64]]:
 def _share(step: int, steps: int) -> float:
     """Of the rate, in a step."""
     return min(1, (step + 1) / _WARM_UP) * max(_LAST_RATE, 1 - step / steps)
+
+
+CLASSES, IMAGES = 4000, 12000
+MAP_DIRECTIONS, PLACE_DIRECTIONS, KEPT = 32, 24, 512
+_AT_A_TIME = 500
+
+
+def whitening(
+    images: int = IMAGES, directions: tuple[int, int] = (MAP_DIRECTIONS, PLACE_DIRECTIONS), kept: int = KEPT
+) -> dict[str, NDArray[np.float64]]:
+    """What :class:`~murmurfl.app.data.features.whitened.Whitening` needs, in float64.
+
+    Parameters
+    ----------
+    images : int
+        Random characters whose covariance is taken.
+    directions : tuple of int
+        Of the maps and of the places.
+    kept : int
+        Features, those with the largest variance.
+    """
+    hand = keyed("whitening")
+    alphabet, parts = Alphabet.random(CLASSES, hand), []
+    for _ in range(0, images, _AT_A_TIME):
+        classes = hand.integers(CLASSES, size=min(_AT_A_TIME, images))
+        parts.append(scattering(drawn(alphabet, classes, hand, np.float64)))
+    coefficients = np.concatenate(parts)
+    size = np.sqrt((coefficients**2).mean(axis=(0, 2, 3)))
+    gains = 1 / (size + ROUGHNESS * size.max())
+    rows = balanced(coefficients, gains)
+    centred = rows - rows.mean(axis=0)
+    maps = _main(np.einsum("ncp,ndp->cd", centred, centred, optimize=True), directions[0])[1]
+    places = _main(np.einsum("ncp,ncq->pq", centred, centred, optimize=True), directions[1])[1]
+    inner = projected(rows, maps, places)
+    centre = inner.mean(axis=0)
+    variances, axes = _main((inner - centre).T @ (inner - centre) / len(inner), kept)
+    return {
+        "gains": gains,
+        "maps": maps,
+        "places": places,
+        "axes": axes.T,
+        "variances": variances,
+        "centre": centre @ axes,
+    }
+
+
+def _main(covariance: NDArray[np.float64], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The largest eigenvalues, and their eigenvectors as columns, each with a positive largest entry."""
+    values, vectors = np.linalg.eigh(covariance)
+    values, vectors = values[::-1][:count], vectors[:, ::-1][:, :count]
+    largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(count)]
+    return values, vectors * np.sign(largest)
+
+
+_CENTRED_ON = (4000, 12000)
+"""Classes and images that a net's mean is taken over: of an alphabet that no net has learnt."""
+_DECIMALS = 6
+
+
+def net_arrays(layers: Sequence[NDArray[np.float64]]) -> dict[str, NDArray[Any]]:
+    """A frozen net as its file has it: weights in eight bits, and its mean over random characters."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for layer, (weight, bias) in enumerate(zip(layers[::2], layers[1::2], strict=True)):
+        arrays[f"weight{layer}"], arrays[f"step{layer}"] = quantised(weight)
+        arrays[f"bias{layer}"] = bias.astype(np.float32)
+    count = len(layers) // 2
+    weights = [restored(arrays[f"weight{layer}"], arrays[f"step{layer}"]) for layer in range(count)]
+    answers = frozen_net(_characters(), weights, [arrays[f"bias{layer}"] for layer in range(count)])
+    arrays["centre"] = unit_rows(answers).mean(axis=0, dtype=np.float64).astype(np.float32)
+    return arrays
+
+
+def whitening_arrays() -> dict[str, NDArray[Any]]:
+    """The whitening of scattering coefficients, as its file has it: its large matrix in eight bits."""
+    found = whitening()
+    axes, step = quantised(found.pop("axes"))
+    small = {name: values.astype(np.float32) for name, values in found.items()}
+    return {**small, "axes": axes, "axes_step": step}
+
+
+def packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """The bytes of a weights file."""
+    file = BytesIO()
+    np.savez_compressed(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def rounded_digest(arrays: Sequence[NDArray[np.float64]]) -> str:
+    """SHA-256 of arrays to six decimals: what machines whose last digits differ agree on."""
+    digest = hashlib.sha256()
+    for values in arrays:
+        digest.update(np.round(values * 10**_DECIMALS).astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def _characters() -> NDArray[np.float32]:
+    classes, images = _CENTRED_ON
+    hand = keyed("centre")
+    alphabet = Alphabet.random(classes, hand)
+    parts = [drawn(alphabet, hand.integers(classes, size=500), hand) for _ in range(0, images, 500)]
+    return np.concatenate(parts).astype(np.float32)

@@ -16,15 +16,22 @@ from ....privacy import ConfigurationError
 from ....privacy.ledger.ledger_block import StreamBlock
 from ....privacy.machine.contributions import StackedContributions
 from ....privacy.machine.release_rule import ReleaseRule
-from .device_contributions import DeviceContributions
-from .device_counts import clipped_counts
-from .device_noise import DeviceNoise
-from .device_rows import RowTable
+from .device_counts import DeviceContributions, clipped_counts
+from .device_noise import DeviceNoise, RowTable
 
 if TYPE_CHECKING:
     import torch
 else:
     from .late_torch import torch
+
+from dataclasses import replace
+
+from ...runs.experiment import Experiment
+from ..cohort import CohortMachines
+from .backend import open_device
+from .device_gradients import gradients_on
+from .device_samples import DeviceShards
+from .support import check_on_device
 
 _SHARE_OF_MEMORY = 0.25
 _CPU_BYTES = 256 << 20
@@ -114,3 +121,33 @@ def _room(device: torch.device) -> int:
         return _CPU_BYTES
     free, _ = torch.cuda.mem_get_info(device)
     return int(_SHARE_OF_MEMORY * free)
+
+
+def machines_on(experiment: Experiment, device: str) -> CohortMachines:
+    """An experiment's machines, whose gradients, clipping, grid and noise are computed on a device.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    device : str
+        ``cuda``, ``cuda:1`` and so on, or ``torch-cpu``.
+
+    Raises
+    ------
+    ConfigurationError
+        If the device is not there, or cannot compute this experiment; nothing was started.
+
+    Notes
+    -----
+    For simulations only: the noise is of quality ``fast``.
+    """
+    check_on_device(experiment)
+    opened = open_device(device)
+    gradients = gradients_on(experiment.model, opened)
+    samples = gradients.samples(experiment.data.train_features, experiment.data.train_labels)
+    model: Any = gradients
+    shards: Any = DeviceShards(experiment.shards, samples)
+    machines = CohortMachines(replace(experiment, model=model, shards=shards))
+    blocks = DeviceBlocks(opened, own_rows=experiment.config.lost_replies > 0)
+    machines.cohort.arithmetic, machines.cohort.block_values = blocks, blocks.block_values
+    return machines

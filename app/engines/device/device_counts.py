@@ -14,12 +14,123 @@ import numpy as np
 from ....privacy.machine.clipping_figures import observe_releases
 from ....privacy.machine.row_bound import RowBound
 from ....privacy.noise.grid import MARK, Grid
-from .device_contributions import DeviceContributions
 
 if TYPE_CHECKING:
     import torch
 else:
     from .late_torch import torch
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from numpy.typing import NDArray
+
+from ....clients.adapters.outer_products import LEAST_SQUARES
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from .late_torch import torch
+
+
+class DeviceContributions(ABC):
+    """Contributions of many samples, stacked on a device; a machine's rows can be taken out."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where they are."""
+
+    @abstractmethod
+    def squared_norms(self) -> torch.Tensor:
+        """The squared L2 norm of every row, shape (samples,), float64; not finite where it cannot be told."""
+
+    @abstractmethod
+    def scaled(self, rows: slice, factors: torch.Tensor) -> torch.Tensor:
+        """Some rows, each times its factor: shape (rows, d), float64, in memory of their own."""
+
+    @abstractmethod
+    def chosen(self, rows: NDArray[np.intp]) -> DeviceContributions:
+        """Some of the rows."""
+
+    def norms(self) -> NDArray[np.float64]:
+        """The L2 norm of every row; one number a sample comes from the device."""
+        with np.errstate(all="ignore"):
+            return np.sqrt(self.squared_norms().cpu().numpy())
+
+    def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
+        """Write ``scale`` times a row, which comes from the device: for the few rows that go the careful way."""
+        factor = torch.full((1,), scale, dtype=torch.float64, device=self.device)
+        out[:] = self.scaled(slice(row, row + 1), factor)[0].cpu().numpy()
+
+
+class DeviceOuterProducts(DeviceContributions):
+    """Gradients of a linear layer, [r x^T, r] for a sample's r and x, as
+    :class:`~murmurfl.clients.adapters.outer_products.OuterProducts`.
+
+    Parameters
+    ----------
+    residuals : float64 tensor of shape (samples, classes)
+    features : float64 tensor of shape (samples, features)
+    bias : bool
+        Whether the layer has one.
+    """
+
+    def __init__(self, residuals: torch.Tensor, features: torch.Tensor, *, bias: bool) -> None:
+        self._residuals, self._features, self._bias = residuals, features, bias
+
+    @property
+    def device(self) -> torch.device:
+        return self._residuals.device
+
+    def squared_norms(self) -> torch.Tensor:
+        return _told(self._residuals) * (_told(self._features) + (1.0 if self._bias else 0.0))
+
+    def chosen(self, rows: NDArray[np.intp]) -> DeviceOuterProducts:
+        index = torch.from_numpy(rows).to(self.device)
+        return DeviceOuterProducts(self._residuals[index], self._features[index], bias=self._bias)
+
+    def scaled(self, rows: slice, factors: torch.Tensor) -> torch.Tensor:
+        residuals, features = self._residuals[rows] * factors[:, None], self._features[rows]
+        count, classes, width = len(residuals), residuals.shape[1], features.shape[1]
+        split = classes * width
+        made = residuals.new_empty((count, split + (classes if self._bias else 0)))
+        torch.mul(residuals[:, :, None], features[:, None, :], out=made[:, :split].view(count, classes, width))
+        if self._bias:
+            made[:, split:] = residuals
+        return made
+
+
+class DeviceRows(DeviceContributions):
+    """Contributions that are written out.
+
+    Parameters
+    ----------
+    rows : float64 tensor of shape (samples, d)
+    """
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._rows = rows
+
+    @property
+    def device(self) -> torch.device:
+        return self._rows.device
+
+    def squared_norms(self) -> torch.Tensor:
+        return self._rows.square().sum(dim=1)
+
+    def chosen(self, rows: NDArray[np.intp]) -> DeviceRows:
+        return DeviceRows(self._rows[torch.from_numpy(rows).to(self.device)])
+
+    def scaled(self, rows: slice, factors: torch.Tensor) -> torch.Tensor:
+        return self._rows[rows] * factors[:, None]
+
+
+def _told(rows: torch.Tensor) -> torch.Tensor:
+    """The squared length of every row; NaN of one so short that it cannot be told, which a long factor would show."""
+    squares = rows.square().sum(dim=1)
+    return squares.masked_fill((squares < LEAST_SQUARES) & rows.any(dim=1), torch.nan)
+
 
 _MARK = int(MARK)
 _ROUNDER = 1.5 * 2.0**52

@@ -19,7 +19,7 @@ from ....privacy import ConfigurationError
 from ...models.linear import LinearModel, LogisticRegression, MeanEstimation, NonconvexLogistic, RidgeRegression
 from ...models.model import Model, Parameters
 from ...models.softmax import SoftmaxRegression
-from .device_contributions import DeviceContributions, DeviceOuterProducts, DeviceRows
+from .device_counts import DeviceContributions, DeviceOuterProducts, DeviceRows
 from .device_samples import DeviceBatch, DeviceSamples
 
 if TYPE_CHECKING:

@@ -6,14 +6,46 @@ import math
 import os
 import stat
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .check_lines import Check
+from ....privacy import ConfigurationError
 from .connection import Connection
 from .diagnosis import AHEAD_S, BEHIND_S, Diagnosis, diagnose
 from .presented import authority_ends, utc
+
+STATES = ("ok", "warning", "failed", "not tried")
+
+
+@dataclass(frozen=True)
+class Check:
+    """What came of trying one thing.
+
+    Parameters
+    ----------
+    name : str
+        Of what was tried.
+    state : str
+        One of :data:`STATES`.
+    sentence : str
+        For the operator; with ``failed`` it says what to do.
+    """
+
+    name: str
+    state: str
+    sentence: str
+
+    def __post_init__(self) -> None:
+        if self.state not in STATES:
+            raise ConfigurationError(f"Expected one of {', '.join(STATES)}, got {self.state!r}.")
+
+
+def worst(checks: Sequence[Check]) -> str:
+    """``failed`` if one of them did, else ``warning`` if there is one, else ``ok``."""
+    states = {check.state for check in checks}
+    return next((state for state in ("failed", "warning") if state in states), "ok")
+
 
 NAMES = ("connection", "certificate", "clock", "key", "commands")
 """The checks, in the order in which a SuperLink makes them."""

@@ -1,4 +1,4 @@
-"""The certificate that a SuperLink shows: what it is for, until when it holds, and why it was not believed."""
+"""A SuperLink's certificate: what it is for, until when it holds, and why it was not believed."""
 
 from __future__ import annotations
 
@@ -147,3 +147,19 @@ def _names(certificate: x509.Certificate) -> tuple[str, ...]:
         else []
     )
     return tuple(printable(value) for value in values[:_MOST_NAMES])
+
+
+def first_expiry(path: Path | None) -> float | None:
+    """When the first of the certificates in a PEM file expires, in seconds since 1970; None where there are none.
+
+    Parameters
+    ----------
+    path : Path or None
+    """
+    if path is None:
+        return None
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes())
+    except (OSError, ValueError):
+        return None  # who needs the file says what is wrong with it
+    return min((certificate.not_valid_after_utc.timestamp() for certificate in found), default=None)

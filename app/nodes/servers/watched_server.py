@@ -25,11 +25,11 @@ from pathlib import Path
 from ....privacy import ConfigurationError, MurmurflError
 from ....privacy.files import create_private, exposure
 from ....strategies.rounds.monitor_file import FIGURES_VARIABLE, ServerFigures, read_figures
-from ...engines.loopback import executable, without_proxy
-from ...engines.processes import interrupts_as_keyboard_interrupt
+from ...engines.loopback import executable, interrupts_as_keyboard_interrupt, without_proxy
 from ..child_process import follow_lines
-from ..connections.expiry import first_expiry
+from ..connections.presented import first_expiry
 from ..watching.addresses import Addresses, shown
+from ..watching.endpoint import Value
 from ..watching.health import health_answer
 from ..watching.journal import Journal
 from ..watching.node_log import flower_line
@@ -110,8 +110,7 @@ def run_server(
         if at.database is not None:
             _keep_private(at.database)
         if addresses:
-            from ..watching.monitor_figures import SERVER, Shown  # brings Prometheus' client library
-            from .server_metrics import ServerMetrics
+            from ..watching.endpoint import SERVER, Shown
 
             expiry = first_expiry(Path(at.certificate).expanduser() if at.certificate else None)
             metrics = ServerMetrics(health, folder, float(int(time.time())), expiry)
@@ -335,3 +334,56 @@ class _Rounds:
             seconds=round(now.seconds),
             **since,
         )
+
+
+class ServerMetrics:
+    """What a server shows of itself.
+
+    Parameters
+    ----------
+    health : ServerHealth
+    folder : Path
+        Where the strategies of its runs note their rounds.
+    started : float
+        In seconds since 1970.
+    expiry : float, optional
+        When the first of its certificates expires.
+
+    Notes
+    -----
+    Shows counts of machines, answers and refusals, which a server has anyway, and times; no figure of a model, no name.
+    """
+
+    def __init__(self, health: ServerHealth, folder: Path, started: float, expiry: float | None = None) -> None:
+        self._health = health
+        self._folder = folder
+        self._started = started
+        self._expiry = expiry
+
+    def read(self) -> dict[str, Value]:
+        """The figures by name, as they are now."""
+        noted = read_figures(self._folder)
+        rounds = noted or ServerFigures()
+        last = {
+            "murmurfl_last_contact_timestamp_seconds": int(rounds.at),
+            "murmurfl_round_seconds": round(rounds.seconds),
+            "murmurfl_round": rounds.round,
+            "murmurfl_rounds_planned": rounds.planned,
+        }
+        return {
+            "murmurfl_started_timestamp_seconds": self._started,
+            "murmurfl_healthy": float(not self._health.problem),
+            "murmurfl_superlink_running": float(self._health.running),
+            "murmurfl_superlink_restarts_total": self._health.restarts,
+            "murmurfl_certificate_expiry_timestamp_seconds": self._expiry,
+            "murmurfl_rounds_total": rounds.rounds,
+            "murmurfl_closed_rounds_total": rounds.closed,
+            "murmurfl_asked_total": rounds.asked,
+            "murmurfl_releases_total": rounds.aggregated,
+            "murmurfl_lost_total": rounds.lost,
+            "murmurfl_late_total": rounds.late,
+            "murmurfl_malformed_total": rounds.malformed,
+            "murmurfl_unopened_total": rounds.unopened,
+            "murmurfl_refusals_total": rounds.refused,
+            **({} if noted is None else last),
+        }

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..connections.expiry import first_expiry
+from ..connections.presented import first_expiry
 from .endpoint import Address, Answer, Endpoint
 from .health import NodeHealth, health_answer
 from .journal import Journal
@@ -132,7 +132,7 @@ def watched(
     if not addresses:
         yield
         return
-    from .monitor_figures import Shown  # brings Prometheus' client library
+    from .endpoint import Shown
     from .node_metrics import BudgetWatch, NodeFigures
 
     health = NodeHealth(journal)

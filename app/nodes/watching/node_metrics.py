@@ -10,9 +10,9 @@ from pathlib import Path
 
 from ....privacy import LedgerError, read_ledger
 from ....privacy.ledger.budget_left import BudgetLeft, budget_left
+from .endpoint import HELPER, Value
 from .health import NodeHealth
 from .journal import Entry, Journal
-from .monitor_figures import HELPER, Value
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import pytest
 from murmurfl.app.auditing import differential
 from murmurfl.app.auditing.differential import audit_app, audit_node
 from murmurfl.app.commands.main import cli
-from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.node_config import NodeConfig, node_strategies
 from murmurfl.app.nodes.own_app import read_node
 from murmurfl.clients import Column, Label, Part, Schema

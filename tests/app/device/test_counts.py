@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 from murmurfl.app.engines.device import device_counts as counts_module
-from murmurfl.app.engines.device.device_contributions import DeviceOuterProducts, DeviceRows
-from murmurfl.app.engines.device.device_counts import clipped_counts, marked
+from murmurfl.app.engines.device.device_counts import DeviceOuterProducts, DeviceRows, clipped_counts, marked
 from murmurfl.privacy import ConfigurationError, Grid
 from murmurfl.privacy.machine.clipping_figures import observing
 from murmurfl.privacy.machine.row_bound import RowBound

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from murmurfl.app.engines.device.device_machines import machines_on
+from murmurfl.app.engines.device.device_block import machines_on
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import run_experiment

@@ -15,11 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from murmurfl.app.engines import processes
+from murmurfl.app.engines import loopback as processes
 from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.flower_run import run_flower_app
-from murmurfl.app.engines.loopback import LaunchError, is_listening
-from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.engines.loopback import LaunchError, is_listening, toml_document
 from murmurfl.privacy import ConfigurationError
 
 MARKER = "MURMURFL_TEST_LAUNCH"

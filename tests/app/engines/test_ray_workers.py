@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 from murmurfl.app.engines import WorkerError, ray_pool, run_cohort
-from murmurfl.app.engines.chosen_pool import opened_pool
-from murmurfl.app.engines.loopback import free_port, scratch_parent
-from murmurfl.app.engines.processes import Processes
+from murmurfl.app.engines.loopback import Processes, free_port, scratch_parent
+from murmurfl.app.engines.ray_pool import opened_pool
 from murmurfl.app.papers import Cell
 from murmurfl.app.papers.accuracy import AccuracyTable
 from murmurfl.app.papers.reproduction import run_cells

@@ -10,7 +10,7 @@ import sys
 import httpx
 import pytest
 from murmurfl.app.nodes.child_process import follow_lines, followed
-from murmurfl.app.nodes.connections.causes import CAUSES
+from murmurfl.app.nodes.connections.diagnosis import CAUSES
 from murmurfl.app.nodes.connections.fleet_contact import (
     CONTACT_EVERY_S,
     EVENTS_VARIABLE,

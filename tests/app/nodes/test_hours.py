@@ -5,7 +5,7 @@ import time
 from datetime import UTC, datetime
 
 import pytest
-from murmurfl.app.nodes.hours import Hours
+from murmurfl.app.nodes.taken_runs import Hours
 from murmurfl.privacy import ConfigurationError
 
 

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from murmurfl.app import client_app
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes import node_config as node
 from murmurfl.app.nodes.connections.connection import Connection
 from murmurfl.app.nodes.describing import describe

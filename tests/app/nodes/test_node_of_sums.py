@@ -5,7 +5,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.demo import demo_config, ledger_line, node_settings
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.supernode import machine_of

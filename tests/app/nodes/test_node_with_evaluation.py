@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.describing import describe
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.watching.journal import Journal, noting

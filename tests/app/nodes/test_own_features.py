@@ -7,9 +7,9 @@ import pytest
 from flwr.app import Context, RecordDict
 from murmurfl.app import client_app
 from murmurfl.app.data.features import features_file as file
-from murmurfl.app.data.features import kept_weights as weights_file
+from murmurfl.app.data.features import frozen_net as weights_file
+from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.engines.start import ray_environment, ray_overrides
-from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.nodes.node_config import NODE_CONFIG_VARIABLE, NodeConfig, configured_client
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import SQLiteLedger

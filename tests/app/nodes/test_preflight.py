@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.commands.serving import Serving
-from murmurfl.app.engines.loopback import free_port
-from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.engines.loopback import free_port, toml_document
 from murmurfl.app.nodes.allowance import DAY_S
-from murmurfl.app.nodes.cards import roster_of
-from murmurfl.app.nodes.certificates import make_node_key
-from murmurfl.app.nodes.connections.check_lines import Check, worst
+from murmurfl.app.nodes.cards import make_helper, make_machine, roster_of
 from murmurfl.app.nodes.connections.connection import Connection
-from murmurfl.app.nodes.connections.connection_checks import NAMES, connection_checks
+from murmurfl.app.nodes.connections.connection_checks import NAMES, Check, connection_checks, worst
 from murmurfl.app.nodes.connections.diagnosis import CAUSES, Diagnosis
-from murmurfl.app.nodes.new_keys import make_helper, make_machine
+from murmurfl.app.nodes.deployment import make_node_key
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.preflight import Given, _data, _data_files, _disk, check_helper, check_node
 from murmurfl.clients import UpdateNode, UpdatePolicy

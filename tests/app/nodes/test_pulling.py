@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
-from murmurfl.app.nodes.pulling import pulled_message
+from murmurfl.app.nodes.executor import pulled_message
 
 VALUES = 2_000_000  # of an array: four chunks
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.clients import numpy_client_app
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, protocol, read_ledger, row_key

@@ -6,7 +6,7 @@ import os
 
 import pytest
 from cryptography import x509
-from murmurfl.app.nodes.certificates import make_server_certificates
+from murmurfl.app.nodes.deployment import make_server_certificates
 from murmurfl.app.nodes.servers import gate
 from murmurfl.app.nodes.servers.gate import COMMANDED, CONTROL, Gate, name_of, read_owners, server_name
 from murmurfl.app.nodes.servers.server_health import SuperLinkOptions

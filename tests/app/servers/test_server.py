@@ -16,11 +16,17 @@ import pytest
 from murmurfl.app.engines.loopback import free_port
 from murmurfl.app.nodes.servers.gate import PROOF_HEADER, proof_of
 from murmurfl.app.nodes.servers.server_health import ServerHealth, SuperLinkOptions
-from murmurfl.app.nodes.servers.server_metrics import ServerMetrics
-from murmurfl.app.nodes.servers.watched_server import ServerError, _environment, _Rounds, _Server, run_server
+from murmurfl.app.nodes.servers.watched_server import (
+    ServerError,
+    ServerMetrics,
+    _environment,
+    _Rounds,
+    _Server,
+    run_server,
+)
 from murmurfl.app.nodes.watching.addresses import Addresses
+from murmurfl.app.nodes.watching.endpoint import SERVER, Shown
 from murmurfl.app.nodes.watching.journal import Journal
-from murmurfl.app.nodes.watching.monitor_figures import SERVER, Shown
 from murmurfl.app.nodes.watching.node_log import EntryWriter
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import RoundReport

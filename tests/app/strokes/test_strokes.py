@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 from murmurfl.app.data.features.frozen_net import frozen_net
-from murmurfl.app.data.strokes.made_weights import net_arrays, packed, rounded_digest
 from murmurfl.app.data.strokes.random_characters import Alphabet, drawn, keyed
-from murmurfl.app.data.strokes.stroke_training import Lesson, taught
-from murmurfl.app.data.strokes.whitening import whitening
+from murmurfl.app.data.strokes.stroke_training import Lesson, net_arrays, packed, rounded_digest, taught, whitening
 
 TINY = Lesson(seed=7, classes=10, steps=6, batch=16, channels=(2, 3, 4), width=5, exact=True)
 DIGEST = "d493d696cc8f78c8e89dff9b88b57a7157dfd0169db0aa25126f59e489117453"
@@ -84,7 +82,7 @@ def test_a_lesson_teaches(monkeypatch):
 
 
 def test_a_weights_file_is_the_same_bytes_for_the_same_arrays(layers, monkeypatch):
-    monkeypatch.setattr("murmurfl.app.data.strokes.made_weights._CENTRED_ON", (20, 500))
+    monkeypatch.setattr("murmurfl.app.data.strokes.stroke_training._CENTRED_ON", (20, 500))
     assert packed(net_arrays(layers)) == packed(net_arrays(layers))
 
 

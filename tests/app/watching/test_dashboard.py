@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from murmurfl.app.nodes.watching.endpoint import Address
+from murmurfl.app.nodes.watching.endpoint import BUILD, BUILD_LABELS, FIGURES, Address, figures_of
 from murmurfl.app.nodes.watching.health import REASONS
-from murmurfl.app.nodes.watching.monitor_figures import BUILD, BUILD_LABELS, FIGURES, figures_of
 
 FLEET = Path(__file__).parents[3] / "examples" / "fleet"
 DASHBOARD = FLEET / "grafana-dashboard.json"

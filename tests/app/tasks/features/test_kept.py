@@ -4,7 +4,7 @@ import stat
 
 import numpy as np
 import pytest
-from murmurfl.app.data.features.kept import KEPT_VARIABLE, kept
+from murmurfl.app.data.features.feature_map import KEPT_VARIABLE, kept
 from murmurfl.privacy import ConfigurationError
 
 IMAGES = np.arange(3 * 16, dtype=np.uint8).reshape(3, 4, 4)

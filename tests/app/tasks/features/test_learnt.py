@@ -3,11 +3,16 @@
 import numpy as np
 import pytest
 from murmurfl.app.data.features import FEATURES
-from murmurfl.app.data.features import kept_weights as weights
-from murmurfl.app.data.features.frame import framed
-from murmurfl.app.data.features.frozen_net import frozen_net
-from murmurfl.app.data.features.kept_weights import SHA256, quantised, read_weights, restored, unpacked_weights
-from murmurfl.app.data.features.learnt import LEARNT
+from murmurfl.app.data.features import frozen_net as weights
+from murmurfl.app.data.features.frozen_net import (
+    SHA256,
+    frozen_net,
+    quantised,
+    read_weights,
+    restored,
+    unpacked_weights,
+)
+from murmurfl.app.data.features.learnt import LEARNT, framed
 from murmurfl.app.data.features.scattering import morlet, scattering
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
