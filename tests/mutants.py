@@ -1061,7 +1061,7 @@ MUTANTS = (
     ),
     Mutant(
         "sums of likelihood ratios are rounded down",
-        "privacy/audit/likelihood_sums.py",
+        "privacy/accounting/likelihood_sums.py",
         "upper = weights * (sums - points[cells]) / (points[cells + 1] - points[cells])",
         "upper = 0.0 * weights",
         (ALLOCATION,),

@@ -14,7 +14,7 @@ log-normals, so with S their sum under N(0, I)
     delta(epsilon) = E max(S / K - e^epsilon, 0)               with the sample against without it,
     delta(epsilon) = E max(1 - e^epsilon S / K, 0)             without it against with it,
 
-for which :mod:`~murmurfl.privacy.audit.likelihood_sums` has upper bounds. Replacing a sample is taking one away and
+for which :mod:`~murmurfl.privacy.accounting.likelihood_sums` has upper bounds. Replacing a sample is taking one away and
 adding another: each is half of what the un-amplified mu is for, m = mu / 2, and for every e1 + e2 = epsilon
 
     delta(epsilon) <= delta_with(e1) + e^e1 delta_without(e2).
@@ -34,9 +34,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..audit.likelihood_sums import ROUNDING, likelihood_sum
 from ..errors import ConfigurationError
 from .gdp import gdp_delta, gdp_epsilon
+from .likelihood_sums import ROUNDING, likelihood_sum
 
 LARGEST_SHIFT = 25.0
 """Beyond it a secret order is worth nothing that shows, and its likelihood ratios leave the range of float64."""
