@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from murmurfl.app.models.model import Batch, Parameters
 from murmurfl.app.models.softmax import SoftmaxRegression
-from murmurfl.privacy.machine.contributions import DenseContributions
+from murmurfl.privacy.machine.clipping import DenseContributions
 from numpy.typing import NDArray
 
 from .peers.memory import PeakMemory

@@ -41,8 +41,7 @@ from murmurfl.privacy import (
     standard_normals,
 )
 from murmurfl.privacy.sums.masking import Masking, Sealed, add_mask, checked_header
-from murmurfl.privacy.sums.opening_record import MemoryOpeningRecord, OpeningRecord
-from murmurfl.privacy.sums.opening_rule import is_opening, set_digest
+from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, OpeningRecord, is_opening, set_digest
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from numpy.typing import NDArray
 

@@ -7,8 +7,7 @@ from .adapters.numpy_app import numpy_client_app
 from .adapters.per_sample_gradients import PerSampleGradients, Samples
 from .adapters.private_app import private_client_app
 from .adapters.sklearn_model import LinearEstimator, fitted
-from .adapters.torch_gradients import TorchGradients
-from .adapters.torch_model import load_trainable, trainable_arrays
+from .adapters.torch_model import TorchGradients, load_trainable, trainable_arrays
 from .adapters.update_policy import UpdatePolicy
 from .delayed_momentum_client import DelayedMomentumClient
 from .full_batch_client import CountedGradients, FullBatchClient
@@ -29,7 +28,7 @@ from .side.centring_client import Centring
 from .side.evaluation_client import Evaluation, EvaluationShare
 from .simulation.cohort_machines import Cohort
 from .simulation.context_ledger import ContextLedger
-from .simulation.foreign_machine import simulated_machine
+from .simulation.foreign_sums import simulated_machine
 
 __all__ = [
     "Centring",

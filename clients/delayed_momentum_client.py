@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, LedgerError, PrivacyPolicy, Release
-from ..privacy.machine.contributions import StackedContributions
+from ..privacy.machine.clipping import StackedContributions
 from ..privacy.mechanisms import State
 from .adapters.per_sample_gradients import combined_gradients, flat_point, stacked_gradients, unflatten
 from .private_client import PrivateClient, Request, Together

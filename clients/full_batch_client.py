@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy
-from ..privacy.machine.contributions import DenseContributions, StackedContributions
+from ..privacy.machine.clipping import DenseContributions, StackedContributions
 from ..privacy.mechanisms import noise_stands_alone
 from ..privacy.side.clipped_share import COUNTED_CLIP_NORM, QUANTILE_SHARE, CountedRows
 from .adapters.per_sample_gradients import PerSampleGradients, stacked_gradients

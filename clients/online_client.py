@@ -26,8 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, Release
-from ..privacy.machine.clipping import clip_contributions
-from ..privacy.machine.contributions import DenseContributions, StackedContributions
+from ..privacy.machine.clipping import DenseContributions, StackedContributions, clip_contributions
 from ..privacy.machine.policy import CONTRACTIVE_ROUNDING
 from .adapters.convex import (
     FURTHER_ROUNDINGS,

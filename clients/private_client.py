@@ -27,21 +27,21 @@ from ..privacy import (
     RowCache,
     protocol,
 )
+from ..privacy.machine.clipping import StackedContributions
 from ..privacy.machine.clipping_figures import observing
-from ..privacy.machine.contributions import StackedContributions
 from ..privacy.machine.data_digest import known_by
 from ..privacy.machine.record_owners import check_owned
 from ..privacy.sums.masking import Masking
-from .adapters.own_forecast import log_own_forecast
+from .adapters.noise_mod import log_own_forecast
 from .adapters.per_sample_gradients import PerSampleGradients, Samples, combined_gradients, stacked_gradients
 from .messages.masked import check_can_send, check_masking, outgoing_reply
 from .messages.release_of import read_release_of
+from .messages.reply_records import statement_entries
 from .messages.requests import ReleaseOf, Request, check_version, integer_entry, malformed, read_points, session_entry
-from .messages.statement import statement_entries
 from .side.centring_client import Centred, Centring
 from .side.evaluation_client import Evaluated, Evaluation, MachineTerms
 from .side.side_parts import make_parts, refuse_parts
-from .simulation.in_simulation import training_entries
+from .simulation.context_ledger import training_entries
 from .simulation.together import Together as Together
 
 

@@ -2,7 +2,7 @@
 
 from .accounting.allocation import allocation_delta, allocation_epsilon
 from .accounting.amplification import Amplification, amplification_of
-from .accounting.gdp import compose_gdp, gdp_best_guess, gdp_delta, gdp_epsilon, gdp_mu
+from .accounting.gdp import compose_gdp, gdp_best_guess, gdp_delta, gdp_epsilon, gdp_mu, rdp_epsilon, rdp_mu
 from .accounting.guarantee import (
     FAST_NOISE,
     NOT_PRIVATE,
@@ -18,11 +18,9 @@ from .accounting.guarantee import (
     rounded_up,
     server_guarantee,
 )
-from .accounting.noise_forecast import Forecast, forecast_of
+from .accounting.noise_forecast import Forecast, StatedNoise, forecast_of, stated_noise
 from .accounting.noise_plan import NoisePlan
 from .accounting.noise_words import NO_NOISE_WORDS, epoch_words, noise_words, server_noise_words, stated_words
-from .accounting.rdp import rdp_epsilon, rdp_mu
-from .accounting.stated_noise import StatedNoise, stated_noise
 from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
 from .ledger import (
     Account,
@@ -69,8 +67,17 @@ from .side.evaluation_query import (
 )
 from .sums.masking import Header, MaskedRelease, MaskedReleaseError, Masking, Sealed, add_mask, checked_header
 from .sums.opening_file import SQLiteOpeningRecord
-from .sums.opening_record import MemoryOpeningRecord, OpeningPage, OpeningRecord, OpeningRecordError
-from .sums.opening_rule import Opener, Opening, OpeningRefusedError, is_opening, set_digest
+from .sums.opening_rule import (
+    MemoryOpeningRecord,
+    Opener,
+    Opening,
+    OpeningPage,
+    OpeningRecord,
+    OpeningRecordError,
+    OpeningRefusedError,
+    is_opening,
+    set_digest,
+)
 from .sums.roster import HelperEntry, HelperKey, MachineKey, Roster
 
 __all__ = [

@@ -221,7 +221,7 @@ MUTANTS = (
     ),
     Mutant(
         "real machines take owners in an order of their own",
-        "privacy/machine/machine_checks.py",
+        "privacy/machine/ledgered_machine.py",
         "if policy.samples_per_owner and not (isinstance(data, Owners) and data.marks is not None):",
         "if policy.samples_per_owner and not isinstance(data, Owners):",
         (OWNERS,),
@@ -473,7 +473,7 @@ MUTANTS = (
     ),
     Mutant(
         "features without negative values are not made so",
-        "privacy/machine/row_bound.py",
+        "privacy/machine/clipping.py",
         "np.maximum(np.asarray(rows, dtype=np.float64), 0.0)",
         "np.asarray(rows, dtype=np.float64)",
         (CENTRING,),
@@ -795,7 +795,7 @@ MUTANTS = (
     ),
     Mutant(
         "a statement leaves out the mean",
-        "clients/messages/statement.py",
+        "clients/messages/reply_records.py",
         "mu_guaranteed=math.hypot(statement.mu_guaranteed, other.plan.mu)",
         "mu_guaranteed=statement.mu_guaranteed",
         (CENTRED,),
@@ -823,7 +823,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows that may be negative are charged as if they were not",
-        "privacy/machine/row_bound.py",
+        "privacy/machine/clipping.py",
         "return clip(np.maximum(np.asarray(rows, dtype=np.float64), 0.0), self.clip_norm)",
         "return clip(rows, self.clip_norm)",
         (ROW_BOUND,),
@@ -886,7 +886,7 @@ MUTANTS = (
     ),
     Mutant(
         "a release of all samples is unclipped in closed form",
-        "privacy/machine/row_bound.py",
+        "privacy/machine/clipping.py",
         "return scaled_sum(scales if weights is None else scales * weights)",
         "return scaled_sum(np.ones(len(scales)))",
         (ROW_BOUND,),
@@ -907,7 +907,7 @@ MUTANTS = (
     ),
     Mutant(
         "features of moments are not cut",
-        "privacy/machine/row_bound.py",
+        "privacy/machine/clipping.py",
         "return self.moments.sum(self.rows(features), marks, self.clip_norm, weights)",
         "return self.moments.sum(np.nan_to_num(features), marks, self.clip_norm, weights)",
         (MOMENTS,),
@@ -1075,14 +1075,14 @@ MUTANTS = (
     ),
     Mutant(
         "a count's rows are not centred",
-        "privacy/side/private_count.py",
+        "privacy/side/evaluation_query.py",
         "dtype=np.float64)[:, None] - 0.5",
         "dtype=np.float64)[:, None]",
         ("tests/privacy/test_counting.py",),
     ),
     Mutant(
         "a count is charged half of what a sample moves it",
-        "privacy/side/private_count.py",
+        "privacy/side/evaluation_query.py",
         '{"clip_norm": 0.5, "batch_size"',
         '{"clip_norm": 0.25, "batch_size"',
         ("tests/privacy/test_counting.py",),
@@ -1180,7 +1180,7 @@ MUTANTS = (
     ),
     Mutant(
         "a worker computes with the machines of another",
-        "clients/simulation/cohort_block.py",
+        "clients/simulation/cohort_machines.py",
         "np.repeat(here & (number == part), share)",
         "np.repeat(number == part, share)",
         (WORKERS_RUNS,),
@@ -1239,7 +1239,7 @@ MUTANTS = (
     ),
     Mutant(
         "what was sent is not remembered, and is not carried over",
-        "privacy/machine/release_rule.py",
+        "privacy/machine/prefix_sums.py",
         "pending[release + 1] = counts",
         "pending[release + 1] = 0 * counts",
         (CARRIED_OVER,),
@@ -1302,14 +1302,14 @@ MUTANTS = (
     ),
     Mutant(
         "a plain meaning rounds percentages down",
-        "privacy/accounting/plain_words.py",
+        "privacy/accounting/guarantee.py",
         "math.ceil(1000 * gdp_best_guess(mu) - 1e-9)",
         "math.floor(1000 * gdp_best_guess(mu))",
         ("tests/privacy/test_plain_words.py",),
     ),
     Mutant(
         "a plain meaning of sums leaves out what holds without anybody's honesty",
-        "privacy/accounting/plain_words.py",
+        "privacy/accounting/guarantee.py",
         'f"at most {_percent(mu_local)}" if math.isfinite(mu_local)',
         'f"at most {_percent(mu)}" if math.isfinite(mu_local)',
         ("tests/privacy/test_plain_words.py",),
@@ -1393,7 +1393,7 @@ MUTANTS = (
     ),
     Mutant(
         "what a lost reply carried is not carried over",
-        "privacy/machine/release_rule.py",
+        "privacy/machine/prefix_sums.py",
         "counts += streams.pending[row][release]",
         "counts += 0",
         (CARRIED_OVER,),
@@ -1407,14 +1407,14 @@ MUTANTS = (
     ),
     Mutant(
         "fast noise on a real machine",
-        "privacy/machine/machine_checks.py",
+        "privacy/machine/ledgered_machine.py",
         'if policy.noise_quality != "exact":',
         "if policy.noise_quality is None:",
         (MACHINE,),
     ),
     Mutant(
         "a real machine may forget",
-        "privacy/machine/machine_checks.py",
+        "privacy/machine/ledgered_machine.py",
         "if not ledger.durable:",
         "if not ledger:",
         (MACHINE,),

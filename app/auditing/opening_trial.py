@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from ...clients import Cohort
 from ...privacy import ConfigurationError, MemoryLedger, RefusedError
 from ...privacy.sums.masking import Sealed
-from ...privacy.sums.opening_record import MemoryOpeningRecord
-from ...privacy.sums.opening_rule import Opener, OpeningRefusedError
+from ...privacy.sums.opening_rule import MemoryOpeningRecord, Opener, OpeningRefusedError
 from ...privacy.sums.roster import HelperKey
 from ..runs.experiment import Experiment
 

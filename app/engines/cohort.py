@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients import Cohort
-from ...clients.simulation.cohort_block import BlockAnswer, PartAnswer, stacked_samples
+from ...clients.simulation.cohort_machines import BlockAnswer, PartAnswer, stacked_samples
 from ...privacy import Ledger, RefusedError, Release, RowCache, SimulatedKeys, protocol
 from ...privacy.ledger.ledger_block import BlockLedger
 from ...privacy.machine.clipping_figures import observing

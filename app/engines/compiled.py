@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ...clients.adapters.outer_products import OuterProducts
 from ...privacy.ledger.ledger_block import Counts, StreamBlock
+from ...privacy.machine.clipping import StackedContributions
 from ...privacy.machine.clipping_figures import observe_releases
-from ...privacy.machine.contributions import StackedContributions
-from ...privacy.machine.release_rule import ReleaseRule
+from ...privacy.machine.prefix_sums import ReleaseRule
 from ...privacy.mechanisms import CancellingNoise
 from ...privacy.noise.block_values import RowByRow
 from ...privacy.noise.grid import MARK

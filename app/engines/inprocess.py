@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from ...clients.simulation.in_simulation import simulated_in_process
+from ...clients.simulation.context_ledger import simulated_in_process
 
 _SERVER_NODE = 1
 _FIRST_NODE = 1000

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients.adapters.gradient_memory import GRADIENT_MEMORY_MIB
+from ...clients.adapters.per_sample_gradients import GRADIENT_MEMORY_MIB
 from ...privacy import ConfigurationError, derived_seed
 from ..settings.registry import registry
 from ..settings.run_keys import RunKeys

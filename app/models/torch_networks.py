@@ -25,7 +25,7 @@ from ...clients import TorchGradients
 from ...clients.adapters.per_sample_gradients import combined_gradients
 from ...privacy import ConfigurationError, derived_seed
 from ...privacy.errors import check_installed
-from ...privacy.machine.contributions import DenseContributions
+from ...privacy.machine.clipping import DenseContributions
 from .model import SAMPLES_AT_A_TIME, Batch, Model, ModelKind, Parameters, uniform_parameters
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...privacy.machine.row_bound import CLIPPINGS
+from ...privacy.machine.clipping import CLIPPINGS
 from ...privacy.side.clipped_share import COUNTED_CLIP_NORM
 from ..methods import Method
 

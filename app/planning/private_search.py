@@ -26,7 +26,7 @@ from ...privacy import (
     SimulatedKeys,
     centred,
 )
-from ...privacy.side.private_count import counted, counting_policy, release_count
+from ...privacy.side.evaluation_query import counted, counting_policy, release_count
 from ..engines.pool import Pool, WorkerState, say_nothing
 from ..engines.ray_pool import opened_pool
 from ..engines.workers import EXPERIMENT, LEDGERS, WorkerMachines, shared_samples

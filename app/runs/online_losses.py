@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy.mechanisms.optimiser_cache import cached
+from ...privacy.mechanisms.optimal import cached
 from ..models.model import Batch, Model
 from ..data.task import Shard
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...privacy import rounded_up
 from ...privacy.accounting.noise_forecast import shortest
-from ...privacy.accounting.plain_words import plain_meaning
+from ...privacy.accounting.guarantee import plain_meaning
 
 
 def shown(value: float | None) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...clients.adapters.gradient_memory import GRADIENT_MEMORY_MIB
+from ...clients.adapters.per_sample_gradients import GRADIENT_MEMORY_MIB
 from ...privacy import (
     ACCOUNTINGS,
     CENTRING_SHARE,
@@ -21,7 +21,7 @@ from ...privacy import (
     SHARES,
     TRUST_MODELS,
 )
-from ...privacy.machine.row_bound import CLIPPINGS
+from ...privacy.machine.clipping import CLIPPINGS
 from ...privacy.side.clipped_share import QUANTILE_SHARE
 from ...privacy.sums.roster import MOST_HELPERS
 from ...strategies import AVERAGES, REGULARIZERS, SAMPLINGS, VARIANTS

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError
 from ...privacy.errors import OF_DATA
-from .torch_model import ModuleGradients, called_with
-from .torch_values import as_inputs, as_targets, first_axis, leaves, mapped, picked
+from .torch_model import ModuleGradients, as_inputs, as_targets, called_with, first_axis, leaves, mapped, picked
 
 if TYPE_CHECKING:
     import torch

@@ -21,31 +21,34 @@ from numpy.typing import NDArray
 
 from ...privacy import (
     ConfigurationError,
+    Forecast,
     Ledger,
+    LedgeredMachine,
     LedgerError,
     NoiseKeys,
     PrivateMachine,
     RefusedError,
     Release,
     SQLiteLedger,
+    StatedNoise,
     any_data,
+    forecast_of,
     protocol,
+    stated_noise,
 )
+from ...privacy.accounting.noise_forecast import rounded_count, shortest
 from ...privacy.errors import OF_DATA
 from ...privacy.machine.clipping_figures import TrainingFigures, observing
 from ...privacy.sums.masking import Masking
 from ..messages.answers import answer
 from ..messages.masked import check_masking, outgoing_reply
+from ..messages.reply_records import statement_entries
 from ..messages.requests import check_version, integer_entry, malformed, session_entry
-from ..messages.statement import statement_entries
 from ..nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from ..nodes.update_node import UpdateNode
-from ..simulation.context_ledger import ContextLedger
-from ..simulation.foreign_machine import simulated_machine
-from ..simulation.foreign_sums import SimulatedSums
-from ..simulation.in_simulation import in_simulation, training_entries
+from ..simulation.context_ledger import ContextLedger, in_simulation, training_entries
+from ..simulation.foreign_sums import SimulatedSums, simulated_machine
 from .foreign_app import ClientAppError, called, is_in_training, received_model, trained_model
-from .own_forecast import log_own_forecast
 from .update_policy import UpdatePolicy, update_guarantee
 
 _MOST_PARAMETERS = 2**40
@@ -343,3 +346,62 @@ def _evaluate(machine: _Machine, message: Message, context: Context, call_next: 
             protocol.CONFIG: ConfigRecord({protocol.MACHINE: machine.name}),
         }
     )
+
+
+def log_own_forecast(name: str, machine: LedgeredMachine, *, unit: str = "") -> None:
+    """Say it in the log of the machine, with its first release.
+
+    Parameters
+    ----------
+    name : str
+        The machine's.
+    machine, unit
+        As for :func:`own_forecast`.
+    """
+    if foreseen := own_forecast(machine, unit=unit):
+        # A simulation has many machines, and its server says it of all of them.
+        log(DEBUG if machine.simulated else INFO, "Machine %s: %s", name, foreseen)
+
+
+def own_forecast(machine: LedgeredMachine, *, unit: str = "") -> str:
+    """A sentence: how long this machine's noise is beside its longest update, and how many machines like it are needed.
+
+    Parameters
+    ----------
+    machine : LedgeredMachine
+    unit : {"sample", "owner", "machine"}, optional
+        What is protected as a whole; default what the policy says.
+
+    Returns
+    -------
+    str
+        Empty where the machine adds no noise.
+
+    Notes
+    -----
+    Arithmetic on the machine's policy, whatever a server says, and the public number of samples. How many machines are
+    needed is an estimate.
+    """
+    plan, policy = machine.plan, machine.policy
+    entries = stated_noise(policy, plan, machine.num_samples)
+    stated = {
+        **entries,
+        "max-participations": plan.mechanism.num_releases,
+        "mu-guaranteed": plan.mu,
+        "delta": policy.delta,
+        "mechanism": policy.mechanism,
+        "unit": unit or policy.unit,
+    }
+    read = StatedNoise.read(stated)
+    # By itself, with the noise it adds: what others add under secure aggregation is not in it.
+    alone = None if read is None else _by_itself(read, machine.num_parameters)
+    if alone is None:
+        return ""
+    return (
+        f"By itself, over all its releases, its noise is {shortest(alone.ratio)} times as long as its longest update; "
+        f"an average over {rounded_count(alone.machines_needed)} machines like it is likely to be useful, an estimate."
+    )
+
+
+def _by_itself(stated: StatedNoise, num_parameters: int) -> Forecast | None:
+    return forecast_of([stated], num_parameters=num_parameters, machines=1, per_round=1, rounds=stated.releases)

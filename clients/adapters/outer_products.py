@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy.machine.contributions import DenseContributions, squared_lengths
+from ...privacy.machine.clipping import DenseContributions, squared_lengths
 
 LEAST_SQUARES = 1e-300
 """Sums of squares below this have lost digits."""
@@ -87,7 +87,7 @@ class PulledOuterProducts(OuterProducts):
     Notes
     -----
     Norms are at most 2^-41 too small, and sums as precise as clipping and adding up need them
-    (:mod:`~murmurfl.privacy.machine.row_bound`), whatever V a server chooses: where r x^T and V cancel, and little but
+    (:mod:`~murmurfl.privacy.machine.clipping`), whatever V a server chooses: where r x^T and V cancel, and little but
     rounding is left, a row is written out before it is measured and added up.
     """
 

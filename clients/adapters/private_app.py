@@ -32,11 +32,10 @@ from ..records.owner_rows import OwnerGradients
 from ..records.schema import Schema
 from ..records.sources import Items, file_items, items_of
 from ..side.evaluation_client import EvaluationShare, Measure
-from ..simulation.foreign_machine import simulated_machine
-from ..simulation.foreign_sums import SimulatedSums
-from ..simulation.in_simulation import in_simulation
-from .gradient_memory import GRADIENT_MEMORY_MIB
+from ..simulation.context_ledger import in_simulation
+from ..simulation.foreign_sums import SimulatedSums, simulated_machine
 from .numpy_app import handled
+from .per_sample_gradients import GRADIENT_MEMORY_MIB
 from .private_model import MachineModel
 
 logger = logging.getLogger(__name__)

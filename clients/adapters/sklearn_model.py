@@ -1,9 +1,19 @@
-"""A linear estimator of scikit-learn as a machine's model: gradients in closed form, and the fitted estimator back."""
+"""A linear estimator of scikit-learn as a machine's model: gradients in closed form, and the fitted estimator back.
+
+What of a scikit-learn estimator's settings can be kept where machines release private sums of gradients. A setting that
+would change the model in a way that gradients of single samples cannot is refused by its name, with what takes its
+place. Settings that only say how scikit-learn searches for the same model (``solver``, ``max_iter``, ``tol``,
+``random_state`` ...) count for nothing here: rounds and steps are the server's strategy's.
+
+Losses of linear models in closed form: what a sample's loss changes by where its scores change. A linear model gives a
+sample x the scores z = W x + b. Its gradient is then the outer product of x and the residual r = dloss/dz, whatever the
+loss is. Scores and residuals are arrays of shape (samples, scores); a label is the number of its class.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,13 +24,250 @@ from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Measured
 from ...privacy.accounting.asked import check_count
-from ...privacy.machine.contributions import DenseContributions, StackedContributions
+from ...privacy.machine.clipping import DenseContributions, StackedContributions
 from ..records.schema import Label, Part, Schema
 from ..side.evaluation_client import Measure
-from .estimator_checks import closed_form
 from .outer_products import OuterProducts, PulledOuterProducts
 from .per_sample_gradients import combined_gradients
 from .private_model import MachineModel
+
+Scores = NDArray[np.float64]
+Labels = NDArray[np.intp]
+Residuals = Callable[[Scores, Labels], Scores]
+"""The residuals of samples with these scores and labels; a row depends on its own sample alone."""
+Slope = Callable[[Scores, Scores], Scores]
+"""The derivative of a loss of two classes in the score, at scores and targets of -1 or 1."""
+
+
+def softmax_residuals(scores: Scores, labels: Labels) -> Scores:
+    """Of the cross-entropy with a score a class: probabilities minus what they should be."""
+    found = scores - scores.max(axis=1, keepdims=True)
+    np.exp(found, out=found)
+    found /= found.sum(axis=1, keepdims=True)
+    found[np.arange(len(labels)), labels] -= 1.0
+    return found
+
+
+def one_against_the_rest(slope: Slope) -> Residuals:
+    """Of one problem of two classes for each score: its class against all others, or the second class with one score.
+
+    Parameters
+    ----------
+    slope : callable
+    """
+
+    def residuals(scores: Scores, labels: Labels) -> Scores:
+        classes = np.arange(scores.shape[1]) if scores.shape[1] > 1 else np.ones(1)
+        return slope(scores, np.where(labels[:, None] == classes, 1.0, -1.0))
+
+    return residuals
+
+
+def logistic(scores: Scores, targets: Scores) -> Scores:
+    """Of log(1 + exp(-y z)): -y / (1 + exp(y z)), without an overflow."""
+    small = np.exp(-np.abs(scores))
+    return -targets * np.where(targets * scores > 0, small, 1.0) / (1.0 + small)
+
+
+def _hinge(scores: Scores, targets: Scores) -> Scores:
+    return np.where(targets * scores <= 1.0, -targets, 0.0)
+
+
+def _perceptron(scores: Scores, targets: Scores) -> Scores:
+    return np.where(targets * scores <= 0.0, -targets, 0.0)
+
+
+def _squared_hinge(scores: Scores, targets: Scores) -> Scores:
+    return -2.0 * targets * np.maximum(1.0 - targets * scores, 0.0)
+
+
+def _modified_huber(scores: Scores, targets: Scores) -> Scores:
+    margins = targets * scores
+    return np.where(margins >= -1.0, _squared_hinge(scores, targets), -4.0 * targets)
+
+
+def _squared_error(scores: Scores, targets: Scores) -> Scores:
+    return scores - targets
+
+
+def slopes(epsilon: float) -> Mapping[str, Slope]:
+    """The losses of scikit-learn's ``SGDClassifier``, by its names for them.
+
+    Parameters
+    ----------
+    epsilon : float
+        Of those that are flat or steep within it.
+    """
+
+    def huber(scores: Scores, targets: Scores) -> Scores:
+        return np.clip(scores - targets, -epsilon, epsilon)
+
+    def epsilon_insensitive(scores: Scores, targets: Scores) -> Scores:
+        return np.where(np.abs(scores - targets) > epsilon, np.sign(scores - targets), 0.0)
+
+    def squared_epsilon_insensitive(scores: Scores, targets: Scores) -> Scores:
+        return 2.0 * np.sign(scores - targets) * np.maximum(np.abs(scores - targets) - epsilon, 0.0)
+
+    return {
+        "hinge": _hinge,
+        "log_loss": logistic,
+        "modified_huber": _modified_huber,
+        "squared_hinge": _squared_hinge,
+        "perceptron": _perceptron,
+        "squared_error": _squared_error,
+        "huber": huber,
+        "epsilon_insensitive": epsilon_insensitive,
+        "squared_epsilon_insensitive": squared_epsilon_insensitive,
+    }
+
+
+_RELEASED = "every look at the data is released"
+_WEIGHTS = (
+    "class_weight",
+    (None,),
+    "weights of classes follow from private labels, or change how much a sample may count: leave it out, and move "
+    "intercept_ of the fitted model, or where predict_proba is cut, by what is publicly known of the classes",
+)
+_WARM = (
+    "warm_start",
+    (False,),
+    "set coef_ and intercept_ of the estimator to those of a model of public data, and machines start there",
+)
+_OF_LOGISTIC = (
+    _WEIGHTS,
+    _WARM,
+    ("dual", (False,), "it is the same model, found in another way"),
+    (
+        "multi_class",
+        ("deprecated", "auto", "warn", "multinomial"),
+        "give SGDClassifier(loss='log_loss'), whose classes are each against the rest",
+    ),
+)
+_OF_SGD = (
+    _WEIGHTS,
+    _WARM,
+    (
+        "early_stopping",
+        (False,),
+        f"{_RELEASED}, a validation score too: choose the rounds before the training, and evaluate on public data or "
+        "privately",
+    ),
+    ("average", (False,), "the server averages: FullBatch(average='linear'), or Mu2"),
+    (
+        "learning_rate",
+        ("optimal",),
+        "steps are the server's: the strategy's own learning_rate, such as FullBatch(learning_rate=...)",
+    ),
+)
+_PENALTIES = (
+    "l2 or no penalty: a penalty with l1 is no sum over samples; to have few features choose them without the data"
+)
+
+
+def closed_form(estimator: Any, num_classes: int, num_samples: int | None) -> tuple[Residuals, float, int]:
+    """The residuals of an estimator's loss, how strongly it pulls weights to zero, and how many scores it has.
+
+    Parameters
+    ----------
+    estimator : sklearn.linear_model.LogisticRegression or SGDClassifier
+    num_classes : int
+    num_samples : int, optional
+        Of all machines together.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is another estimator, or has a setting that cannot be kept.
+
+    Notes
+    -----
+    Losses are means over samples, with pull / 2 ||W||^2 beside them; intercepts are not pulled, as in scikit-learn.
+    """
+    from sklearn.linear_model import LogisticRegression, SGDClassifier
+
+    if type(estimator) is LogisticRegression:
+        residuals = one_against_the_rest(logistic) if num_classes == 2 else softmax_residuals
+        return residuals, _pull_of_logistic(estimator, num_samples), _scores(num_classes)
+    if type(estimator) is SGDClassifier:
+        _refuse(estimator, _OF_SGD)
+        settings = estimator.get_params()
+        known = slopes(float(settings["epsilon"]))
+        if settings["loss"] not in known:
+            raise ConfigurationError(f"Expected loss one of {', '.join(known)}, got {settings['loss']!r}.")
+        penalised = _is_l2(estimator, settings["penalty"], settings)
+        return one_against_the_rest(known[settings["loss"]]), settings["alpha"] * penalised, _scores(num_classes)
+    raise ConfigurationError(_other(estimator))
+
+
+def _scores(num_classes: int) -> int:
+    return num_classes if num_classes > 2 else 1
+
+
+def _pull_of_logistic(estimator: Any, num_samples: int | None) -> float:
+    _refuse(estimator, _OF_LOGISTIC)
+    settings = estimator.get_params()
+    if settings["solver"] == "liblinear":
+        raise ConfigurationError(
+            "Expected a solver that puts no penalty on the intercept, got LogisticRegression(solver='liblinear'): "
+            "leave solver out, which is otherwise not looked at."
+        )
+    penalty = settings.get("penalty", "deprecated")  # until scikit-learn 1.7 it is said here, and since 1.8 by l1_ratio
+    if penalty == "deprecated":
+        penalty = "elasticnet" if settings["l1_ratio"] else "l2"
+    if not _is_l2(estimator, penalty, settings) or settings["C"] == float("inf"):
+        return 0.0
+    if num_samples is None:
+        raise ConfigurationError(
+            f"Expected num_samples with LogisticRegression(C={settings['C']:g}), got none: C weighs against the sum of "
+            "all losses, so say how many samples all machines have together, or give C=numpy.inf and no penalty."
+        )
+    return 1.0 / (settings["C"] * num_samples)
+
+
+def _is_l2(estimator: Any, penalty: Any, settings: Mapping[str, Any]) -> bool:
+    """Whether there is a penalty, which is then l2.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is another.
+    """
+    if penalty is None:
+        return False
+    ratio = settings.get("l1_ratio") or 0.0
+    if penalty == "l2" or (penalty == "elasticnet" and ratio == 0.0):
+        return True
+    raise ConfigurationError(
+        f"Expected {_PENALTIES}; got {type(estimator).__name__} with penalty {penalty!r} and l1_ratio {ratio:g}."
+    )
+
+
+def _refuse(estimator: Any, kept: tuple[tuple[str, tuple[Any, ...], str], ...]) -> None:
+    settings = estimator.get_params()
+    for name, allowed, instead in kept:
+        value = settings.get(name, allowed[0])
+        if not any(value is one or (type(value) is type(one) and value == one) for one in allowed):
+            raise ConfigurationError(
+                f"Expected {type(estimator).__name__} without {name} = {value!r}, which cannot be kept: {instead}."
+            )
+
+
+def _other(estimator: Any) -> str:
+    name = type(estimator).__name__
+    expected = f"Expected LogisticRegression or SGDClassifier of scikit-learn, got {name}: "
+    if hasattr(estimator, "steps"):
+        return (
+            f"{expected}give the last step alone, and apply the others where samples are made, with constants that do "
+            "not come from private data (a scaler's mean would be of them)"
+        )
+    if name == "LogisticRegressionCV" or hasattr(estimator, "cv"):
+        return f"{expected}{_RELEASED}, so every value that is tried costs privacy: choose C before, on public data."
+    if hasattr(estimator, "feature_importances_") or "Tree" in name or "Forest" in name or "Boost" in name:
+        return f"{expected}trees have no gradient to add noise to. A linear model of more features may come near."
+    return (
+        f"{expected}only of those a sample's gradient is known in closed form. A PyTorch module can be anything else."
+    )
+
 
 _NAMES = "coef_", "intercept_"
 
@@ -234,7 +481,7 @@ class LinearGradients:
     Parameters
     ----------
     residuals : callable
-        dloss/dscores (:mod:`~murmurfl.clients.adapters.linear_losses`).
+        dloss/dscores (:mod:`~murmurfl.clients.adapters.sklearn_model`).
     shape : (int, int)
         Scores and features.
     pull : float

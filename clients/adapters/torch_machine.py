@@ -10,8 +10,8 @@ from ...privacy import ConfigurationError, derived_seed
 from ...privacy.errors import check_installed
 from ..records.schema import Schema
 from ..side.evaluation_client import Measure
-from .gradient_memory import GRADIENT_MEMORY_MIB
 from .model_checks import SampleTrials, check_layers, check_loss
+from .per_sample_gradients import GRADIENT_MEMORY_MIB
 from .private_model import MachineModel
 from .torch_measure import ModuleMeasure
 from .torch_model import ModuleGradients

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Measured
-from .torch_model import ModuleGradients, called_with
-from .torch_values import as_inputs, as_targets, first_axis, picked
+from .torch_model import ModuleGradients, as_inputs, as_targets, called_with, first_axis, picked
 
 if TYPE_CHECKING:
     import torch

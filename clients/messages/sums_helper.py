@@ -29,10 +29,9 @@ from ...privacy import (
     Sealed,
     protocol,
 )
-from ...privacy.sums.opening_record import LastOpened, OpenedSet, SessionTerms, check_forward
+from ...privacy.sums.opening_rule import LastOpened, OpenedSet, SessionTerms, check_forward
 from ...privacy.sums.roster import HelperKey, Roster
-from ..simulation.context_ledger import LEDGER_RECORDS
-from ..simulation.in_simulation import in_simulation
+from ..simulation.context_ledger import LEDGER_RECORDS, in_simulation
 from .answers import answer
 from .requests import check_version, malformed
 

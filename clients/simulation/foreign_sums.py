@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import NoReturn
+from typing import NoReturn, TypedDict
 
 from flwr.app import Context, Message
 
-from ...privacy import ConfigurationError
+from ...privacy import ConfigurationError, SimulatedKeys
 from ...privacy.sums.masking import Masking
 from ...privacy.sums.roster import MachineKey, Roster
 from ..messages.answers import answer
 from ..messages.sums_helper import answer_simulated_helper
+from .context_ledger import ContextLedger, in_simulation
 
 
 class SimulatedSums:
@@ -110,3 +111,45 @@ def _fail(error: Exception) -> NoReturn:
 def _roster(seed: int, machines: int, helpers: int) -> Roster:
     names = tuple(f"helper-{number}" for number in range(helpers))
     return Roster.simulated(seed, tuple(map(str, range(machines))), names)
+
+
+class SimulatedMachine(TypedDict):
+    """What a simulated machine's client is made with."""
+
+    name: str
+    ledger: ContextLedger
+    keys: SimulatedKeys
+
+
+def simulated_machine(context: Context, *, seed: int = 0) -> SimulatedMachine:
+    """Name, ledger and keys of the simulated machine a message is for, to be handed to a client as ``**``.
+
+    Parameters
+    ----------
+    context : Context
+        Flower's.
+    seed : int
+        Of the run: the same run gives the same model.
+
+    Raises
+    ------
+    ConfigurationError
+        Outside a simulation.
+
+    Examples
+    --------
+    A ``client_fn``::
+
+        return Mu2Client(gradients, samples, policy, **simulated_machine(context)).to_client()
+
+    Notes
+    -----
+    The keys follow from the seed, and the ledger ends with the run. That is why a real node is refused them.
+    """
+    if not in_simulation():
+        raise ConfigurationError(
+            "Expected a simulation, got a real node: there a client is made with a ledger and keys of its own, "
+            "ledger = SQLiteLedger(path) and ledger.keys(), or with `murmurfl node`."
+        )
+    name = str(context.node_config.get("partition-id", context.node_id))
+    return SimulatedMachine(name=name, ledger=ContextLedger(context.state, name), keys=SimulatedKeys(seed, name))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...privacy.machine.contributions import StackedContributions
+from ...privacy.machine.clipping import StackedContributions
 from ...privacy.mechanisms import State
 
 

@@ -14,8 +14,8 @@ log-normals, so with S their sum under N(0, I)
     delta(epsilon) = E max(S / K - e^epsilon, 0)               with the sample against without it,
     delta(epsilon) = E max(1 - e^epsilon S / K, 0)             without it against with it,
 
-for which :mod:`~murmurfl.privacy.accounting.likelihood_sums` has upper bounds. Replacing a sample is taking one away and
-adding another: each is half of what the un-amplified mu is for, m = mu / 2, and for every e1 + e2 = epsilon
+for which :mod:`~murmurfl.privacy.accounting.likelihood_sums` has upper bounds. Replacing a sample is taking one away
+and adding another: each is half of what the un-amplified mu is for, m = mu / 2, and for every e1 + e2 = epsilon
 
     delta(epsilon) <= delta_with(e1) + e^e1 delta_without(e2).
 

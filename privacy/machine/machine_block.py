@@ -1,7 +1,7 @@
 """The machines of a simulation that have one policy and one model, asked together: a row each, whole blocks at once.
 
 Admission, noise, recording and acknowledgement are the rules that a machine by itself keeps (:mod:`.admission`,
-:mod:`.release_rule`, :mod:`.outgoing`). What is different here is that the contributions of many machines come in one
+:mod:`.prefix_sums`, :mod:`.outgoing`). What is different here is that the contributions of many machines come in one
 piece, whose rows the caller vouches for: so keys are simulated ones, and real machines are refused.
 """
 
@@ -17,16 +17,14 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigurationError, RefusedError
 from ..ledger import Account
-from ..ledger.joined import JoinedLedgers
-from ..ledger.ledger_block import BlockLedger, Counts, StreamBlock
+from ..ledger.ledger_block import BlockLedger, Counts, JoinedLedgers, StreamBlock
 from ..mechanisms import State
 from ..noise.block_values import RowByRow
 from ..noise.noise_keys import NoiseKeys
 from .admission import AdmissionRule, Admissions, has_secret_order
-from .contributions import StackedContributions
+from .clipping import StackedContributions
 from .outgoing import Release, recorded, release_of, samples_counted, stream_fingerprint
-from .prefix_sums import PrivateMachine
-from .release_rule import ReleaseRule
+from .prefix_sums import PrivateMachine, ReleaseRule
 
 Contributions = Callable[[list[int], list[slice]], StackedContributions]
 """Given which of the machines that were asked may release, and the fresh samples of each: their per-sample

@@ -32,7 +32,7 @@ from ..noise.normals import (
     resolution_mu,
     summed_range_problem,
 )
-from .row_bound import CLIPPINGS, MOST_ROWS, SUMMING_ERROR, Clipping, RowBound
+from .clipping import CLIPPINGS, MOST_ROWS, SUMMING_ERROR, Clipping, RowBound
 from .second_moments import Moments
 
 ReleaseRule = Literal["acknowledged", "paper"]
@@ -81,7 +81,7 @@ class PrivacyPolicy:
         with gradients clipped to S, Delta = 2 S / b (1 + 1e-6): only for steps that never move two iterates apart,
         which the client must check (:class:`~murmurfl.clients.OnlineClient`). It must be asked for. ``nonnegative``:
         as ``sample``, with negative entries of every row set to zero first, Delta = sqrt(2) S / b: for sums of features
-        that have none (:mod:`~murmurfl.privacy.machine.row_bound`). ``moments``: each sample's features are clipped,
+        that have none (:mod:`~murmurfl.privacy.machine.clipping`). ``moments``: each sample's features are clipped,
         and the machine makes rows of second moments and class from them, Delta = S^2 sqrt(2 + 2 a^2 + a^4 / 2); only
         with order ``all`` (:mod:`~murmurfl.privacy.machine.second_moments`).
     order : {"in-turn", "again", "all", "secret"}

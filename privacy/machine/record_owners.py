@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ..accounting.asked import check_count
 from ..errors import ConfigurationError
-from .row_bound import MOST_ROWS
+from .clipping import MOST_ROWS
 
 if TYPE_CHECKING:
     from .policy import PrivacyPolicy, Trust

@@ -22,7 +22,7 @@ from scipy.optimize import minimize
 
 from ..errors import ConfigurationError
 from .mechanism import Increment, State
-from .optimiser_cache import Arrays, cached
+from .optimal import Arrays, cached
 from .toeplitz import BLOCK, ToeplitzMechanism, positive_integer
 
 
@@ -125,7 +125,7 @@ def optimise_blt(
     Minimises the variance of the last prefix sum, which is the largest, at a fixed mu: the squared sensitivity times
     the squared norm of the last row of B. Both are geometric sums in closed form, so a step costs the same for any
     number of releases. By BFGS over the logits of theta and of omega and one minus its sum, from two fixed starts; kept
-    in the cache (:mod:`.optimiser_cache`).
+    in the cache (:mod:`.optimal`).
 
     Parameters
     ----------

@@ -15,12 +15,39 @@ columns are longer than 1, so noise for columns of norm 1 would be too little.
 
 ``workload`` says whose error is least. ``prefix-sum`` has A, the triangle of ones; ``mu2`` has A A, because DP-mu^2-FL
 sums the prefix sums once more. In both cases prefix sums are released and decoded.
+
+Streams in which every release uses all noise before it: a dense C^{-1}, its noise made again from nonces. Row k of
+C^{-1} Z is a sum over all k rows of Z. Only their nonces are remembered, 16 bytes a release. To draw every row again
+for every release would take K^2 / 2 rows, so releases go in blocks: when a block begins, all earlier rows are drawn
+once and what they add to each release of the block is kept in memory. That is K^2 / 64 rows drawn, and 32 rows of
+memory (64 while they are made) that may be lost at any time, a restart included: they are made again to the last bit,
+because they are always computed in the same order.
+
+Results of optimisers, kept in memory and on disk: they depend on a few numbers and may take seconds. One ``.npz`` file
+a result, in the folder named by the environment variable ``MURMURFL_CACHE``, else ``$XDG_CACHE_HOME/murmurfl``, else
+``~/.cache/murmurfl``. A file that cannot be read or does not pass the caller's check is computed again. Where the
+folder cannot be written there is no cache, which is no error.
+
+Formal guarantees ----------------- The files need not be trusted: what is read is a proposal for factors B and C,
+checked by the caller for being a factorisation at all, and the sensitivity is always derived from the factors in use,
+never stored. Somebody who changes a file can make the noise larger, or its correlation worse, but cannot make the
+privacy parameter mu wrong.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import tempfile
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
-from typing import Literal, get_args
+from pathlib import Path
+from threading import Lock
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +56,171 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 from ..errors import ConfigurationError
-from .dense_stream import HistoryMechanism
-from .optimiser_cache import Arrays, cached
+from ..noise.keyed_noise import NONCE_BYTES
+from .mechanism import Draw, Increment, Mechanism, Memory, State
+
+Arrays = dict[str, NDArray[np.float64]]
+
+_FORMAT = 1
+_MOST_IN_MEMORY = 16
+
+_in_memory: OrderedDict[str, Arrays] = OrderedDict()
+_lock = Lock()
+
+
+def cached(
+    name: str, inputs: Mapping[str, int | float | str], compute: Callable[[], Arrays], check: Callable[[Arrays], bool]
+) -> Arrays:
+    """What ``compute`` returns, computed once for a name and its inputs.
+
+    Parameters
+    ----------
+    name : str
+        The function's name; change it when the function's results change.
+    inputs : mapping
+        Everything the result depends on.
+    compute : callable
+        Returns named float64 arrays.
+    check : callable
+        Whether arrays read from a file, all float64 and finite, have the right names and shapes and may be used.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Read-only arrays.
+    """
+    text = json.dumps([name, _FORMAT, sorted(inputs.items())])
+    key = hashlib.sha256(text.encode()).hexdigest()
+    with _lock:
+        if key in _in_memory:
+            _in_memory.move_to_end(key)
+            return dict(_in_memory[key])
+    arrays = _read(key, check)
+    if arrays is None:
+        arrays = compute()
+        _write(key, arrays)
+    for array in arrays.values():
+        array.setflags(write=False)
+    with _lock:
+        _in_memory[key] = arrays
+        while len(_in_memory) > _MOST_IN_MEMORY:
+            _in_memory.popitem(last=False)
+    return dict(arrays)
+
+
+def forget() -> None:
+    """Empty the memory; the files stay."""
+    with _lock:
+        _in_memory.clear()
+
+
+def folder() -> Path:
+    """Where the files are.
+
+    Raises
+    ------
+    RuntimeError
+        If no variable names a folder and the user has no home.
+    """
+    if chosen := os.environ.get("MURMURFL_CACHE"):
+        return Path(chosen)
+    parent = os.environ.get("XDG_CACHE_HOME")
+    return (Path(parent) if parent else Path.home() / ".cache") / "murmurfl"
+
+
+def _read(key: str, check: Callable[[Arrays], bool]) -> Arrays | None:
+    try:
+        with np.load(folder() / f"{key}.npz", allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        sound = all(array.dtype == np.float64 and np.isfinite(array).all() for array in arrays.values())
+        return arrays if sound and check(arrays) else None
+    except Exception:  # whatever a damaged or foreign file makes NumPy or the check raise
+        return None
+
+
+def _write(key: str, arrays: Arrays) -> None:
+    # RuntimeError: no home folder.
+    with suppress(OSError, RuntimeError):
+        folder().mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder(), suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez(file, **arrays)  # pyright: ignore[reportArgumentType] - its stubs know no named arrays
+            Path(temporary).replace(folder() / f"{key}.npz")
+        except BaseException:
+            Path(temporary).unlink()
+            raise
+
+
+_BLOCK = 32
+# How many values of a row are handled at a time: so many that the results stay in the second-level cache.
+_VALUES = 1 << 12
+
+
+class HistoryMechanism(Mechanism):
+    """A mechanism whose increments use all noise so far.
+
+    A subclass gives the entries of C^{-1}; a state is what the noise so far adds to the coming releases of a block.
+
+    Notes
+    -----
+    **Formal guarantees.** mu = Delta x ``sensitivity(...)`` / noise_std for replacement of one sample that keeps to the
+    declared pattern, with the C whose inverse a subclass gives. Memory that is lost is made again to the last bit, so
+    it changes no release.
+    Proof: docs/proofs/returning-samples.md.
+    """
+
+    memory: ClassVar[Memory] = "all"
+
+    @abstractmethod
+    def entries(self, rows: range, columns: range) -> NDArray[np.float64]:
+        """A block of C^{-1}; rows and columns count releases from 1, and there is zero above the diagonal."""
+
+    def initial_state(self, size: int) -> State:
+        return (np.zeros((min(_BLOCK, self.num_releases), size), np.float32),)
+
+    def increment(self, state: State, release: int, normals: NDArray[np.floating], scale: float = 1.0) -> Increment:
+        ahead = self._with(state[0], self._check_release(release), normals * normals.dtype.type(scale))
+        return Increment(ahead[0], None, (ahead[1:],) if len(ahead) > 1 else None)
+
+    def state_after(self, release: int, draw: Draw, scale: float = 1.0) -> State:
+        start = self._check_release(release) // _BLOCK * _BLOCK
+        rows = range(start + 1, min(start + _BLOCK, self.num_releases) + 1)
+        if not rows:
+            return ()
+        ahead: NDArray[np.floating] | None = None
+        for first in range(1, start + 1, _BLOCK):
+            columns = range(first, first + _BLOCK)
+            normals = draw(columns)
+            normals *= normals.dtype.type(scale)
+            entries = self.entries(rows, columns).astype(normals.dtype)
+            if ahead is None:
+                ahead = np.zeros((len(rows), normals.shape[1]), normals.dtype)
+            for values in _slices(normals.shape[1]):
+                ahead[:, values] += entries @ normals[:, values]
+        for column in range(start + 1, release + 1):
+            normals = draw(range(column, column + 1))[0]
+            if ahead is None:
+                ahead = np.zeros((len(rows), normals.size), np.float32)
+            ahead = self._with(ahead, column, normals * normals.dtype.type(scale))[1:]
+        return () if ahead is None else (ahead,)
+
+    def memory_bytes(self, size: int) -> int:
+        return NONCE_BYTES * self.num_releases
+
+    def _with(self, ahead: NDArray[np.floating], release: int, row: NDArray[np.floating]) -> NDArray[np.floating]:
+        """The noise of the coming releases as far as row ``release`` of Z; that of the first is final."""
+        column = self.entries(range(release, release + len(ahead)), range(release, release + 1)).astype(row.dtype)
+        known = np.empty(ahead.shape, np.result_type(ahead, row))
+        for values in _slices(row.size):
+            np.multiply(column, row[values], out=known[:, values])
+            known[:, values] += ahead[:, values]
+        return known
+
+
+def _slices(size: int) -> list[slice]:
+    return [slice(start, start + _VALUES) for start in range(0, size, _VALUES)]
+
 
 Workload = Literal["prefix-sum", "mu2"]
 WORKLOADS: tuple[Workload, ...] = get_args(Workload)
@@ -60,7 +250,7 @@ class OptimalNoise(HistoryMechanism):
     -----
     **Formal guarantees.** Columns have norm 1, so for one participation mu = Delta / noise_std. C is found by an
     optimiser once and kept on disk; the sensitivity is always computed from the C in use. State: what the noise so far
-    adds to the coming releases, made again from the nonces of all releases (:mod:`.dense_stream`).
+    adds to the coming releases, made again from the nonces of all releases (:mod:`.optimal`).
     Proof: docs/proofs/sensitivities.md.
     """
 

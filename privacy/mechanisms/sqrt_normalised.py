@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from .dense_stream import HistoryMechanism
+from .optimal import HistoryMechanism
 from .sensitivity import Gram
 from .toeplitz import by_lag, one_minus_x
 

@@ -32,9 +32,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from ..errors import ConfigurationError
-from .dense_stream import HistoryMechanism
 from .mechanism import Increment, Mechanism, State
-from .optimiser_cache import Arrays, cached
+from .optimal import Arrays, HistoryMechanism, cached
 
 BLOCK = 1 << 14
 """Values handled at a time: what a block of them is made from stays in the second-level cache."""
@@ -273,7 +272,7 @@ def optimise_band(num_releases: int, bands: int) -> NDArray[np.float64]:
 
     Minimises \|c\|^2 \|b\|^2 with b the first column of B: the variance of the last prefix sum, which is the largest,
     at a fixed mu, for any number of participations at least ``bands`` releases apart. By L-BFGS over the logits of
-    c_j / c_{j-1}, from ``sqrt_toeplitz`` cut to the band; kept in the cache (:mod:`.optimiser_cache`).
+    c_j / c_{j-1}, from ``sqrt_toeplitz`` cut to the band; kept in the cache (:mod:`.optimal`).
 
     Parameters
     ----------

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
 from ..ledger.ledger_block import Counts, StreamBlock
+from ..machine.clipping import StackedContributions
 from ..machine.clipping_figures import observe_releases
-from ..machine.contributions import StackedContributions
-from ..machine.release_rule import ReleaseRule
+from ..machine.prefix_sums import ReleaseRule
 from .keyed_noise import each_normal_row, row_key
 
 

@@ -5,7 +5,7 @@ it. Taken around their mean m they spread, and a model learns from less. m is of
 like any other: the first one of a training, in a session of its own, with a share of mu^2.
 
 **Its sensitivity.** With a and b two rows of features, bounded by the machine
-(:mod:`~murmurfl.privacy.machine.row_bound`), replacing one sample changes the machine's sum by a - b, and
+(:mod:`~murmurfl.privacy.machine.clipping`), replacing one sample changes the machine's sum by a - b, and
 
     ||a - b||^2 = ||a||^2 + ||b||^2 - 2 <a, b>  <=  2 S^2 - 2 <a, b>.
 

@@ -36,7 +36,7 @@ from typing import ClassVar
 from ..errors import ConfigurationError
 from ..files import check_private, create_private, replace_durably, sync_folder
 from ..ledger import ledger_file as ledger_format
-from .opening_record import (
+from .opening_rule import (
     LastOpened,
     OpenedSet,
     OpeningPage,

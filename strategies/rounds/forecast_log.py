@@ -8,8 +8,7 @@ from typing import Any
 
 from flwr.common.logger import log
 
-from ...privacy.accounting.noise_forecast import Forecast
-from ...privacy.accounting.stated_noise import StatedNoise
+from ...privacy.accounting.noise_forecast import Forecast, StatedNoise
 
 _WIDTH = 64
 """Of a line beside Flower's `WARNING :`, on a terminal of 80 columns."""

@@ -24,8 +24,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, protocol
-from ...privacy.accounting.noise_forecast import Forecast
-from ...privacy.accounting.stated_noise import StatedNoise
+from ...privacy.accounting.noise_forecast import Forecast, StatedNoise
 from ...privacy.machine.clipping_figures import TrainingFigures
 from ..sums.opening_round import Helpers
 from ..sums.release_sum import ReleaseSum, Summation

@@ -29,8 +29,8 @@ from ...privacy import (
     row_key,
     standard_normals,
 )
-from ...privacy.accounting.stated_noise import StatedNoise, stated_noise
-from ...privacy.machine.row_bound import BLOCK_ROWS
+from ...privacy.accounting.noise_forecast import StatedNoise, stated_noise
+from ...privacy.machine.clipping import BLOCK_ROWS
 from ...privacy.noise.grid import power_of_two_at_most
 from ...privacy.noise.normals import FINEST_GRID, ideal_mu, range_problem
 from ..rounds.checkpoint import CheckpointError

@@ -13,7 +13,7 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.adapters.outer_products import OuterProducts
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, RowCache, SimulatedKeys
 from murmurfl.privacy.ledger.ledger_block import BlockLedger
-from murmurfl.privacy.machine.contributions import DenseContributions
+from murmurfl.privacy.machine.clipping import DenseContributions
 from murmurfl.privacy.machine.machine_block import MachineBlock
 
 pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from murmurfl.clients.adapters.outer_products import OuterProducts, PulledOuterProducts
-from murmurfl.privacy.machine.contributions import DenseContributions
-from murmurfl.privacy.machine.row_bound import SUMMING_ERROR, RowBound
+from murmurfl.privacy.machine.clipping import SUMMING_ERROR, DenseContributions, RowBound
 
 
 def parts(seed, samples=40, classes=3, features=7):

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 from murmurfl.clients import Label, LinearEstimator, Part, Schema, fitted
-from murmurfl.clients.adapters.linear_losses import slopes
 from murmurfl.clients.adapters.per_sample_gradients import combined_gradients
-from murmurfl.clients.adapters.sklearn_model import estimator_model
+from murmurfl.clients.adapters.sklearn_model import estimator_model, slopes
 from murmurfl.clients.records.machine_records import Records
 from murmurfl.clients.records.sources import items_of
 from murmurfl.privacy import ConfigurationError

@@ -28,7 +28,7 @@ from murmurfl.privacy import Opener, PrivateMachine, SQLiteLedger, derived_seed,
 from murmurfl.privacy.ledger import ledger_file as ledger_format
 from murmurfl.privacy.ledger import ledger_page
 from murmurfl.privacy.ledger import mark as ledger_mark
-from murmurfl.privacy.machine.release_rule import ReleaseRule
+from murmurfl.privacy.machine.prefix_sums import ReleaseRule
 from murmurfl.privacy.sums import opening_file
 from murmurfl.privacy.sums import opening_file as opening_mark
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 from murmurfl.privacy import Guarantee, gdp_mu
-from murmurfl.privacy.accounting.noise_forecast import forecast_of
-from murmurfl.privacy.accounting.stated_noise import StatedNoise, stated_noise
+from murmurfl.privacy.accounting.noise_forecast import StatedNoise, forecast_of, stated_noise
 
 from tests.harness.examples import EXAMPLES, accuracy
 

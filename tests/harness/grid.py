@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
-from murmurfl.clients.simulation.in_simulation import simulated_in_process
+from murmurfl.clients.simulation.context_ledger import simulated_in_process
 from murmurfl.privacy import derived_seed, protocol
 
 

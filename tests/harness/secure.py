@@ -16,8 +16,7 @@ from murmurfl.clients.messages.answers import answer
 from murmurfl.clients.messages.sums_helper import answer_helper
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, RefusedError, SimulatedKeys, protocol
 from murmurfl.privacy.sums.masking import Masking
-from murmurfl.privacy.sums.opening_record import MemoryOpeningRecord
-from murmurfl.privacy.sums.opening_rule import Opener
+from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from murmurfl.strategies import Refusal, Reply
 

@@ -2,7 +2,7 @@
 
 import torch
 from murmurfl.clients.adapters.model_checks import ORDINARY
-from murmurfl.clients.adapters.torch_values import as_tensor, mapped
+from murmurfl.clients.adapters.torch_model import as_tensor, mapped
 
 
 def made_up_like(inputs, targets, classes=2):

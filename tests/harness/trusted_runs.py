@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from flwr.app import ArrayRecord
 from murmurfl.privacy import PrivacyPolicy, protocol
-from murmurfl.privacy.mechanisms import dense_stream as history
+from murmurfl.privacy.mechanisms import optimal as history
 from murmurfl.strategies import (
     CorrelatedMomentum,
     ReducedTreeMomentum,

@@ -15,7 +15,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.accounting.asked import asked_mu
 from murmurfl.privacy.machine.shuffled_machine import ShuffledPolicy
-from murmurfl.privacy.side.private_count import counting_policy
+from murmurfl.privacy.side.evaluation_query import counting_policy
 
 
 def of_samples(**asked):

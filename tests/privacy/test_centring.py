@@ -16,7 +16,7 @@ from murmurfl.privacy import (
     compose_gdp,
     divided_mu,
 )
-from murmurfl.privacy.machine.row_bound import SUMMING_ERROR
+from murmurfl.privacy.machine.clipping import SUMMING_ERROR
 
 S = 1.0
 ENTRIES = (-2.0, -1.0, -0.5, 0.0, 0.25, 0.6, 0.8, 1.0, 3.0, 1e200)

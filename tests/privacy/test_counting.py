@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.privacy import PrivateMachine, RefusedError, SimulatedKeys, SystemKeys, row_bytes
-from murmurfl.privacy.side.private_count import counted, counting_policy, release_count
+from murmurfl.privacy.side.evaluation_query import counted, counting_policy, release_count
 
 from tests.privacy.machines import DATA, DurableLedger
 

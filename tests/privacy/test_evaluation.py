@@ -19,7 +19,7 @@ from murmurfl.privacy import (
     evaluation_policy,
     row_bytes,
 )
-from murmurfl.privacy.machine.row_bound import SUMMING_ERROR
+from murmurfl.privacy.machine.clipping import SUMMING_ERROR
 from murmurfl.privacy.side.evaluation_query import is_evaluation_policy
 
 from tests.privacy.machines import DurableLedger

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError, SimulatedKeys, SystemKeys, protocol
 from murmurfl.privacy.ledger.ledger_block import BlockLedger
-from murmurfl.privacy.machine.contributions import DenseContributions
+from murmurfl.privacy.machine.clipping import DenseContributions
 from murmurfl.privacy.machine.machine_block import MachineBlock
 
 from tests.privacy.machines import DATA, D, contribution, machine, mechanisms

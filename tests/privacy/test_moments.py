@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy
-from murmurfl.privacy.machine.row_bound import BLOCK_ROWS, SUMMING_ERROR, RowBound
+from murmurfl.privacy.machine.clipping import BLOCK_ROWS, SUMMING_ERROR, RowBound
 from murmurfl.privacy.machine.second_moments import Moments, _simplex
 
 from tests.privacy.machines import machine

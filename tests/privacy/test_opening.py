@@ -28,8 +28,9 @@ from murmurfl.privacy import (
     row_bytes,
     set_digest,
 )
-from murmurfl.privacy.sums import masking, opening_record
+from murmurfl.privacy.sums import masking
 from murmurfl.privacy.sums import opening_rule as opening
+from murmurfl.privacy.sums import opening_rule as opening_record
 
 from tests.harness.masked_releases import (
     ATTACKS,

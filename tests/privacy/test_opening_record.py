@@ -26,7 +26,7 @@ from murmurfl.privacy import (
 from murmurfl.privacy.ledger import ledger_file as ledger_format
 from murmurfl.privacy.sums import opening_rule as opening
 from murmurfl.privacy.sums.opening_file import OpeningPlace
-from murmurfl.privacy.sums.opening_record import LastOpened, OpenedSet, SessionTerms
+from murmurfl.privacy.sums.opening_rule import LastOpened, OpenedSet, SessionTerms
 
 from tests.harness.masked_releases import MACHINES, SEED, id_of, mask_of, opener_of, release_of, round_of
 

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 from murmurfl.privacy import Guarantee, gdp_best_guess
-from murmurfl.privacy.accounting import plain_words
-from murmurfl.privacy.accounting.plain_words import plain_meaning
+from murmurfl.privacy.accounting import guarantee as plain_words
+from murmurfl.privacy.accounting.guarantee import plain_meaning
 
 
 def percent(text):

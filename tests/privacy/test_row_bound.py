@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy
-from murmurfl.privacy.machine.clipping import LEAST_STABILITY
-from murmurfl.privacy.machine.row_bound import BLOCK_ROWS, SUMMING_ERROR, RowBound, blocks
+from murmurfl.privacy.machine.clipping import BLOCK_ROWS, LEAST_STABILITY, SUMMING_ERROR, RowBound, blocks
 
 BOUNDS = {
     "clip": RowBound(0.7),

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, RefusedError, SimulatedKeys
 from murmurfl.privacy.machine.outgoing import Release
-from murmurfl.privacy.sums import opening_record
 from murmurfl.privacy.sums import opening_rule as opening
+from murmurfl.privacy.sums import opening_rule as opening_record
 from murmurfl.privacy.sums.masking import NOTHING_OPENED, Header, Masking, add_mask, checked_header, opened_seal
-from murmurfl.privacy.sums.opening_record import MemoryOpeningRecord
-from murmurfl.privacy.sums.opening_rule import Opener, OpeningRefusedError
+from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener, OpeningRefusedError
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 
 from tests.harness.sums import ROUNDING, generator

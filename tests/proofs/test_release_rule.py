@@ -17,7 +17,7 @@ from murmurfl.privacy import (
     gdp_epsilon,
 )
 from murmurfl.privacy.ledger.release_history import ReleaseRow, history_of
-from murmurfl.privacy.machine.release_rule import MOST_PENDING
+from murmurfl.privacy.machine.prefix_sums import MOST_PENDING
 from scipy.stats import norm
 
 from tests.harness.two_messages import delta_of_two

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.sums.masking import MaskedRelease
-from murmurfl.privacy.sums.opening_record import MemoryOpeningRecord
-from murmurfl.privacy.sums.opening_rule import Opener
+from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from murmurfl.strategies import HelpersDisagreeError, HelperUnavailableError, Reply, RoundReport
 from murmurfl.strategies.sums.summation import CohortSet, CohortSum, Screen

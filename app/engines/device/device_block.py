@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ....privacy import ConfigurationError
 from ....privacy.ledger.ledger_block import StreamBlock
-from ....privacy.machine.contributions import StackedContributions
-from ....privacy.machine.release_rule import ReleaseRule
+from ....privacy.machine.clipping import StackedContributions
+from ....privacy.machine.prefix_sums import ReleaseRule
 from .device_counts import DeviceContributions, clipped_counts
 from .device_noise import DeviceNoise, RowTable
 

@@ -1,6 +1,6 @@
 """Clipped contributions of a block of machines on their grid, as int64 counts on a device.
 
-How much of a row clipping leaves is decided by :meth:`murmurfl.privacy.machine.row_bound.RowBound.scales`, from norms
+How much of a row clipping leaves is decided by :meth:`murmurfl.privacy.machine.clipping.RowBound.scales`, from norms
 that the device computes: one number a sample comes here and goes back. The device multiplies, rounds and adds up. A
 machine one of whose rows has no finite norm goes the careful way, on this side: the same code as everywhere.
 """
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ....privacy.machine.clipping import RowBound
 from ....privacy.machine.clipping_figures import observe_releases
-from ....privacy.machine.row_bound import RowBound
 from ....privacy.noise.grid import MARK, Grid
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def clipped_counts(stack: DeviceContributions, bound: RowBound, grid: Grid, rows
 
     Notes
     -----
-    Rows are bounded as by :meth:`murmurfl.privacy.machine.row_bound.RowBound.rows`: float64 products and roundings are
+    Rows are bounded as by :meth:`murmurfl.privacy.machine.clipping.RowBound.rows`: float64 products and roundings are
     IEEE 754's on a device too, and norms are sums in another order, of at most 2^26 squares.
     """
     norms = stack.norms()

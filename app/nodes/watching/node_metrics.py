@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ....privacy import LedgerError, read_ledger
-from ....privacy.ledger.budget_left import BudgetLeft, budget_left
+from ....privacy.ledger.mark import BudgetLeft, budget_left
 from .endpoint import HELPER, Value
 from .health import NodeHealth
 from .journal import Entry, Journal

@@ -12,7 +12,7 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Cohort, Mu2Client, PrivateClient
 from murmurfl.clients.adapters.per_sample_gradients import combined_gradients
 from murmurfl.clients.simulation import cohort_machines as cohort
-from murmurfl.clients.simulation.cohort_block import stacked_samples
+from murmurfl.clients.simulation.cohort_machines import stacked_samples
 from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,
@@ -25,7 +25,7 @@ from murmurfl.privacy import (
     clip_per_sample,
     row_bytes,
 )
-from murmurfl.privacy.machine.contributions import DenseContributions
+from murmurfl.privacy.machine.clipping import DenseContributions
 from murmurfl.privacy.machine.machine_block import MachineBlock
 
 # Contributions may differ by rounding in float64, which moves a value to a neighbouring point of the grid now and then:

@@ -5,11 +5,18 @@ import pytest
 import torch
 from murmurfl.app.models import softmax
 from murmurfl.clients import TorchGradients
-from murmurfl.clients.adapters.gradient_memory import LEAST_TOGETHER, ChunkedContributions, Need, chunks, peak_bytes
-from murmurfl.clients.adapters.per_sample_gradients import combined_gradients, stacked_gradients
+from murmurfl.clients.adapters.per_sample_gradients import (
+    LEAST_TOGETHER,
+    ChunkedContributions,
+    Need,
+    chunks,
+    combined_gradients,
+    peak_bytes,
+    stacked_gradients,
+)
 from murmurfl.clients.adapters.torch_model import ModuleGradients
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.machine.contributions import DenseContributions
+from murmurfl.privacy.machine.clipping import DenseContributions
 
 LOSS = torch.nn.functional.cross_entropy
 DRAW = np.random.Generator(np.random.Philox(key=7))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from murmurfl.app.models.torch_networks import ConvolutionalNetwork, MultilayerPerceptron
 from murmurfl.clients.adapters.per_sample_gradients import stacked_gradients
-from murmurfl.privacy.machine.contributions import squared_lengths
+from murmurfl.privacy.machine.clipping import squared_lengths
 
 COUNTS = [1, 2, 3, 4, 5, 7, 8, 9, 31, 126, 127, 200]
 

@@ -162,7 +162,7 @@ SEEDED_NAMES = {"SimulatedKeys", "derived_seed", "default_rng", "Generator", "Ph
 ALLOWED = {
     "privacy/noise/noise_keys.py": {"SimulatedKeys", "derived_seed"},
     "privacy/__init__.py": {"SimulatedKeys", "derived_seed"},
-    "clients/simulation/foreign_machine.py": {"SimulatedKeys"},
+    "clients/simulation/foreign_sums.py": {"SimulatedKeys"},
     "privacy/machine/shuffled_machine.py": {"derived_seed", "Generator", "Philox"},
     "clients/adapters/model_checks.py": {"derived_seed", "Generator", "manual_seed"},  # of samples that are made up
     "clients/adapters/torch_state.py": {

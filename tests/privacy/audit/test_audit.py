@@ -32,7 +32,7 @@ from murmurfl.privacy.audit import (
     one_run_p_value,
     prefix_sums,
 )
-from murmurfl.privacy.machine.contributions import DenseContributions
+from murmurfl.privacy.machine.clipping import DenseContributions
 from murmurfl.privacy.machine.machine_block import MachineBlock
 from murmurfl.privacy.mechanisms import DECODERS, WORKLOADS, CancellingNoise, Increment, OptimalNoise, TreeNoise
 from scipy.linalg import cholesky

@@ -23,7 +23,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.ledger import ledger_file as ledger_format
 from murmurfl.privacy.ledger import mark as ledger_mark
-from murmurfl.privacy.machine.release_rule import ReleaseRule
+from murmurfl.privacy.machine.prefix_sums import ReleaseRule
 
 D = 6
 RELEASES = 200

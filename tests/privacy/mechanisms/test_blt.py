@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, make_mechanism
 from murmurfl.privacy.mechanisms import BltNoise, SqrtToeplitzNoise, optimise_blt
-from murmurfl.privacy.mechanisms import optimiser_cache as cache
+from murmurfl.privacy.mechanisms import optimal as cache
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from murmurfl.privacy.mechanisms import optimiser_cache as cache
+from murmurfl.privacy.mechanisms import optimal as cache
 
 
 @pytest.fixture(autouse=True)

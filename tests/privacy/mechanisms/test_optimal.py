@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, make_mechanism
 from murmurfl.privacy.mechanisms import optimal_encoder
-from murmurfl.privacy.mechanisms.optimiser_cache import forget
+from murmurfl.privacy.mechanisms.optimal import forget
 
 
 def error(mechanism, workload=None):

@@ -18,7 +18,7 @@ from murmurfl.privacy import (
     row_key,
     standard_normals,
 )
-from murmurfl.privacy.machine.contributions import DenseContributions
+from murmurfl.privacy.machine.clipping import DenseContributions
 from murmurfl.privacy.machine.machine_block import MachineBlock
 from murmurfl.privacy.mechanisms import CancellingNoise, Increment, check_mechanism
 
