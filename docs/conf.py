@@ -7,6 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import pages  # noqa: E402
+
 project = "murmurfl"
 author = "the murmurfl authors"
 release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -25,3 +27,15 @@ python_use_unqualified_type_names = True
 html_theme = "furo"
 html_title = f"murmurfl {release}"
 html_show_sourcelink = False
+
+
+def put_tables(app, name, source):
+    """Put tables in the place of links to them: their figures are typed nowhere."""
+    for path in pages.DOCUMENTS.glob("*.json"):
+        app.env.note_dependency(path)
+    source[0] = pages.built(source[0], pages.BLOCKS.get(f"docs/{name}.md", {}))
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("source-read", put_tables)
