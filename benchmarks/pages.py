@@ -415,6 +415,7 @@ BLOCKS = {
             for name in (
                 "searched",
                 "default-run",
+                "features",
                 "largest-step",
                 "one-shot",
                 "automatic-clipping",
@@ -437,7 +438,9 @@ BLOCKS = {
         "tran-cutkosky-2022": gradient_norms,
         "tran-cutkosky-2022-powers": powers,
         "momentum": lambda: momentum.table(document("momentum")),
-        **{name: noted(name) for name in ("delayed-momentum", "other-seeds")},
+        **{
+            name: noted(name) for name in ("delayed-momentum", "differences", "other-seeds", "jiang-data", "tran-tasks")
+        },
     },
 }
 
