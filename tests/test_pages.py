@@ -98,12 +98,11 @@ def test_the_picture_is_drawn_anew_as_it_is(tmp_path):
     assert first.read_bytes() == again.read_bytes()
 
 
-def test_the_readme_has_two_tables_of_at_most_eight_rows():
+def test_the_readme_has_one_table_of_at_most_eight_rows():
     text = (pages.ROOT / "README.md").read_text()
     tables = [found.group().splitlines() for found in re.finditer(r"(^\|.*\n)+", text, flags=re.MULTILINE)]
-    assert len(tables) == 2
-    for lines in tables:
-        assert 2 <= len(lines) - 2 <= pages.ROWS == 8
+    (lines,) = tables
+    assert 2 <= len(lines) - 2 <= pages.ROWS == 8
 
 
 def test_masks_cost_what_was_promised_of_them():
