@@ -1,14 +1,18 @@
 """Write the tables of README.md and docs/ from what they speak of, so that no figure and no sentence is typed twice.
 
-``python -m benchmarks.pages`` takes the documents that ``murmurfl reproduce`` and ``python -m benchmarks`` left in
-docs/results/, and the declarations of run-config keys and of ``result.json``, and replaces what stands between
-``<!-- NAME -->`` and ``<!-- /NAME -->``; a test compares the pages with where they come from.
+The tables come from the documents that ``murmurfl reproduce`` and ``python -m benchmarks`` left in docs/results/, and
+from the declarations of run-config keys and of ``result.json``. A page has a table in one of two ways:
+
+* between ``<!-- NAME -->`` and ``<!-- /NAME -->``: ``python -m benchmarks.pages`` writes it there, a test compares it;
+* as ``[Table: NAME](results/FILE.json)``, in whose place docs/conf.py puts the table when the site is built.
+  ``python -m benchmarks.pages docs/results.md`` prints such a page with its tables.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -288,7 +292,8 @@ def gradient_norms() -> str:
 
 def speed_of_peers() -> str:
     """The table of speed: each framework beside its peer."""
-    return glance.table(document("performance"), loop=False)
+    measured = document("performance")
+    return shown(measured if glance.pairs(measured, loop=False) else None, lambda made: glance.table(made, loop=False))
 
 
 def part(name: str, table: Callable[[Any], str]) -> Callable[[], str]:
@@ -349,6 +354,18 @@ def gained_by_noise() -> str:
     )
 
 
+def noted(name: str) -> Callable[[], str]:
+    """A table of docs/results/noted.json: figures that were measured once, which no command writes."""
+
+    def table() -> str:
+        found = document("noted")[name]
+        lines = [found["columns"], ["---"] * len(found["columns"]), *found["rows"]]
+        told = [terms(document(found["true of"])), ""] if "true of" in found else []
+        return "\n".join([*told, *(f"| {' | '.join(cells)} |" for cells in lines)])
+
+    return table
+
+
 def result_table() -> str:
     """What stands in result.json, key by key."""
     lines = ["| key | type | what it is |", "|---|---|---|"]
@@ -367,9 +384,10 @@ def result_table() -> str:
 
 
 BLOCKS = {
-    "README.md": {"results": summary, "speed": speed_of_peers},
+    "README.md": {"results": summary},
     "docs/performance.md": {
         "machine": measured_on,
+        "speed": speed_of_peers,
         "engines": part("engines", engines.table),
         "profile": part("profile", profile.table),
         "bare": part("bare", bare.table),
@@ -391,7 +409,26 @@ BLOCKS = {
     "docs/keys.md": {"keys": key_table},
     "docs/result.md": {"result": result_table},
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
-    "docs/tuning.md": {"bounded-step": bounded_steps, "which-noise": gained_by_noise},
+    "docs/tuning.md": {
+        "bounded-step": bounded_steps,
+        "which-noise": gained_by_noise,
+        **{
+            name: noted(name)
+            for name in (
+                "searched",
+                "default-run",
+                "features",
+                "largest-step",
+                "one-shot",
+                "automatic-clipping",
+                "following-clip",
+                "zhang-logistic-steps",
+                "zhang-cnn-steps",
+                "sampling",
+                "steps-of-decay",
+            )
+        },
+    },
     "docs/swap-in.md": {"machines-needed": forecast.needed},
     "docs/results.md": {
         **{name: lambda name=name: beside(name) for name in ("reshef-levy-2025", "reshef-levy-2024")},
@@ -403,28 +440,57 @@ BLOCKS = {
         "tran-cutkosky-2022": gradient_norms,
         "tran-cutkosky-2022-powers": powers,
         "momentum": lambda: momentum.table(document("momentum")),
+        **{
+            name: noted(name) for name in ("delayed-momentum", "differences", "other-seeds", "jiang-data", "tran-tasks")
+        },
     },
 }
 
 
-def filled(text: str, blocks: Mapping[str, Any]) -> str:
-    """A page's text with its blocks written anew.
+LINK = re.compile(r"^\[Table: ([\w-]+)\]\(results/[\w-]+\.json\)$", re.MULTILINE)
+
+
+def filled(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
+    """A page's text with what stands between marks written anew; links to tables stay links.
 
     Raises
     ------
     ValueError
-        If the page lacks a block's marks.
+        If a block has neither its marks nor a link.
     """
+    linked = set(LINK.findall(text))
     for name, write in blocks.items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if not pattern.search(text):
-            raise ValueError(f"Expected the marks of block {name!r}, found none.")
-        text = pattern.sub(lambda marks, write=write: f"{marks[1]}{write()}\n{marks[2]}", text)
+        if pattern.search(text):
+            text = pattern.sub(lambda marks, write=write: f"{marks[1]}{write()}\n{marks[2]}", text)
+        elif name not in linked:
+            raise ValueError(f"Expected the marks of block {name!r} or a link to it, found neither.")
     return text
 
 
+def built(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
+    """A page's text as the site shows it: each link to a table is the table.
+
+    Raises
+    ------
+    ValueError
+        If a link names no block of the page.
+    """
+
+    def table(link: re.Match[str]) -> str:
+        if link[1] not in blocks:
+            raise ValueError(f"Expected one of {', '.join(blocks)}, got a link to table {link[1]!r}.")
+        return blocks[link[1]]()
+
+    return LINK.sub(table, text)
+
+
 def main() -> None:
-    """Write the pages."""
+    """Print the pages that are named with their tables; without a name, write the tables that pages keep."""
+    if named := sys.argv[1:]:
+        for page in named:
+            print(built((ROOT / page).read_text(), BLOCKS[page]))
+        return
     for page, blocks in BLOCKS.items():
         path = ROOT / page
         path.write_text(filled(path.read_text(), blocks))

@@ -2,7 +2,9 @@
 
 import html
 import re
+import runpy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,15 +28,39 @@ def test_tables_are_what_the_documents_say(page):
 
 
 def test_a_changed_figure_would_be_noticed():
-    text = (pages.ROOT / "docs/results.md").read_text()
+    text = (pages.ROOT / "README.md").read_text()
     changed = re.sub(r"(\d\d)\.(\d) ±", r"\1.9 ±", text, count=3)
     assert changed != text
-    assert pages.filled(changed, pages.BLOCKS["docs/results.md"]) != changed
+    assert pages.filled(changed, pages.BLOCKS["README.md"]) != changed
+
+
+@pytest.mark.parametrize("page", ["results", "tuning", "performance"])
+def test_the_site_has_tables_where_pages_have_links_to_them(page):
+    blocks = pages.BLOCKS[f"docs/{page}.md"]
+    source = [(pages.ROOT / f"docs/{page}.md").read_text()]
+    assert set(pages.LINK.findall(source[0])) == blocks.keys()
+    watched = []
+    app = SimpleNamespace(env=SimpleNamespace(note_dependency=watched.append))
+    runpy.run_path(str(pages.ROOT / "docs" / "conf.py"))["put_tables"](app, page, source)
+    assert "[Table: " not in source[0]
+    assert all(f"\n\n{write()}\n" in source[0] for write in blocks.values())
+    assert pages.DOCUMENTS / "performance.json" in watched
+
+
+def test_a_link_leads_to_figures_for_those_who_read_the_source():
+    for page in pages.BLOCKS:
+        links = re.findall(r"^\[Table: .*\]\((.*)\)$", (pages.ROOT / page).read_text(), flags=re.MULTILINE)
+        assert all((pages.ROOT / "docs" / link).is_file() for link in links)
 
 
 def test_a_page_without_its_marks_is_refused():
     with pytest.raises(ValueError, match="marks"):
         pages.filled("no marks", {"results": lambda: ""})
+
+
+def test_a_link_to_no_table_is_refused():
+    with pytest.raises(ValueError, match="'result'"):
+        pages.built("[Table: result](results/tuning.json)", {"results": lambda: ""})
 
 
 def test_the_picture_shows_what_the_documents_say():
@@ -72,12 +98,11 @@ def test_the_picture_is_drawn_anew_as_it_is(tmp_path):
     assert first.read_bytes() == again.read_bytes()
 
 
-def test_the_readme_has_two_tables_of_at_most_eight_rows():
+def test_the_readme_has_one_table_of_at_most_eight_rows():
     text = (pages.ROOT / "README.md").read_text()
     tables = [found.group().splitlines() for found in re.finditer(r"(^\|.*\n)+", text, flags=re.MULTILINE)]
-    assert len(tables) == 2
-    for lines in tables:
-        assert 2 <= len(lines) - 2 <= pages.ROWS == 8
+    (lines,) = tables
+    assert 2 <= len(lines) - 2 <= pages.ROWS == 8
 
 
 def test_masks_cost_what_was_promised_of_them():

@@ -1,19 +1,24 @@
 """The pages of docs/proofs/: every step has a check that exists, every page a docstring that rests on it.
 
+docs/proofs/checks.toml names the checks of each step; the site shows them below it.
+
 Files are parsed and not imported, so a check's name is found wherever it runs.
 """
 
 import ast
 import re
+import runpy
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "proofs").glob("*.md"))
 FOLDERS = ("privacy", "clients", "strategies")
-CHECK = re.compile(r"^\* `(tests/\S+\.py)::(test_\w+)`$", flags=re.MULTILINE)
-STEP = re.compile(r"^\*\*(\d+)\. ", flags=re.MULTILINE)
+CHECKS = tomllib.loads((ROOT / "docs" / "proofs" / "checks.toml").read_text())
+STEP = re.compile(r"^\*\*(\d+)([a-z]?)\. ", flags=re.MULTILINE)
 NAMED = re.compile(r"docs/proofs/([\w-]+\.md)")
 CLAIM = re.compile(r"\bmu\b|GDP|-GDP|\bRDP\b")
 
@@ -60,21 +65,20 @@ def functions(path):
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-def missing(text, root=ROOT):
-    """Checks of a page that are not in the test tree."""
+def missing(checks, root=ROOT):
+    """Checks of a page's steps that are not in the test tree."""
+    named = [check.split("::") for step in checks.values() for check in step]
     return [
-        f"{file}::{name}"
-        for file, name in CHECK.findall(text)
-        if not (root / file).is_file() or name not in functions(root / file)
+        f"{file}::{name}" for file, name in named if not (root / file).is_file() or name not in functions(root / file)
     ]
 
 
-def unchecked(text):
-    """Steps of a page without a check of their own, and numbers out of order."""
-    parts = STEP.split(text)
-    numbers, steps = [int(number) for number in parts[1::2]], parts[2::2]
-    wrong = [number for number, step in zip(numbers, steps, strict=True) if not CHECK.search(step)]
-    return wrong + [
+def unchecked(text, checks):
+    """Steps of a page without a check of their own, checks without a step, and numbers out of order."""
+    steps = STEP.findall(text)
+    wrong = {f"{number}{letter}" for number, letter in steps} ^ {step for step, tests in checks.items() if tests}
+    numbers = [int(number) for number, letter in steps if not letter]
+    return sorted(wrong) + [
         number for number, place in zip(numbers, range(1, len(numbers) + 1), strict=True) if number != place
     ]
 
@@ -92,19 +96,35 @@ def test_there_are_pages():
 def test_every_step_names_checks_that_exist(page):
     text = page.read_text()
     assert STEP.search(text)
-    assert missing(text) == []
-    assert unchecked(text) == []
+    assert missing(CHECKS[page.stem]) == []
+    assert unchecked(text, CHECKS[page.stem]) == []
     assert "**Neighbours**" in text or "replacement of one sample" in text
-    assert len(CHECK.findall(text)) == text.count("* `tests/"), "a check that is written otherwise is not looked for"
+
+
+def test_there_are_checks_of_pages_only():
+    assert CHECKS.keys() == {page.stem for page in PAGES}
 
 
 def test_a_check_that_was_renamed_or_left_out_would_be_noticed():
-    text = (ROOT / "docs/proofs/release-rule.md").read_text()
-    name = CHECK.search(text)[2]
-    assert missing(text.replace(name, "test_of_another_name")) != []
-    assert missing(text.replace("tests/privacy/test_release.py", "tests/privacy/test_gone.py")) != []
-    assert unchecked(CHECK.sub("", text)) != []
-    assert unchecked(text.replace("**3. ", "**4. ", 1)) == [4]
+    text, checks = (ROOT / "docs/proofs/release-rule.md").read_text(), CHECKS["release-rule"]
+    (file, _), *_ = (check.split("::") for check in checks["1"])
+    assert missing(checks | {"1": [f"{file}::test_of_another_name"]}) != []
+    assert missing(checks | {"1": ["tests/privacy/test_gone.py::test_x"]}) != []
+    assert unchecked(text, checks | {"1": []}) == ["1"]
+    assert unchecked(text, checks | {"99": checks["1"]}) == ["99"]
+    assert unchecked(text.replace("**3. ", "**4. ", 1), checks) == ["3", 4]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_site_shows_the_checks_of_a_step_below_it(page):
+    source = [page.read_text()]
+    app = SimpleNamespace(env=SimpleNamespace(note_dependency=lambda path: None))
+    runpy.run_path(str(ROOT / "docs" / "conf.py"))["put_checks"](app, f"proofs/{page.stem}", source)
+    _, *parts = STEP.split(source[0])
+    for number, letter, step in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        shown = re.findall(r"^\* `(tests/.*)`$", step, flags=re.MULTILINE)
+        assert shown == CHECKS[page.stem][f"{number}{letter}"]
+        assert step.index("<details>") < step.find("\n## ") or "\n## " not in step
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

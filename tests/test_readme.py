@@ -26,6 +26,7 @@ def commands(document):
         line
         for block in re.findall(r"```sh\n(.*?)```", (ROOT / document).read_text(), flags=re.DOTALL)
         for line in block.strip().replace("\\\n", " ").splitlines()
+        if not line.startswith("#")
     ]
 
 
