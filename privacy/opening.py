@@ -14,7 +14,7 @@ nothing else. The helper answers only if
 Everything else is refused whole, with one fixed text, and the helper's own log says why. What was opened is recorded
 durably before the answer leaves (:mod:`.opening_record`).
 
-Source: docs/secure-aggregation.md, section 2.
+Proof: docs/proofs/secure-aggregation.md.
 """
 
 from __future__ import annotations
