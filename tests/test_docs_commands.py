@@ -34,12 +34,12 @@ HERE = (
     "forecast.md",
     "swap-in.md",
     "schema.md",
+    "threat-model.md",
 )
 # Pages whose commands another test runs, and how to tell that it does.
 ELSEWHERE = {
     "deployment.md": ("tests/deployment/test_walkthrough.py", "deployment.md"),
     "operations.md": ("tests/deployment/test_operations.py", "docs/operations.md followed over real nodes"),
-    "metrics.md": ("tests/deployment/test_metrics.py", "addresses of docs/metrics.md on a real server"),
     "own.md": ("tests/app/test_own_things.py", "RUN, REPORT, PLAN, AUDIT = "),
 }
 # What runs the rest, and how to tell that it does.

@@ -283,7 +283,9 @@ def world(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_text_is_the_one_shown_and_following_the_page_mends_it(name, world):
     said, mended = getattr(world, name.replace("-", "_"))()
-    assert said.replace(str(world.folder), "PATH") == SHOWN[name]
+    said, shown = said.replace(str(world.folder), "PATH"), SHOWN[name]
+    # The page leaves out the way out that the line itself has.
+    assert said.startswith(shown.removesuffix("...")) if shown.endswith(" ...") else said == shown
     assert mended == ""
 
 

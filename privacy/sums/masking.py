@@ -9,7 +9,7 @@ and each seed sealed for its helper (HPKE: X25519, HKDF-SHA-256, ChaCha20-Poly13
 uniform words. A helper that is shown a cohort's headers and seals gives the sum of its keystreams over that cohort
 (:mod:`.opening_rule`), and never a keystream by itself.
 
-Source: docs/secure-aggregation.md, section 2.
+Proof: docs/proofs/secure-aggregation.md.
 """
 
 from __future__ import annotations

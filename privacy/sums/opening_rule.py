@@ -14,7 +14,7 @@ nothing else. The helper answers only if
 Everything else is refused whole, with one fixed text, and the helper's own log says why. What was opened is recorded
 durably before the answer leaves (:mod:`.opening_rule`).
 
-Source: docs/secure-aggregation.md, section 2.
+Proof: docs/proofs/secure-aggregation.md.
 
 What a helper remembers of the sets it opened (for :mod:`.opening_rule`), and the record in memory. A helper opens a
 release only if it is built on the last release of that machine which the same helper opened. So the record is what the

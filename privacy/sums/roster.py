@@ -5,7 +5,7 @@ configuration and in every masked release, so that nobody, the server least of a
 helper in. A machine has one key, which signs what it releases (Ed25519). A helper has two: one that mask seeds are
 sealed for (X25519), and one that signs its answers (Ed25519).
 
-Source: docs/secure-aggregation.md, section 2.
+Proof: docs/proofs/secure-aggregation.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rounds that do not wait for the slowest: which requests are open, and when a round has enough answers.
 
 A machine that has not answered is not asked again. Its answer is taken in the round in which it comes, by the rule that
-every answer has to pass: nothing of it counts twice, and nothing is lost but time (docs/stragglers.md).
+every answer has to pass: nothing of it counts twice, and nothing is lost but time (docs/operations.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The addresses of docs/metrics.md on a real server and two real nodes: during a run, after it, without the server."""
+"""The addresses for health and metrics on a real server and two nodes: in a run, after it, without the server."""
 
 import os
 import signal

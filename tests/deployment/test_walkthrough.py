@@ -230,9 +230,9 @@ def test_the_part_on_secure_aggregation_followed_by_four_operators_and_two_helpe
 
 
 def follow_secure_aggregation(machines):
-    _, _, _, _, _, keygen, _, node, _, *sums = blocks("deployment.md", "sh")
+    _, _, _, _, _, keygen, _, node, *sums = blocks("deployment.md", "sh")
     key, helper_key, make, create, check, check_helper, helper_keygen, start_helper, submit, *_ = sums
-    _, _, _, more, helper_file, *_ = blocks("deployment.md", "toml")
+    _, _, more, helper_file, *_ = blocks("deployment.md", "toml")
     server = start_server(machines)
     made = [make_operator(machines, server, i, samples_of(i), [keygen, key, create]) for i in range(NODES)]
     operators = [operator for operator, _ in made]

@@ -169,7 +169,7 @@ def random_rounds(rng, releases, honest, rounds=8):
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("returns", [False, True])
 def test_no_pattern_of_openings_shows_more_than_was_charged(mechanism, returns):
-    """Exact, for random patterns of a few machines; what holds for all of them is docs/secure-aggregation.md's."""
+    """Exact, for random patterns of a few machines; docs/proofs/secure-aggregation.md has what holds for all."""
     rng = np.random.default_rng(16)
     releases, honest = 6, 3
     encoder = make_mechanism(mechanism, releases)

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from murmurfl.app.nodes.watching.endpoint import BUILD, BUILD_LABELS, FIGURES, Address, figures_of
+from murmurfl.app.nodes.watching.endpoint import BUILD, BUILD_LABELS, FIGURES, Address, Shown, figures_of
 from murmurfl.app.nodes.watching.health import REASONS
 
 FLEET = Path(__file__).parents[3] / "examples" / "fleet"
 DASHBOARD = FLEET / "grafana-dashboard.json"
+JOBS = ("node", "helper", "server")
 OF_PROMETHEUS = {"job", "instance"}
 BY_NAME = {figure.name: figure for figure in FIGURES}
 
@@ -37,7 +38,7 @@ def unknown(expression):
     return (
         names - set(BY_NAME) - {BUILD},
         asked - known - OF_PROMETHEUS,
-        {job for job in jobs if job.removeprefix("murmurfl-") not in ("node", "helper", "server")},
+        {job for job in jobs if job.removeprefix("murmurfl-") not in JOBS},
     )
 
 
@@ -98,7 +99,7 @@ def test_panels_have_numbers_of_their_own_and_do_not_overlap():
 def test_prometheus_asks_each_kind_at_the_port_of_its_unit():
     document = yaml.safe_load((FLEET / "prometheus.yml").read_text())
     jobs = {job["job_name"].removeprefix("murmurfl-"): job for job in document["scrape_configs"]}
-    assert set(jobs) == {"server", "node", "helper"}
+    assert set(jobs) == set(JOBS)
     addresses = [target for job in jobs.values() for group in job["static_configs"] for target in group["targets"]]
     assert len(set(addresses)) == len(addresses)
     for kind, job in jobs.items():
@@ -113,13 +114,28 @@ def test_prometheus_asks_each_kind_at_the_port_of_its_unit():
         assert (FLEET / file).exists()
 
 
-PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+
+
+def listed(page):
+    """The names in the table of metrics, labels among them, each with who shows it."""
+    section = page.partition("## Metrics")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([a-z, ]+) \| (`.*`) \|$", section, flags=re.MULTILINE)
+    return {(name, kinds) for kinds, names in rows for name in re.findall(r"`([^`]+)`", names)}
 
 
 def test_the_documentation_has_every_figure_and_every_reason():
+    shown = {(BUILD, "all"), (f"{{{', '.join(BUILD_LABELS)}}}", "all")}
     for figure in FIGURES:
-        label = f" `{{{figure.label}}}`" if figure.label else ""
-        assert f"| `{figure.name}`{label} | {', '.join(figure.shown_by)} | {figure.meaning} |" in PAGE
-    assert set(re.findall(r"`(murmurfl_\w+)`", PAGE)) == {figure.name for figure in FIGURES} | {BUILD}
+        kinds = "all" if len(figure.shown_by) == len(JOBS) else ", ".join(figure.shown_by)
+        shown |= {(name, kinds) for name in (figure.name, figure.label and f"{{{figure.label}}}") if name}
+    assert listed(PAGE) == {(name.removeprefix("murmurfl_"), kinds) for name, kinds in shown}
     for reason in REASONS:
         assert f"| `{reason}` |" in PAGE
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_each_figure_says_what_it_means_where_it_is_shown(kind):
+    said = Shown(kind, lambda: {figure.name: {} if figure.label else 0 for figure in figures_of(kind)}).text().decode()
+    for figure in figures_of(kind):
+        assert f"# HELP {figure.name} {figure.meaning}\n" in said

@@ -118,7 +118,7 @@ def test_the_documentation_shows_lines_as_they_are(log_of):
         ("disconnected", {**superlink, "cause": "refused"}),
     ]:
         writer(Entry(kind, NOON, facts))
-    page = (ROOT / "docs" / "deployment.md").read_text()
+    page = (ROOT / "docs" / "operations.md").read_text()
     assert [line for line in said() if f"`{line.split('Z ', 1)[1]}`" not in page] == []
 
 
