@@ -151,7 +151,13 @@ class StackedContributions(Protocol):
 
 
 def squared_lengths(rows: NDArray[np.floating]) -> NDArray[np.float64]:
-    """The squared L2 norm of every row, shape (samples,): of each by itself, whichever others stand beside it."""
+    """The squared L2 norm of every row, shape (samples,).
+
+    Notes
+    -----
+    **Formal guarantees.** A row's norm depends on that row alone, to the last bit, whichever rows stand beside it: no
+    record changes how another is scaled.
+    """
     count, size = rows.shape
     if count == 1:  # a single row of many values would be added up in another order than one among several
         rows = np.broadcast_to(rows, (2, size))
@@ -366,6 +372,11 @@ class RowBound:
 
 
 def blocks(samples: slice, rows: int = BLOCK_ROWS) -> Iterator[slice]:
-    """Samples in the blocks that are rounded together: the same ones for all callers."""
+    """Samples in the blocks that are rounded together: the same ones for all callers.
+
+    Notes
+    -----
+    **Formal guarantees.** A record is in one block, so replacing it moves one rounding.
+    """
     for start in range(samples.start, samples.stop, rows):
         yield slice(start, min(start + rows, samples.stop))
