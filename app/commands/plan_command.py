@@ -115,7 +115,7 @@ def plan(
     sizes of its data; the other options win over it. With --unit machine it says what noise on the updates of a project
     of your own would leave of its model.
     """
-    options = locals()
+    options = locals()  # before there are others
     given = {name: options[name] for name in (*_KEYS, *_SIZES) if options[name] is not None}
     of_run = config_file is not None or assignments is not None
     with failing_clearly():
@@ -138,14 +138,12 @@ def _answer(
         missing += [] if {"epsilon", "mu"} & set(given) else ["--epsilon"]
         if missing:
             fail(f"Expected {', '.join(missing)} as well, or a run's configuration with --config or --set.", MISUSED)
+        if tries:
+            words = "got numbers alone: there are no data to learn."
+            fail(f"Expected --config or --set with a task for --try, {words}", MISUSED)
         of_batches = {name: keys.pop(name) for name in _OF_BATCHES if name in keys}
         parameters = given.get("parameters", _PARAMETERS)
         choice, request = asked_of_numbers(given["samples"], parameters, keys, of_batches)
-        if tries:
-            fail(
-                "Expected --config or --set with a task for --try, got numbers alone: there are no data to learn.",
-                MISUSED,
-            )
     else:
         if given.get("per_round") == 0:
             keys["clients-per-round"] = given.get("machines", settings.get("num-clients", RunConfig.num_clients))

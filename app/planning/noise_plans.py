@@ -56,26 +56,17 @@ class PlanRequest:
 
     Parameters
     ----------
-    machines : int
-        M.
-    samples : int
-        Samples of each machine.
-    rounds : int
-        T.
-    batch_size : int
-        b, samples a release.
-    epsilon, delta : float
-        The guarantee wanted for one sample of one machine, over all its releases.
-    per_round : int
-        m, machines asked in a round.
-    passes : int
-        How often a machine goes through its samples.
+    machines, per_round, rounds : int
+        M, m machines asked in a round, and T.
+    samples, batch_size, passes : int
+        Samples of each machine and of a release, b, and how often a machine goes through its samples.
+    epsilon, delta, mu : float
+        The guarantee wanted for one sample of one machine, over all its releases; mu, where it is not given, is what
+        epsilon at delta allows.
     clip_norm : float
         S.
     parameters : int
         d.
-    mu : float
-        The same guarantee as Gaussian DP, where that was wanted; default what epsilon at delta allows.
     cap : int
         Most releases of a machine, where it is set; 0 for as many as rounds and samples allow.
     clip_unit, release_rule, trust, min_honest, min_cohort : str or int

@@ -15,8 +15,8 @@ from ..settings.run_config import RunConfig, run_keys
 from ..settings.trust_settings import SECURE, nothing_gained
 from .answers import Answer, Choice
 from .deciding import Decision
-from .noise_plans import MechanismPlan, Person, Plan
-from .option import Impossible, Option
+from .noise_plans import Person, Plan
+from .option import Option
 from .update_plans import UpdateRequest, by_epsilon
 from .variations import DEFAULT, TAKEN, Variation
 
@@ -56,16 +56,13 @@ _OWNERS_UNDECIDED = "What to take was decided for samples by themselves; the tab
 def decision_document(decision: Decision) -> dict[str, Any]:
     """What was chosen, why, and why not the others, as plain values."""
     others = [{**_option_document(one), "why_not": decision.why_not(one)} for one in decision.others]
+    others += [{"strategy": one.strategy, "possible": False, "why_not": one.why} for one in decision.impossible]
     return {
         "chosen": _option_document(decision.chosen),
         "reason": decision.reason,
         "settings": decision.settings,
-        "alternatives": [*others, *map(_impossible_document, decision.impossible)],
+        "alternatives": others,
     }
-
-
-def _impossible_document(option: Impossible) -> dict[str, Any]:
-    return {"strategy": option.strategy, "possible": False, "why_not": option.why}
 
 
 def _option_document(option: Option) -> dict[str, Any]:
@@ -370,45 +367,36 @@ AMPLIFIED_MEANS = (
 )
 
 _COLUMNS = (
-    Column("mechanism", "mechanism and option", label=True),
-    Column("noise std", "standard deviation in front of the mechanism's rows", form=".4g"),
-    Column("prefix sums", "noise of a machine's released prefix sums, root mean square over its releases", form=".4g"),
-    Column("last one", "noise of the last prefix sum", form=".4g"),
-    Column("their sums", "noise of the sums of the prefix sums, which move DP-mu^2-FL's model", form=".4g"),
-    Column("at the server", "noise of the prefix sums of the server's averages", form=".4g"),
-    Column("their sums there", "noise of the sums of those", form=".4g"),
-    Column("bytes kept", "what a machine remembers between releases"),
+    Column("mechanism", "mechanism and option", "name", label=True),
+    Column("noise std", "standard deviation in front of the mechanism's rows", "noise_std", ".4g"),
+    Column("prefix sums", "noise of a machine's prefix sums, root mean square over its releases", "prefix_rmse", ".4g"),
+    Column("last one", "noise of the last prefix sum", "prefix_last", ".4g"),
+    Column("their sums", "noise of the sums of the prefix sums, which move DP-mu^2-FL's model", "mu2_rmse", ".4g"),
+    Column("at the server", "noise of the prefix sums of the server's averages", "server_prefix_rmse", ".4g"),
+    Column("their sums there", "noise of the sums of those", "server_mu2_rmse", ".4g"),
+    Column("bytes kept", "what a machine remembers between releases", "memory_bytes"),
 )
+
+
+def _in_secret(row: Mapping[str, Any]) -> str | None:
+    """What a secret order makes of a mechanism's epsilon; an estimate is called one wherever it stands."""
+    epsilon = row["epsilon_amplified"]
+    return None if epsilon is None else rounded_up(epsilon) + ("" if row["amplified_proved"] else ", estimated")
+
+
 _AMPLIFIED = Column(
-    "in a secret order", "what becomes of epsilon if nobody learns which release a sample is in", missing="not known"
+    "in a secret order",
+    "what becomes of epsilon if nobody learns which release a sample is in",
+    _in_secret,
+    missing="not known",
 )
 
 
 def plan_table(plan: Plan) -> Table:
-    """The table of a plan: a row for each mechanism, least error of prefix sums first."""
-    rows = [
-        {
-            "mechanism": made.name,
-            "noise std": made.noise_std,
-            "prefix sums": made.prefix_rmse,
-            "last one": made.prefix_last,
-            "their sums": made.mu2_rmse,
-            "at the server": made.server_prefix_rmse,
-            "their sums there": made.server_mu2_rmse,
-            "bytes kept": made.memory_bytes,
-            "in a secret order": _in_secret(made),
-        }
-        for made in sorted(plan.mechanisms, key=lambda made: made.prefix_rmse)
-    ]
+    """A row for each mechanism, least error of prefix sums first."""
+    rows = [vars(made) for made in sorted(plan.mechanisms, key=lambda made: made.prefix_rmse)]
     columns = (*_COLUMNS, _AMPLIFIED) if plan.request.secret_order else _COLUMNS
     return Table("Noise of one value", columns, rows, plan.guarantee.sentence)
-
-
-def _in_secret(made: MechanismPlan) -> str | None:
-    """What a secret order makes of a mechanism's epsilon; an estimate is called one wherever it stands."""
-    if made.epsilon_amplified is None:
-        return None
-    return rounded_up(made.epsilon_amplified) + ("" if made.amplified_proved else ", estimated")
 
 
 def plan_lines(plan: Plan) -> tuple[list[str], list[str]]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,17 +78,8 @@ class Search:
     spent: float
 
 
-@dataclass(frozen=True)
-class Parts:
-    """How mu is divided; mus add in squares.
-
-    Parameters
-    ----------
-    training, count : float
-        Mu of each trial's training and of its count; 0 for no count.
-    last : float
-        Mu of the last training.
-    """
+class Parts(NamedTuple):
+    """How mu is divided: mu of each trial's training and of its count (0 without one), and of the last training."""
 
     training: float
     count: float

@@ -58,7 +58,7 @@ def test_noise_and_errors_are_those_of_dense_algebra(plan):
 def test_it_says_what_is_best(plan):
     assert plan.best_for_prefix_sums == "optimal prefix-sum"
     assert plan.best_for_mu2 == "optimal mu2"
-    assert plan_table(plan).rows[0]["mechanism"] == "optimal prefix-sum"
+    assert plan_table(plan).rows[0]["name"] == "optimal prefix-sum"
 
 
 @pytest.mark.parametrize(
