@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +78,8 @@ class Search:
     spent: float
 
 
-class Parts(NamedTuple):
+@dataclass(frozen=True)
+class Parts:
     """How mu is divided: mu of each trial's training and of its count (0 without one), and of the last training."""
 
     training: float
