@@ -438,10 +438,10 @@ MUTANTS = (
     ),
     Mutant(
         "a plan of what comes after the mean of the features speaks for the run",
-        "app/planning/request.py",
+        "app/planning/noise_plans.py",
         "after_mean=experiment.is_centred",
         "after_mean=False",
-        ("tests/app/analysis/test_plan.py",),
+        ("tests/app/planning/test_plan.py",),
     ),
     Mutant(
         "rows that others used since join a secret order",

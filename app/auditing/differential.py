@@ -1,13 +1,13 @@
-"""A differential audit of a real machine: what of everything that leaves it depends on one record, but for the noise.
+"""A differential audit of a real machine: it is made and asked twice, on records that differ in one of them.
 
 The machine is made as ``murmurfl node`` makes it, on made-up records of its public schema, asked a training's
-questions, and made and asked again with one record replaced by a strange one. Both have the same key and the same
-nonces, so the noise is the same to the last bit, and what is left of the difference of two releases is what the record
-moved. Everything else must be the same, byte for byte: whether the machine starts, types and shapes, numbers and
-texts beside the arrays, refusals, and the lines of a log that is kept without details.
+questions, and made and asked again with one record replaced by a strange one. Key and nonces are the same, so the noise
+is, and two releases differ by what the record moved. Everything else must be the same, byte for byte: whether the
+machine starts, types and shapes, numbers and texts beside the arrays, refusals, and the lines of a log without details.
 
-With g_k what the contribution to release k moved, releases show the record as much as a Gaussian mechanism with
-mu = ||C G||_F / noise_std, where row k of G is g_k and C the mechanism's encoder (:mod:`murmurfl.privacy.mechanisms`).
+Where row k of G is what the contribution to release k moved, and C the mechanism's encoder
+(:mod:`murmurfl.privacy.mechanisms`), releases show the record as much as a Gaussian mechanism with
+mu = ||C G||_F / noise_std.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
@@ -50,7 +50,7 @@ from ..nodes.watching.node_log import LogSettings, lines_of_log
 from .neighbours import OWNERS, ROWS, handed_over, made_up_rows, neighbours, written
 
 MOST_RELEASES, MOST_BATCH = 8, 6
-"""Of the machine that is audited: a smaller one than the operator's, with the same noise for what a release is of."""
+"""Of the audited machine, which is smaller than the operator's and has the same noise for a release of its size."""
 TOLERANCE = 1e-9
 _NODE = 5
 _DELTA = 1e-5
@@ -67,9 +67,9 @@ class Found:
     record : str
         What is strange about it.
     ratio : float
-        What it moved over what is charged, mu over mu; above 1 the claim is wrong.
+        The mu that it moved over the mu that is charged; above 1 the claim is wrong.
     differs : tuple of str
-        What else was not the same, and how records were handed over then; empty if all was.
+        What else was not the same, and how records were handed over then; empty if everything was.
     """
 
     record: str
@@ -133,19 +133,16 @@ class DifferentialAudit:
 
     @property
     def errors(self) -> list[str]:
-        """The texts of errors, each once, that a strange record kept a machine from starting with."""
+        """Texts of the errors that kept a machine from starting, each once."""
         texts = (text for one in self.found for text in one.differs if text != _short(text))
         return list(dict.fromkeys(texts))
 
     def document(self) -> dict[str, Any]:
         """Everything as plain values; what is infinite is None."""
+        ratios = [one.ratio if math.isfinite(one.ratio) else None for one in self.found]
         found = [
-            {
-                "record": one.record,
-                "moved-over-charged": one.ratio if math.isfinite(one.ratio) else None,
-                "differs": list(one.differs),
-            }
-            for one in self.found
+            {"record": one.record, "moved-over-charged": ratio, "differs": list(one.differs)}
+            for one, ratio in zip(self.found, ratios, strict=True)
         ]
         return {
             "machine": self.machine,
@@ -183,10 +180,9 @@ def audit_node(config: NodeConfig | OwnNode) -> DifferentialAudit:
 
     Notes
     -----
-    It is a test for the neighbouring relation of :class:`~murmurfl.privacy.PrivateMachine`, replacement of one record
-    (of all records of one owner), for the records, requests and points that it tries: what it finds is a mistake, and
-    what it does not find may be there. The movement that it states is exact for these. A project's own function for
-    samples is not audited: what it gives is replaced.
+    It tests the neighbouring relation of :class:`~murmurfl.privacy.PrivateMachine`, replacement of one record (of all
+    records of one owner), and is exact for the records, requests and points that it tries: what it finds is a mistake,
+    and a mistake that it does not find may be there. A project's own function for samples is not audited.
     """
     if not isinstance(config, NodeConfig | SampleNode):
         raise ConfigurationError(
@@ -251,7 +247,7 @@ def audit_app(name: str) -> DifferentialAudit:
 
 
 class _RepeatedKeys(NoiseKeys):
-    """A key and nonces that come again: the noise of two machines is the same. For made-up data and nothing else."""
+    """A key and nonces that come again, so that two machines have the same noise: for made-up data and nothing else."""
 
     simulated: ClassVar[bool] = False
 
@@ -269,18 +265,8 @@ class _AuditLedger(SQLiteLedger):
         return _RepeatedKeys(super().keys().secret_key)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """One request, the same for all machines.
-
-    Parameters
-    ----------
-    kind : str
-        Of the message.
-    content : RecordDict
-    part : {"", "training", "mean", "evaluation"}
-        What it asks a release of.
-    """
+class _Asked(NamedTuple):
+    """One request, the same for all machines: its kind, content, and the part it asks a release of, if it does."""
 
     kind: str
     content: RecordDict
@@ -289,15 +275,7 @@ class _Asked:
 
 @dataclass
 class _Seen:
-    """Everything that was seen of one machine: facts that must be the same, and the values of releases.
-
-    Parameters
-    ----------
-    facts : list of (str, Any)
-        What a fact is of, and itself.
-    values : list of (str, NDArray)
-        The part that a release is of, and its values.
-    """
+    """What was seen of one machine: named facts that must be the same, and each release's part and values."""
 
     facts: list[tuple[str, Any]] = field(default_factory=list)
     values: list[tuple[str, NDArray[np.float64]]] = field(default_factory=list)
@@ -305,17 +283,11 @@ class _Seen:
 
 Point = list[NDArray[np.float64]]
 Source = tuple[str, str, Any]
-"""How records come: a word for it, the path of a file, and where there is none what a project would hand over."""
+"""How records come: its name, the path of a file, and without a file what a project would hand over."""
 
 
 class _Audit:
-    """One operator's file, made small and put on made-up records.
-
-    Parameters
-    ----------
-    config : NodeConfig or SampleNode
-    schema : Schema
-    """
+    """One operator's file, made small and put on made-up records."""
 
     def __init__(self, config: NodeConfig | SampleNode, schema: Schema) -> None:
         self._config, self._schema = config, schema
@@ -328,27 +300,26 @@ class _Audit:
         """Every neighbour in every form, against the made-up records in the same form."""
         # In memory where there is such a folder: nobody needs these ledgers, so nobody has to wait for a disk.
         memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+        ratios: dict[str, float] = {}
+        differs: dict[str, dict[str, None]] = {}
         with tempfile.TemporaryDirectory(prefix="murmurfl-audit-", dir=memory) as folder:
             home = Path(folder)
             self._prepare(home)
-            found: dict[str, tuple[float, dict[str, None]]] = {}
-            bases = dict[str, tuple[_Seen, PrivateClient, list[_Asked]]]()
-            for source in self._sources(home, made_up_rows(self._schema)):
-                bases[source[0]] = self._base(home, source)
-            tried = list(bases)
+            bases = {source[0]: self._base(home, source) for source in self._sources(home, made_up_rows(self._schema))}
+            forms = list(bases)
             for number, neighbour in enumerate(neighbours(self._schema, lines=self._ending.startswith(".csv"))):
-                forms = [tried[number % len(tried)]] if neighbour.again else tried
+                wanted = [forms[number % len(forms)]] if neighbour.again else forms
+                name = neighbour.name
                 for source in self._sources(home, neighbour.rows):
-                    if source[0] not in forms:
-                        continue
-                    ratio, differs = self._compared(home, source, *bases[source[0]])
-                    before, seen = found.setdefault(neighbour.name, (0.0, {}))
-                    where = f" ({source[0]})" if len(bases) > 1 else ""
-                    found[neighbour.name] = max(before, ratio), seen | {f"{one}{where}": None for one in differs}
-            _, client, _ = next(iter(bases.values()))
-        results = tuple(Found(name, ratio, _few(differs)) for name, (ratio, differs) in found.items())
+                    if source[0] in wanted:
+                        ratio, seen = self._compared(home, source, *bases[source[0]])
+                        where = f" ({source[0]})" if len(forms) > 1 else ""
+                        ratios[name] = max(ratios.get(name, 0.0), ratio)
+                        differs.setdefault(name, {}).update({f"{one}{where}": None for one in seen})
+        results = tuple(Found(name, ratio, _few(differs[name])) for name, ratio in ratios.items())
         unit = "all records of an owner" if self._schema.owner else "one record"
-        return DifferentialAudit(describe(client), unit, tuple(bases), self._trials, results, tuple(self._notes()))
+        machine = describe(bases[forms[0]][1])
+        return DifferentialAudit(machine, unit, tuple(forms), self._trials, results, tuple(self._notes()))
 
     def _notes(self) -> Iterator[str]:
         if self._config.trust == "secure-aggregation":
@@ -384,7 +355,7 @@ class _Audit:
         self._small = replace(config, batch_size=batch, max_participations=releases, **changed)
 
     def _sources(self, home: Path, rows: list[Any]) -> Iterator[Source]:
-        """The forms in which rows can be had: the operator's kind of file, or all in which a project may give them."""
+        """Rows as the operator's kind of file or, without one, in all forms in which a project may give them."""
         if self._ending:
             path = home / f"samples{self._ending}"
             if written(self._schema, rows, path):
@@ -396,6 +367,7 @@ class _Audit:
                 yield name, "", found
 
     def _made(self, home: Path, source: Source) -> tuple[Answers, PrivateClient]:
+        """A machine on records, with the ledger as it was at first."""
         for file in home.glob("ledger.sqlite*"):
             file.unlink()
         for file in (home / "fresh").iterdir():
@@ -430,7 +402,7 @@ class _Audit:
 
 @contextmanager
 def _recorded(seen: _Seen) -> Iterator[None]:
-    """Keep what a node's log would have of what happens inside, and whatever is printed."""
+    """Keep what a node's log would say meanwhile, and whatever is printed."""
     printed = io.StringIO()
     with warnings.catch_warnings(), redirect_stdout(printed), redirect_stderr(printed):
         warnings.simplefilter("ignore")  # a node's log has none
@@ -440,7 +412,7 @@ def _recorded(seen: _Seen) -> Iterator[None]:
 
 
 def _requests(client: PrivateClient) -> list[_Asked]:
-    """What a server asks, an honest one and others: every release there is, and more; all points are made up."""
+    """What an honest server asks and what another one might: every release and more, all at made-up points."""
     points, session = _Points(client), "audit"
     asked = [_Asked(kind, _content(ask=ask, session=session)) for kind in ("query", "train") for ask in _QUESTIONS]
     if client.centred is not None:
@@ -467,9 +439,9 @@ _QUESTIONS = (protocol.ASK_HELLO, protocol.ASK_PRIVACY, "anything")
 
 
 class _Points:
-    """Made-up query points of a machine: zero, ordinary ones, a slope at which most gradients agree, and one far away.
+    """Made-up query points of a machine: zero, ordinary ones, a slope, and one far away.
 
-    Contributions that agree are what shows that a record has moved others than its own.
+    At the slope most gradients agree, which shows whether a record has moved others than its own.
     """
 
     def __init__(self, client: PrivateClient) -> None:
@@ -492,7 +464,7 @@ class _Points:
 
 
 def _slope(shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Values that grow along the first axis, such as a class's: then one class is most likely whatever the record."""
+    """Values that grow along the first axis, such as classes: one class is then most likely for every record."""
     return np.linspace(-1.0, 1.0, shape[0] if shape else 1).reshape(-1, *[1] * (len(shape) - 1)) * np.ones(shape)
 
 
@@ -543,10 +515,7 @@ def _replay(seen: _Seen, answers: Answers, client: PrivateClient, asked: Sequenc
 
 
 def _moved_over_charged(base: _Seen, seen: _Seen, client: PrivateClient) -> float:
-    """What a neighbour's releases show of the record, as mu over the mu that is charged for it: the worst of all parts.
-
-    That is each part by itself, and all of them together, which add in squares.
-    """
+    """The mu that a neighbour's releases show over the mu that is charged: the worst of parts and of all together."""
     machines = {"training": client.machine}
     machines |= {} if client.centred is None else {"mean": client.centred.machine}
     machines |= {} if client.evaluated is None else {"evaluation": client.evaluated.machine}
@@ -564,7 +533,7 @@ def _moved_over_charged(base: _Seen, seen: _Seen, client: PrivateClient) -> floa
 
 
 def _moved(machine: LedgeredMachine, rows: NDArray[np.float64]) -> tuple[float, float]:
-    """What differences of releases, shape (releases, d), show, and what is charged.
+    """The mu that differences of releases, shape (releases, d), show, and the mu that is charged.
 
     Every request acknowledges all releases before it, so a difference is what one contribution moved.
     """
@@ -579,7 +548,7 @@ def _moved(machine: LedgeredMachine, rows: NDArray[np.float64]) -> tuple[float, 
 
 
 def _differences(base: _Seen, seen: _Seen) -> list[str]:
-    """What was not the same of two machines, in a few words each."""
+    """What differs between two machines, in a few words each."""
     before, after = dict(base.facts), dict(seen.facts)
     if _START in after:
         return [f"does not start: {after[_START]}"]

@@ -1,8 +1,7 @@
 """Made-up records of a schema, and the strange ones that stand in the place of one of them in a differential audit.
 
-Two data sets are neighbours if they differ in one record (in all records of one owner). What a record is before anybody
-has read it is a line of a file or an item that was handed over, so strangeness comes in here: before any type, table
-or array is made.
+Two data sets are neighbours if they differ in one record (in all records of one owner). A record that nobody has read
+yet is a line of a file or an item that was handed over, so it is made strange here, before any type, table or array.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Neighbour:
         What is strange about it.
     rows : list
     again : bool
-        Whether the same is tried in another place too, so that one form of it is enough here.
+        Whether the same was tried in another place, so that one form of it is enough.
     """
 
     name: str
@@ -55,10 +54,10 @@ class Neighbour:
 
 
 def made_up_rows(schema: Schema) -> Rows:
-    """Records that are nobody's; with owners, a few of each.
+    """Records that are nobody's, a few of each owner where there are owners.
 
-    All of an owner's have one label, and every second owner another one than the owner before: whoever stands where
-    another one stood is then seen.
+    An owner's records have one label, and every second owner has another than the one before: it shows if an owner
+    takes another's place.
     """
     random = np.random.Generator(np.random.Philox(key=83))
     if not schema.owner:
@@ -215,7 +214,7 @@ def _with_first(inputs: Any, change: Callable[[NDArray[Any]], Any]) -> Any:
 
 
 def _strange_owners(schema: Schema, rows: Rows) -> Iterator[Neighbour]:
-    """All rows of one owner replaced, and moved: where they stand, and how many they are, is the owner's as well."""
+    """All rows of one owner replaced and moved: their number and their places are the owner's as well."""
     for whose in dict.fromkeys(_owner_of(schema, row) for row in rows):
         own = [row for row in rows if _owner_of(schema, row) == whose]
         others = [row for row in rows if _owner_of(schema, row) != whose]
@@ -250,7 +249,7 @@ def csv_line(schema: Schema, row: Row) -> bytes:
 
 
 def written(schema: Schema, rows: Rows, path: Path) -> bool:
-    """Write rows as a file of the kind that its name says; whether such a file can have them.
+    """Write rows as a file of the kind that its name says; False where such a file cannot have them.
 
     A library that gives a whole column one type does so here, as it would for an operator.
     """

@@ -8,26 +8,31 @@ round, and its whole stream is simulated many times on each of several neighbour
 Under secure aggregation there are two claims, each held against those it is made against. Server and all machines but h
 see the sums over these h: that is mu's. Server, all helpers and all other machines see the machine's own releases: that
 is mu_local's. A server that told the machine that nothing ever arrived would see more, if helpers opened such sums;
-whether they do is tried out (:mod:`.opening_trial`).
+whether they do is tried out (:func:`opens_without_acks`).
 """
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
-from ...privacy import ConfigurationError, Guarantee, derived_seed, rounded_up
+from ...clients import Cohort
+from ...privacy import ConfigurationError, Guarantee, MemoryLedger, RefusedError, derived_seed, rounded_up
 from ...privacy.accounting.amplification import amplification_of
 from ...privacy.audit import Answers, AuditResult, audit_client, audit_secret_order, likelihood_weights
+from ...privacy.sums.masking import Sealed
+from ...privacy.sums.opening_rule import MemoryOpeningRecord, Opener, OpeningRefusedError
+from ...privacy.sums.roster import HelperKey
 from ..runs.experiment import Experiment, prepare
 from ..runs.lost_replies import reply_is_lost
 from ..runs.run_guarantees import Figures, configured_figures, run_guarantee
 from ..settings.run_config import RunConfig
-from .opening_trial import opens_without_acks
 from .scene import Scene
 from .scene import canaries as canaries
 
@@ -42,7 +47,7 @@ class RunAudit:
     Parameters
     ----------
     result : AuditResult
-        Of mu: of a machine's stream or, under secure aggregation, of the sums of the honest machines' releases.
+        Of mu, by a machine's stream or, under secure aggregation, by the sums of the honest machines' releases.
     mechanism : str
     releases, parameters : int
         K and d of the machine that was run.
@@ -53,9 +58,9 @@ class RunAudit:
     summed : int
         Machines in such a sum; 1 for a stream by itself.
     local : AuditResult or None
-        Under secure aggregation, of mu_local: of a machine's own stream.
+        Of mu_local under secure aggregation, by a machine's own stream.
     unacknowledged : AuditResult or None
-        Of mu, where helpers open sums that a machine's release is in again and again, which they never should.
+        Of mu, where helpers open sums that a machine's release is in again, which they never should.
     """
 
     result: AuditResult
@@ -69,44 +74,30 @@ class RunAudit:
     unacknowledged: AuditResult | None = None
 
     @property
-    def results(self) -> list[AuditResult]:
-        """Everything that was measured."""
-        return [one for one in (self.result, self.local, self.unacknowledged) if one is not None]
-
-    @property
     def violated(self) -> bool:
         """Whether a claim is refuted, at the stated confidence."""
-        return any(one.violated for one in self.results)
+        return any(one.violated for one in (self.result, self.local, self.unacknowledged) if one is not None)
 
     def document(self) -> dict[str, Any]:
         """Everything as plain values; what is infinite is None."""
-        document = {
-            "mechanism": self.mechanism,
-            "releases": self.releases,
-            "parameters": self.parameters,
-            "canary_mu": self.canary_mu,
-            "summed": self.summed,
+        own = ("mechanism", "releases", "parameters", "canary_mu", "summed")
+        return {
+            **_finite({name: getattr(self, name) for name in own}),
             **_document(self.result),
             "violated": self.violated,
             "local": None if self.local is None else _document(self.local),
             "unacknowledged": None if self.unacknowledged is None else _document(self.unacknowledged),
             "guarantee": self.guarantee.document(),
         }
-        return {name: _finite(value) for name, value in document.items()}
 
 
 def _document(result: AuditResult) -> dict[str, Any]:
-    figures = {
-        **asdict(result),
-        "epsilon_of_measured_mu": result.epsilon_of_measured_mu,
-        "largest_measurable_mu": result.largest_measurable_mu,
-        "violated": result.violated,
-    }
-    return {name: _finite(value) for name, value in figures.items()}
+    derived = ("epsilon_of_measured_mu", "largest_measurable_mu", "violated")
+    return _finite({**asdict(result), **{name: getattr(result, name) for name in derived}})
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _finite(figures: dict[str, Any]) -> dict[str, Any]:
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
 
 
 def audit_run(config: RunConfig, runs: int) -> RunAudit:
@@ -130,23 +121,7 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
     experiment = prepare(config)
     experiment.check_rounds()
     policy = experiment.policy()
-    if experiment.is_centred:
-        raise ConfigurationError(
-            "Expected centring = 'none' to audit, got a run whose machines release the mean of their features first: "
-            f"audit what follows it, with --set centring=none --set mu={policy.mu!r}."
-        )
-    if experiment.is_evaluated:
-        raise ConfigurationError(
-            "Expected private-evaluation = 0 to audit, got a run whose machines release an evaluation too: audit what "
-            f"comes before it, with --set private-evaluation=0 --set mu={policy.mu!r}."
-        )
-    if config.quantile:
-        raise ConfigurationError(
-            f"Expected quantile 0 to audit, got {config.quantile:g}: canaries are made for gradients alone. The noise "
-            f"is that of --set quantile=0 --set clip-norm={policy.clip_norm:g}."
-        )
-    if not policy.adds_noise:
-        raise ConfigurationError("Expected machines that add noise, got a run whose machines do not: nothing to audit.")
+    _check(experiment)
     measure = _Measurement(experiment, runs)
     plan, summed, local, unacknowledged = measure.plan, 1, None, None
     if config.secure:
@@ -173,8 +148,41 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
     )
 
 
+def _check(experiment: Experiment) -> None:
+    """Raise if machines release anything that canaries are not made for, or without noise."""
+    policy, quantile = experiment.policy(), experiment.config.quantile
+    for wrong, expected, got, instead in (
+        (
+            experiment.is_centred,
+            "centring = 'none'",
+            "a run whose machines release the mean of their features first",
+            f"Audit what follows it, with --set centring=none --set mu={policy.mu!r}.",
+        ),
+        (
+            experiment.is_evaluated,
+            "private-evaluation = 0",
+            "a run whose machines release an evaluation too",
+            f"Audit what comes before it, with --set private-evaluation=0 --set mu={policy.mu!r}.",
+        ),
+        (
+            quantile,
+            "quantile = 0",
+            f"{quantile:g}: canaries are made for gradients alone",
+            f"The noise is that of --set quantile=0 --set clip-norm={policy.clip_norm:g}.",
+        ),
+        (
+            not policy.adds_noise,
+            "machines that add noise",
+            "a run whose machines add none",
+            "There is nothing to audit.",
+        ),
+    ):
+        if wrong:
+            raise ConfigurationError(f"Expected {expected} to audit, got {got}. {instead}")
+
+
 class _Measurement:
-    """An experiment's canaries, and what shows of them in this or that many runs."""
+    """An experiment's canaries, and what shows of them in so many runs."""
 
     def __init__(self, experiment: Experiment, runs: int) -> None:
         config = experiment.config
@@ -220,6 +228,65 @@ class _Measurement:
         return audit_client(self._policy, streams, self.shifts, runs=self._runs, lost=lost, claimed_mu=claimed_mu)
 
 
+_VICTIM = "0"
+
+
+def opens_without_acks(experiment: Experiment) -> bool:
+    """Whether all helpers open a second sum in which a machine was told that its first, opened release never arrived.
+
+    Every later sum would then have the machine's old samples in it again, and mu would not hold. What a helper opens
+    depends on headers, seals and signatures alone, never on data or noise, so one trial with real masks is enough.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Under secure aggregation.
+
+    Raises
+    ------
+    ConfigurationError
+        If not even an honest server's sum is opened.
+    """
+    config, session = experiment.config, experiment.session
+    names = [str(machine) for machine in range(config.cohort_floor)]
+    cohort = Cohort(names, lambda name: experiment.client(int(name), MemoryLedger()))
+    openers = [
+        Opener(name, HelperKey.simulated(config.seed, name), experiment.roster, MemoryOpeningRecord())
+        for name in experiment.roster.helper_names
+    ]
+    first = _sealed(experiment, cohort, 1, dict.fromkeys(names, 0))
+    if not _all_open(openers, session, 1, first):
+        raise ConfigurationError("Expected helpers that open an honest server's sum, got a refusal of the first one.")
+    second = _sealed(experiment, cohort, 2, {name: 0 if name == _VICTIM else 1 for name in names})
+    logger = logging.getLogger(Opener.__module__)  # a refusal is what is hoped for: no helper need warn of it
+    before, logger.disabled = logger.disabled, True
+    try:
+        return _all_open(openers, session, 2, second)
+    finally:
+        logger.disabled = before
+
+
+def _sealed(experiment: Experiment, cohort: Cohort, server_round: int, acks: Mapping[str, int]) -> list[Sealed]:
+    """What helpers get to see of a round's releases."""
+    points = [experiment.model.initial_parameters(experiment.config.seed)] * cohort.client(_VICTIM).query_points
+    sealed = []
+    for name, release in cohort.releases(server_round, experiment.session, acks, points):
+        if isinstance(release, RefusedError):
+            raise ConfigurationError(f"Expected releases of all machines, got a refusal of {name!r}: {release}.")
+        masked = experiment.masking(int(name)).mask(release, experiment.session, experiment.policy(int(name)))
+        sealed.append(masked.sealed)
+    return sealed
+
+
+def _all_open(openers: list[Opener], session: str, server_round: int, sealed: list[Sealed]) -> bool:
+    try:
+        for opener in openers:
+            opener.open(session, str(server_round), sealed)
+    except OpeningRefusedError:
+        return False
+    return True
+
+
 def _rounded_down(value: float) -> str:
     """A lower bound for people, never above what was measured."""
     if not math.isfinite(value) or value <= 0:
@@ -230,10 +297,7 @@ def _rounded_down(value: float) -> str:
     return f"{float(shown):.4g}"
 
 
-_REPLACED: dict[str, str] = {
-    "sample": "one sample of one machine",
-    "owner": "all samples of one owner on one machine",
-}
+_REPLACED = {"sample": "one sample of one machine", "owner": "all samples of one owner on one machine"}
 
 
 def audit_lines(audit: RunAudit) -> list[str]:

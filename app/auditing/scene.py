@@ -1,4 +1,4 @@
-"""The scene of an audit: machines of an experiment with canaries among their samples, and what is seen of them."""
+"""The scene of an audit: machines with canaries among their samples, and what a server sees of them."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Scene:
         self._experiment = replace(experiment, data=data)
 
     def shift(self, release: int) -> NDArray[np.float64]:
-        """What the canary of a release moves, without the noise: the same keys with it and without.
+        """What the canary of a release moves, found by the same keys with it and without.
 
-        In a secret order it is what it would move if it were in the first release, wherever it is.
+        In a secret order it is what it would move in the first release.
         """
         pair = [self.streams(canary, range(1), self._experiment.config.seed) for canary in (0, release)]
         without, present = (prefix_sums(answers, 1, self.policy.max_participations)[0] for answers in pair)
@@ -62,7 +62,7 @@ class Scene:
         return np.tile(moved[-1], (len(moved), 1)) if self.policy.order == "secret" else moved
 
     def streams(self, canary: int, numbers: range, seed: int, *, summed: int = 1, ignored: bool = False) -> Answers:
-        """What runs of the seed and these numbers show, with the other canary in a release; 0: in none.
+        """What runs of a seed and these numbers show, with the other canary in a release, or in none for 0.
 
         Parameters
         ----------

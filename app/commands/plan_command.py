@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..methods.auto_method import AUTO
-from ..settings.layers import layered
+from ...privacy import gdp_mu
 from ..settings.run_config import RunConfig
-from ..settings.run_key import Value
 from .run_options import AsJson, Assignments, ConfigFile, settings_of
 from .terminal import MISUSED, aligned, fail, failing_clearly, say, say_command, say_table
-from .update_plan_lines import show_updates
 
 if TYPE_CHECKING:
-    from ..planning.decision_lines import Choice
-    from ..planning.noise_plans import Plan
-    from ..planning.person import Asked
-    from ..planning.request import PlanRequest
-    from ..planning.variations import Variation
+    from ..planning.answers import Answer
+    from ..reports.table import Table
 
 _KEYS = {
     "machines": "num-clients",
@@ -41,10 +34,24 @@ _KEYS = {
     "colluders": "colluders",
 }
 """The run-config key that an option of this command stands for."""
-_OF_TABLES = ("batch", "passes", "secret_order")
-"""Options that settle the run whose mechanisms are compared, and not the decision."""
-_OF_DECISIONS = ("sample_uses", "stream")
-"""Options that settle the decision alone."""
+_SIZES = ("samples", "parameters")
+_OF_BATCHES = ("batch-size", "passes", "secret-order")
+"""Keys that settle the run whose mechanisms are compared, and not the decision."""
+_PARAMETERS = 1000
+
+_OF_UPDATES = {
+    "machines": "machines",
+    "parameters": "parameters",
+    "per_round": "per_round",
+    "rounds": "rounds",
+    "clip": "clip_norm",
+    "trust": "trust",
+    "colluders": "colluders",
+    "samples": "samples",
+    "delta": "delta",
+}
+"""The field of a request about updates that an option stands for; epsilon and mu beside."""
+_DELTA = 1e-5
 
 
 def plan(
@@ -107,173 +114,94 @@ def plan(
     sizes of its data; the other options win over it. With --unit machine it says what noise on the updates of a project
     of your own would leave of its model.
     """
-    options = {
-        "machines": machines,
-        "samples": samples,
-        "rounds": rounds,
-        "batch": batch,
-        "epsilon": epsilon,
-        "mu": mu,
-        "delta": delta,
-        "per_round": per_round,
-        "passes": passes,
-        "secret_order": secret_order,
-        "clip": clip,
-        "parameters": parameters,
-        "sample_uses": sample_uses,
-        "stream": stream,
-        "trust": trust,
-        "colluders": colluders,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    from ..planning.person import Asked
-
+    options = locals()  # before there are others
+    given = {name: options[name] for name in (*_KEYS, *_SIZES) if options[name] is not None}
+    of_run = config_file is not None or assignments is not None
     with failing_clearly():
         if unit != "sample":
-            show_updates(unit, given, of_a_run=config_file is not None or assignments is not None, as_json=as_json)
+            _show_updates(unit, given, of_run=of_run, as_json=as_json)
             return
-        if config_file is None and assignments is None:
-            choice, request, asked = *_from_numbers(given), {}
-        else:
-            asked = settings_of(config_file, assignments)
-            choice, request = _from_run(asked, given)
-        person = Asked(person_machines, person_samples)
-        _show(choice, request, _ways(choice, asked, try_out or 0), person, as_json=as_json)
+        settings = settings_of(config_file, assignments) if of_run else None
+        _show(_answer(settings, given, try_out or 0, (person_machines, person_samples)), as_json=as_json)
 
 
-def _ways(choice: Choice, asked: Mapping[str, Value], most: int) -> list[Variation]:
-    """The decision beside other passes, batches and trust, and beside the run that would be made if nobody decided."""
-    from ..planning.variations import AS_SET, DEFAULT, tried_out, variations_of
-    from ..settings.default_run import started_with
+def _answer(
+    settings: Mapping[str, Any] | None, given: Mapping[str, Any], tries: int, person: tuple[int | None, int | None]
+) -> Answer:
+    """Of a run's settings and options that win over them, or of options alone."""
+    from ..planning.answers import answer, asked_of_numbers, asked_of_run
 
-    if most and choice.made_up:
-        fail(
-            "Expected --config or --set with a task for --try, got numbers alone: there are no data to learn.", MISUSED
-        )
-    named = asked.get("strategy", AUTO) not in (AUTO, RunConfig.strategy)
-    settings = choice.asked if choice.made_up else started_with({**choice.asked, **asked, **_strategy_of(asked)})
-    rows = variations_of(choice.decision, settings, mark=AS_SET if named else DEFAULT)
-    return tried_out(rows, most) if most else rows
+    keys = {_KEYS[name]: value for name, value in given.items() if name in _KEYS}
+    if settings is None:
+        missing = [f"--{name}" for name in ("machines", "samples") if name not in given]
+        missing += [] if {"epsilon", "mu"} & set(given) else ["--epsilon"]
+        if missing:
+            fail(f"Expected {', '.join(missing)} as well, or a run's configuration with --config or --set.", MISUSED)
+        if tries:
+            words = "got numbers alone: there are no data to learn."
+            fail(f"Expected --config or --set with a task for --try, {words}", MISUSED)
+        of_batches = {name: keys.pop(name) for name in _OF_BATCHES if name in keys}
+        parameters = given.get("parameters", _PARAMETERS)
+        choice, request = asked_of_numbers(given["samples"], parameters, keys, of_batches)
+    else:
+        if given.get("per_round") == 0:
+            keys["clients-per-round"] = given.get("machines", settings.get("num-clients", RunConfig.num_clients))
+        choice, request = asked_of_run(settings, keys, {name: given[name] for name in _SIZES if name in given})
+    return answer(choice, request, settings or {}, tries=tries, person=person)
 
 
-def _strategy_of(asked: Mapping[str, Value]) -> dict[str, Value]:
-    """The strategy of a run that nobody decides about: as it is set, or the default where the decision is left open."""
-    strategy = asked.get("strategy", AUTO)
-    return {"strategy": RunConfig.strategy if strategy == AUTO else strategy}
+def _show(found: Answer, *, as_json: bool) -> None:
+    from ..planning import plan_lines as told
 
-
-def _show(
-    choice: Choice,
-    request: PlanRequest | None,
-    ways: Sequence[Variation],
-    person: Asked,
-    *,
-    as_json: bool,
-) -> None:
-    from ..planning.late_answers import late_lines
-    from ..planning.noise_plans import make_plan
-    from ..planning.person import OWNERS_UNDECIDED, person_lines
-
-    made = None if request is None else make_plan(request)
-    of_owners = made is not None and made.guarantee.unit == "owner"
-    persons = person.of(made) if made is not None and of_owners else person.of(choice)
     if as_json:
-        document = {} if made is None else made.document()
-        told = {"ways": [way.document() for way in ways], "persons": [person.document() for person in persons]}
-        document["decision"] = {**choice.document(), **told}
-        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+        typer.echo(json.dumps(told.answer_document(found), indent=2, allow_nan=False))
         return
-    for line in choice.lines():
+    ways = found.ways
+    table = aligned(told.rows_of(ways), told.columns_of(ways), told.RIGHT)
+    for line in (*told.answer_lines(found), "", told.HEADING, *table):
         _say(line)
-    for line in late_lines(choice.decision.chosen.problem.config):
-        say(line)
-    for line in [OWNERS_UNDECIDED] * of_owners + person_lines(persons):
-        say(line)
-    _show_ways(ways, made_up=choice.made_up)
-    if made is not None:
-        say("")
-        _show_tables(made)
-
-
-def _show_ways(ways: Sequence[Variation], *, made_up: bool) -> None:
-    from ..planning.variation_lines import HEADING, RIGHT, columns_of, reasons, rows_of
-
-    say("")
-    say(HEADING)
-    for line in aligned(rows_of(ways), columns_of(ways), RIGHT):
-        say(line)
-    for line in reasons(ways, made_up=made_up):
+    for line in told.reasons(ways, made_up=found.choice.made_up):
         _say(line)
+    if found.plan is not None:
+        before, after = told.plan_lines(found.plan)
+        for line in ("", *before):
+            say(line)
+        _say_table(told.plan_table(found.plan))
+        for line in after:
+            say(line)
+        _say_table(told.compared_table(found.plan))
+
+
+def _show_updates(unit: str, given: Mapping[str, Any], *, of_run: bool, as_json: bool) -> None:
+    """The forecast for updates of a project of one's own, where all data of a machine are protected."""
+    if unit != "machine":
+        fail(f"Expected --unit to be sample or machine, got {unit!r}.", MISUSED)
+    if of_run:
+        fail("Expected --unit machine without a run's configuration: what a run protects is one sample.", MISUSED)
+    unread = [f"--{name.replace('_', '-')}" for name in given if name not in (*_OF_UPDATES, "epsilon", "mu")]
+    if unread:
+        fail(f"Expected no {', '.join(unread)} with --unit machine: nothing there reads it.", MISUSED)
+    missing = [f"--{name}" for name in ("machines", "parameters") if name not in given]
+    if len({"epsilon", "mu"} & set(given)) != 1:
+        missing.append("exactly one of --epsilon and --mu")
+    if missing:
+        fail(f"Expected {', '.join(missing)} as well.", MISUSED)
+    from ..planning import plan_lines as told
+    from ..planning.update_plans import UpdateRequest
+
+    mu = given["mu"] if "mu" in given else gdp_mu(given["epsilon"], given.get("delta", _DELTA))
+    request = UpdateRequest(mu=mu, **{_OF_UPDATES[name]: given[name] for name in given if name in _OF_UPDATES})
+    if as_json:
+        typer.echo(json.dumps(told.update_document(request), indent=2, allow_nan=False))
+        return
+    for line in told.update_lines(request):
+        say(line)
+    _say_table(told.update_table(request))
 
 
 def _say(line: str) -> None:
     (say_command if line.lstrip().startswith("murmurfl ") else say)(line)
 
 
-def _show_tables(made: Plan) -> None:
-    from ..planning.noise_plans import compared_table, plan_lines, plan_table
-
-    before, after = plan_lines(made)
-    for line in before:
-        say(line)
-    table = plan_table(made)
+def _say_table(table: Table) -> None:
     say_table(table.title, table.texts(), table.labels)
-    for line in after:
-        say(line)
-    compared = compared_table(made)
-    say_table(compared.title, compared.texts(), compared.labels)
-
-
-def _from_numbers(given: dict[str, Any]) -> tuple[Choice, PlanRequest | None]:
-    from ..planning.decision_lines import choice_of_numbers, request_of_choice
-    from ..planning.request import PlanRequest
-
-    missing = [f"--{name}" for name in ("machines", "samples") if name not in given]
-    missing += [] if {"epsilon", "mu"} & set(given) else ["--epsilon"]
-    if missing:
-        fail(f"Expected {', '.join(missing)} as well, or a run's configuration with --config or --set.", MISUSED)
-    request = None
-    if "batch" in given:
-        machines = given["machines"]
-        per_round = given.get("per_round") or machines
-        passes = given.get("passes", 1)
-        request = PlanRequest(
-            machines=machines,
-            samples=given["samples"],
-            rounds=given.get("rounds") or passes * machines * (given["samples"] // given["batch"]) // per_round,
-            batch_size=given["batch"],
-            epsilon=given.get("epsilon", 0.0),
-            mu=given.get("mu", 0.0),
-            delta=given.get("delta", 1e-5),
-            per_round=per_round,
-            passes=passes,
-            clip_norm=given.get("clip", 1.0),
-            parameters=given.get("parameters", 1000),
-            secret_order=given.get("secret_order", False),
-        )
-        request.check_rounds()
-    settings = {key: given[name] for name, key in _KEYS.items() if name in given and name not in _OF_TABLES}
-    settings["clients-per-round"] = given.get("per_round") or given["machines"]
-    choice = choice_of_numbers(given["samples"], given.get("parameters", 1000), settings)
-    return choice, request or request_of_choice(choice)
-
-
-def _from_run(settings: dict[str, Value], given: dict[str, Any]) -> tuple[Choice, PlanRequest | None]:
-    from ..planning.decision_lines import choice_of_run, request_of_choice
-    from ..planning.request import request_of
-
-    own = {_KEYS[name]: value for name, value in given.items() if name in _KEYS}
-    if given.get("per_round") == 0:
-        own["clients-per-round"] = given.get("machines", settings.get("num-clients", RunConfig.num_clients))
-    merged = layered(settings, own)
-    if merged.get("strategy") == AUTO:
-        choice = choice_of_run(merged)
-        return choice, request_of_choice(choice)
-    of_decision = {_KEYS[name] for name in _OF_DECISIONS}
-    config = RunConfig.from_mapping({name: value for name, value in merged.items() if name not in of_decision})
-    request = request_of(config, check_rounds="samples" not in given)
-    changes = {name: given[name] for name in ("samples", "parameters") if name in given}
-    if changes:
-        request = replace(request, **changes)
-        request.check_rounds()
-    return choice_of_run(merged), request

@@ -26,17 +26,11 @@ class AutoMethod(Method):
     uses_public = False
     client_type = Mu2Client
     strategy_type = Mu2
-
-    @property
-    def trusts(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("untrusted-server", SECURE, "trusted-server")
+    trusts = ("untrusted-server", SECURE, "trusted-server")  # type: ignore[assignment]
 
     def check(self, config: RunConfig) -> None:
         super().check(config)
-        for name, value, usual in (
-            ("passes", config.passes, 1),
-            ("max_participations", config.max_participations, 0),
-        ):
+        for name, value, usual in (("passes", config.passes, 1), ("max_participations", config.max_participations, 0)):
             if value != usual:
                 expected = f"{usual} with strategy = {AUTO!r}, which settles it by sample-uses and num-rounds"
                 raise refusal(name, expected, value)

@@ -1,18 +1,7 @@
-"""Which strategy a situation calls for, decided from public sizes alone, never from samples (``strategy = auto``)."""
+"""Plan a run before it starts: which strategy its situation calls for, what its noise would do, a paid search."""
 
-from .deciding import Decision, decide, tried
-from .noise_to_signal import noise_to_signal
-from .option import Impossible, Option
-from .situation import SAMPLE_USES, Situation, WorkedOut
+from .deciding import Decision, decide
+from .option import Impossible, Option, noise_to_signal
+from .situation import SAMPLE_USES, Situation
 
-__all__ = [
-    "SAMPLE_USES",
-    "Decision",
-    "Impossible",
-    "Option",
-    "Situation",
-    "WorkedOut",
-    "decide",
-    "noise_to_signal",
-    "tried",
-]
+__all__ = ["SAMPLE_USES", "Decision", "Impossible", "Option", "Situation", "decide", "noise_to_signal"]

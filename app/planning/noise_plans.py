@@ -1,26 +1,37 @@
-"""What a policy would mean, before anything runs: cap, noise and error of every mechanism (``murmurfl plan``).
+"""What a run's releases would have of noise under every mechanism and trust, and what they guarantee a person.
 
-Everything comes from the policy that a machine would have, so the printed noise is the noise that it would add. There
-are two errors, both standard deviations of one value: of the prefix sums that a machine releases, and of the sums of
-these, by which DP-mu^2-FL moves its model (its momentum is a prefix sum, its model a sum of momenta).
+Everything comes from the policy that a machine would have, so the noise is the noise that it would add. There are two
+errors, both standard deviations of one value: of the prefix sums that a machine releases, and of the sums of these, by
+which DP-mu^2-FL moves its model (its momentum is a prefix sum, its model a sum of momenta).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ...privacy import MECHANISMS, SCHEDULES, ConfigurationError, Guarantee, gdp_epsilon, rounded_up
+from ...privacy import (
+    MECHANISMS,
+    SCHEDULES,
+    ConfigurationError,
+    Guarantee,
+    NoisePlan,
+    PrivacyPolicy,
+    Trust,
+    gdp_epsilon,
+    gdp_mu,
+    person_mu,
+)
 from ...privacy.accounting.amplification import amplification_of
+from ...privacy.machine.policy import MOST_SUMMED, ClipUnit, ReleaseRule
 from ...privacy.mechanisms import DECODERS, WORKLOADS, noise_stands_alone
-from ..reports.table import Column, Table
-from ..settings.trust_settings import nothing_gained
-from .request import PlanRequest
-from .request import request_of as request_of
-from .trusts import TrustPlan, compared_trusts, prefix_errors, rms, trust_table
+from ...privacy.noise.normals import range_problem, summed_range_problem
+from ..runs.experiment import Experiment, prepare
+from ..settings.run_config import RunConfig
+from ..settings.trust_settings import SECURE, cohort_floor, honest_machines
 
 _VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cancelling": ("schedule", SCHEDULES),
@@ -34,6 +45,204 @@ BESIDE_MEAN = "Not in it: the mean of the features, one more release of every sa
 # Beyond these, nobody waits for a plan as long as it takes to find the optimal factorisation, and B is large to write.
 _MOST_OPTIMAL = {"prefix-sum": 1024, "mu2": 512}
 _MOST_DENSE = 2048
+
+USUAL = 3
+"""Samples, and machines, of the person that is told of where nobody asks for another."""
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """A run's releases, for which mechanisms are compared: a few numbers, or what a run comes to on its data.
+
+    Parameters
+    ----------
+    machines, per_round, rounds : int
+        M, m machines asked in a round, and T.
+    samples, batch_size, passes : int
+        Samples of each machine and of a release, b, and how often a machine goes through its samples.
+    epsilon, delta, mu : float
+        The guarantee wanted for one sample of one machine, over all its releases; mu, where it is not given, is what
+        epsilon at delta allows.
+    clip_norm : float
+        S.
+    parameters : int
+        d.
+    cap : int
+        Most releases of a machine, where it is set; 0 for as many as rounds and samples allow.
+    clip_unit, release_rule, trust, min_honest, min_cohort : str or int
+        As in :class:`~murmurfl.privacy.PrivacyPolicy`.
+    secret_order : bool
+        Whether each sample draws its release.
+    after_mean : bool
+        Whether machines release the mean of their features before all that is planned here, with a part of mu^2 that
+        is not in ``mu`` and ``epsilon``.
+    samples_per_owner : int
+        As in :class:`~murmurfl.privacy.PrivacyPolicy`; where it is not 0, samples are owners.
+    """
+
+    machines: int
+    samples: int
+    rounds: int
+    batch_size: int
+    epsilon: float
+    delta: float
+    per_round: int
+    passes: int = 1
+    clip_norm: float = 1.0
+    parameters: int = 1000
+    mu: float = 0.0
+    cap: int = 0
+    clip_unit: ClipUnit = "sample"
+    release_rule: ReleaseRule = "acknowledged"
+    trust: Trust = "untrusted-server"
+    min_honest: int = 1
+    min_cohort: int = 1
+    secret_order: bool = False
+    after_mean: bool = False
+    samples_per_owner: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.mu:
+            object.__setattr__(self, "mu", gdp_mu(self.epsilon, self.delta))
+        for name in ("machines", "samples", "rounds", "batch_size", "per_round", "passes", "parameters"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"Expected {name} >= 1, got {getattr(self, name)}.")
+        if self.per_round > self.machines:
+            raise ConfigurationError(f"Expected per_round <= machines = {self.machines}, got {self.per_round}.")
+        if self.batch_size > self.samples:
+            raise ConfigurationError(
+                f"Expected batch_size <= the {self.samples} samples of a machine, got {self.batch_size}."
+            )
+
+    def check_rounds(self) -> None:
+        """Refuse more rounds than the machines' samples last for, however their turns are drawn; as a run would.
+
+        Raises
+        ------
+        ConfigurationError
+            With the number of rounds that is possible.
+        """
+        possible = self.machines * self.passes * self.separation // self.per_round
+        if self.rounds > possible:
+            often = f", each {self.passes} times" if self.passes > 1 else ""
+            raise ConfigurationError(
+                f"Expected rounds <= {possible}, got {self.rounds}: {self.samples} samples in batches of "
+                f"{self.batch_size}{often} last for {self.passes * self.separation} releases of a machine, and so many "
+                f"rounds ask each for {self.rounds * self.per_round / self.machines:.4g}. Use fewer rounds, smaller "
+                "batches, more passes, or ask fewer machines a round."
+            )
+
+    @property
+    def separation(self) -> int:
+        """Releases of one pass."""
+        return self.samples // self.batch_size
+
+    @property
+    def releases(self) -> int:
+        """K, the most releases of a machine."""
+        return self.cap or (self.separation if self.secret_order else min(self.rounds, self.passes * self.separation))
+
+    @property
+    def secure(self) -> bool:
+        """Whether the server sees only sums."""
+        return self.trust == SECURE
+
+    def trusting(self, trust: Trust) -> PlanRequest:
+        """The same under another trust model; for sums with h as set or, where none is, half of a round's machines."""
+        numbers = {"min_honest": self.min_honest, "min_cohort": self.min_cohort}
+        if trust != SECURE:
+            numbers = {"min_honest": 1, "min_cohort": 1}
+        elif not self.secure:
+            floor = cohort_floor(self.per_round, 0)
+            numbers = {"min_honest": honest_machines(self.per_round, floor, -1), "min_cohort": floor}
+        return replace(self, trust=trust, **numbers)
+
+    def policy(self, mechanism: str, options: dict[str, str]) -> PrivacyPolicy:
+        """A machine's policy."""
+        paper = options.get("schedule") == "paper"
+        return PrivacyPolicy(
+            clip_norm=self.clip_norm,
+            batch_size=self.batch_size,
+            max_participations=self.releases,
+            mu=self.mu,
+            delta=self.delta,
+            mechanism=mechanism,
+            mechanism_options=options,
+            num_rounds=max(self.rounds, self.releases) if paper else None,
+            sample_participations=self.passes,
+            min_separation=self.separation if self.passes > 1 else 1,
+            clip_unit=self.clip_unit,
+            release_rule=self.release_rule,
+            trust=self.trust,
+            min_honest=self.min_honest,
+            min_cohort=self.min_cohort,
+            samples_per_owner=self.samples_per_owner,
+            order="secret" if self.secret_order and self.trust != "trusted-server" else "in-turn",
+        )
+
+
+def request_of(config: RunConfig, *, check_rounds: bool = True) -> PlanRequest:
+    """What a run asks for: its machine with the most samples, its clip norm and its model, on its data.
+
+    Parameters
+    ----------
+    config : RunConfig
+    check_rounds : bool
+        Whether more rounds than its machines' samples last for are refused.
+
+    Raises
+    ------
+    ConfigurationError
+        If the configuration is impossible, or its machines release no stream with noise of their own.
+    """
+    experiment = prepare(config)
+    policy = experiment.policy()
+    if not policy.adds_noise or "batch-size" not in experiment.method.keys:
+        got = f"strategy = {config.strategy!r}" + ("" if config.private else f", mechanism = {config.mechanism!r}")
+        raise ConfigurationError(
+            f"Expected machines that add noise to a stream of releases, each of a batch, got {got}: a plan compares "
+            "mechanisms for such noise."
+        )
+    if check_rounds:
+        experiment.check_rounds()
+    # With centring what is left for the stream, after the mean of the features.
+    return _request(experiment, epsilon=gdp_epsilon(policy.mu, config.delta), cap=config.max_participations)
+
+
+def request_of_decided(experiment: Experiment) -> PlanRequest | None:
+    """The same for a run that was decided; None where its machines release no stream with noise."""
+    policy = experiment.policy()
+    if not policy.adds_noise or policy.clip_unit == "moments":
+        return None
+    return _request(experiment, epsilon=0.0, cap=policy.max_participations)
+
+
+def _request(experiment: Experiment, *, epsilon: float, cap: int) -> PlanRequest:
+    config, policy = experiment.config, experiment.policy()
+    # Machines that share sums all have the cap of the one with the fewest samples.
+    samples = min(experiment.sizes) if config.secure else max(experiment.sizes)
+    return PlanRequest(
+        machines=config.num_clients,
+        samples=samples,
+        rounds=experiment.num_rounds,
+        batch_size=config.batch_size if "batch-size" in experiment.method.keys else samples,
+        epsilon=epsilon,
+        delta=config.delta,
+        per_round=config.asked_per_round,
+        passes=policy.participations,
+        clip_norm=policy.clip_norm,
+        parameters=experiment.method.release_size(experiment),
+        mu=policy.mu,
+        cap=cap,
+        clip_unit=policy.clip_unit,
+        release_rule=policy.release_rule,
+        trust=policy.trust,
+        min_honest=policy.min_honest,
+        min_cohort=policy.min_cohort,
+        secret_order=config.secret_order,
+        after_mean=experiment.is_centred,
+        samples_per_owner=policy.samples_per_owner,
+    )
 
 
 @dataclass(frozen=True)
@@ -82,6 +291,32 @@ class MechanismPlan:
 
 
 @dataclass(frozen=True)
+class TrustPlan:
+    """One trust model with one mechanism; errors are standard deviations of one value, in units of the clip norm.
+
+    Parameters
+    ----------
+    trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
+    assumes : str
+        What mu rests on, in words.
+    mu_local, epsilon_local : float or None
+        What holds against the server whatever happens; None where nothing does.
+    noise_std : float
+        In front of the mechanism's rows, on each machine; 0 under a trusted server.
+    server_prefix_rmse : float
+        Noise of the prefix sums of the server's averages. A trusted server is counted as one machine that adds noise
+        for all of them.
+    """
+
+    trust: Trust
+    assumes: str
+    mu_local: float | None
+    epsilon_local: float | None
+    noise_std: float
+    server_prefix_rmse: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """A request worked out for every mechanism.
 
@@ -120,11 +355,6 @@ class Plan:
         known = [(plan.mu2_rmse, plan.name) for plan in self.mechanisms if plan.mu2_rmse is not None]
         return min(known)[1] if known else None
 
-    def document(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        best = {"best_for_prefix_sums": self.best_for_prefix_sums, "best_for_mu2": self.best_for_mu2}
-        return {**asdict(self), **best, "guarantee": self.guarantee.document()}
-
     @property
     def noise_values(self) -> int:
         """How many values of noise all releases of a machine have."""
@@ -162,138 +392,167 @@ def make_plan(request: PlanRequest) -> Plan:
     ConfigurationError
         If no mechanism can do what is asked for.
     """
-    plans, left_out, sensitivity = [], {}, 0.0
-    summed = request.secure
+    plans: dict[str, tuple[NoisePlan, MechanismPlan]] = {}
+    left_out: dict[str, str] = {}
     for mechanism in MECHANISMS:
         option, values = _VARIANTS.get(mechanism, ("", ("",)))
         for value in values:
             name = f"{mechanism} {value}".strip()
             if mechanism == "optimal" and request.releases > _MOST_OPTIMAL[value]:
                 left_out[name] = f"more than {_MOST_OPTIMAL[value]} releases: finding it takes too long for a plan"
-                continue
-            if summed and request.release_rule == "paper" and not noise_stands_alone(mechanism):
+            elif request.secure and request.release_rule == "paper" and not noise_stands_alone(mechanism):
                 left_out[name] = "no helper opens a correlated release that is built on one which may be lost"
-                continue
-            policy = request.policy(mechanism, {option: value} if option else {})
-            plan = policy.plan(request.parameters)
-            if plan.problem:
-                left_out[name] = plan.problem
-                continue
-            sensitivity = max(sensitivity, plan.sensitivity)
-            amplified = amplification_of(policy, plan)
-            prefix = prefix_errors(plan)
-            mu2 = None
-            if request.releases <= _MOST_DENSE:
-                mu2 = np.linalg.norm(np.cumsum(plan.mechanism.decoder(), axis=0), axis=1) * plan.noise_std
-            of_server = math.sqrt(request.machines) / request.per_round
-            plans.append(
-                MechanismPlan(
-                    name=name,
-                    mu=plan.mu,
-                    epsilon=plan.epsilon(request.delta),
-                    noise_std=plan.noise_std,
-                    prefix_rmse=rms(prefix),
-                    prefix_last=float(prefix[-1]),
-                    mu2_rmse=None if mu2 is None else rms(mu2),
-                    mu2_last=None if mu2 is None else float(mu2[-1]),
-                    server_prefix_rmse=of_server * rms(prefix),
-                    server_mu2_rmse=None if mu2 is None else of_server * rms(mu2),
-                    memory_bytes=plan.mechanism.memory_bytes(request.parameters),
-                    mu_local=plan.mu_local if summed and math.isfinite(plan.mu_local) else None,
-                    epsilon_local=gdp_epsilon(plan.mu_local, request.delta)
-                    if summed and math.isfinite(plan.mu_local)
-                    else None,
-                    epsilon_amplified=None if amplified is None else amplified.epsilon,
-                    amplified_proved=None if amplified is None else amplified.proved,
-                )
-            )
+            else:
+                policy = request.policy(mechanism, {option: value} if option else {})
+                plan = policy.plan(request.parameters)
+                if plan.problem:
+                    left_out[name] = plan.problem
+                else:
+                    plans[name] = plan, _mechanism_plan(name, request, policy, plan)
     if not plans:
         raise ConfigurationError(next(iter(left_out.values())))
-    best = min(plans, key=lambda plan: plan.prefix_rmse).name
-    trusts = compared_trusts(request, *_named(best))
-    return Plan(request, request.mu, request.releases, sensitivity, plans, left_out, trusts)
+    made = [one for _, one in plans.values()]
+    mechanism, _, value = min(made, key=lambda one: one.prefix_rmse).name.partition(" ")
+    trusts = _compared_trusts(request, mechanism, {_VARIANTS[mechanism][0]: value} if value else {})
+    sensitivity = max(0.0, *(plan.sensitivity for plan, _ in plans.values()))
+    return Plan(request, request.mu, request.releases, sensitivity, made, left_out, trusts)
 
 
-def _named(name: str) -> tuple[str, dict[str, str]]:
-    """The mechanism and the options that a plan's name stands for."""
-    mechanism, _, value = name.partition(" ")
-    return mechanism, {_VARIANTS[mechanism][0]: value} if value else {}
+def _mechanism_plan(name: str, request: PlanRequest, policy: PrivacyPolicy, plan: NoisePlan) -> MechanismPlan:
+    amplified = amplification_of(policy, plan)
+    prefix, mu2 = _prefix_errors(plan), None
+    if request.releases <= _MOST_DENSE:
+        mu2 = np.linalg.norm(np.cumsum(plan.mechanism.decoder(), axis=0), axis=1) * plan.noise_std
+    of_server = math.sqrt(request.machines) / request.per_round
+    local = plan.mu_local if request.secure and math.isfinite(plan.mu_local) else None
+    return MechanismPlan(
+        name=name,
+        mu=plan.mu,
+        epsilon=plan.epsilon(request.delta),
+        noise_std=plan.noise_std,
+        prefix_rmse=_rms(prefix),
+        prefix_last=float(prefix[-1]),
+        mu2_rmse=None if mu2 is None else _rms(mu2),
+        mu2_last=None if mu2 is None else float(mu2[-1]),
+        server_prefix_rmse=of_server * _rms(prefix),
+        server_mu2_rmse=None if mu2 is None else of_server * _rms(mu2),
+        memory_bytes=plan.mechanism.memory_bytes(request.parameters),
+        mu_local=local,
+        epsilon_local=None if local is None else gdp_epsilon(local, request.delta),
+        epsilon_amplified=None if amplified is None else amplified.epsilon,
+        amplified_proved=None if amplified is None else amplified.proved,
+    )
 
 
-def compared_table(plan: Plan) -> Table:
-    """What the same mu costs under each trust model."""
-    return trust_table(plan.trusts, plan.best_for_prefix_sums, plan.guarantee)
+def _prefix_errors(plan: NoisePlan) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Standard deviations of a machine's prefix sums, release by release."""
+    releases = range(1, plan.mechanism.num_releases + 1)
+    return np.array([plan.mechanism.row_std(release) for release in releases]) * plan.noise_std
 
 
-AMPLIFIED_MEANS = (
-    "In a secret order: epsilon at the same delta while nobody learns which release a sample is in. An estimate "
-    "guarantees nothing; the guarantee above holds whoever knows."
-)
-
-_COLUMNS = (
-    Column("mechanism", "mechanism and option", label=True),
-    Column("noise std", "standard deviation in front of the mechanism's rows", form=".4g"),
-    Column("prefix sums", "noise of a machine's released prefix sums, root mean square over its releases", form=".4g"),
-    Column("last one", "noise of the last prefix sum", form=".4g"),
-    Column("their sums", "noise of the sums of the prefix sums, which move DP-mu^2-FL's model", form=".4g"),
-    Column("at the server", "noise of the prefix sums of the server's averages", form=".4g"),
-    Column("their sums there", "noise of the sums of those", form=".4g"),
-    Column("bytes kept", "what a machine remembers between releases"),
-)
-_AMPLIFIED = Column(
-    "in a secret order", "what becomes of epsilon if nobody learns which release a sample is in", missing="not known"
-)
+def _rms(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+    """The root of the mean square."""
+    return float(np.sqrt(np.mean(values**2)))
 
 
-def plan_table(plan: Plan) -> Table:
-    """The table of a plan: a row for each mechanism, least error of prefix sums first."""
-    rows = [
-        {
-            "mechanism": made.name,
-            "noise std": made.noise_std,
-            "prefix sums": made.prefix_rmse,
-            "last one": made.prefix_last,
-            "their sums": made.mu2_rmse,
-            "at the server": made.server_prefix_rmse,
-            "their sums there": made.server_mu2_rmse,
-            "bytes kept": made.memory_bytes,
-            "in a secret order": _in_secret(made),
-        }
-        for made in sorted(plan.mechanisms, key=lambda made: made.prefix_rmse)
-    ]
-    columns = (*_COLUMNS, _AMPLIFIED) if plan.request.secret_order else _COLUMNS
-    return Table("Noise of one value", columns, rows, plan.guarantee.sentence)
+def _compared_trusts(request: PlanRequest, mechanism: str, options: dict[str, str]) -> list[TrustPlan]:
+    """The trust models with a mechanism, each for the request's mu; one whose noise cannot be planned is left out.
+
+    For a trusted server it is the same noise once, in the place of once a machine.
+    """
+    made: list[TrustPlan] = []
+    for trust in ("untrusted-server", SECURE):
+        asked = request.trusting(trust)
+        try:
+            plan = asked.policy(mechanism, options).plan(asked.parameters)
+        except ConfigurationError:
+            continue
+        error = math.sqrt(asked.machines) / asked.per_round * _rms(_prefix_errors(plan))
+        local = plan.mu_local if math.isfinite(plan.mu_local) else None
+        epsilon = None if local is None else gdp_epsilon(local, asked.delta)
+        assumed = f"1 helper and {asked.min_honest} of {asked.min_cohort} machines of each sum are honest"
+        words = assumed if asked.secure else "nothing"
+        made.append(TrustPlan(trust, words, local, epsilon, plan.noise_std, error))
+    if made and made[0].trust == "untrusted-server":
+        once = made[0].server_prefix_rmse / math.sqrt(request.machines)
+        made.append(TrustPlan("trusted-server", "the server is honest", None, None, 0.0, once))
+    return made
 
 
-def _in_secret(made: MechanismPlan) -> str | None:
-    """What a secret order makes of a mechanism's epsilon; an estimate is called one wherever it stands."""
-    if made.epsilon_amplified is None:
-        return None
-    return rounded_up(made.epsilon_amplified) + ("" if made.amplified_proved else ", estimated")
+@dataclass(frozen=True)
+class Person:
+    """A guarantee worked out for somebody with samples on several machines.
+
+    Parameters
+    ----------
+    guarantee : Guarantee
+        For one sample, or for one owner on one machine; of each machine.
+    machines : int
+        j.
+    samples : int
+        On each of them; 1 where the unit is an owner, whose samples count as one.
+    values : int
+        Of noise, in all releases of a machine: what the range of the normals costs depends on it.
+
+    Notes
+    -----
+    The figures hold if the guarantee is that of each machine, where the range of exact noise allows them; they are
+    infinite elsewhere. Each machine's share of delta for that range, below 2^-20 delta, counts once a machine.
+    """
+
+    guarantee: Guarantee
+    machines: int
+    samples: int
+    values: int
+
+    @property
+    def mu(self) -> float:
+        """Of all that person's samples together."""
+        known = self.guarantee
+        counts = {"machines": self.machines, "samples": self.samples}
+        figure = person_mu(known.mu, **counts, trust=known.trust, mu_local=known.mu_local)
+        if known.trust == SECURE:
+            return math.inf if summed_range_problem(self.values * MOST_SUMMED, known.delta, figure) else figure
+        # A machine's noise must reach over what is moved on it, and a server's over everything.
+        return self._in_range(figure, figure if known.trust == "trusted-server" else self.samples * known.mu)
+
+    @property
+    def mu_local(self) -> float | None:
+        """The same whatever happens, under secure aggregation; None under another trust model."""
+        local = self.guarantee.mu_local
+        if local is None:
+            return None
+        return self._in_range(person_mu(local, machines=self.machines, samples=self.samples), self.samples * local)
+
+    def _in_range(self, figure: float, moved: float) -> float:
+        """The figure, if noise reaches over one value that takes all of the move: more than any other would."""
+        sound = moved == 0.0 or not range_problem(moved, self.values, self.guarantee.delta, moved)
+        return figure if sound and math.isfinite(moved) else math.inf
+
+    def epsilon(self, mu: float) -> float:
+        """Of one of these figures, at the guarantee's delta."""
+        return gdp_epsilon(mu, self.guarantee.delta)
 
 
-def plan_lines(plan: Plan) -> tuple[list[str], list[str]]:
-    """What stands above and below the table."""
-    request = plan.request
-    often = f"in at most {request.passes} of them" if request.passes > 1 else "in one of them"
-    before = [
-        f"Cap: {plan.releases} releases a machine, every sample {often}; a release changes by at most "
-        f"{plan.sensitivity:.6g} when one {plan.guarantee.unit} does.",
-        f"Guarantee: {plan.guarantee.sentence}",
-    ]
-    if request.per_round < request.machines:
-        asked = request.rounds * request.per_round / request.machines
-        before.insert(
-            1,
-            f"Asked: each machine for {asked:.4g} releases on average. With sampling = uniform some are asked for more "
-            "(`murmurfl run` says how many rounds that leaves), with balanced all equally often.",
-        )
-    after = [f"Least noise on prefix sums: {plan.best_for_prefix_sums}."]
-    if request.secret_order:
-        after.insert(0, AMPLIFIED_MEANS)
-    if plan.best_for_mu2 is not None:
-        after.append(f"Least noise on their sums, which move DP-mu^2-FL's model: {plan.best_for_mu2}.")
-    if request.secure and (why := nothing_gained(request.min_honest)):
-        after.append(why)
-    after += [f"Left out: {name}, {why}." for name, why in plan.left_out.items()]
-    return before, after
+def persons_of(
+    guarantee: Guarantee, values: int, machines: int | None = None, samples: int | None = None
+) -> list[Person]:
+    """What a guarantee becomes for a person; without any, for one of several samples and one of several machines.
+
+    Parameters
+    ----------
+    guarantee, values, machines, samples
+        As for :class:`Person`; an owner's samples on a machine are one row of it, however many they are.
+
+    Returns
+    -------
+    list of Person
+        Empty where nothing is guaranteed.
+    """
+    owner = guarantee.unit == "owner"
+    if not math.isfinite(guarantee.mu):
+        return []
+    if machines is not None or samples is not None:
+        return [Person(guarantee, machines or 1, 1 if owner else samples or 1, values)]
+    several = Person(guarantee, USUAL, 1, values)
+    return [several] if owner else [Person(guarantee, 1, USUAL, values), several]

@@ -17,15 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import (
-    ConfigurationError,
-    Guarantee,
-    MemoryLedger,
-    PrivacyPolicy,
-    PrivateMachine,
-    SimulatedKeys,
-    centred,
-)
+from ...privacy import ConfigurationError, Guarantee, PrivacyPolicy, PrivateMachine, SimulatedKeys, centred
 from ...privacy.side.evaluation_query import counted, counting_policy, release_count
 from ..engines.pool import Pool, WorkerState, say_nothing
 from ..engines.ray_pool import opened_pool
@@ -88,15 +80,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Parts:
-    """How mu is divided; mus add in squares.
-
-    Parameters
-    ----------
-    training, count : float
-        Mu of each trial's training and of its count; 0 for no count.
-    last : float
-        Mu of the last training.
-    """
+    """How mu is divided: mu of each trial's training and of its count (0 without one), and of the last training."""
 
     training: float
     count: float
@@ -134,7 +118,7 @@ def divided(mu: float, trials: int, share: float, counting: float) -> Parts:
 
 @dataclass(frozen=True)
 class OneOfSeveral(Experiment):
-    """An experiment whose machines' ledgers hold other sessions beside its own.
+    """An experiment whose machines' ledgers hold other sessions beside its own: samples are used again in each.
 
     Parameters
     ----------
@@ -144,10 +128,6 @@ class OneOfSeveral(Experiment):
         Which of them it is.
 
     The others are Experiment's.
-
-    Notes
-    -----
-    Samples are used again in every session, and the ledger counts that.
     """
 
     budget_mu: float = 0.0
@@ -226,19 +206,20 @@ def search(
         say=say or say_nothing,
     )
     with spread as pool:
-        place = _Place(pool)
-        trials = []
+        trials: list[Trial] = []
+        samples = None
         for number, multiples in enumerate(candidates):
             experiment = _experiment(config, parts.training, multiples, number)
-            result = place.trained(experiment)
-            score = result.progress[-1].accuracy if public else place.private_score(result, parts.count, number)
+            samples = shared_samples(experiment, pool) if samples is None else samples
+            result = _trained(pool, experiment, samples)
+            score = result.progress[-1].accuracy if public else _private_score(pool, result, parts.count, number)
             values = experiment.values
             trials.append(Trial(dict(multiples), values.clip_norm, values.learning_rate, float(score or 0.0)))
             if on_trial is not None:
                 on_trial(trials[-1])
         chosen = int(np.argmax([trial.score for trial in trials]))
         experiment = _experiment(config, parts.last, candidates[chosen], len(candidates))
-        result = place.trained(experiment)
+        result = _trained(pool, experiment, samples)
         spent = max(pool.on_all(most_reserved, pool.size))
     # A session of noise that guarantees nothing reserves everything; a real machine would not begin it.
     mu = config.mu if math.isfinite(spent) else math.inf
@@ -276,33 +257,19 @@ def _experiment(config: RunConfig, mu: float, multiples: Mapping[str, float], nu
     return OneOfSeveral(**kept, budget_mu=config.mu, number=number)
 
 
-class _Place:
-    """Where trainings are made, one after the other on the same machines' ledgers.
+def _trained(pool: Pool, experiment: OneOfSeveral, samples: Any) -> RunResult:
+    """One training, a session of its own on the ledgers that the pool's workers keep."""
+    machines = WorkerMachines(experiment, pool, samples=samples, keeps_ledgers=True)
+    return run_experiment(machines, experiment.config, experiment=experiment, engine="cohort")
 
-    Parameters
-    ----------
-    pool : Pool
-        Over whose workers the machines are spread; their ledgers stay there.
-    """
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self._samples: Any = None
-
-    def trained(self, experiment: OneOfSeveral) -> RunResult:
-        """One training, a session of its own."""
-        if self._samples is None:
-            self._samples = shared_samples(experiment, self._pool)
-        machines = WorkerMachines(experiment, self._pool, samples=self._samples, keeps_ledgers=True)
-        return run_experiment(machines, experiment.config, experiment=experiment, engine="cohort")
-
-    def private_score(self, result: RunResult, mu: float, number: int) -> float:
-        """The share of all machines' samples that a model predicts right, by counts with noise."""
-        session = _session(result.experiment.config.seed, f"count {number}")
-        model = self._pool.share((result.parameters, result.mean))
-        made = self._pool.on_all(counts_released, self._pool.size, model, mu, session)
-        right, samples = counted([release for releases in made for release in releases])
-        return right / samples
+def _private_score(pool: Pool, result: RunResult, mu: float, number: int) -> float:
+    """The share of all machines' samples that a model predicts right, by counts with noise."""
+    session = _session(result.experiment.config.seed, f"count {number}")
+    model = pool.share((result.parameters, result.mean))
+    made = pool.on_all(counts_released, pool.size, model, mu, session)
+    right, samples = counted([release for releases in made for release in releases])
+    return right / samples
 
 
 def counts_released(
@@ -332,8 +299,11 @@ def counts_released(
 
 def most_reserved(state: WorkerState, worker: int, workers: int) -> float:
     """The largest mu that the ledger of one of a worker's machines has recorded."""
-    names = map(str, range(worker, state[EXPERIMENT].config.num_clients, workers))
-    return max(_reserved(state[LEDGERS][name]) for name in names)
+    most = 0.0
+    for machine in range(worker, state[EXPERIMENT].config.num_clients, workers):
+        with state[LEDGERS][str(machine)].exclusive() as page:
+            most = max(most, page.account().reserved_mu)
+    return most
 
 
 def _right(
@@ -350,11 +320,6 @@ def _right(
 
 def _session(seed: int, name: str) -> str:
     return hashlib.sha256(f"seed {seed}, {name} of a search".encode()).hexdigest()[:32]
-
-
-def _reserved(ledger: MemoryLedger) -> float:
-    with ledger.exclusive() as page:
-        return page.account().reserved_mu
 
 
 def _guarantee(experiment: Experiment, mu: float, trials: int, share: float, *, public: bool) -> Guarantee:

@@ -1,4 +1,7 @@
-"""What is known before anything is chosen: machines, sizes, how often a sample may be used, what is wanted."""
+"""What is known before a run: machines, records, classes, features, mu, trust, rounds, attendance, a sample's uses.
+
+Decision, plan and variations all read this one description. All of it is public: sizes and wishes, never samples.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...privacy import NO_NOISE, ConfigurationError
+from ...privacy import ConfigurationError
 from ..data.task import Dataset
 from ..runs.evaluated import EvaluatedProblem
 from ..settings.registry import registry
@@ -31,41 +34,44 @@ _OF_AUTO = ("strategy", "sample-uses", "stream")
 
 @dataclass(frozen=True)
 class Situation:
-    """What a decision is made from. All of it is public: sizes and wishes, never samples.
+    """What a decision is made from.
 
     Parameters
     ----------
     config : RunConfig
-        What is wanted, with ``strategy = auto``: machines, mu, trust, ``sample-uses``, ``stream``, and in
+        What is wanted, with ``strategy = auto``: machines, mu, trust, attendance, ``sample-uses``, ``stream``, and in
         ``num-rounds`` how many rounds are possible, 0 for any number.
     sizes : tuple of int
         Samples of each machine.
     num_features, num_classes : int
         Of the data as they are, before any features are made of them.
+    worked_out : callable
+        Works a run configuration out on data (:func:`~murmurfl.app.runs.experiment.worked_out`).
+
+    Raises
+    ------
+    ConfigurationError
+        If sizes are not those of the machines, or a stream is too short for the rounds.
     """
 
     config: RunConfig
     sizes: tuple[int, ...]
     num_features: int
     num_classes: int
+    worked_out: WorkedOut
 
     def __post_init__(self) -> None:
-        if len(self.sizes) != self.config.num_clients or min(self.sizes, default=0) < 1:
+        config = self.config
+        if len(self.sizes) != config.num_clients or min(self.sizes, default=0) < 1:
             raise ConfigurationError(
-                f"Expected sizes of num-clients = {self.config.num_clients} machines, each of 1 sample at least, got "
+                f"Expected sizes of num-clients = {config.num_clients} machines, each of 1 sample at least, got "
                 f"{len(self.sizes)} with {min(self.sizes, default=0)} samples at least."
             )
-        if self.config.stream and self.most_uses != 1:
-            object.__setattr__(self, "config", replace(self.config, sample_uses="once"))
-        self._check_rounds()
-
-    def _check_rounds(self) -> None:
-        """Refuse more rounds than samples last for, where each of them is used once."""
-        config = self.config
-        if self.most_uses != 1 or not config.num_rounds:
+        if not config.stream:
             return
+        object.__setattr__(self, "config", replace(config, sample_uses="once"))
         possible = self.machines * self.fewest // self.asked
-        if config.num_rounds > possible and config.stream:
+        if config.num_rounds > possible:
             raise ConfigurationError(
                 f"Expected rounds <= {possible} for a stream of {self.fewest} samples a machine, got "
                 f"{config.num_rounds}: with {self.asked} of {self.machines} machines asked in a round, each has not "
@@ -86,11 +92,6 @@ class Situation:
     def fewest(self) -> int:
         """Samples of the machine with the fewest."""
         return min(self.sizes)
-
-    @property
-    def samples(self) -> int:
-        """Samples in all, N."""
-        return sum(self.sizes)
 
     @property
     def most_uses(self) -> int | None:
@@ -123,29 +124,17 @@ class Situation:
         own = {name: run_keys()[name].default for name in _OF_AUTO}
         return RunConfig.from_mapping({**self.config.to_mapping(), **own, **settings})
 
-    def problem(self, settings: Mapping[str, Value], worked_out: WorkedOut) -> EvaluatedProblem:
-        """Such a run, worked out on sizes: its rounds, clip, step and policies are those that the run would have."""
+    def problem(self, settings: Mapping[str, Value]) -> EvaluatedProblem:
+        """The run with a strategy's settings, worked out on sizes: it has the rounds, clip, step and noise to come."""
         config = self.with_settings(settings)
-        width = self._width(config)
-        empty = np.zeros(0, np.int64)
-        outline = Dataset(
-            np.zeros((0, width), np.float32), empty, np.zeros((0, width), np.float32), empty, self.num_classes
-        )
-        return worked_out(config, outline, [range(size) for size in self.sizes])
+        width, empty = self._width(config), np.zeros(0, np.int64)
+        none = np.zeros((0, width), np.float32)
+        outline = Dataset(none, empty, none, empty, self.num_classes)
+        return self.worked_out(config, outline, [range(size) for size in self.sizes])
 
     def _width(self, config: RunConfig) -> int:
         """Values of a sample's features: the map says it of a blank image."""
         shape = registry("task")[config.task].image_shape
         if shape is None or config.features == self.config.features:
             return self.num_features
-        blank = np.zeros((1, *shape), np.uint8)
-        return int(registry("features")[config.features](blank, 255).shape[1])
-
-    def differs(self, name: str, value: Value) -> bool:
-        """Whether a setting is another than what the run configuration says already."""
-        return self.config.to_mapping()[name] != value
-
-    @property
-    def private(self) -> bool:
-        """Whether there is any noise."""
-        return self.config.mechanism != NO_NOISE
+        return int(registry("features")[config.features](np.zeros((1, *shape), np.uint8), 255).shape[1])

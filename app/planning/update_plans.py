@@ -1,10 +1,9 @@
-"""What noise on a project's own updates would leave of its model (``murmurfl plan --unit machine``), and the lines."""
+"""What noise on a project's own updates would leave of its model (``murmurfl plan --unit machine``), as data."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from ...clients import UpdatePolicy
 from ...clients.adapters.update_policy import update_guarantee
@@ -19,15 +18,12 @@ from ...privacy import (
     gdp_mu,
     stated_noise,
 )
-from ...privacy.accounting.noise_forecast import rounded_count, shortest
-from ..reports.table import Column, Table
 from ..settings.trust_settings import SECURE, cohort_floor, honest_machines
 
-EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
+_EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """What is shown beside the epsilon that was asked for."""
 _ROUNDS = 10
 _NEAR = 0.01
-_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -130,105 +126,9 @@ class UpdateRequest:
         return update_guarantee(self.policy(), plan.mu, mu_local=plan.mu_local)
 
 
-@dataclass(frozen=True)
-class UpdatePlan:
-    """A request worked out.
-
-    Parameters
-    ----------
-    request : UpdateRequest
-    forecast : Forecast
-    rows : list of dict
-        Of the table: the same for other epsilons.
-    """
-
-    request: UpdateRequest
-    forecast: Forecast
-    rows: list[dict[str, Any]]
-
-    def document(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {
-            "request": asdict(self.request),
-            "forecast": self.forecast.document(),
-            "guarantee": self.request.guarantee.document(),
-            "table": self.rows,
-        }
-
-    def lines(self) -> list[str]:
-        """What people read above the table."""
-        policy = self.request.policy()
-        sums = f", trust={policy.trust!r}, min_honest={policy.min_honest}, min_cohort={policy.min_cohort}"
-        given = (
-            f"clip_norm={policy.clip_norm:g}, {self._wanted}, max_participations={policy.max_participations}"
-            f"{sums if policy.trust == SECURE else ''}"
-        )
-        return [
-            self.forecast.sentence,
-            self.forecast.basis,
-            *self.forecast.advice(),
-            f"Guarantee: {self.request.guarantee.sentence}",
-            "Run it:",
-            f"    CorrelatedNoiseMod(simulation=UpdatePolicy({given}))",
-        ]
-
-    @property
-    def _wanted(self) -> str:
-        """Mu, or the epsilon that it was asked for by, as it is typed: down, so that no more is spent."""
-        epsilon = gdp_epsilon(self.request.mu, self.request.delta)
-        if math.isclose(epsilon, round(epsilon, 2), rel_tol=_ROUNDING):
-            return f"epsilon={round(epsilon, 2):g}"
-        return f"mu={math.floor(self.request.mu * 1e6) / 1e6}"
-
-    def table(self) -> Table:
-        """The noise over a typical update by epsilon, and how many machines would do."""
-        return Table("Updates, all data of a machine protected", _COLUMNS, self.rows, self.request.guarantee.sentence)
-
-
-_COLUMNS = (
-    Column("epsilon", "for all data of a machine", form=".4g", label=True),
-    Column("noise / longest", "noise in the average over the longest it can be", "longest", shortest),
-    Column("noise / typical", "the same over a typical one, an estimate", "typical", shortest),
-    Column("model", "what to expect of it", "verdict"),
-    Column("machines needed", "for a useful one", "machines_needed", rounded_count),
-    Column("under sums", "secure aggregation, half honest: noise over a typical one", "summed", shortest, missing=""),
-    Column("one sample protected", "per-sample gradients: likewise", "sample", shortest),
-)
-
-
-def update_plan(request: UpdateRequest) -> UpdatePlan:
-    """What is to be expected of a request.
-
-    Parameters
-    ----------
-    request : UpdateRequest
-
-    Raises
-    ------
-    ConfigurationError
-        If no noise can do what is asked for.
-
-    Notes
-    -----
-    The noise is that of the policy, and what it leaves an estimate.
-    """
-    forecast = request.forecast()
+def by_epsilon(request: UpdateRequest) -> list[tuple[float, Forecast]]:
+    """The forecasts of a request at its own epsilon and at others, the smallest first."""
     asked = gdp_epsilon(request.mu, request.delta)
-    wanted = {one: gdp_mu(one, request.delta) for one in EPSILONS if not math.isclose(one, asked, rel_tol=_NEAR)}
+    wanted = {one: gdp_mu(one, request.delta) for one in _EPSILONS if not math.isclose(one, asked, rel_tol=_NEAR)}
     wanted[asked] = request.mu
-    rows = [
-        {"epsilon": epsilon, **_figures(replace(request, mu=mu).forecast())} for epsilon, mu in sorted(wanted.items())
-    ]
-    return UpdatePlan(request, forecast, rows)
-
-
-def _figures(forecast: Forecast) -> dict[str, Any]:
-    summed = forecast.summed()
-    return {
-        "longest": forecast.ratio,
-        "typical": forecast.typical_ratio,
-        "verdict": forecast.verdict,
-        "machines_needed": forecast.machines_needed,
-        "summed": None if summed is None else summed.typical_ratio,
-        "sample": forecast.per_sample(),
-    }
+    return [(epsilon, replace(request, mu=mu).forecast()) for epsilon, mu in sorted(wanted.items())]

@@ -1,28 +1,30 @@
 """What a decision would come to with more or fewer passes, other batches and other trust, beside what is the default.
 
-Options of different strategies are compared by their score (:attr:`murmurfl.app.planning.Option.score`), a rule of
-thumb made of public sizes. What a row comes to on data is only known when it is tried (:func:`tried_out`).
+Options are compared by their score (:attr:`murmurfl.app.planning.Option.score`). What a row comes to on data is only
+known when it is tried (:func:`tried_out`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ...privacy import TRUST_MODELS, ConfigurationError, Trust
-from ..runs.experiment import worked_out
+from ..methods import METHODS
+from ..settings.default_run import started_with
 from ..settings.run_config import RunConfig, run_keys
 from ..settings.run_key import Value
 from ..settings.trust_settings import TRUST_KEYS
-from . import Decision, Option, Situation, decide, tried
-from .decision_lines import command_of
-from .rules import RULES, Rule
+from .deciding import Decision, decide
+from .option import Option
+from .rules import tried
+from .situation import Situation
 
 TAKEN, DEFAULT, AS_SET = "taken", "the default", "as it is set"
 _OF_FILES = ("out-dir", "run-name", "track", "data-root")
-_RULES = {rule.strategy: rule for rule in RULES}
 _PASSES = (1, 2, 4, 8)
 _PARTS = (1, 2, 4, 8, 16)
 """Of a machine's samples in a release, the fewest machine's divided by these."""
@@ -64,12 +66,7 @@ class Variation:
     @property
     def batch(self) -> int:
         """Samples of a machine in one release."""
-        return min(self.option.problem.sizes) if self.whole else self.config.batch_size
-
-    @property
-    def whole(self) -> bool:
-        """Whether all samples of a machine are in every release."""
-        return _RULES[self.option.strategy].whole
+        return min(self.option.problem.sizes) if self.option.whole else self.config.batch_size
 
     @property
     def uses(self) -> int:
@@ -81,18 +78,6 @@ class Variation:
         """What runs it in simulation."""
         settings = {name: value for name, value in self.config.to_mapping().items() if name not in _OF_FILES}
         return command_of({**settings, "strategy": self.option.strategy})
-
-    def document(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {
-            **self.option.document(),
-            "trust": self.trust,
-            "batch": self.batch,
-            "varied": self.varied,
-            "mark": self.mark or None,
-            "accuracy": self.accuracy,
-            "command": self.command,
-        }
 
 
 def variations_of(decision: Decision, default: Mapping[str, Value], *, mark: str = DEFAULT) -> list[Variation]:
@@ -108,69 +93,52 @@ def variations_of(decision: Decision, default: Mapping[str, Value], *, mark: str
 
     Notes
     -----
-    It looks at no sample. Every row has the mu that is asked for, under the trust that stands beside it.
+    Every row has the mu that was asked for, under the trust that it names.
     """
-    situation = decision.situation
-    found = [Variation(decision.chosen, "taken", TAKEN)]
-    found += _as_settings(situation, default, mark)
+    situation, chosen = decision.situation, decision.chosen
+    found = [Variation(chosen, "taken", TAKEN)]
+    found += [Variation(one, "default", mark) for one in _as_settings(situation, default)]
     found += [Variation(one, "passes") for one in decision.others]
-    if _RULES[decision.chosen.strategy].whole:
-        found += _more_rounds(decision)
-    found += _batches(situation, [decision.chosen, *decision.others])
-    found += _other_trusts(situation)
-    return sorted(_once_each(found), key=lambda one: one.option.score)
-
-
-def _once_each(found: Sequence[Variation]) -> list[Variation]:
-    """The first of each run; a default that is what was taken says both."""
-    kept: dict[Any, Variation] = {}
+    if chosen.whole:
+        rounds = [max(round(chosen.rounds * times), 1) for times in _MORE_ROUNDS]
+        more = [{**chosen.settings, "num-rounds": number} for number in rounds]
+        found += [Variation(one, "passes") for one in _possible(situation, chosen.strategy, more)]
+    found += _batches(situation, [chosen, *decision.others])
+    found += [Variation(one, "trust") for one in _other_trusts(situation)]
+    kept: dict[Any, Variation] = {}  # the first of each run; a default that is what was taken says both
     for one in found:
         key = (one.trust, one.option.strategy, one.batch, one.option.rounds, one.uses, one.option.features)
-        before = kept.get(key)
-        if before is None:
-            kept[key] = one
-        elif one.mark and one.mark not in before.mark:
+        before = kept.setdefault(key, one)
+        if one.mark not in before.mark:
             kept[key] = replace(before, mark=" and ".join(filter(None, (before.mark, one.mark))))
-    return list(kept.values())
+    return sorted(kept.values(), key=lambda one: one.option.score)
 
 
-def _tried(rule: Rule, situation: Situation, settings: Mapping[str, Value]) -> Option | None:
-    try:
-        return tried(rule, situation, settings, worked_out)
-    except ConfigurationError:
-        return None  # it is no way to do it, and the decision says of each strategy why it is not
+def _tried(situation: Situation, strategy: str, ways: Iterable[Mapping[str, Value]]) -> Iterator[Option]:
+    """A strategy in those of several ways that are possible; the decision says of each strategy why it is not."""
+    for settings in ways:
+        try:
+            yield tried(situation, strategy, settings)
+        except ConfigurationError:
+            continue
 
 
-def _as_settings(situation: Situation, settings: Mapping[str, Value], mark: str) -> list[Variation]:
+def _possible(situation: Situation, strategy: str, ways: Iterable[Mapping[str, Value]]) -> list[Option]:
+    """The same, without those that use samples or take rounds beyond what is allowed."""
+    uses, rounds = situation.most_uses, situation.most_rounds
+    return [
+        one
+        for one in _tried(situation, strategy, ways)
+        if (uses is None or one.uses <= uses) and (rounds is None or one.rounds <= rounds)
+    ]
+
+
+def _as_settings(situation: Situation, settings: Mapping[str, Value]) -> Iterator[Option]:
     """The run that settings ask for; none where it is of a strategy that is not compared, or impossible."""
     strategy = str(settings.get("strategy", run_keys()["strategy"].default))
-    if strategy not in _RULES or situation.config.trust_model not in _trusts_of(strategy):
-        return []
-    known = situation.config.to_mapping()
-    own = {name: value for name, value in settings.items() if name in known and name not in ("strategy", "epsilon")}
-    made = _tried(_RULES[strategy], situation, own)
-    return [] if made is None else [Variation(made, "default", mark)]
-
-
-def _trusts_of(strategy: str) -> tuple[str, ...]:
-    from ..methods import METHODS
-
-    return METHODS[strategy].trusts
-
-
-def _more_rounds(decision: Decision) -> Iterator[Variation]:
-    """The chosen full batches in half and in twice as many rounds, which is how often a sample is used."""
-    chosen, situation = decision.chosen, decision.situation
-    for times in _MORE_ROUNDS:
-        rounds = max(round(chosen.rounds * times), 1)
-        made = _tried(_RULES[chosen.strategy], situation, {**chosen.settings, "num-rounds": rounds})
-        if made is not None and _allowed(situation, made):
-            yield Variation(made, "passes")
-
-
-def _allowed(situation: Situation, option: Option) -> bool:
-    uses, rounds = situation.most_uses, situation.most_rounds
-    return (uses is None or option.uses <= uses) and (rounds is None or option.rounds <= rounds)
+    if situation.config.trust_model in METHODS[strategy].trusts:
+        known = situation.config.to_mapping().keys() - {"strategy", "epsilon"}
+        yield from _tried(situation, strategy, [{name: settings[name] for name in settings if name in known}])
 
 
 def _batches(situation: Situation, options: Sequence[Option]) -> list[Variation]:
@@ -179,28 +147,18 @@ def _batches(situation: Situation, options: Sequence[Option]) -> list[Variation]
     if not known:
         return []
     base = min(known, key=lambda one: one.score)
-    rule = _RULES[base.strategy]
-    best: list[Option] = []
-    whole: list[list[Option]] = []
+    sizes = sorted({max(situation.fewest // part, 1) for part in _PARTS}, reverse=True)
+    by_passes: list[list[Option]] = []
     for passes in _PASSES:
-        batches = sorted({max(situation.fewest // part, 1) for part in _PARTS}, reverse=True)
         shared = {"features": base.features, **({"passes": passes} if passes > 1 else {})}
-        made = []
-        for batch in batches:
-            found = _tried(rule, situation, {**shared, "batch-size": batch})
-            if found is not None and found.rounds > 1 and _allowed(situation, found):
-                made.append(found)
-        if made:
-            best.append(min(made, key=lambda one: one.score))
-            whole.append(made)
-    if not best:
-        return []
-    chosen = min(range(len(best)), key=lambda number: best[number].score)
-    near = sorted(whole[chosen], key=lambda one: one.score)[1:3]
-    return [*(Variation(one, "passes") for one in best), *(Variation(one, "batch") for one in near)]
+        made = _possible(situation, base.strategy, [{**shared, "batch-size": batch} for batch in sizes])
+        by_passes.append(sorted((one for one in made if one.rounds > 1), key=lambda one: one.score))
+    found = [made for made in by_passes if made]
+    near = min(found, key=lambda made: made[0].score)[1:3] if found else []
+    return [*(Variation(made[0], "passes") for made in found), *(Variation(one, "batch") for one in near)]
 
 
-def _other_trusts(situation: Situation) -> Iterator[Variation]:
+def _other_trusts(situation: Situation) -> Iterator[Option]:
     """The best way under each other kind of trust."""
     plain = {name.replace("-", "_"): run_keys()[name].default for name in TRUST_KEYS}
     for trust in TRUST_MODELS:
@@ -208,7 +166,7 @@ def _other_trusts(situation: Situation) -> Iterator[Variation]:
             continue
         try:
             config = replace(situation.config, **{**plain, "trust": trust})
-            yield Variation(decide(replace(situation, config=config), worked_out).chosen, "trust")
+            yield decide(replace(situation, config=config)).chosen
         except ConfigurationError:
             continue
 
@@ -228,14 +186,45 @@ def tried_out(rows: Sequence[Variation], most: int) -> list[Variation]:
     """
     from ..engines.start import run_cohort
 
+    def accuracy(one: Variation) -> float | None:
+        return run_cohort(replace(one.config, evaluate_every=1_000_000)).accuracy
+
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         return [
-            replace(one, accuracy=run_cohort(replace(one.config, evaluate_every=1_000_000)).accuracy)
-            if number < most or one.mark
-            else one
+            replace(one, accuracy=accuracy(one)) if number < most or one.mark else one
             for number, one in enumerate(rows)
         ]
     finally:
         logging.disable(before)
+
+
+def command_of(settings: Mapping[str, Value]) -> str:
+    """What runs settings in simulation, as it is typed.
+
+    Parameters
+    ----------
+    settings : mapping
+        Run-config keys; those with their default are left out.
+    """
+    keys = run_keys()
+    needed = {name: value for name, value in settings.items() if value != keys[name].default}
+    if needed.get("epsilon"):  # of which a mu beside it was made
+        needed.pop("mu", None)
+    for name in [name for name in started_with(needed) if name not in needed]:  # what the command would set by itself
+        own = settings.get(name, keys[name].default)
+        if name == "mechanism" and not own:
+            config = RunConfig.from_mapping(needed)
+            own = METHODS[config.strategy].mechanism(config)
+        if name not in ("mu", "epsilon") or not {"mu", "epsilon"} & needed.keys():
+            needed[name] = own
+    texts = [f"{name}={_typed(value)}" for name, value in needed.items()]
+    return " ".join(["murmurfl run --engine cohort", *(f"--set {shlex.quote(text)}" for text in texts)])
+
+
+def _typed(value: Value) -> str:
+    """A value as it is typed on a command line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:.12g}" if isinstance(value, float) else str(value)

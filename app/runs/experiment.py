@@ -264,7 +264,7 @@ def prepare(config: RunConfig) -> Experiment:
 
 def _chosen(config: RunConfig) -> Experiment:
     """The experiment of the strategy that is chosen for a configuration's sizes, which are public."""
-    decision = decide(situation_of(config), worked_out)
+    decision = decide(situation_of(config))
     experiment = prepare(decision.situation.with_settings(decision.settings))
     return replace(experiment, chosen_by=AUTO, chosen_because=decision.reason)
 
@@ -283,7 +283,7 @@ def situation_of(config: RunConfig) -> Situation:
     """
     data = load_dataset(config)
     sizes = tuple(shard_sizes(load_shards(config, data)))
-    return Situation(config, sizes, data.num_features, data.num_classes)
+    return Situation(config, sizes, data.num_features, data.num_classes, worked_out)
 
 
 def model_of(config: RunConfig, data: Dataset) -> Model:

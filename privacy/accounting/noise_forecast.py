@@ -20,8 +20,8 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, get_args
 
 from .. import protocol
 from ..machine.policy import CLIP_UNITS, ClipUnit, PrivacyPolicy
@@ -175,7 +175,7 @@ _NOT_KNOWN = (
     "Whether these steps learn enough without noise it cannot know:",
     "see that first, in a simulation on public data, epsilon=1000.",
 )
-"""One release is one step of gradients: who comes from many local steps a round easily has too few of them."""
+"""Said where one release is one step of gradients: who comes from many local steps a round easily has too few."""
 
 
 def kept_share(ratio: float) -> float:
@@ -210,16 +210,8 @@ _PROTECTED = {
 }
 
 
-@dataclass(frozen=True)
-class Change:
-    """Something that would lessen the noise, and what the noise over a typical update would then be.
-
-    Parameters
-    ----------
-    words : str
-    ratio : float
-        The noise over a typical update.
-    """
+class Change(NamedTuple):
+    """Something that would lessen the noise, in words, and what the noise over a typical update would then be."""
 
     words: str
     ratio: float
@@ -350,7 +342,9 @@ class Forecast:
 
     def document(self) -> dict[str, Any]:
         """Everything as plain values; a number that is infinite or that nobody needs is None."""
-        figures = {
+        return {
+            "verdict": self.verdict,
+            "warning": self.is_warning,
             "noise_over_longest": self.ratio,
             "noise_over_typical": self.typical_ratio,
             "typical": TYPICAL[self.clip_unit],
@@ -358,43 +352,34 @@ class Forecast:
             "machines_needed": self.machines_needed,
             "parameters_needed": self.parameters_needed,
             "epsilon_needed": self.epsilon_needed,
+            "sentence": self.sentence,
+            "changes": [] if self.verdict == "useful" else [change._asdict() for change in self.changes()],
         }
-        words = {"verdict": self.verdict, "warning": self.is_warning}
-        changes = [asdict(change) for change in self.changes()] if self.verdict != "useful" else []
-        return {**words, **figures, "sentence": self.sentence, "changes": changes}
 
     @property
     def sentence(self) -> str:
         """What is to be expected, in one sentence or two."""
+        percent = 100 * self.kept
+        left = "next to nothing" if percent < _NEXT_TO_NOTHING else f"about {percent:.0f} %"
         return (
             f"Forecast before the first round: {self.verdict}. Over the whole training the noise in the average is "
             f"{shortest(self.ratio)} times as long as the longest update it can have, and an estimated "
             f"{shortest(self.typical_ratio)} times as long as a typical one; of what would be learnt without noise "
-            f"{self._left} is likely to be left, an estimate too."
+            f"{left} is likely to be left, an estimate too."
         )
-
-    @property
-    def _left(self) -> str:
-        percent = 100 * self.kept
-        return "next to nothing" if percent < _NEXT_TO_NOTHING else f"about {percent:.0f} %"
 
     @property
     def basis(self) -> str:
-        """What it is made from, in a sentence."""
-        protected = _PROTECTED[self.unit]
+        """What it is made from, in a sentence; the mu as an epsilon too, for those who asked for one."""
+        epsilon = ""
+        if math.isfinite(self.mu):
+            epsilon = f" (epsilon = {rounded_up(gdp_epsilon(self.mu, self.delta))} at delta = {self.delta:g})"
         honest = f", of which {self.honest:,} are honest" if self.trust == "secure-aggregation" else ""
         return (
             f"From {self.num_parameters:,} values, {self.machines:,} machines ({self.per_round:,} a round{honest}), "
-            f"{self.rounds:,} rounds and noise for mu = {shortest(self.mu, up=True)}{self._as_epsilon} to protect "
-            f"{protected}."
+            f"{self.rounds:,} rounds and noise for mu = {shortest(self.mu, up=True)}{epsilon} to protect "
+            f"{_PROTECTED[self.unit]}."
         )
-
-    @property
-    def _as_epsilon(self) -> str:
-        """The same mu as an epsilon, for those who asked for one; empty where there is none."""
-        if not math.isfinite(self.mu):
-            return ""
-        return f" (epsilon = {rounded_up(gdp_epsilon(self.mu, self.delta))} at delta = {self.delta:g})"
 
     def lines(self, width: int = 80) -> list[str]:
         """What people read, in lines of at most ``width`` characters."""
@@ -411,10 +396,9 @@ class Forecast:
 
     def banner(self, width: int = 80) -> list[str]:
         """The lines of a warning that cannot be missed."""
+        useless = self.verdict == "useless"
+        title = "THIS MODEL IS LIKELY TO BE USELESS" if useless else "MUCH OF THIS MODEL WILL BE NOISE"
         bar = "=" * width
-        title = (
-            "THIS MODEL IS LIKELY TO BE USELESS" if self.verdict == "useless" else "MUCH OF THIS MODEL WILL BE NOISE"
-        )
         return [bar, title.center(width).rstrip(), bar, *self.lines(width), bar]
 
 

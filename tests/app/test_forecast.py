@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from murmurfl.app import simulate
-from murmurfl.app.planning.noise_to_signal import noise_to_signal_of
+from murmurfl.app.planning.option import noise_to_signal_of
 from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.settings.default_run import started_with

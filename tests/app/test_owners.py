@@ -14,9 +14,8 @@ from murmurfl.app.data.shards import OwnedShards, Parts
 from murmurfl.app.data.task import Dataset
 from murmurfl.app.engines.device.support import check_on_device
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.planning.noise_plans import make_plan, plan_lines
-from murmurfl.app.planning.person import Asked, Person, person_lines
-from murmurfl.app.planning.request import PlanRequest, request_of
+from murmurfl.app.planning.noise_plans import Person, PlanRequest, make_plan, persons_of, request_of
+from murmurfl.app.planning.plan_lines import person_document, person_lines, plan_lines
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.run_files import result_document
 from murmurfl.app.runs.run_guarantees import configured_figures, run_guarantee
@@ -139,20 +138,20 @@ def test_a_plan_of_owners_says_owners():
     assert plan.guarantee.unit == "owner"
     assert "when one owner does." in plan_lines(plan)[0][0]
     assert request_of(BASE).samples_per_owner == 3
-    (person,) = Asked().of(plan)
-    assert person.words.startswith("with all samples on each of 3 machines: mu = ")
-    (person,) = Asked(samples=7).of(plan)  # however many they are, they are one row
+    (person,) = persons_of(plan.guarantee, plan.noise_values)
+    assert person_lines([person])[0].startswith("Somebody with all samples on each of 3 machines: mu = ")
+    (person,) = persons_of(plan.guarantee, plan.noise_values, samples=7)  # however many they are, they are one row
     assert person.mu == plan.mu
 
 
 def test_a_plan_says_what_becomes_of_a_person_with_samples_and_with_machines():
     plan = make_plan(REQUEST)
-    several, spread = Asked().of(plan)
+    several, spread = persons_of(plan.guarantee, plan.noise_values)
     assert several.mu == pytest.approx(3 * plan.mu)
     assert spread.mu == pytest.approx(math.sqrt(3) * plan.mu)
-    (asked,) = Asked(4, 2).of(plan)
+    (asked,) = persons_of(plan.guarantee, plan.noise_values, 4, 2)
     assert asked.mu == pytest.approx(4 * plan.mu)
-    assert asked.document()["mu"] == asked.mu
+    assert person_document(asked)["mu"] == asked.mu
     assert person_lines([asked])[0].startswith("Somebody with 2 samples on each of 4 machines: mu = ")
 
 
@@ -160,8 +159,8 @@ def test_what_noise_does_not_reach_over_is_not_vouched_for():
     sure, doubtful = (Person(Guarantee(6.0, 1e-5, "noise"), 1, samples, 1000) for samples in (2, 4))
     assert sure.mu == 12.0
     assert math.isinf(doubtful.mu)
-    assert "more than this noise can be vouched for" in doubtful.words
-    assert doubtful.document()["mu"] is None
+    assert "more than this noise can be vouched for" in person_lines([doubtful])[0]
+    assert person_document(doubtful)["mu"] is None
     many = Person(Guarantee(3.0, 1e-5, "noise"), 9, 1, 1000)  # each machine's own noise reaches over its own part
     assert many.mu == 9.0
     once = Guarantee(3.0, 1e-5, "noise", trust="trusted-server")

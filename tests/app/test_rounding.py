@@ -99,6 +99,6 @@ def test_nothing_else_rounds_a_mu_or_an_epsilon():
         if own.search(line)
     ]
     # What an audit estimates, or could show at most, is neither a claim nor a bound.
-    assert {line.partition(":")[0] for line in found} <= {"audit.py"}, found
+    assert {line.partition(":")[0] for line in found} <= {"run_audit.py"}, found
     names = ("estimated_mu", "canary_mu", "largest_measurable_mu")
     assert all(any(name in line for name in names) for line in found)

@@ -10,8 +10,8 @@ from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.nodes.describing import describe
 from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.app.planning.noise_plans import make_plan, plan_lines, plan_table
-from murmurfl.app.planning.request import PlanRequest
+from murmurfl.app.planning.noise_plans import PlanRequest, make_plan
+from murmurfl.app.planning.plan_lines import plan_lines, plan_table
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.run_files import result_document
 from murmurfl.app.settings.run_config import RunConfig

@@ -9,7 +9,8 @@ import pytest
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.methods import METHODS
 from murmurfl.app.methods.mu2_methods import Mu2Method
-from murmurfl.app.planning.noise_plans import make_plan, plan_lines, request_of
+from murmurfl.app.planning.noise_plans import make_plan, request_of
+from murmurfl.app.planning.plan_lines import plan_lines
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from murmurfl.app.planning.late_answers import late_lines
+from murmurfl.app.planning.plan_lines import late_lines
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError

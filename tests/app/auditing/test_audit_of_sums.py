@@ -4,8 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from murmurfl.app.auditing.opening_trial import opens_without_acks
-from murmurfl.app.auditing.run_audit import audit_lines, audit_run
+from murmurfl.app.auditing.run_audit import audit_lines, audit_run, opens_without_acks
 from murmurfl.app.commands.main import cli
 from murmurfl.app.runs.experiment import Experiment, prepare
 from murmurfl.app.settings.run_config import RunConfig

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.planning.noise_plans import BESIDE_MEAN, PlanRequest, make_plan, plan_lines, plan_table, request_of
+from murmurfl.app.planning.noise_plans import BESIDE_MEAN, PlanRequest, make_plan, request_of
+from murmurfl.app.planning.plan_lines import plan_document, plan_lines, plan_table
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, gdp_mu, make_mechanism
 from typer.testing import CliRunner
@@ -57,7 +58,7 @@ def test_noise_and_errors_are_those_of_dense_algebra(plan):
 def test_it_says_what_is_best(plan):
     assert plan.best_for_prefix_sums == "optimal prefix-sum"
     assert plan.best_for_mu2 == "optimal mu2"
-    assert plan_table(plan).rows[0]["mechanism"] == "optimal prefix-sum"
+    assert plan_table(plan).rows[0]["name"] == "optimal prefix-sum"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_the_command_prints_json_and_nothing_else(plan):
     result = CliRunner().invoke(cli, [*ARGUMENTS, "--json"])
     document = json.loads(result.stdout)
     decision = document.pop("decision")
-    assert document == json.loads(json.dumps(plan.document()))
+    assert document == json.loads(json.dumps(plan_document(plan)))
     assert decision["chosen"]["strategy"] == decision["settings"]["strategy"]
 
 
@@ -236,7 +237,7 @@ def test_under_secure_aggregation_every_machine_adds_a_share_and_both_figures_ar
         assert made.mu_local == pytest.approx(2 * made.mu, rel=1e-3)
         assert alone[made.name].mu_local is None
     assert "if one helper and 4 machines of each sum are honest" in sums.guarantee.sentence
-    assert json.loads(json.dumps(sums.document(), allow_nan=False))["guarantee"]["min_honest"] == 4
+    assert json.loads(json.dumps(plan_document(sums), allow_nan=False))["guarantee"]["min_honest"] == 4
 
 
 def test_a_plan_compares_trust_models_at_the_same_mu(plan):

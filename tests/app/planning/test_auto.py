@@ -10,7 +10,7 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.papers.captions import caption_guarantee
 from murmurfl.app.papers.grid_table import GridTable, choice_rows, chosen_settings, grid_rows
-from murmurfl.app.planning.decision_lines import choice_of_run
+from murmurfl.app.planning.answers import choice_of_run
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.run_files import result_document
 from murmurfl.app.runs.training_run import check_deployed
@@ -103,6 +103,7 @@ def test_what_plan_prints_fits_into_a_terminal_of_80_columns():
         (["--stream", "--rounds", "101"], "Expected rounds <= 100 for a stream of 100 samples a machine"),
         (["--rounds", "60", "--batch", "2"], "Use fewer rounds, smaller batches, more passes"),
         (["--samples", "0"], "Expected samples >= 1, got 0"),
+        (["--batch", "0"], "Expected batch_size >= 1, got 0"),
         (["--mu", "1"], "Expected mu or epsilon, got both"),
     ],
 )

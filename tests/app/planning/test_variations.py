@@ -8,11 +8,11 @@ import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.methods import METHODS
 from murmurfl.app.planning import decide
-from murmurfl.app.planning.decision_lines import choice_of_numbers, choice_of_run
-from murmurfl.app.planning.noise_to_signal import noise_to_signal_of
-from murmurfl.app.planning.variation_lines import reasons, rows_of
+from murmurfl.app.planning.answers import choice_of_numbers, choice_of_run
+from murmurfl.app.planning.option import noise_to_signal_of
+from murmurfl.app.planning.plan_lines import reasons, rows_of
 from murmurfl.app.planning.variations import AS_SET, DEFAULT, tried_out, variations_of
-from murmurfl.app.runs.experiment import prepare, situation_of, worked_out
+from murmurfl.app.runs.experiment import prepare, situation_of
 from murmurfl.app.settings.default_run import started_with
 from murmurfl.app.settings.layers import parse_assignments
 from murmurfl.app.settings.run_config import RunConfig
@@ -76,7 +76,7 @@ def test_other_trusts_are_what_would_be_decided_under_them(rows):
     for row in rows:
         if row.varied == "trust":
             config = RunConfig(strategy="auto", mu=1.0, trust=row.trust)
-            chosen = decide(situation_of(config), worked_out).chosen
+            chosen = decide(situation_of(config)).chosen
             assert (chosen.strategy, chosen.score) == (row.option.strategy, pytest.approx(row.option.score))
 
 

@@ -5,7 +5,8 @@ import math
 
 import pytest
 from murmurfl.app.commands.main import cli
-from murmurfl.app.planning.update_plans import UpdateRequest, update_plan
+from murmurfl.app.planning.plan_lines import update_lines
+from murmurfl.app.planning.update_plans import UpdateRequest
 from murmurfl.clients import UpdatePolicy
 from murmurfl.privacy import ConfigurationError, gdp_mu
 from typer.testing import CliRunner
@@ -47,10 +48,10 @@ def test_sums_count_half_of_the_machines_unless_more_of_them_may_work_with_the_s
 
 
 def test_what_is_printed_is_what_was_asked_for():
-    made = update_plan(UpdateRequest(10, 20, gdp_mu(2.5, 1e-5), rounds=7)).lines()
+    made = update_lines(UpdateRequest(10, 20, gdp_mu(2.5, 1e-5), rounds=7))
     assert "epsilon=2.5, max_participations=7" in made[-1]
     assert UpdatePolicy(clip_norm=1.0, epsilon=2.5, max_participations=7).mu == pytest.approx(gdp_mu(2.5, 1e-5))
-    assert "mu=1.2345, max" in update_plan(UpdateRequest(10, 20, 1.2345)).lines()[-1]
+    assert "mu=1.2345, max" in update_lines(UpdateRequest(10, 20, 1.2345))[-1]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from murmurfl.app.methods import METHODS
 from murmurfl.app.planning import Situation, decide, noise_to_signal
+from murmurfl.app.planning.plan_lines import decision_document
 from murmurfl.app.runs.experiment import worked_out
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy
@@ -14,11 +15,11 @@ MNIST = RunConfig(strategy="auto", task="synthetic", num_clients=100, clients_pe
 
 
 def situation(config=MNIST, samples=600, features=588):
-    return Situation(config, (samples,) * config.num_clients, features, 10)
+    return Situation(config, (samples,) * config.num_clients, features, 10, worked_out)
 
 
 def decided(samples=600, features=588, **changes):
-    return decide(situation(replace(MNIST, **changes), samples, features), worked_out)
+    return decide(situation(replace(MNIST, **changes), samples, features))
 
 
 def test_where_samples_may_be_used_in_every_round_full_batches_are_chosen():
@@ -64,7 +65,7 @@ def test_machines_that_may_be_asked_in_few_rounds_are_asked_in_no_more():
 
 
 def test_the_same_sizes_give_the_same_choice_wherever_it_is_made():
-    assert decided().document() == decided().document()
+    assert decision_document(decided()) == decision_document(decided())
     assert decided().settings == decided(seed=2).settings
 
 
@@ -122,9 +123,9 @@ def test_impossible_requests_say_what_to_change(changes, samples, said):
 
 def test_sizes_that_are_not_the_machines_are_refused():
     with pytest.raises(ConfigurationError, match="Expected sizes of num-clients = 100 machines"):
-        Situation(MNIST, (600,) * 99, 588, 10)
+        Situation(MNIST, (600,) * 99, 588, 10, worked_out)
     with pytest.raises(ConfigurationError, match="each of 1 sample at least"):
-        Situation(MNIST, (600,) * 99 + (0,), 588, 10)
+        Situation(MNIST, (600,) * 99 + (0,), 588, 10, worked_out)
 
 
 def test_without_noise_mu_changes_nothing():

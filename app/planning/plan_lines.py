@@ -1,0 +1,514 @@
+"""Every answer of ``murmurfl plan`` as lines, tables and JSON: the one place that turns planning's data into words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ...privacy import Forecast, gdp_epsilon, rounded_up
+from ...privacy.accounting.noise_forecast import rounded_count, shortest
+from ..methods import METHODS
+from ..reports.table import Column, Table
+from ..settings.run_config import RunConfig, run_keys
+from ..settings.trust_settings import SECURE, nothing_gained
+from .answers import Answer, Choice
+from .deciding import Decision
+from .noise_plans import Person, Plan
+from .option import Option
+from .update_plans import UpdateRequest, by_epsilon
+from .variations import DEFAULT, TAKEN, Variation
+
+
+def answer_document(answer: Answer) -> dict[str, Any]:
+    """Everything that was answered, as plain values."""
+    decision = {
+        **decision_document(answer.choice.decision),
+        "noise": answer.choice.policy.words,
+        "command": answer.choice.command,
+        "made_up_data": answer.choice.made_up,
+        "guarantee": answer.choice.guarantee.document(),
+        "ways": [_variation_document(way) for way in answer.ways],
+        "persons": [person_document(person) for person in answer.persons],
+    }
+    return {**({} if answer.plan is None else plan_document(answer.plan)), "decision": decision}
+
+
+def answer_lines(answer: Answer) -> list[str]:
+    """What people read above the table of ways."""
+    config = answer.choice.experiment.config
+    owners = answer.plan is not None and answer.plan.guarantee.unit == "owner"
+    return [
+        *decision_lines(answer.choice),
+        *late_lines(config),
+        *([_OWNERS_UNDECIDED] if owners else []),
+        *person_lines(answer.persons),
+    ]
+
+
+_OWNERS_UNDECIDED = "What to take was decided for samples by themselves; the table of mechanisms is of owners."
+
+
+# The decision.
+
+
+def decision_document(decision: Decision) -> dict[str, Any]:
+    """What was chosen, why, and why not the others, as plain values."""
+    others = [{**_option_document(one), "why_not": decision.why_not(one)} for one in decision.others]
+    others += [{"strategy": one.strategy, "possible": False, "why_not": one.why} for one in decision.impossible]
+    return {
+        "chosen": _option_document(decision.chosen),
+        "reason": decision.reason,
+        "settings": decision.settings,
+        "alternatives": others,
+    }
+
+
+def _option_document(option: Option) -> dict[str, Any]:
+    return {
+        "strategy": option.strategy,
+        "possible": True,
+        "rounds": option.rounds,
+        "sample_uses": option.uses,
+        "clip_norm": option.problem.values.clip_norm,
+        "features": option.features,
+        "centring": "private" if option.problem.is_centred else "none",
+        "noise_to_signal": option.noise_to_signal,
+        "score": option.score,
+        "settings": dict(option.settings),
+    }
+
+
+def decision_lines(choice: Choice) -> list[str]:
+    """What is taken and run with what, what it guarantees, why not the others, and the command."""
+    decision, chosen = choice.decision, choice.decision.chosen
+    problem, guarantee = chosen.problem, choice.guarantee
+    times = "each sample in one of them" if chosen.uses == 1 else f"each sample in {chosen.uses} of them"
+    often = "every sample in each" if chosen.uses == chosen.rounds else times
+    rows = {
+        "rounds": f"{chosen.rounds}, {often}",
+        "batch": str(chosen.settings["batch-size"]) if "batch-size" in chosen.settings else "",
+        "noise": choice.policy.words,
+        "clip": f"{problem.values.clip_norm:.4g}",
+        "features": chosen.features if chosen.features != run_keys()["features"].default else "as they are",
+        "centring": "private: the mean of the features is released first" if problem.is_centred else "",
+        "noise to signal": f"{chosen.noise_to_signal:.2g}: in the mean gradient that the last step rests on, the "
+        "length of the noise over that of a clipped gradient",
+        "because": decision.reason.partition(";")[0] + ".",
+    }
+    width = max(map(len, rows))
+    told = [f"Take {chosen.strategy}."]
+    told += [f"  {name:<{width}}  {text}" for name, text in rows.items() if text]
+    told.append(f"Guarantee: {guarantee.sentence}")
+    told += [f"In plain words: {guarantee.meaning}"] if guarantee.meaning else []
+    told += [f"Not {one.strategy}: {decision.why_not(one)}." for one in decision.others]
+    told += [f"Not {one.strategy}: {one.why.rstrip('.')}." for one in decision.impossible]
+    told += ["Run it:", f"    {choice.command}"]
+    if choice.made_up:
+        told.append("There it runs on made-up data of these sizes; --set task=package.module:make_task names yours.")
+    return told
+
+
+def late_lines(config: RunConfig) -> list[str]:
+    """What happens to late answers of a run, and what they cost; nothing where rounds wait for all."""
+    if config.wait_for == 1 and config.ask == 1:
+        return []
+    asked, needed = config.asked_per_round, config.answers_needed
+    ends = f"A round asks {asked} machines and ends when {needed} have answered."
+    method = METHODS[config.strategy]
+    if method.strategy_type.late_answers == "dropped":
+        return [
+            f"{ends} Later answers are dropped, and no other release carries them: of up to {asked - needed} machines "
+            f"a round ({100 * (asked - needed) / asked:.0f} %) the budget of a release is spent for nothing."
+        ]
+    if (method.release_rule or config.release_rule) == "paper":
+        return [f"{ends} Later answers count when they come; one that never comes is lost, and its budget with it."]
+    return [f"{ends} Later answers count when they come, and what is lost comes with the machine's next: no budget is."]
+
+
+# Persons.
+
+
+def person_document(person: Person) -> dict[str, Any]:
+    """A person's figures as plain values; None for what nothing is vouched for."""
+    mu, local = person.mu, person.mu_local
+    figures = {"mu": mu, "epsilon": person.epsilon(mu), "mu_local": local}
+    figures["epsilon_local"] = None if local is None else person.epsilon(local)
+    shown = {name: value if value is not None and math.isfinite(value) else None for name, value in figures.items()}
+    return {"machines": person.machines, "samples": person.samples, **shown}
+
+
+def person_lines(persons: Sequence[Person]) -> list[str]:
+    """Who they are, and their figures."""
+    return [f"Somebody {'; '.join(map(_person_words, persons))}."] if persons else []
+
+
+def _person_words(person: Person) -> str:
+    held = "all samples" if person.guarantee.unit == "owner" else _counted(person.samples, "sample")
+    each = "each of " if person.machines > 1 else ""
+    figures = _person_figures(person, person.mu)
+    if person.mu_local is not None:
+        figures += f", whatever happens {_person_figures(person, person.mu_local)}"
+    return f"with {held} on {each}{_counted(person.machines, 'machine')}: {figures}"
+
+
+def _person_figures(person: Person, mu: float) -> str:
+    if math.isinf(mu):
+        return "more than this noise can be vouched for"
+    return f"mu = {rounded_up(mu)} (epsilon = {rounded_up(person.epsilon(mu))})"
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'s' * (number != 1)}"
+
+
+# Ways to run it.
+
+_TRUSTS = {"untrusted-server": "nobody", SECURE: "sums", "trusted-server": "server"}
+_ALIKE = 1.005
+RIGHT = ("#", "uses", "batch", "rounds", "noise", "undone", "score", "accuracy")
+"""Columns of numbers."""
+HEADING = "Ways to run it, the best first by a rule of thumb; in the last columns less is better:"
+MEANINGS = (
+    "trusts: what a machine trusts: nobody, that the server sees only sums (secure aggregation), or the server. uses: "
+    "releases a sample is in. batch: samples of a machine in a release. noise: noise to signal, as above. undone: what "
+    "so few rounds leave undone, in the same units. score: both together."
+)
+NOT_TRIED = "What they come to on your data: --try 5 trains the first five and says their accuracy."
+TRIED = "Accuracy is of one simulated run each, on the test set: choosing by it is private only where that is public."
+
+
+def _variation_document(way: Variation) -> dict[str, Any]:
+    return {
+        **_option_document(way.option),
+        "trust": way.trust,
+        "batch": way.batch,
+        "varied": way.varied,
+        "mark": way.mark or None,
+        "accuracy": way.accuracy,
+        "command": way.command,
+    }
+
+
+def rows_of(rows: Sequence[Variation]) -> list[dict[str, str]]:
+    """The table's texts."""
+    return [
+        {
+            "#": str(number),
+            "strategy": row.option.strategy,
+            "trusts": _TRUSTS[row.trust],
+            "uses": str(row.uses),
+            "batch": str(row.batch),
+            "rounds": str(row.option.rounds),
+            "noise": f"{row.option.noise_to_signal:.2f}",
+            "undone": f"{row.option.shortfall:.2f}",
+            "score": f"{row.option.score:.2f}",
+            "accuracy": "" if row.accuracy is None else f"{100 * row.accuracy:.1f} %",
+        }
+        for number, row in enumerate(rows, 1)
+    ]
+
+
+def columns_of(rows: Sequence[Variation]) -> list[str]:
+    """The columns: accuracy takes the place of what is undone where something was tried out."""
+    unread = "undone" if _are_tried(rows) else "accuracy"
+    return [name for name in ("#", "strategy", "trusts", *RIGHT[1:]) if name != unread]
+
+
+def _are_tried(rows: Sequence[Variation]) -> bool:
+    return any(row.accuracy is not None for row in rows)
+
+
+def reasons(rows: Sequence[Variation], *, made_up: bool) -> list[str]:
+    """What the rows say: which is taken, why the default is not the first, and what passes, batch and trust do.
+
+    Parameters
+    ----------
+    rows : sequence of Variation
+        The best first; one of them is taken.
+    made_up : bool
+        Whether there are no data to try them on.
+    """
+    numbers = {id(row): number for number, row in enumerate(rows, 1)}
+    taken = next(row for row in rows if TAKEN in row.mark)
+    default = next((row for row in rows if row.mark and row is not taken), None)
+    return [
+        MEANINGS,
+        " ".join(f"Row {numbers[id(row)]} is {row.mark}." for row in rows if row.mark),
+        *([] if default is None else _why_not_default(taken, default, numbers)),
+        *_not_taken(taken, rows, numbers),
+        *_passes(rows),
+        *_batches(rows),
+        *_trusts(taken, rows, numbers),
+        *([TRIED] if _are_tried(rows) else [] if made_up else [NOT_TRIED]),
+    ]
+
+
+def _why_not_default(taken: Variation, default: Variation, numbers: Mapping[int, int]) -> list[str]:
+    """Why what would be run if nobody decided is not what is taken."""
+    name = "the default" if DEFAULT in default.mark else "what is set"
+    of, other = taken.option, default.option
+    if other.score <= of.score:
+        return []
+    ratio = other.noise_to_signal / of.noise_to_signal if of.noise_to_signal else 1.0
+    if ratio > _ALIKE:
+        why = f"it has {ratio:.2g} times the noise of row {numbers[id(taken)]}"
+        if of.whole and not other.whole:
+            uses = "once" if default.uses == 1 else f"in {default.uses} releases"
+            why += (
+                f": a release has {default.batch} samples of a machine, each used {uses}, and not all {taken.batch} in "
+                f"each of {of.rounds} rounds"
+            )
+    elif other.shortfall > of.shortfall:
+        each = "" if other.whole else f" of {default.batch} samples a machine"
+        why = (
+            f"its noise is {'as large' if ratio > 1 / _ALIKE else 'smaller'}, but {other.rounds} rounds{each} leave "
+            f"more undone, {other.shortfall:.2f} against {of.shortfall:.2f}"
+        )
+    else:
+        why = "noise does more to it than to steps"
+    tried = "" if taken.accuracy is None or default.accuracy is None else f" Tried out: {_accuracies(default, taken)}."
+    return [f"Why {name} is not the best: {why}.{tried}"]
+
+
+def _accuracies(one: Variation, other: Variation) -> str:
+    return f"{100 * (one.accuracy or 0.0):.1f} % against {100 * (other.accuracy or 0.0):.1f} %"
+
+
+def _not_taken(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int, int]) -> list[str]:
+    """Rows that would seem to be better than the one that is taken, and what is to be thought of them."""
+    own = numbers[id(taken)]
+    others = [row for row in rows if row.trust == taken.trust and row is not taken]
+    before = [numbers[id(row)] for row in others if row.option.score < taken.option.score]
+    said = []
+    if before:
+        named = f"Rows {', '.join(map(str, before))} score" if len(before) > 1 else f"Row {before[0]} scores"
+        said.append(
+            f"{named} less than row {own}, which is taken: the rule is rough where samples return in batches, and "
+            "where both were measured (docs/tuning.md) full batches did better."
+        )
+    known = taken.accuracy
+    better = [row for row in others if known is not None and row.accuracy is not None and row.accuracy > known]
+    return said + [
+        f"Tried out, row {numbers[id(row)]} did better than row {own}: {_accuracies(row, taken)}." for row in better
+    ]
+
+
+def _passes(rows: Sequence[Variation]) -> list[str]:
+    """What it does to use samples more often, for each strategy that was tried in several ways."""
+    said = []
+    by_uses: dict[str, dict[int, Variation]] = {}
+    for row in rows:  # the best first: of several batches the best
+        if row.varied in ("taken", "passes"):
+            by_uses.setdefault(row.option.strategy, {}).setdefault(row.uses, row)
+    for strategy, alike in by_uses.items():
+        if len(alike) > 1:
+            best = min(alike, key=lambda uses: alike[uses].option.score)
+            scores = ", ".join(f"{uses}: {alike[uses].option.score:.2f}" for uses in sorted(alike))
+            pays = f"Fewer than {best} leave too much undone; more add too much noise."
+            if best == max(alike):
+                pays = "Each use adds noise, and more rounds are worth it here."
+            elif best == min(alike):
+                pays = "Each use adds noise, and here more of them are not worth it."
+            said.append(f"Passes: {strategy} by uses of a sample, score {scores}. {pays}")
+    return said
+
+
+def _batches(rows: Sequence[Variation]) -> list[str]:
+    """What other batches do to the best row with batches."""
+    first = next((row for row in rows if row.varied == "batch"), None)
+    if first is None:
+        return []
+    by_size = {
+        row.batch: f"{row.batch}: {row.option.score:.2f} (noise {row.option.noise_to_signal:.2f})"
+        for row in sorted(rows, key=lambda row: row.varied != "batch")
+        if row.varied in ("batch", "taken", "passes")
+        and (row.varied == "batch" or (row.option.strategy, row.uses) == (first.option.strategy, first.uses))
+    }
+    scores = ", ".join(by_size[size] for size in sorted(by_size))
+    return [
+        f"Batch: {first.option.strategy} in {first.uses} passes by samples a release, score {scores}. Large batches "
+        "have less noise and fewer rounds."
+    ]
+
+
+def _trusts(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int, int]) -> list[str]:
+    """What the same mu costs under other kinds of trust, and the commands for them."""
+    noise, said = taken.option.noise_to_signal, []
+    for row in (row for row in rows if row.varied == "trust" and noise):
+        config, loud = row.config, row.option.noise_to_signal
+        assumed = {
+            "untrusted-server": "trusting nobody",
+            SECURE: f"with secure aggregation, if one helper and {config.min_honest} of {config.cohort_floor} machines "
+            "of each sum are honest",
+            "trusted-server": "with a server that is trusted",
+        }[row.trust]
+        said += [
+            f"Trust: row {numbers[id(row)]}, {assumed}: noise {loud:.2f}, which is {loud / noise:.2g} times that of "
+            f"row {numbers[id(taken)]}. Run it:",
+            f"    {row.command}",
+        ]
+    return said
+
+
+# Mechanisms and trust.
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Every mechanism of a plan, as plain values."""
+    best = {"best_for_prefix_sums": plan.best_for_prefix_sums, "best_for_mu2": plan.best_for_mu2}
+    return {**asdict(plan), **best, "guarantee": plan.guarantee.document()}
+
+
+AMPLIFIED_MEANS = (
+    "In a secret order: epsilon at the same delta while nobody learns which release a sample is in. An estimate "
+    "guarantees nothing; the guarantee above holds whoever knows."
+)
+
+_COLUMNS = (
+    Column("mechanism", "mechanism and option", "name", label=True),
+    Column("noise std", "standard deviation in front of the mechanism's rows", "noise_std", ".4g"),
+    Column("prefix sums", "noise of a machine's prefix sums, root mean square over its releases", "prefix_rmse", ".4g"),
+    Column("last one", "noise of the last prefix sum", "prefix_last", ".4g"),
+    Column("their sums", "noise of the sums of the prefix sums, which move DP-mu^2-FL's model", "mu2_rmse", ".4g"),
+    Column("at the server", "noise of the prefix sums of the server's averages", "server_prefix_rmse", ".4g"),
+    Column("their sums there", "noise of the sums of those", "server_mu2_rmse", ".4g"),
+    Column("bytes kept", "what a machine remembers between releases", "memory_bytes"),
+)
+
+
+def _in_secret(row: Mapping[str, Any]) -> str | None:
+    """What a secret order makes of a mechanism's epsilon; an estimate is called one wherever it stands."""
+    epsilon = row["epsilon_amplified"]
+    return None if epsilon is None else rounded_up(epsilon) + ("" if row["amplified_proved"] else ", estimated")
+
+
+_AMPLIFIED = Column(
+    "in a secret order",
+    "what becomes of epsilon if nobody learns which release a sample is in",
+    _in_secret,
+    missing="not known",
+)
+
+
+def plan_table(plan: Plan) -> Table:
+    """A row for each mechanism, least error of prefix sums first."""
+    rows = [vars(made) for made in sorted(plan.mechanisms, key=lambda made: made.prefix_rmse)]
+    columns = (*_COLUMNS, _AMPLIFIED) if plan.request.secret_order else _COLUMNS
+    return Table("Noise of one value", columns, rows, plan.guarantee.sentence)
+
+
+def plan_lines(plan: Plan) -> tuple[list[str], list[str]]:
+    """What stands above and below the table."""
+    request = plan.request
+    often = f"in at most {request.passes} of them" if request.passes > 1 else "in one of them"
+    before = [
+        f"Cap: {plan.releases} releases a machine, every sample {often}; a release changes by at most "
+        f"{plan.sensitivity:.6g} when one {plan.guarantee.unit} does.",
+        f"Guarantee: {plan.guarantee.sentence}",
+    ]
+    if request.per_round < request.machines:
+        asked = request.rounds * request.per_round / request.machines
+        before.insert(
+            1,
+            f"Asked: each machine for {asked:.4g} releases on average. With sampling = uniform some are asked for more "
+            "(`murmurfl run` says how many rounds that leaves), with balanced all equally often.",
+        )
+    after = [f"Least noise on prefix sums: {plan.best_for_prefix_sums}."]
+    if request.secret_order:
+        after.insert(0, AMPLIFIED_MEANS)
+    if plan.best_for_mu2 is not None:
+        after.append(f"Least noise on their sums, which move DP-mu^2-FL's model: {plan.best_for_mu2}.")
+    if request.secure and (why := nothing_gained(request.min_honest)):
+        after.append(why)
+    after += [f"Left out: {name}, {why}." for name, why in plan.left_out.items()]
+    return before, after
+
+
+_TRUST_COLUMNS = (
+    Column("trust", "the run-config key", "trust", label=True),
+    Column("mu rests on", "what is assumed", "assumes"),
+    Column("mu whatever happens", "against the server", "mu_local", rounded_up, missing="none"),
+    Column("epsilon then", "of that mu", "epsilon_local", rounded_up, missing="none"),
+    Column("noise std", "on each machine, in front of the mechanism's rows", "noise_std", ".4g"),
+    Column("at the server", "noise of the prefix sums of the server's averages", "server_prefix_rmse", ".4g"),
+)
+
+
+def compared_table(plan: Plan) -> Table:
+    """What the same mu costs under each trust model."""
+    title = f"The same mu, by who is trusted ({plan.best_for_prefix_sums})"
+    return Table(title, _TRUST_COLUMNS, [vars(row) for row in plan.trusts], plan.guarantee.sentence)
+
+
+# Updates of a project's own.
+
+
+def update_document(request: UpdateRequest) -> dict[str, Any]:
+    """The forecast of updates, as plain values."""
+    return {
+        "request": asdict(request),
+        "forecast": request.forecast().document(),
+        "guarantee": request.guarantee.document(),
+        "table": [_update_row(*one) for one in by_epsilon(request)],
+    }
+
+
+def update_lines(request: UpdateRequest) -> list[str]:
+    """What people read above the table of updates."""
+    policy, forecast = request.policy(), request.forecast()
+    sums = f", trust={policy.trust!r}, min_honest={policy.min_honest}, min_cohort={policy.min_cohort}"
+    given = (
+        f"clip_norm={policy.clip_norm:g}, {_wanted(request)}, max_participations={policy.max_participations}"
+        f"{sums if policy.trust == SECURE else ''}"
+    )
+    return [
+        forecast.sentence,
+        forecast.basis,
+        *forecast.advice(),
+        f"Guarantee: {request.guarantee.sentence}",
+        "Run it:",
+        f"    CorrelatedNoiseMod(simulation=UpdatePolicy({given}))",
+    ]
+
+
+_ROUNDING = 1e-6
+
+
+def _wanted(request: UpdateRequest) -> str:
+    """Mu, or the epsilon that it was asked for by, as it is typed: down, so that no more is spent."""
+    epsilon = gdp_epsilon(request.mu, request.delta)
+    if math.isclose(epsilon, round(epsilon, 2), rel_tol=_ROUNDING):
+        return f"epsilon={round(epsilon, 2):g}"
+    return f"mu={math.floor(request.mu * 1e6) / 1e6}"
+
+
+_UPDATE_COLUMNS = (
+    Column("epsilon", "for all data of a machine", form=".4g", label=True),
+    Column("noise / longest", "noise in the average over the longest it can be", "longest", shortest),
+    Column("noise / typical", "the same over a typical one, an estimate", "typical", shortest),
+    Column("model", "what to expect of it", "verdict"),
+    Column("machines needed", "for a useful one", "machines_needed", rounded_count),
+    Column("under sums", "secure aggregation, half honest: noise over a typical one", "summed", shortest, missing=""),
+    Column("one sample protected", "per-sample gradients: likewise", "sample", shortest),
+)
+
+
+def update_table(request: UpdateRequest) -> Table:
+    """The noise over a typical update by epsilon, and how many machines would do."""
+    rows = [_update_row(*one) for one in by_epsilon(request)]
+    return Table("Updates, all data of a machine protected", _UPDATE_COLUMNS, rows, request.guarantee.sentence)
+
+
+def _update_row(epsilon: float, forecast: Forecast) -> dict[str, Any]:
+    summed = forecast.summed()
+    return {
+        "epsilon": epsilon,
+        "longest": forecast.ratio,
+        "typical": forecast.typical_ratio,
+        "verdict": forecast.verdict,
+        "machines_needed": forecast.machines_needed,
+        "summed": None if summed is None else summed.typical_ratio,
+        "sample": forecast.per_sample(),
+    }
