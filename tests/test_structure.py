@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.imports import Imports
+from tests.harness.imports import Imports, parsed
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {
@@ -25,7 +25,7 @@ def imports(path):
     """Top-level packages imported, and our own folders imported, absolutely or relatively."""
     relative = path.relative_to(ROOT)
     outside, ours = set(), set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path.read_text())):
         if isinstance(node, ast.Import):
             outside |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -51,7 +51,7 @@ def test_folders_import_only_what_they_may(folder):
 def imported_modules(path):
     """The full names of everything imported absolutely, wherever in the file: ``from a import b`` gives a and a.b."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
