@@ -37,9 +37,9 @@ class Reach:
         self.texts = {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
         if (root / "murmurfl.py").is_file():
             self.texts["murmurfl.py"] = (root / "murmurfl.py").read_text(encoding="utf-8")
-        self._trees = {name: ast.parse(text) for name, text in self.texts.items()}
-        self._handed = {name: self._hands_on(name) for name in self.texts if name.endswith("/__init__.py")}
-        self._direct = {name: self._imports(name) for name in self.texts}
+        self._nodes: dict[str, list[ast.AST]] = {}
+        self._handed: dict[str, dict[str, str]] = {}
+        self._direct: dict[str, set[str]] = {}
 
     @property
     def tests(self) -> list[str]:
@@ -53,7 +53,7 @@ class Reach:
             one = waiting.pop()
             if one not in found:
                 found.add(one)
-                waiting += self._direct[one]
+                waiting += self._imports(one)
         if any(_STARTS.search(self.texts[one]) for one in found if one.startswith("tests/")):
             found |= {one for one in self.texts if one.startswith(PRODUCT)}
         return found
@@ -82,10 +82,20 @@ class Reach:
             return parts[1:]
         return parts if parts[:1] in (("tests",), ("benchmarks",)) else None
 
+    def _nodes_of(self, name: str) -> list[ast.AST]:
+        if name not in self._nodes:
+            kinds = (ast.Import, ast.ImportFrom)
+            self._nodes[name] = [node for node in ast.walk(ast.parse(self.texts[name])) if isinstance(node, kinds)]
+        return self._nodes[name]
+
     def _hands_on(self, name: str) -> dict[str, str]:
         """Where the names of a package come from."""
-        found = {}
-        for node in ast.walk(self._trees[name]):
+        if not name.endswith("/__init__.py"):
+            return {}
+        if name in self._handed:
+            return self._handed[name]
+        found = self._handed[name] = {}
+        for node in self._nodes_of(name):
             if isinstance(node, ast.ImportFrom) and (module := self._module(name, node)) is not None:
                 for alias in node.names:
                     file = self._file_of((*module, alias.name)) or self._file_of(module)
@@ -94,8 +104,11 @@ class Reach:
         return found
 
     def _imports(self, name: str) -> set[str]:
-        found: set[str] = set()
-        for node in ast.walk(self._trees[name]):
+        """The files that one names itself."""
+        if name in self._direct:
+            return self._direct[name]
+        found = self._direct[name] = set()
+        for node in self._nodes_of(name):
             modules: list[tuple[tuple[str, ...], str]] = []
             if isinstance(node, ast.ImportFrom) and (module := self._module(name, node)) is not None:
                 modules = [(module, alias.name) for alias in node.names]
@@ -105,8 +118,8 @@ class Reach:
             for module, wanted in modules:
                 file = self._file_of((*module, wanted)) if wanted else None
                 file = file or self._file_of(module)
-                while file is not None and wanted in self._handed.get(file, {}):
-                    file = self._handed[file][wanted]
+                while file is not None and wanted in self._hands_on(file):
+                    file = self._hands_on(file)[wanted]
                 if file is not None:
                     found.add(file)
         return found

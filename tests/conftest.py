@@ -8,6 +8,13 @@ import os
 import pytest
 from murmurfl.privacy.ledger import ledger_file as ledger_format
 from murmurfl.privacy.noise import noise_stream
+from threadpoolctl import threadpool_limits
+
+# Two workers share the cores, and threads that wait for small matrices spin. The variables are for what is loaded later
+# and for child processes.
+threadpool_limits(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Operators' files are refused where their group may write to them, which is how some systems make every file.
 os.umask(0o022)

@@ -15,6 +15,7 @@ import shlex
 import textwrap
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,9 @@ def parse_click(command, name, words):
     return context.params
 
 
+murmurfl, flower = cache(lambda: typer.main.get_command(cli)), cache(lambda: typer.main.get_command(flwr))
+
+
 def check_command(words):
     while "=" in words[0] and not words[0].startswith((".", "/")):
         words = words[1:]  # VARIABLE=value command
@@ -118,7 +122,7 @@ def check_command(words):
     if program in ELSEWHERE:
         return
     if program == "murmurfl":
-        told = parse_click(typer.main.get_command(cli), program, arguments)
+        told = parse_click(murmurfl(), program, arguments)
         overrides = parse_assignments(list(told.get("assignments") or ()))
         if arguments[0] == "reproduce":
             paper = PAPERS[told["name"]]
@@ -128,7 +132,7 @@ def check_command(words):
         else:
             RunConfig.from_mapping(overrides)
     elif program == "flwr":
-        told = parse_click(typer.main.get_command(flwr), program, arguments)
+        told = parse_click(flower(), program, arguments)
         for override in told.get("run_config_overrides") or ():
             RunConfig.from_mapping(tomllib.loads("\n".join(shlex_pairs(override))))
     elif program == "flower-superlink":

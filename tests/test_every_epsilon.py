@@ -90,7 +90,7 @@ SHOWING = {
     "list": ["list"],
     "report": ["report", "runs/made"],
     "reproduce": ["reproduce", "reshef-levy-2024"],
-    "audit": ["audit", "--runs", "40"],
+    "audit": ["audit", "--runs", "20", "--set", "num-rounds=2"],
     "plan": ["plan", "--machines", 5, "--samples", 20, "--rounds", 4, "--batch", 5, "--epsilon", 2],
     "ledger show": ["ledger", "show", "ledger.sqlite"],
     "ledger create": ["ledger", "create", "new.sqlite", "--epsilon", 2, "--delta", 1e-5],
@@ -101,7 +101,7 @@ SUMMED = ["--set", "trust=secure-aggregation", "--set", "mu=1", "--set", "num-ro
 SUMS = {
     "run": ["run", "--engine", "cohort", "--name", "sums", *SUMMED],
     "report": ["report", "runs/sums"],
-    "audit": ["audit", "--runs", "40", *SUMMED],
+    "audit": ["audit", "--runs", "20", *SUMMED],
     "plan": ["plan", *SUMMED],
 }
 """Under secure aggregation an epsilon needs the other one beside it, and what it rests on."""

@@ -1,50 +1,153 @@
-"""The map of the house (docs/house.md): what it names exists, and it names every room."""
+"""The structure of the product: who may import whom, what pages name, and the map of the house (docs/house.md).
 
+What one file must be is a rule of the table :data:`RULES`, each with texts that break it.
+"""
+
+import ast
 import re
+import subprocess
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.harness.imports import Imports, parsed
+
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("app", "clients", "privacy", "strategies")
+MAY_IMPORT = {
+    "privacy": {"privacy"},
+    "strategies": {"strategies", "privacy"},
+    "clients": {"clients", "privacy"},
+    "app": {"app", "clients", "strategies", "privacy"},
+}
+FORBIDDEN_OUTSIDE = {"privacy": {"flwr", "torch", "torchvision", "ray"}}
 HOUSE = (ROOT / "docs" / "house.md").read_text()
+TOPS = {path.name for path in ROOT.iterdir()}
+# docs/glossary.md: one name for a thing. These are the papers' own words, and those of jiang-2026's guarantee.
+PAPERS_WORDS = re.compile(r"papers? also|\(the paper's (?:silo|learners)\)|epochs of each silo|its readers call a silo")
 
 
-def named(text):
+def named(text: str) -> set[str]:
     """The files and folders of the repository that a page names, in code marks or in an indented drawing."""
     drawn = "\n".join(line for line in text.splitlines() if line.startswith("    "))
     words = [*re.findall(r"`([\w./-]+)`", text), *re.findall(r"[\w-]+(?:/[\w.-]+)+", drawn)]
-    tops = {path.name for path in ROOT.iterdir()}
-    return {word.rstrip("/") for word in words if word.split("/")[0] in tops}
+    return {word.rstrip("/") for word in words if word.split("/")[0] in TOPS}
 
 
-def rooms():
+def rooms() -> set[str]:
     """The folders of the packages and of the tests."""
-    folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    folders = {path.parent for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")}
     folders |= {path.parent for path in (ROOT / "tests").glob("*/*.py")}
     return {str(folder.relative_to(ROOT)) for folder in folders}
 
 
-def missing(text):
-    """What a page names and the repository does not have."""
+def not_allowed(path: Path, text: str) -> Iterable[str]:
+    """Imports that a file of the product may not have."""
+    folder = path.parts[0]
+    for node in ast.walk(parsed(text)):
+        outside, ours = set(), set()
+        if isinstance(node, ast.Import):
+            outside = {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            outside = {(node.module or "").split(".")[0]}
+        elif isinstance(node, ast.ImportFrom):
+            module = [*path.parts[: len(path.parts) - node.level], *(node.module or "").split(".")]
+            ours = {module[0]} if module[0] else {alias.name for alias in node.names}
+        yield from ours - MAY_IMPORT[folder]
+        yield from outside & FORBIDDEN_OUTSIDE.get(folder, set())
+        yield from outside & {"murmurfl", *MAY_IMPORT}  # ours are imported relatively
+
+
+def of_the_app(path: Path, text: str) -> Iterable[str]:
+    """What a test imports of the application or of its tests: it takes a grid from tests/harness, or moves."""
+    for node in ast.walk(parsed(text)):
+        names = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        yield from (name for name in names if f"{name}.".startswith(("murmurfl.app.", "tests.app.")))
+
+
+def missing(path: Path, text: str) -> list[str]:
+    """What a page names and the repository does not have; a drawing may be of somebody else's folders."""
+    if path.name != "house.md":
+        text = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
     return sorted(name for name in named(text) if not (ROOT / name).exists())
 
 
-def test_what_the_map_names_exists():
-    assert missing(HOUSE) == []
+def dead_links(path: Path, text: str) -> Iterable[str]:
+    targets = (target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target)
+    return (target for target in targets if not (ROOT / path.parent / target).exists())
 
 
-def test_every_room_is_on_the_map():
-    assert rooms() - named(HOUSE) == set()
+def other_words(path: Path, text: str) -> Iterable[str]:
+    """Lines that call a machine otherwise."""
+    lines = (line for line in text.splitlines() if re.search(r"\b(?:silo|learner)s?\b", line))
+    return (line for line in lines if not PAPERS_WORDS.search(line.lower()))
 
 
-@pytest.mark.parametrize("wrong", ["`app/cli.py`", "    -> app/engine: runs", "`privacy/sqlite_ledger.py`"])
-def test_a_room_that_moved_would_be_noticed(wrong):
-    assert missing(f"{HOUSE}\n\n{wrong}\n")
+@dataclass(frozen=True)
+class Rule:
+    """What must not be found in some files, and texts in which it is: a file that would have each."""
+
+    files: tuple[str, ...]
+    faults: Callable[[Path, str], Iterable[str]]
+    broken: tuple[tuple[str, str], ...]
 
 
-def test_a_new_room_would_be_noticed():
-    assert "app/models" in rooms() - named(HOUSE.replace("app/models", "app/data"))
+PAGES = ("README.md", "docs/**/*.md")
+RULES = {
+    "a folder imports only what it may": Rule(
+        tuple(f"{folder}/**/*.py" for folder in MAY_IMPORT),
+        not_allowed,
+        (
+            ("privacy/bad.py", "import torch\n"),
+            ("privacy/ledger/bad.py", "from ...clients import Mu2Client\n"),
+            ("privacy/bad.py", "from .. import strategies\n"),
+            ("app/bad.py", "from murmurfl.privacy import Release\n"),
+        ),
+    ),
+    "tests of clients and strategies import no app": Rule(
+        tuple(f"tests/{folder}/**/*.py" for folder in ("clients", "strategies", "harness")),
+        of_the_app,
+        (
+            ("tests/clients/test_bad.py", "def test():\n    from murmurfl.app.inprocess import InProcessGrid\n"),
+            ("tests/clients/test_bad.py", "from murmurfl import app\n"),
+        ),
+    ),
+    "what a page names exists": Rule(
+        PAGES,
+        missing,
+        (
+            ("docs/house.md", "`app/cli.py`"),
+            ("docs/house.md", "    -> app/engine: runs"),
+            ("docs/start.md", "`privacy/sqlite_ledger.py`"),
+        ),
+    ),
+    "every room is on the map": Rule(
+        ("docs/house.md",),
+        lambda _, text: rooms() - named(text),
+        (("docs/house.md", HOUSE.replace("app/models", "app/data")),),
+    ),
+    "links lead somewhere": Rule(PAGES, dead_links, (("docs/start.md", "[it](gone.md)"),)),
+    "a machine is called a machine": Rule(PAGES, other_words, (("docs/start.md", "Each silo trains."),)),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_file_keeps_the_rule(name):
+    rule = RULES[name]
+    files = {path for pattern in rule.files for path in ROOT.glob(pattern)}
+    assert files
+    faults = {path.relative_to(ROOT): list(rule.faults(path.relative_to(ROOT), path.read_text())) for path in files}
+    assert {str(path): found for path, found in faults.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "text"), [(name, *broken) for name, rule in RULES.items() for broken in rule.broken]
+)
+def test_a_file_that_breaks_the_rule_is_noticed(name, path, text):
+    assert list(RULES[name].faults(Path(path), text))
 
 
 @pytest.mark.parametrize(
@@ -64,26 +167,50 @@ def test_the_registries_stand_where_the_map_says(room, line):
     assert re.search(rf"^{line}\b.* = ", (ROOT / room).read_text(), flags=re.MULTILINE)
 
 
-def test_a_newcomer_is_sent_here_first():
+def test_a_newcomer_is_sent_to_the_map_first():
     first = re.search(r"\]\((?!http|pictures)([^)]+)\)", (ROOT / "docs" / "index.md").read_text())
     assert first is not None
     assert first[1] == "house.md"
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+def test_files_import_one_another_in_no_circle():
+    """Nor from within a function. Only app/settings/registry.py finds things by name."""
+    assert Imports(ROOT).circles() == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_names_exists(page):
-    marked = "\n".join(line for line in page.read_text().splitlines() if not line.startswith("    "))
-    assert missing(marked) == []
+@pytest.mark.parametrize(
+    "late", ["", "    ", "if TYPE_CHECKING:\n    "], ids=["at the top", "in a function", "for a type checker"]
+)
+def test_a_circle_is_seen(late, tmp_path):
+    for name, text in {
+        "app/first.py": "from ..privacy import Second\n",
+        "privacy/__init__.py": "from .second import Second\n",
+        "privacy/second.py": f"def second():\n    pass\n{late}from ..app.first import first\n",
+        "privacy/beside.py": "from . import second\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert Imports(tmp_path).circles() == [["app/first.py", "privacy/__init__.py", "privacy/second.py"]]
 
 
-# docs/glossary.md: one name for a thing. These are the papers' own words, and those of jiang-2026's guarantee.
-PAPERS_WORDS = re.compile(r"papers? also|\(the paper's (?:silo|learners)\)|epochs of each silo|its readers call a silo")
+MARKERS = ("<" * 7 + " HEAD", ">" * 7 + " acc", "|" * 7 + " 83b9f1c", "<" * 7)
+NO_MARKERS = ("=" * 7, "=" * 8 + " " + "=" * 7, "    " + ">" * 7 + " acc", "<" * 8, "| a |")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_machine_is_called_a_machine(page):
-    for line in page.read_text().splitlines():
-        assert not re.search(r"\b(?:silo|learner)s?\b", line) or PAPERS_WORDS.search(line.lower()), line
+def test_lint_sees_merge_markers_of_tracked_files(tmp_path):
+    (search,) = re.findall(r"^\t(git grep .*)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+
+    def lint():
+        command = ["sh", "-c", search.replace("$$", "$")]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert lint().returncode != 0, "nothing can be searched: that is no success"
+    subprocess.run(["git", "init", "--quiet", "."], cwd=tmp_path, check=True)
+    (tmp_path / "page.rst").write_text("\n".join([*NO_MARKERS, *MARKERS]) + "\n")
+    assert lint().returncode == 0, "it is not tracked"
+    subprocess.run(["git", "add", "page.rst"], cwd=tmp_path, check=True)
+    said = lint()
+    assert said.returncode == 1
+    assert said.stdout == "".join(f"page.rst:{line}:{text}\n" for line, text in enumerate(MARKERS, len(NO_MARKERS) + 1))
+    (tmp_path / "page.rst").write_text("\n".join(NO_MARKERS) + "\n")
+    assert lint().returncode == 0

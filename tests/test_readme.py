@@ -122,10 +122,3 @@ def test_plan_and_audit(line, said):
         [BIN / "murmurfl", *command[1:]], check=True, timeout=250, capture_output=True, text=True
     ).stdout
     assert said in output
-
-
-def test_links_of_the_documents_lead_somewhere():
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
-            if "://" not in target:
-                assert (document.parent / target).exists(), f"{document.name} links to {target}"

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 FOLDERS = ("app", "clients", "privacy", "strategies")
+
+
+@cache
+def parsed(text: str) -> ast.Module:
+    """The syntax tree of a file's text; several checks of a process ask for the same files."""
+    return ast.parse(text)
 
 
 class Imports:
@@ -62,7 +69,7 @@ class Imports:
     def at_the_top(self, name: str) -> set[str]:
         """The packages outside that are imported as soon as a file is."""
         outside: set[str] = set()
-        for node in _statements(ast.parse((self.root / name).read_text()), functions=False):
+        for node in _statements(parsed((self.root / name).read_text()), functions=False):
             outside |= _outside(node)
         return outside
 
@@ -74,7 +81,7 @@ class Imports:
         ours: set[str] = set()
         outside: set[str] = set()
         package = tuple(name.split("/")[:-1])
-        tree = ast.parse((self.root / name).read_text())
+        tree = parsed((self.root / name).read_text())
         for node in _statements(tree):
             outside |= _outside(node)
         for node in _statements(tree, types=True):

@@ -20,12 +20,12 @@ def test_epsilon_at_1e_5_is_the_published_one(mu, epsilon):
 
 
 @pytest.mark.parametrize("mu", [0.25, 1.0, 4.0])
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
-def test_delta_agrees_with_the_privacy_loss_distribution_of_dp_accounting(mu, epsilon):
+def test_delta_agrees_with_the_privacy_loss_distribution_of_dp_accounting(mu):
     pld = privacy_loss_distribution.from_gaussian_mechanism(1 / mu, value_discretization_interval=1e-4)
     # Theirs is pessimistic by its discretisation.
-    assert gdp_delta(mu, epsilon) == pytest.approx(pld.get_delta_for_epsilon(epsilon), rel=2e-3, abs=1e-9)
-    assert gdp_delta(mu, epsilon) <= pld.get_delta_for_epsilon(epsilon) * (1 + 1e-6)
+    for epsilon in (0.1, 1.0, 5.0):
+        assert gdp_delta(mu, epsilon) == pytest.approx(pld.get_delta_for_epsilon(epsilon), rel=2e-3, abs=1e-9)
+        assert gdp_delta(mu, epsilon) <= pld.get_delta_for_epsilon(epsilon) * (1 + 1e-6)
 
 
 def test_composition_agrees_with_dp_accounting():

@@ -667,8 +667,19 @@ def killed_and_asked_again(path, point, second_asked, record_of=SQLiteOpeningRec
     return recorded
 
 
-@pytest.mark.parametrize("asked", ["the same", "one machine less"])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("point", "asked"),
+    [
+        *((point, "one machine less") for point in POINTS),
+        ("write the line", "the same"),
+        ("sign", "the same"),
+        *(
+            pytest.param(point, "the same", marks=pytest.mark.long)
+            for point in POINTS
+            if point not in ("write the line", "sign")
+        ),
+    ],
+)
 def test_a_helper_killed_anywhere_opens_one_set_and_gives_one_answer(path, point, asked):
     assert killed_and_asked_again(path, point, asked) == (point in RECORDED)
 

@@ -67,7 +67,7 @@ def test_releases_add_up_to_the_dense_noisy_prefixes(options, quality):
 
 
 @mechanisms
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(lost=st.lists(st.booleans(), min_size=1, max_size=20))
 def test_what_was_lost_is_carried_over_to_the_last_bit(options, lost):
     """Whatever is lost, once the machine is heard again the sum is P_k: exactly what it is without losses."""

@@ -487,9 +487,13 @@ def make(kind, checkpoint, on_round=None):
 
 
 @pytest.mark.parametrize(
-    "kind", ["mu2", "trusted", "sgd", "full batch", "trusted full batch", "delayed", "accelerated", *MOMENTUM]
+    ("kind", "sampling"),
+    [
+        ("mu2", "uniform"),
+        *((kind, "balanced") for kind in ("mu2", "trusted", "sgd", "full batch", "trusted full batch", "delayed")),
+        *((kind, "balanced") for kind in ("accelerated", *MOMENTUM)),
+    ],
 )
-@pytest.mark.parametrize("sampling", ["uniform", "balanced"])
 def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(kind, sampling, tmp_path):
     changes = {
         "trusted": {"trust": "trusted-server"},

@@ -6,11 +6,12 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import jsonschema
 import pytest
-from murmurfl.app.commands.completion import complete_assignment
+from murmurfl.app.commands.completion import complete_assignment, in_any_shell
 from murmurfl.app.commands.main import cli
 from murmurfl.app.settings.catalogue import CATALOGUE
 from murmurfl.app.settings.key_reference import config_schema
@@ -126,17 +127,25 @@ def test_an_assignment_is_completed(typed, completions):
         (["murmurfl", "lis"], ["list"]),
     ],
 )
-def test_bash_which_splits_words_at_an_equals_sign_gets_what_follows_it(words, expected):
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
+def test_bash_which_splits_words_at_an_equals_sign_gets_what_follows_it(words, expected, monkeypatch, capsys):
+    asked = {
         "_MURMURFL_COMPLETE": "complete_bash",
         "COMP_WORDS": "\n".join(words),
         "COMP_CWORD": str(len(words) - 1),
     }
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        in_any_shell(partial(cli, prog_name="murmurfl"))
+    assert capsys.readouterr().out.split() == expected
+
+
+def test_the_command_itself_answers_a_shell():
+    asked = {"_MURMURFL_COMPLETE": "complete_bash", "COMP_WORDS": "murmurfl\nlis", "COMP_CWORD": "1"}
     code = "import sys; sys.argv = ['murmurfl']; from murmurfl.app.commands.main import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **asked}
     output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
-    assert output.stdout.split() == expected, output.stderr
+    assert output.stdout.split() == ["list"], output.stderr
 
 
 def test_the_version_is_said():

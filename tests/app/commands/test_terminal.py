@@ -68,7 +68,13 @@ def test_a_run_its_report_and_an_audit_fit(tmp_path, monkeypatch):
     assert "The claim stands" in fits(shown("audit", "--set", "num-rounds=2", "--runs", "20"))
 
 
-@pytest.mark.parametrize("name", PAPERS)
+SHOWN = ("best-accuracy", "secure-aggregation", "reshef-levy-2024")
+"""Three kinds of table; `make test-long` shows the others."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name not in SHOWN)) for name in PAPERS]
+)
 def test_every_reproduction_fits_with_all_its_algorithms(name, monkeypatch):
     document = {"guarantee": "words", **json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())}
     monkeypatch.setattr("murmurfl.app.papers.reproduction.run_cells", lambda *_, **__: document)

@@ -135,7 +135,18 @@ CONFIGURATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+BESIDE = {
+    *("mu2, fast noise", "mu2, banded", "mu2, sqrt_toeplitz, fast noise", "mu2, tree", "mu2, optimal", "trusted-mu2"),
+    *("online, mlp, losses", "online, no noise", "shuffled, priv-pub, l1", "shuffled, public-only, ball"),
+    *("full-batch, cap", "full-batch, mlp", "noisy-sgd, mlp", "isrl-dp, several passes", "delayed-momentum"),
+    *("reduced-tree-momentum, several passes", "trusted-sgd, several passes"),
+}
+"""Mixtures of what others of the table have alone; `make test-long` tries them too."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in BESIDE)) for name in CONFIGURATIONS]
+)
 def test_the_model_is_that_of_the_in_process_engine(name):
     config = CONFIGURATIONS[name]
     together, alone = run_cohort(config), run_in_process(config)

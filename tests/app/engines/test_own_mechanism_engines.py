@@ -53,6 +53,10 @@ def fading(request):
     del MECHANISMS[name]
 
 
+def also_long(*values):
+    return (pytest.param(value, marks=pytest.mark.long) for value in values)
+
+
 def config(**changes):
     return RunConfig(
         **{
@@ -86,6 +90,7 @@ def test_an_audit_asks_machines_whose_releases_do_not_depend_on_its_cache(fading
     assert seen[0] == seen[1]
 
 
+@pytest.mark.parametrize("fading", ["last", *also_long("state", "all")], indirect=True)
 def test_an_audit_measures_what_a_mechanism_of_ones_own_adds(fading):
     """300 runs measure mu with a standard deviation of about mu / sqrt(600): four of them are tolerated, 6e-5."""
     found = audit.audit_run(config(mechanism=fading, num_rounds=3, max_participations=3, mu=1.0), runs=300)

@@ -71,6 +71,11 @@ CONFIGURATIONS = {
 
 
 SLOW = {"mu2, mlp": replace(BASE, model="mlp", num_rounds=4)}
+BESIDE = {
+    *("mu2, three helpers, nothing lost", "mu2, banded", "mu2, sqrt_toeplitz", "mu2, tree", "mu2, optimal"),
+    *("mu2, fast noise", "online, independent", "online, sqrt_toeplitz", "noisy-sgd, several passes"),
+}
+"""Mixtures of what others of the table have alone."""
 
 
 @pytest.fixture
@@ -84,7 +89,9 @@ def same(one, other):
     return all((a == b).all() for a, b in zip(one.parameters, other.parameters, strict=True))
 
 
-@pytest.mark.parametrize("name", [*CONFIGURATIONS, *(pytest.param(name, marks=pytest.mark.long) for name in SLOW)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.long] * (one in {*SLOW, *BESIDE})) for one in CONFIGURATIONS | SLOW]
+)
 def test_without_masks_the_model_is_the_same_to_the_last_bit(name, one_by_one):
     config = (CONFIGURATIONS | SLOW)[name]
     masked, unmasked = run_in_process(config), run_cohort(config)

@@ -107,7 +107,9 @@ def test_a_model_of_ones_own_trains_as_the_built_in_one_that_it_is(model):
     assert all((a == b).all() for a, b in zip(run_cohort(config(model)).parameters, expected.parameters, strict=True))
 
 
-@pytest.mark.parametrize(("strategy", "step"), [("noisy-sgd", 1.0), ("online", 0.1)])
+@pytest.mark.parametrize(
+    ("strategy", "step"), [("noisy-sgd", 1.0), pytest.param("online", 0.1, marks=pytest.mark.long)]
+)
 def test_a_torch_module_of_ones_own_learns_on_every_engine_in_this_process(strategy, step):
     run_config = config("make_module", strategy=strategy, mechanism="none", learning_rate=step, num_rounds=50)
     cohort, in_process = (run(run_config) for run in (run_cohort, run_in_process))

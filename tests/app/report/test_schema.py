@@ -61,8 +61,7 @@ def test_the_schema_is_one_and_is_printed():
     assert json.loads(CliRunner().invoke(cli, ["report", "--schema"]).stdout) == result_schema()
 
 
-@pytest.mark.parametrize("engine", ["cohort", "inprocess"])
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(("name", "engine"), [("default", "inprocess"), *((name, "cohort") for name in SETTINGS)])
 def test_results_follow_it(name, engine, tmp_path):
     before = datetime.now(UTC)
     write_record(simulate(engine=engine, **SETTINGS[name]), tmp_path)

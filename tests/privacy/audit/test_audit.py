@@ -102,6 +102,11 @@ def test_no_mechanism_is_measured_above_its_claim(name, options):
     assert result.estimated_mu == pytest.approx(result.claimed_mu, abs=0.15)
 
 
+def also_long(*values):
+    """Cases that only `make test-long` tries."""
+    return (pytest.param(value, marks=pytest.mark.long) for value in values)
+
+
 def half_the_noise(machine):
     machine.plan = replace(machine.plan, noise_std=machine.plan.noise_std / 2)
 
@@ -166,7 +171,7 @@ def planted(kind):
     return plant
 
 
-@pytest.mark.parametrize("mechanism", ["independent", "cancelling", "blt", "tree"])
+@pytest.mark.parametrize("mechanism", ["blt", *also_long("independent", "cancelling", "tree")])
 def test_half_the_noise_is_caught(mechanism):
     caught(audit(policy_of(mechanism), plant=half_the_noise), least_mu=1.4)
 
@@ -181,7 +186,7 @@ def test_a_cancel_that_takes_out_older_noise_is_not_accused_for_it_leaves_noise_
     assert not audit(policy_of(), plant=planted(TakesOutOlderNoise)).violated
 
 
-@pytest.mark.parametrize("mechanism", ["independent", "cancelling", "decay", "sqrt_toeplitz", "tree"])
+@pytest.mark.parametrize("mechanism", ["cancelling", *also_long("independent", "decay", "sqrt_toeplitz", "tree")])
 def test_noise_used_twice_after_a_resume_is_caught(mechanism):
     caught(audit(policy_of(mechanism), canaries=["5"], keys=RepeatsANonce), least_mu=math.inf)
 
@@ -192,7 +197,7 @@ def test_the_sensitivity_of_a_sample_that_only_leaves_is_caught():
     caught(audit(policy), least_mu=1.4)
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("decoder", [DECODERS[0], *also_long(*DECODERS[1:])])
 def test_a_leaf_without_noise_is_caught(decoder):
     plant = planted(lambda releases: BareLeaf(releases, decoder=decoder))
     caught(audit(policy_of("tree", mechanism_options={"decoder": decoder}), canaries=["3"], plant=plant), math.inf)
