@@ -1,8 +1,8 @@
 """Write the tables of README.md and docs/ from what they speak of, so that no figure and no sentence is typed twice.
 
 ``python -m benchmarks.pages`` takes the documents that ``murmurfl reproduce`` and ``python -m benchmarks`` left in
-docs/results/, and the declarations of run-config keys and of ``result.json``, and replaces what stands between
-``<!-- NAME -->`` and ``<!-- /NAME -->``; a test compares the pages with where they come from.
+docs/results/ and replaces what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; a test compares the pages with
+where they come from. Tables of declarations are made while the site is built: docs/reference.py.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from murmurfl.app.key_reference import key_table
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.accuracy import accuracy_rows
 from murmurfl.app.papers.captions import cell_guarantees, table_caption
 from murmurfl.app.papers.reproduce import tables_of
-from murmurfl.app.report.schema import result_schema
 from murmurfl.app.report.table import spread
 from murmurfl.privacy import gdp_epsilon, rounded_up
 from murmurfl.privacy.guarantee import WHATEVER_HAPPENS
@@ -349,23 +347,6 @@ def gained_by_noise() -> str:
     )
 
 
-def result_table() -> str:
-    """What stands in result.json, key by key."""
-    lines = ["| key | type | what it is |", "|---|---|---|"]
-
-    def add(properties: Mapping[str, Any], before: str = "") -> None:
-        for name, described in properties.items():
-            kinds = described["type"] if isinstance(described["type"], list) else [described["type"]]
-            lines.append(f"| `{before}{name}` | {' or '.join(kinds)} | {described['description']} |")
-            if name == "config":  # docs/keys.md has its keys
-                continue
-            add(described.get("properties", {}), f"{before}{name}.")
-            add(described.get("items", {}).get("properties", {}), f"{before}{name}[].")
-
-    add(result_schema()["properties"])
-    return "\n".join(lines)
-
-
 BLOCKS = {
     "README.md": {"results": summary, "speed": speed_of_peers},
     "docs/performance.md": {
@@ -388,8 +369,6 @@ BLOCKS = {
         "peers": other_frameworks,
     },
     "docs/forecast.md": {"measured": lambda: forecast.table(document("forecast"))},
-    "docs/keys.md": {"keys": key_table},
-    "docs/result.md": {"result": result_table},
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/tuning.md": {"bounded-step": bounded_steps, "which-noise": gained_by_noise},
     "docs/swap-in.md": {"machines-needed": forecast.needed},

@@ -5,7 +5,9 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+from reference import filled  # noqa: E402
 
 project = "murmurfl"
 author = "the murmurfl authors"
@@ -25,3 +27,8 @@ python_use_unqualified_type_names = True
 html_theme = "furo"
 html_title = f"murmurfl {release}"
 html_show_sourcelink = False
+
+
+def setup(app):
+    """Have the reference pages' tables made when they are read."""
+    app.connect("source-read", lambda *told: told[-1].__setitem__(0, filled(told[-1][0])))

@@ -34,6 +34,7 @@ HERE = (
     "forecast.md",
     "swap-in.md",
     "schema.md",
+    "keys.md",
 )
 # Pages whose commands another test runs, and how to tell that it does.
 ELSEWHERE = {
