@@ -368,7 +368,6 @@ BLOCKS = {
         "masks": part("masks", masks.table),
         "peers": other_frameworks,
     },
-    "docs/forecast.md": {"measured": lambda: forecast.table(document("forecast"))},
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/tuning.md": {"bounded-step": bounded_steps, "which-noise": gained_by_noise},
     "docs/swap-in.md": {"machines-needed": forecast.needed},

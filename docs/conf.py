@@ -30,5 +30,5 @@ html_show_sourcelink = False
 
 
 def setup(app):
-    """Have the reference pages' tables made when they are read."""
+    """Have the generated tables made when a page is read."""
     app.connect("source-read", lambda *told: told[-1].__setitem__(0, filled(told[-1][0])))

@@ -1,4 +1,4 @@
-"""The reference pages' tables, made from the declarations while the site is built: ``<!-- generated: NAME -->``."""
+"""Tables that are made while the site is built, from declarations and measurements: ``<!-- generated: NAME -->``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 
 from murmurfl.app.key_reference import key_table
 from murmurfl.app.report.schema import result_schema
+
+from benchmarks import forecast
 
 PUBLIC: Mapping[str, Mapping[str, str]] = json.loads((Path(__file__).parent / "public.json").read_text("utf-8"))
 """The version since which each name of each public package is public; what does not stand here is not public."""
@@ -53,6 +55,7 @@ def _first_line(thing: Any) -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "keys": key_table,
     "result": result_table,
+    "forecast": lambda: forecast.table(json.loads(forecast.DEFAULT.read_text("utf-8"))),
     **{package: lambda package=package: name_table(package) for package in PUBLIC},
 }
 
