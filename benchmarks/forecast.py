@@ -126,7 +126,7 @@ def _cells(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """The table of docs/forecast.md."""
+    """The table of docs/swap-in.md: what was left, beside the forecast."""
     expected = " | ".join(f"{100 * kept_share(ratio):.0f}" for ratio in RATIOS)
     heads = " | ".join(f"ratio {ratio:g}" for ratio in RATIOS)
     parts = f"{TYPICAL['update']:g} / {TYPICAL['sample']:g}"

@@ -1,7 +1,7 @@
 """Write the tables of README.md and docs/ from what they speak of, so that no figure and no sentence is typed twice.
 
-The tables come from the documents that ``murmurfl reproduce`` and ``python -m benchmarks`` left in docs/results/, and
-from the declarations of run-config keys and of ``result.json``. A page has a table in one of two ways:
+The tables come from the documents that ``murmurfl reproduce`` and ``python -m benchmarks`` left in docs/results/;
+tables of declarations are made while the site is built (docs/reference.py). A page has a table in one of two ways:
 
 * between ``<!-- NAME -->`` and ``<!-- /NAME -->``: ``python -m benchmarks.pages`` writes it there, a test compares it;
 * as ``[Table: NAME](results/FILE.json)``, in whose place docs/conf.py puts the table when the site is built.
@@ -22,9 +22,7 @@ from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.accuracy import accuracy_rows
 from murmurfl.app.papers.captions import cell_guarantees, table_caption
 from murmurfl.app.papers.reproduction import tables_of
-from murmurfl.app.reports.result_schema import result_schema
 from murmurfl.app.reports.table import spread
-from murmurfl.app.settings.key_reference import key_table
 from murmurfl.privacy import gdp_epsilon, rounded_up
 from murmurfl.privacy.accounting.guarantee import WHATEVER_HAPPENS
 
@@ -366,23 +364,6 @@ def noted(name: str) -> Callable[[], str]:
     return table
 
 
-def result_table() -> str:
-    """What stands in result.json, key by key."""
-    lines = ["| key | type | what it is |", "|---|---|---|"]
-
-    def add(properties: Mapping[str, Any], before: str = "") -> None:
-        for name, described in properties.items():
-            kinds = described["type"] if isinstance(described["type"], list) else [described["type"]]
-            lines.append(f"| `{before}{name}` | {' or '.join(kinds)} | {described['description']} |")
-            if name == "config":  # docs/keys.md has its keys
-                continue
-            add(described.get("properties", {}), f"{before}{name}.")
-            add(described.get("items", {}).get("properties", {}), f"{before}{name}[].")
-
-    add(result_schema()["properties"])
-    return "\n".join(lines)
-
-
 BLOCKS = {
     "README.md": {"results": summary},
     "docs/performance.md": {
@@ -405,9 +386,6 @@ BLOCKS = {
         "masks": part("masks", masks.table),
         "peers": other_frameworks,
     },
-    "docs/forecast.md": {"measured": lambda: forecast.table(document("forecast"))},
-    "docs/keys.md": {"keys": key_table},
-    "docs/result.md": {"result": result_table},
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/tuning.md": {
         "bounded-step": bounded_steps,

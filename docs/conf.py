@@ -6,7 +6,9 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+from reference import filled  # noqa: E402
 
 from benchmarks import pages  # noqa: E402
 
@@ -38,7 +40,7 @@ def put_tables(app, name, source):
     """Put tables in the place of links to them: their figures are typed nowhere."""
     for path in pages.DOCUMENTS.glob("*.json"):
         app.env.note_dependency(path)
-    source[0] = pages.built(source[0], pages.BLOCKS.get(f"docs/{name}.md", {}))
+    source[0] = filled(pages.built(source[0], pages.BLOCKS.get(f"docs/{name}.md", {})))
 
 
 def put_checks(app, name, source):

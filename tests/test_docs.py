@@ -36,11 +36,11 @@ from tests.harness.imports import FOLDERS
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(
-    r"^(?P<indent> *)(?:<!-- from: (?P<source>\S+) -->\n *)?```(?P<language>\S*)\n(?P<text>.*?)^(?P=indent)```",
+    r"^(?P<indent> *)(?:<!-- from: (?P<source>\S+) -->\n *)?```(?P<language>\S*)[^\n]*\n(?P<text>.*?)^(?P=indent)```",
     flags=re.DOTALL | re.MULTILINE,
 )
 COMMANDS = ("sh", "console")
-SITE = ("{toctree}", "{eval-rst}")  # the site's own; `make docs` reads them
+SITE = ("{toctree}", "{eval-rst}", "{literalinclude}")  # the site's own; `make docs` reads them
 OUTPUT = "text"  # what is printed: tests/test_errors_page.py, tests/test_own_pages.py, and start.md's below
 
 # Pages whose code another test runs and looks at; their commands are checked here too.

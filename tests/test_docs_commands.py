@@ -21,20 +21,19 @@ ROOT = Path(__file__).parents[1]
 # In the order of reading; the later ones begin with what the first has left.
 HERE = (
     "start.md",
-    "how-to.md",
+    "accuracy.md",
     "ledger.md",
     "running.md",
     "errors.md",
     "tuning.md",
     "secure-aggregation.md",
-    "features.md",
-    "secret-order.md",
     "owners.md",
     "which.md",
-    "forecast.md",
     "swap-in.md",
     "schema.md",
     "threat-model.md",
+    "privacy.md",
+    "keys.md",
 )
 # Pages whose commands another test runs, and how to tell that it does.
 ELSEWHERE = {

@@ -1,6 +1,8 @@
 """The code of docs/swap-in.md and docs/own.md, block after block as a reader would type it, and what it does."""
 
+import importlib
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -103,8 +105,18 @@ def test_the_noise_in_the_average_is_as_long_as_the_page_says():
     assert noise / releases == pytest.approx(2 * np.sqrt(size / machines) / mu, rel=1e-3)
 
 
-def test_own_parts(typed):
+@pytest.fixture
+def in_the_folder(monkeypatch):
+    """The files of docs/own can be imported, as in a reader's copy."""
+    monkeypatch.syspath_prepend(DOCS / "own")
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+def test_own_parts(in_the_folder, typed):
     names = typed("own.md")
+    theirs = importlib.import_module("mine.strategy")
     result = names["main"](InProcessGrid(names["app"], 10, {}), context())
     assert np.abs(result.arrays.to_numpy_ndarrays()[0]).max() > 0
     assert names["strategy"].history[-1].aggregated == 10
@@ -115,9 +127,9 @@ def test_own_parts(typed):
         machine = names["simulated_machine"](ctx)
         gradients = names["TorchGradients"](names["torch"].nn.Linear(3, 2), names["torch"].nn.functional.cross_entropy)
         assert isinstance(machine["keys"], SimulatedKeys)
-        return names["GradientClient"](gradients, names["Readings"](1), policy, **machine)
+        return theirs.GradientClient(gradients, names["Readings"](1), policy, **machine)
 
-    strategy = names["AveragedSGD"](num_clients=2, clients_per_round=2, learning_rate=0.1)
+    strategy = theirs.AveragedSGD(num_clients=2, clients_per_round=2, learning_rate=0.1)
     grid = InProcessGrid(names["numpy_client_app"](client_fn), 2, {})
     strategy.start(grid, names["ArrayRecord"]([np.zeros((2, 3)), np.zeros(2)]), num_rounds=3)
     assert [report.aggregated for report in strategy.history] == [2, 2, 2]

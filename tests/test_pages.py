@@ -1,6 +1,7 @@
 """The tables of README.md and docs/ are those of the documents they come from: no figure is typed in by hand."""
 
 import html
+import importlib.util
 import re
 import runpy
 from dataclasses import replace
@@ -8,9 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from murmurfl.app.settings.run_config import run_keys
 from murmurfl.privacy import MECHANISMS, rounded_up
 
 from benchmarks import masks, pages, picture
+
+DOCS = sorted((pages.ROOT / "docs").glob("*.md"))
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +65,31 @@ def test_a_page_without_its_marks_is_refused():
 def test_a_link_to_no_table_is_refused():
     with pytest.raises(ValueError, match="'result'"):
         pages.built("[Table: result](results/tuning.json)", {"results": lambda: ""})
+
+
+def test_the_sites_tables_are_those_of_the_declarations():
+    reference = reference_tables()
+    rows = dict(line.split(" | ", 1) for line in reference.filled("<!-- generated: keys -->").splitlines()[2:])
+    assert set(rows) == {f"| `{name}`" for name in run_keys()}
+    assert rows["| `mu`"].startswith("`4` | a number > 0 | every run | ")
+    assert "| `per_round[].refused` | object | " in reference.filled("<!-- generated: result -->")
+    assert "| `gdp_epsilon` | 0.1 | " in reference.filled("<!-- generated: murmurfl.privacy -->")
+
+
+def test_every_mark_of_a_generated_table_is_known():
+    marks = [mark for page in DOCS for mark in re.findall(r"<!-- generated: (\S+) -->", page.read_text())]
+    assert sorted(marks) == sorted(reference_tables().TABLES)
+    with pytest.raises(KeyError):
+        reference_tables().filled("<!-- generated: kyes -->")
+
+
+def reference_tables():
+    spec = importlib.util.spec_from_file_location("reference", pages.ROOT / "docs" / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_the_picture_shows_what_the_documents_say():

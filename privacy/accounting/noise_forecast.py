@@ -12,7 +12,7 @@ machines 2 sqrt(d M) / (N mu). Under secure aggregation, with h honest machines 
 
 No training uses the whole length that clipping allows: updates are shorter than the clip and point in different
 directions. Which part of it a typical training uses (:data:`TYPICAL`), and what is left of what it learns
-(:func:`kept_share`), are **estimates**, measured on small trainings whose noise was varied: docs/forecast.md.
+(:func:`kept_share`), are **estimates**, measured on small trainings whose noise was varied: docs/swap-in.md.
 """
 
 from __future__ import annotations

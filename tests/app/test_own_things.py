@@ -1,7 +1,7 @@
-"""One thing of every kind in a folder of somebody's own, with no edit elsewhere: the files of docs/own.md.
+"""One thing of every kind in a folder of somebody's own, with no edit elsewhere: the files of docs/own.
 
-They are written from the page as a reader would type them, named in a run configuration, and then run, planned,
-audited, shown in a report and reproduced.
+They are copied as a reader would copy them, named in a run configuration, and then run, planned, audited, shown in a
+report and reproduced.
 """
 
 import json
@@ -25,8 +25,9 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import MECHANISMS, ConfigurationError
 from typer.testing import CliRunner
 
-PAGE = (Path(__file__).parents[2] / "docs" / "own.md").read_text()
-FILES = dict(re.findall(r"^<!-- file: (\S+) -->\n```\w+\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE))
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "own.md").read_text()
+FILES = {name: (DOCS / "own" / name).read_text() for name in re.findall(r"^```{literalinclude} own/(\S+)$", PAGE, re.M)}
 RUN, REPORT, PLAN, AUDIT = re.findall(r"^murmurfl (.*)$", PAGE, flags=re.MULTILINE)
 KEYS = ("task", "partition", "model", "strategy", "mechanism")
 

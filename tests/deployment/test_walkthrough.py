@@ -186,7 +186,7 @@ def test_the_page_followed_by_a_server_and_four_nodes(machines):
         assert session.releases == 11
 
 
-@pytest.mark.parametrize("page", ["how-to.md", "errors.md"])
+@pytest.mark.parametrize("page", ["running.md", "errors.md"])
 def test_runs_of_other_pages_on_the_same_federation(page, machines):
     """After the page above; the last of them spends the last of what its ledgers allow: 4 runs of mu = 2."""
     found = commands(page)

@@ -1,7 +1,7 @@
 """The round before a training: the mean of everybody's features, whoever is missing, and a server that is killed."""
 
 import math
-import re
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -254,11 +254,8 @@ def test_a_trusted_server_that_was_killed_after_the_round_publishes_the_same_cen
 
 
 def test_the_example_of_the_documents_trains():
-    """The last Python block of docs/how-to.md, over a grid of three nodes."""
-    page = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text()
-    block = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)[-1]
-    names = {}
-    exec(compile(block, "how-to.md", "exec"), names)
+    """docs/own/centred_app.py, over a grid of three nodes."""
+    names = runpy.run_path(Path(__file__).parents[2] / "docs" / "own" / "centred_app.py")
     centre, result = names["train"](NodesGrid(names["app"], 3))
     expected = np.concatenate([names["Samples"](str(i)).features for i in range(3)]).mean(axis=0)
     assert centre == pytest.approx(expected, abs=5 * math.sqrt(2 * 3) / names["mean_mu"] / 1500)

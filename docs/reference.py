@@ -1,0 +1,65 @@
+"""Tables that are made while the site is built, from declarations and measurements: ``<!-- generated: NAME -->``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from murmurfl.app.reports.result_schema import result_schema
+from murmurfl.app.settings.key_reference import key_table
+
+from benchmarks import forecast
+
+PUBLIC: Mapping[str, Mapping[str, str]] = json.loads((Path(__file__).parent / "public.json").read_text("utf-8"))
+"""The version since which each name of each public package is public; what does not stand here is not public."""
+
+
+def result_table() -> str:
+    """What stands in result.json, key by key."""
+    lines = ["| key | type | what it is |", "|---|---|---|"]
+
+    def add(properties: Mapping[str, Any], before: str = "") -> None:
+        for name, described in properties.items():
+            kinds = described["type"] if isinstance(described["type"], list) else [described["type"]]
+            lines.append(f"| `{before}{name}` | {' or '.join(kinds)} | {described['description']} |")
+            if name == "config":  # keys.md has its keys
+                continue
+            add(described.get("properties", {}), f"{before}{name}.")
+            add(described.get("items", {}).get("properties", {}), f"{before}{name}[].")
+
+    add(result_schema()["properties"])
+    return "\n".join(lines)
+
+
+def name_table(package: str) -> str:
+    """The public names of a package, since when, and the first line of what they say of themselves."""
+    module = importlib.import_module(package)
+    lines = ["| name | since | what it is |", "|---|---|---|"]
+    for name, since in PUBLIC[package].items():
+        lines.append(f"| `{name}` | {since} | {_first_line(getattr(module, name))} |")
+    return "\n".join(lines)
+
+
+def _first_line(thing: Any) -> str:
+    if not inspect.isclass(thing) and not inspect.isroutine(thing):
+        return ""
+    line = (inspect.getdoc(thing) or "").partition("\n")[0].replace("``", "`").replace("|", "\\|")
+    return re.sub(r":[\w:]+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", line)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "keys": key_table,
+    "result": result_table,
+    "forecast": lambda: forecast.table(json.loads(forecast.DEFAULT.read_text("utf-8"))),
+    **{package: lambda package=package: name_table(package) for package in PUBLIC},
+}
+
+
+def filled(text: str) -> str:
+    """A page's text with its tables in it."""
+    return re.sub(r"<!-- generated: (\S+) -->", lambda mark: TABLES[mark[1]](), text)
