@@ -18,8 +18,8 @@ from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.accuracy import accuracy_rows
 from murmurfl.app.papers.captions import cell_guarantees, table_caption
 from murmurfl.app.papers.reproduction import tables_of
-from murmurfl.app.reports.result_schema import result_schema
 from murmurfl.app.reports.table import spread
+from murmurfl.app.runs.outcome import result_schema
 from murmurfl.app.settings.key_reference import key_table
 from murmurfl.privacy import gdp_epsilon, rounded_up
 from murmurfl.privacy.accounting.guarantee import WHATEVER_HAPPENS

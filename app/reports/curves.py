@@ -88,17 +88,17 @@ def _named(group: Group) -> str:
 
 def _against_epsilon(groups: Sequence[Group]) -> Plot | None:
     known = [
-        (i, group, accuracy)
+        (i, group, epsilon, accuracy)
         for i, group in enumerate(groups)
-        if group.document["epsilon"] and (accuracy := group.spread("accuracy")) is not None
+        if (epsilon := group.outcome.epsilon) and (accuracy := group.spread("accuracy")) is not None
     ]
     if len(known) < 2:
         return None
     figure, axes = new_figure()
     with figure_style():
-        for number, group, (mean, deviation) in known:
+        for number, group, epsilon, (mean, deviation) in known:
             axes.errorbar(
-                group.document["epsilon"],
+                epsilon,
                 100 * mean,
                 yerr=None if deviation is None else 100 * deviation,
                 fmt="osD^vP"[number % 6],
@@ -108,20 +108,17 @@ def _against_epsilon(groups: Sequence[Group]) -> Plot | None:
                 label=_named(group),
             )
         without = _draw_without_noise(axes, groups, "accuracy")
+        epsilons = [epsilon for _, _, epsilon, _ in known]
         axes.set_xscale("log")
         axes.set_xlabel("ε of the whole run (less is more private)")
         axes.set_ylabel("test accuracy [%]")
         axes.set_ylim(0, 100)
-        axes.set_xlim(*_padded([group.document["epsilon"] for _, group, _ in known]))
+        axes.set_xlim(min(epsilons) / 1.6, max(epsilons) * 1.6)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
         figure.legend(loc="outside lower center", ncols=min(len(known) + without, 2))
-    note = "\n".join(f"{group.name}: {group.document['guarantee']}" for _, group, _ in known)
+    note = "\n".join(f"{group.name}: {group.outcome.guarantee}" for _, group, *_ in known)
     said = ["Each ε is its run's own guarantee, as above."]
     said += ["Bars: one standard deviation over seeds."] if any(spread[1] is not None for *_, spread in known) else []
     said += ["Dotted: without noise, not private."] if without else []
     return Plot("accuracy-epsilon", "Accuracy against ε", " ".join(said), figure, note)
-
-
-def _padded(values: Sequence[float]) -> tuple[float, float]:
-    return min(values) / 1.6, max(values) * 1.6

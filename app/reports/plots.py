@@ -24,8 +24,8 @@ from .figures import (
     new_figure,
     rounds_along,
 )
+from .finding import RecordedRun
 from .groups import Group
-from .recorded import RecordedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +52,7 @@ def run_plots(run: RecordedRun) -> list[Plot]:
 
 
 def _epsilon(run: RecordedRun) -> Plot | None:
-    epsilons, guaranteed = run.epsilons, run.document["epsilon"]
+    epsilons, guaranteed = run.epsilons, run.outcome.epsilon
     if epsilons is None or guaranteed is None:
         return None
     known = epsilons[~np.isnan(epsilons).any(axis=1)]
@@ -76,9 +76,9 @@ def _epsilon(run: RecordedRun) -> Plot | None:
         )
         axes.set_ylim(0, guaranteed * 1.12)
         rounds_along(axes)
-        axes.set_ylabel(f"ε at δ = {run.document['delta']:g}")
+        axes.set_ylabel(f"ε at δ = {run.outcome.delta:g}")
         figure.legend(loc="outside lower center", ncols=4)
-    note = f"{run.document['guarantee']} {BOOKKEEPING}"
+    note = f"{run.outcome.guarantee} {BOOKKEEPING}"
     return Plot("epsilon", "ε spent against rounds, by machine", BOOKKEEPING, figure, note)
 
 
@@ -133,14 +133,14 @@ def _each_machine(figure: Figure, axes: Axes, table: NDArray[np.int32], extent: 
 
 def _replies(run: RecordedRun) -> Plot:
     figure, axes = new_figure()
-    history = run.document["per_round"]
+    history = run.outcome.per_round
     kinds = {
-        "aggregated": (BLUE, [entry["aggregated"] for entry in history]),
-        "lost": (RED, [entry["lost"] for entry in history]),
-        "refused": (ORANGE, [sum(entry["refused"].values()) for entry in history]),
-        "late": (PINK, [entry["late"] for entry in history]),
-        "malformed": (GREEN, [entry["malformed"] for entry in history]),
-        "not opened": (SKY, [entry.get("unopened", 0) for entry in history]),
+        "aggregated": (BLUE, [one.aggregated for one in history]),
+        "lost": (RED, [one.lost for one in history]),
+        "refused": (ORANGE, [sum(one.refused.values()) for one in history]),
+        "late": (PINK, [one.late for one in history]),
+        "malformed": (GREEN, [one.malformed for one in history]),
+        "not opened": (SKY, [one.unopened for one in history]),
     }
     groups = np.array_split(np.arange(len(history)), min(len(history), _MOST_BARS))
     rounds = np.array([np.mean([run.rounds[i] for i in group]) for group in groups])
@@ -188,7 +188,7 @@ def _noise(run: RecordedRun) -> Plot | None:
         axes.set_xlabel("release of a machine")
         axes.set_ylabel("noise of a prefix sum, std")
         figure.legend(loc="outside lower center", ncols=2)
-    said = [*run.statements.values(), *(group["statement"] for group in run.groups)]
+    said = [*run.statements.values(), *(group.statement for group in run.outcome.machine_groups or ())]
     mechanism = next((statement["mechanism"] for statement in said), "")
     caption = (
         f"Standard deviation, in one value, of the noise in all that a machine has released so far ({mechanism}); "

@@ -1,4 +1,4 @@
-"""The line that a run says of a round: accuracy, loss, epsilon, replies and the time left.
+"""Where a run stands after a round, and the line that it says of it.
 
 Every engine says the same lines; over ``flwr run`` they come back out of Flower's log, where the command reads them.
 The guarantee that their epsilon belongs to stands above them, once.
@@ -7,15 +7,50 @@ The guarantee that their epsilon belongs to stands above them, once.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ...privacy import rounded_up
-from .result import Progress
+from ...strategies import RoundReport
 
 _LINES = 20
 """Rounds without an evaluation say so many lines in a run, and no more."""
 
 _FAST = " (fast noise: no guarantee)"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands after a round.
+
+    Parameters
+    ----------
+    report : RoundReport
+    num_rounds : int
+    loss, accuracy, auc : float or None
+        Of the central evaluation, in rounds that have one; the area under the ROC curve where there are two classes.
+    mu, epsilon : float
+        The guarantee of the whole run.
+    mu_local, epsilon_local : float or None
+        Under secure aggregation, what holds whatever server, helpers and other machines do.
+    seconds_left : float or None
+        Until the last round, if the others take as long as those after the first; None after the first, which waits
+        for the machines to start.
+    machines : mapping
+        The machines that were asked, and of each the number of its release that was aggregated, or None.
+    """
+
+    report: RoundReport
+    num_rounds: int
+    loss: float | None
+    accuracy: float | None
+    mu: float
+    epsilon: float
+    seconds_left: float | None = None
+    machines: Mapping[str, int | None] = field(default_factory=dict)
+    mu_local: float | None = None
+    epsilon_local: float | None = None
+    auc: float | None = None
 
 
 @dataclass(frozen=True)

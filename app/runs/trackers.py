@@ -19,7 +19,8 @@ from typing import Any
 
 from ...privacy import Guarantee, MurmurflError
 from ..settings.run_config import RunConfig
-from .result import Progress
+from .outcome import Outcome
+from .progress import Progress
 from .run_summary import shown_accuracy
 
 PROJECT = "murmurfl"
@@ -76,8 +77,8 @@ class Tracker(ABC):
         """Figures of a round."""
 
     @abstractmethod
-    def finish(self, document: Mapping[str, Any] | None) -> None:
-        """The run's ``result.json``, or None if it failed."""
+    def finish(self, outcome: Outcome | None) -> None:
+        """What the run left, or None if it failed."""
 
 
 class TensorBoard(Tracker):
@@ -95,10 +96,10 @@ class TensorBoard(Tracker):
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
-    def finish(self, document: Mapping[str, Any] | None) -> None:
-        if document is not None:
-            self._writer.add_text("guarantee", document["guarantee"], document["rounds"])
-            self._writer.add_text("test accuracy", shown_accuracy(document), document["rounds"])
+    def finish(self, outcome: Outcome | None) -> None:
+        if outcome is not None:
+            self._writer.add_text("guarantee", outcome.guarantee, outcome.rounds)
+            self._writer.add_text("test accuracy", shown_accuracy(outcome), outcome.rounds)
         self._writer.close()
 
 
@@ -123,10 +124,10 @@ class MLflow(Tracker):
         for name, value in values.items():
             self._client.log_metric(self._run, name, value, step=step)
 
-    def finish(self, document: Mapping[str, Any] | None) -> None:
-        if document is not None:
-            self._client.set_tag(self._run, "guarantee", document["guarantee"])
-        self._client.set_terminated(self._run, "FAILED" if document is None else "FINISHED")
+    def finish(self, outcome: Outcome | None) -> None:
+        if outcome is not None:
+            self._client.set_tag(self._run, "guarantee", outcome.guarantee)
+        self._client.set_terminated(self._run, "FAILED" if outcome is None else "FINISHED")
 
 
 class WandB(Tracker):
@@ -158,10 +159,10 @@ class WandB(Tracker):
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
 
-    def finish(self, document: Mapping[str, Any] | None) -> None:
-        if document is not None:
-            self._run.summary["guarantee"] = document["guarantee"]
-        self._run.finish(exit_code=1 if document is None else 0)
+    def finish(self, outcome: Outcome | None) -> None:
+        if outcome is not None:
+            self._run.summary["guarantee"] = outcome.guarantee
+        self._run.finish(exit_code=1 if outcome is None else 0)
 
 
 _TRACKERS: dict[str, type[Tracker]] = {kind.extra: kind for kind in (TensorBoard, MLflow, WandB)}
@@ -177,7 +178,7 @@ class Tracking:
 
     def __init__(self, trackers: list[Tracker]) -> None:
         self._trackers = trackers
-        self._document: Mapping[str, Any] | None = None
+        self._outcome: Outcome | None = None
 
     def round(self, progress: Progress) -> None:
         """Log what a round gave."""
@@ -191,9 +192,9 @@ class Tracking:
         for tracker in self._trackers:
             tracker.log(values, report.server_round)  # type: ignore[arg-type]
 
-    def result(self, document: Mapping[str, Any]) -> None:
+    def result(self, outcome: Outcome) -> None:
         """What the run came to; without it, it counts as failed."""
-        self._document = document
+        self._outcome = outcome
 
 
 def check_trackers(config: RunConfig) -> None:
@@ -239,4 +240,4 @@ def tracking(config: RunConfig, folder: Path, guarantee: Guarantee) -> Iterator[
         yield made
     finally:
         for tracker in started:
-            tracker.finish(made._document)
+            tracker.finish(made._outcome)

@@ -25,7 +25,8 @@ from .gradient_norms import GradientNorms
 from .online_losses import OnlineLosses
 from .participation import compact
 from .permitted_run import check_permit
-from .result import FeatureMean, Progress, RunResult
+from .progress import Progress
+from .result import FeatureMean, RunResult
 from .machine_statements import listed
 from ..settings.trust_settings import nothing_gained
 
