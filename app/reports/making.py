@@ -17,11 +17,10 @@ from ..runs.outcome import Outcome, ReportError, infinite
 from ..runs.result import WORKED_OUT
 from ..runs.run_summary import loss_text, plain_words, shown, shown_accuracy, shown_evaluation
 from ..settings.run_config import RunConfig
-from .curves import compared_plots
 from .finding import RecordedRun
 from .groups import Group, Spread, grouped, setting_text
 from .page import page
-from .plots import run_plots
+from .plots import compared_plots, run_plots
 from .table import Column, Row, Table, spread
 
 PAGE_NAME = "index.html"

@@ -8,10 +8,10 @@ from statistics import mean, stdev
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.reports.curves import compared_plots, measure_plot
 from murmurfl.app.reports.finding import RecordedRun
 from murmurfl.app.reports.groups import Group, grouped
 from murmurfl.app.reports.making import make_report
+from murmurfl.app.reports.plots import compared_plots, measure_plot
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.settings.run_config import RunConfig
