@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import rounded_up
-from ..reports.table import Column, Row, Table
+from ..reports.table import Column, Row, Table, statistics
 from .accuracy import ACCURACY, EPSILON, NOISE, SECONDS, accuracy_rows, percent
 from .kind import TableKind, Trial
-from .over_seeds import statistics
 from .paper_figures import add_legend, colours, new_figure, save
 
 _AUC = "auc"

@@ -9,11 +9,10 @@ from statistics import fmean
 from typing import Any
 
 from ...privacy import rounded_up
-from ..reports.table import Column, Marked, Row, Table, spread
+from ..reports.table import Column, Marked, Row, Table, curve_statistics, short, spread, statistics
 from ..settings.run_config import RunConfig
 from .accuracy import NOISE
 from .kind import TableKind, Trial
-from .over_seeds import curve_statistics, short, statistics
 from .paper_figures import add_legend, colours, draw_band, new_figure, save
 from .twins import is_without_noise
 

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...privacy import ConfigurationError
-from ..reports.table import Column, Row, Table, spread
+from ..reports.table import Column, Row, Table, curve_statistics, short, spread, statistics
 from ..settings.run_config import RunConfig
 from .accuracy import ACCURACY, EPSILON, NOISE, SECONDS, percent
 from .kind import Measure, Run, TableKind, Trial
-from .over_seeds import curve_statistics, short, statistics
 from .paper_figures import add_legend, colours, new_figure, save
 
 if TYPE_CHECKING:

@@ -7,10 +7,9 @@ from typing import Any
 
 from ...privacy import rounded_up
 from ..methods.auto_method import AUTO
-from ..reports.table import Column, Table
+from ..reports.table import Column, Table, statistics
 from ..settings.run_config import RunConfig
 from .kind import TableKind, Trial
-from .over_seeds import statistics
 
 _AUC = "auc"
 _TABULAR = ("credit-default", "recidivism")

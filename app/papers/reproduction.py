@@ -14,14 +14,13 @@ from typing import Any
 from ...privacy import ConfigurationError
 from ..engines.pool import say_nothing
 from ..methods import METHODS
-from ..reports.table import Table
+from ..reports.table import Table, statistics
 from ..runs.experiment import prepare
 from ..settings.run_config import RunConfig
 from .captions import table_caption
 from .cell import Cell
 from .kind import FIGURES, Run, TableKind, Trial
 from .made_runs import Workplace, made_together, make_runs
-from .over_seeds import statistics
 from .paper import Paper
 from .planned_runs import Choices, RunKey, choose_steps, plan_runs, plan_validation, with_chosen_steps
 

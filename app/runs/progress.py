@@ -7,6 +7,7 @@ The guarantee that their epsilon belongs to stands above them, once.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +18,13 @@ _LINES = 20
 """Rounds without an evaluation say so many lines in a run, and no more."""
 
 _FAST = " (fast noise: no guarantee)"
+
+_LINE = re.compile(
+    r"round +(?P<round>\d+)/(?P<rounds>\d+)(?:  accuracy +(?P<accuracy>\S+) %)?(?:  loss (?P<loss>\S+))?"
+    r"  epsilon (?P<epsilon>\S+)(?: or (?P<local>\S+))?(?P<note> \(.*?\))? \(whole run\)"
+    r"  replies (?P<aggregated>\d+)/(?P<asked>\d+)(?:  left (?P<left>\S+))?"
+)
+"""How a line reads in Flower's log."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,27 @@ class RoundLine:
             "" if progress.epsilon_local is None else rounded_up(progress.epsilon_local),
         )
 
+    @classmethod
+    def read(cls, text: str) -> RoundLine | None:
+        """A line of a log back as what it says; None if it is another."""
+        found = _LINE.fullmatch(text)
+        if found is None:
+            return None
+        accuracy, loss, left = found["accuracy"], found["loss"], found["left"]
+        hours, minutes, seconds = (int(part) for part in (left or "0:0:0").split(":"))
+        return cls(
+            int(found["round"]),
+            int(found["rounds"]),
+            None if accuracy is None else float(accuracy) / 100,
+            None if loss is None else float(loss),
+            found["epsilon"],
+            bool(found["note"]),
+            int(found["aggregated"]),
+            int(found["asked"]),
+            None if left is None else float(hours * 3600 + minutes * 60 + seconds),
+            found["local"] or "",
+        )
+
     @property
     def wanted(self) -> bool:
         """Whether it is worth a line in a log: an evaluation, the last round, or one of a few in between."""
@@ -118,7 +147,10 @@ class RoundLine:
     @property
     def time_left(self) -> str:
         """Hours, minutes and seconds until the last round; empty while that is not known."""
-        return "" if self.seconds_left is None else _clock(self.seconds_left)
+        if self.seconds_left is None:
+            return ""
+        whole = math.ceil(self.seconds_left)
+        return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
     def within(self, columns: int | None) -> str:
         """The line, shorter where it would not fit: first goes what the guarantee above it says, then the time."""
@@ -138,8 +170,3 @@ class RoundLine:
             f"  replies {self.aggregated}/{self.asked}"
             f"{f'  left {self.time_left}' if self.time_left else ''}"
         )
-
-
-def _clock(seconds: float) -> str:
-    whole = math.ceil(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
