@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
@@ -79,21 +80,15 @@ def grouped(runs: Sequence[RecordedRun]) -> list[Group]:
     """Runs with the same configuration and the same guarantee but for their seed, in the order of the first of each.
 
     A second run of the same seed is in another group: it says nothing of how far apart seeds are.
-
-    Parameters
-    ----------
-    runs : sequence of RecordedRun
     """
-    found: list[tuple[Any, list[RecordedRun]]] = []
+    seen: Counter[str] = Counter()
+    found: dict[tuple[str, int], list[RecordedRun]] = {}
     for run in runs:
-        key, seed = _likeness(run), run.outcome.config.get("seed")
-        for known, members in found:
-            if known == key and all(one.outcome.config.get("seed") != seed for one in members):
-                members.append(run)
-                break
-        else:
-            found.append((key, [run]))
-    return _told_apart([Group(_common_name([run.name for run in members]), members) for _, members in found])
+        likeness = repr(_likeness(run))
+        same_seed = f"{run.outcome.config.get('seed')} of {likeness}"
+        found.setdefault((likeness, seen[same_seed]), []).append(run)
+        seen[same_seed] += 1
+    return _told_apart([Group(_common_name([run.name for run in members]), members) for members in found.values()])
 
 
 def _likeness(run: RecordedRun) -> Any:
@@ -113,18 +108,17 @@ def _common_name(names: Sequence[str]) -> str:
 
 def _told_apart(groups: Sequence[Group]) -> list[Group]:
     """Groups with names that no other has: those with the same differ by their settings, and else by a number."""
-    made: list[Group] = []
+    made: dict[str, Group] = {}
     for group in groups:
         same = [one for one in groups if one.name == group.name]
-        name = group.name
-        if len(same) > 1 and (said := _differences(group, same)):
-            name = f"{name} ({said})"
-        taken, number, base = {one.name for one in made}, 1, name
-        while name in taken:
+        said = _differences(group, same) if len(same) > 1 else ""
+        name = base = f"{group.name} ({said})" if said else group.name
+        number = 1
+        while name in made:
             number += 1
             name = f"{base}, {number}"
-        made.append(replace(group, name=name))
-    return made
+        made[name] = replace(group, name=name)
+    return list(made.values())
 
 
 def _differences(group: Group, same: Sequence[Group]) -> str:

@@ -40,11 +40,6 @@ def make_report(folders: Sequence[Path], out: Path) -> Path:
     out : Path
         Made if need be.
 
-    Returns
-    -------
-    Path
-        The page.
-
     Raises
     ------
     ReportError

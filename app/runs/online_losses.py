@@ -1,4 +1,4 @@
-"""Regret of online federated learning (zhang-2025, section II): computed on data a simulation has and no server would.
+"""Regret of online federated learning (zhang-2025, section II), on data that only a simulation has.
 
 With f^{r,t}_i the loss on the t-th sample of machine i in round r, and sums over all of them,
 

@@ -1,7 +1,4 @@
-"""The same run without noise: the line that pictures compare a private run with.
-
-It is a run of its own, made in this process on the data that the simulated run had, so there is none for real machines.
-"""
+"""The same run without noise, made in this process on the simulated run's data: what a private run is compared with."""
 
 from __future__ import annotations
 
