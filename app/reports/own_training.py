@@ -17,13 +17,11 @@ from flwr.serverapp.strategy import Result
 from ...privacy import ConfigurationError, Guarantee, stated_words
 from ...strategies import ReleaseStrategy
 from ...strategies.side.evaluation_figures import EvaluationResult
-from ..runs.outcome import Outcome
+from ..runs.outcome import MEASURES, Outcome
 from ..runs.run_files import plot_accuracy, write_outcome
 from ..runs.run_guarantees import Figures, stated_figures
 
 Statements = Mapping[str, Mapping[str, Any]]
-
-_MEASURES = ("accuracy", "auc", "loss")
 
 _UNCHECKED = "It is what {said} of {all} machines say of themselves, which a server cannot check."
 _NOT_PRIVATE = "Machines evaluated the model without noise: no epsilon covers what they reported."
@@ -157,6 +155,6 @@ def _central(result: Result) -> dict[int, dict[str, float]]:
     """What central evaluations measured, by round."""
     found: dict[int, dict[str, float]] = {}
     for number, record in result.evaluate_metrics_serverapp.items():
-        values = {name: record.get(name) for name in _MEASURES}
+        values = {name: record.get(name) for name in MEASURES}
         found[number] = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
     return found

@@ -30,6 +30,9 @@ from .machine_statements import MOST_NAMED
 FORMAT = 1
 """The version of ``result.json``."""
 
+MEASURES = ("accuracy", "auc", "loss")
+"""What a central evaluation may give."""
+
 RESULT_NAME, FAILURE_NAME, CHECKPOINT_NAME = "result.json", "failure.json", "checkpoint.npz"
 
 _PACKAGES = ("flwr", "numpy", "scipy", "scikit-learn", "torch", "ray")
@@ -330,12 +333,11 @@ class Outcome(_Part):
             Other fields.
         """
         privacy = guarantee.document()
-        measures = ("accuracy", "auc", "loss")
         rounds = []
         for report in history:
             found, counts = measured.get(report.server_round, {}), asdict(report)
-            rounds.append({"round": counts.pop("server_round"), **{name: found.get(name) for name in measures}, **counts})
-        last = {name: [one[name] for one in measured.values() if one.get(name) is not None] for name in measures}
+            rounds.append({"round": counts.pop("server_round"), **{name: found.get(name) for name in MEASURES}, **counts})
+        last = {name: [one[name] for one in measured.values() if one.get(name) is not None] for name in MEASURES}
         figures = {name: privacy[name] for name in ("mu", "epsilon", "mu_local", "epsilon_local", "min_honest", "delta")}
         made = {
             "format": FORMAT,

@@ -70,7 +70,7 @@ class RunResult:
         Wall-clock time of the rounds.
     online : dict or None
         Cumulative loss and regrets, where they were computed
-        (:meth:`murmurfl.app.runs.online_losses.OnlineLosses.document`).
+        (:meth:`murmurfl.app.runs.simulated_figures.OnlineLosses.document`).
     deployed : bool
         Whether the machines were real ones.
     gradient_norms : dict or None
