@@ -149,7 +149,7 @@ class Clip(_Part):
     last: float = _said("After the last one.")
 
 
-class Centring(_Part):
+class MeanFigures(_Part):
     """With `centring = private`, what became of the mean of the features, which machines release before the first
     round; else null. `model.npz` then has `centring.centre`, the mean m, and `centring.constant`, c, beside the
     model's arrays: the model's inputs are unit([unit(phi - m), c]) of a sample's features phi
@@ -163,7 +163,7 @@ class Centring(_Part):
     samples: int = _count("Samples that it is the mean of, by their words.")
 
 
-class Evaluation(_Part):
+class EvaluationFigures(_Part):
     """With `private-evaluation`, how good the model is on the machines' own samples, by a count that they released
     with noise; else null. Where no machine answered, figures are null and `failure` says why."""
 
@@ -297,8 +297,8 @@ class Outcome(_Part):
         default={},
     )
     without_noise: Twin | None = None
-    centring: Centring | None = None
-    private_evaluation: Evaluation | None = None
+    centring: MeanFigures | None = None
+    private_evaluation: EvaluationFigures | None = None
     clip: Clip | None = None
     online: Online | None = None
     gradient_norms: Norms | None = None

@@ -94,10 +94,10 @@ class RunResult:
 
     Notes
     -----
-    **Formal guarantees.** ``mu`` covers everything the run released, in simulation by the policies of the run
-    configuration, on real machines by what they state; :attr:`guarantee` says of what and against whom. Nothing here is
-    more than the server knows, but for ``training``, ``gradient_norms`` and ``online``: only a simulation has them, and
-    they are marked as not private where they are written.
+    ``mu`` covers everything the run released, in simulation by the policies of the run configuration, on real machines
+    by what they state; :attr:`guarantee` says of what and against whom. Nothing here is more than the server knows, but
+    for ``training``, ``gradient_norms`` and ``online``: only a simulation has them, and they are marked as not private
+    where they are written.
     """
 
     experiment: Experiment

@@ -11,7 +11,7 @@ from ...privacy.accounting.noise_forecast import shortest
 from ...privacy.accounting.plain_words import plain_meaning
 from ..methods.auto_method import AUTO
 from ..settings.run_config import run_keys
-from .outcome import Evaluation, Outcome, Twin, infinite
+from .outcome import EvaluationFigures, Outcome, Twin, infinite
 
 _KEPT = ("task", "features", "num-clients", "clients-per-round", "mu")
 """Keys that stay as they are where another strategy is tried."""
@@ -39,7 +39,7 @@ def shown_accuracy(of: Outcome | Twin) -> str:
     return f"{100 * of.accuracy:.1f} %{'' if of.auc is None else f', AUC {of.auc:.3f}'}"
 
 
-def shown_evaluation(evaluation: Evaluation) -> str:
+def shown_evaluation(evaluation: EvaluationFigures) -> str:
     """A private evaluation in a few words."""
     if evaluation.accuracy is None:
         return "none: no machine answered"
