@@ -13,9 +13,9 @@ from flwr.superlink.grid import InMemoryGrid
 
 from ..privacy import ConfigurationError, MurmurflError
 from .runs.experiment import prepare
-from .runs.progress import RoundLine
-from .runs.result import Progress
-from .runs.run_files import CHECKPOINT_NAME, RESULT_NAME, write_failure, write_record
+from .runs.outcome import CHECKPOINT_NAME, RESULT_NAME
+from .runs.progress import Progress, RoundLine
+from .runs.run_files import write_failure, write_record
 from .runs.run_guarantees import expected_guarantee
 from .runs.run_summary import meaning_lines, summary_lines
 from .runs.trackers import tracking
@@ -119,8 +119,8 @@ def _run(grid: Grid, config: RunConfig, folder: Path, deployed: bool) -> None:
             trackers.round(progress)
 
         result = run_experiment(grid, config, checkpoint=checkpoint, on_progress=show, deployed=deployed, engine="ray")
-        document = write_record(result, folder)
-        trackers.result(document)
+        write_record(result, folder)
+        trackers.result(result.outcome)
     log(INFO, "")
-    for line in [*summary_lines(document, folder), *(f"  {line}" for line in meaning_lines(document))]:
+    for line in [*summary_lines(result.outcome, folder), *(f"  {line}" for line in meaning_lines(result.outcome))]:
         log(INFO, line)

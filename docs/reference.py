@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from murmurfl.app.reports.result_schema import result_schema
+from murmurfl.app.runs.outcome import result_schema
 from murmurfl.app.settings.key_reference import key_table
 
 from benchmarks import forecast

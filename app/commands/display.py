@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from types import TracebackType
 
@@ -15,43 +14,10 @@ from ...privacy import Guarantee
 from ..runs.progress import RoundLine
 from .terminal import say, width
 
-_LINE = re.compile(
-    r"round +(?P<round>\d+)/(?P<rounds>\d+)(?:  accuracy +(?P<accuracy>\S+) %)?(?:  loss (?P<loss>\S+))?"
-    r"  epsilon (?P<epsilon>\S+)(?: or (?P<local>\S+))?(?P<note> \(.*?\))? \(whole run\)"
-    r"  replies (?P<aggregated>\d+)/(?P<asked>\d+)(?:  left (?P<left>\S+))?"
-)
-"""How a :class:`~murmurfl.app.runs.progress.RoundLine` reads in Flower's log."""
-
 
 def is_worrying(line: str) -> bool:
     """Whether a line of Flower's log is for the eyes of whoever started the run."""
     return line.startswith(("WARNING :", "ERROR :")) and "flwr 1.32" not in line
-
-
-def read_line(text: str) -> RoundLine | None:
-    """A line of a log back as what it says; None if it is another."""
-    found = _LINE.fullmatch(text)
-    if found is None:
-        return None
-    accuracy, loss = found["accuracy"], found["loss"]
-    left = None if found["left"] is None else _seconds(found["left"])
-    return RoundLine(
-        int(found["round"]),
-        int(found["rounds"]),
-        None if accuracy is None else float(accuracy) / 100,
-        None if loss is None else float(loss),
-        found["epsilon"],
-        bool(found["note"]),
-        int(found["aggregated"]),
-        int(found["asked"]),
-        left,
-        found["local"] or "",
-    )
-
-
-def _seconds(clock: str) -> float:
-    hours, minutes, seconds = (int(part) for part in clock.split(":"))
-    return float(hours * 3600 + minutes * 60 + seconds)
 
 
 class RunDisplay:
@@ -109,8 +75,7 @@ class RunDisplay:
 
     def read(self, text: str) -> bool:
         """Show a line of a run's log if it is a round's; whether it was."""
-        line = read_line(text)
-        if line is not None:
+        if (line := RoundLine.read(text)) is not None:
             self.show(line)
         return line is not None
 

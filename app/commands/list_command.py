@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ...privacy import Guarantee, caption
 from ..reports.finding import FoundRun, find_runs
+from ..runs.outcome import Outcome
 from ..runs.run_summary import loss_text, shown
 from .run_options import AsJson
 from .terminal import failing_clearly, say, width
@@ -57,8 +58,7 @@ def _lines(found: Sequence[FoundRun], before: int) -> list[str]:
     lines += _laid_out(rows, width())
     guarantees: list[tuple[str, Guarantee]] = []
     for number, one in enumerate(found, before + 1):
-        guarantee = one.guarantee
-        if guarantee is not None and one.run is not None and one.run.document["epsilon"] is not None:
+        if one.outcome and one.outcome.epsilon is not None and (guarantee := one.outcome.terms):
             guarantees.append((str(number), guarantee))
     if any(row["epsilon"].endswith(_FAST) for row in rows):
         lines.append(f"{_FAST} Fast simulation noise: a figure for research, no guarantee.")
@@ -72,18 +72,18 @@ def _lines(found: Sequence[FoundRun], before: int) -> list[str]:
 def _row(number: int, one: FoundRun) -> dict[str, str]:
     day, time = one.date.astimezone().strftime("%Y-%m-%d %H:%M").split()
     row = {"#": str(number), "date": day, "time": time}
-    if one.run is None:
+    outcome = one.outcome
+    if outcome is None:
         return {**row, **dict.fromkeys(_FIGURES, ""), "problem": one.problem, "folder": str(one.folder)}
-    document = one.run.document
-    twin = document.get("without_noise") or {}
-    fast = _FAST if document["config"].get("noise-quality") == "fast" and document["epsilon"] is not None else ""
+    config, twin = outcome.config, outcome.without_noise
+    fast = _FAST if config.get("noise-quality") == "fast" and outcome.epsilon is not None else ""
     return {
         **row,
-        "strategy": str(document["config"]["strategy"]).rpartition(":")[2],
-        "task": str(document["config"]["task"]),
-        "epsilon": shown(document["epsilon"]) + fast,
-        "accuracy": _accuracy(document),
-        "without noise": _percent(twin.get("accuracy")),
+        "strategy": str(config["strategy"]).rpartition(":")[2],
+        "task": str(config["task"]),
+        "epsilon": shown(outcome.epsilon) + fast,
+        "accuracy": _accuracy(outcome),
+        "without noise": _percent(None if twin is None else twin.accuracy),
         "folder": str(one.folder),
     }
 
@@ -91,14 +91,14 @@ def _row(number: int, one: FoundRun) -> dict[str, str]:
 _FIGURES = ("strategy", "task", "epsilon", "accuracy", "without noise")
 
 
-def _accuracy(document: Mapping[str, Any]) -> str:
+def _accuracy(outcome: Outcome) -> str:
     """On the test set; where there is none what machines counted with noise, and else the loss."""
-    counted = (document.get("private_evaluation") or {}).get("accuracy")
-    if document["accuracy"] is None and counted is not None:
-        return f"{_percent(counted)}{_COUNTED}"
-    if document["accuracy"] is None and document["loss"] is None:
+    counted = outcome.private_evaluation
+    if outcome.accuracy is None and counted is not None and counted.accuracy is not None:
+        return f"{_percent(counted.accuracy)}{_COUNTED}"
+    if outcome.accuracy is None and outcome.loss is None:
         return "none"
-    return _percent(document["accuracy"]) or f"loss {loss_text(document['loss'])}"
+    return _percent(outcome.accuracy) or f"loss {loss_text(outcome.loss)}"
 
 
 def _percent(share: float | None) -> str:

@@ -106,5 +106,5 @@ def deploy_demo(
         typer.echo("")
         lines = [ledger_line(machine, ledger) for machine, ledger in demonstrated.ledgers.items()]
         lines += [record_line(helper, sets) for helper, sets in demonstrated.opened.items()]
-        for line in [*summary_lines(demonstrated.document, folder), "", *lines]:
+        for line in [*summary_lines(demonstrated.outcome, folder), "", *lines]:
             say(line)

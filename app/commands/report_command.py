@@ -13,7 +13,7 @@ from .terminal import failing_clearly, say
 
 
 def _print_schema(wanted: bool) -> None:
-    from ..reports.result_schema import result_schema
+    from ..runs.outcome import result_schema
 
     if wanted:
         typer.echo(json.dumps(result_schema(), indent=2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,10 +46,9 @@ def run(
     """
     from ..engines.device.backend import checked_device, open_device
     from ..engines.pool import checked_workers
-    from ..runs.run_files import CHECKPOINT_NAME, RESULT_NAME
-    from ..runs.run_summary import summary_lines
+    from ..runs.outcome import CHECKPOINT_NAME, RESULT_NAME, Outcome
+    from ..runs.run_summary import closing_lines, summary_lines
     from ..runs.without_noise import add_without_noise
-    from .closing import closing_lines
     from .run_options import folder_for
 
     with failing_clearly():
@@ -71,11 +69,11 @@ def run(
             else:
                 spread = {"workers": workers, "ray_address": ray, "device": device} if engine == "cohort" else {}
                 _run_here(RunConfig.from_mapping(settings), engine, folder, **spread)
-        document = json.loads((folder / RESULT_NAME).read_text())
-        if twin or (twin is None and document["seconds"] <= _SHORT):
-            document = add_without_noise(folder)
+        outcome = Outcome.read(folder)
+        if twin or (twin is None and outcome.seconds is not None and outcome.seconds <= _SHORT):
+            outcome = add_without_noise(folder)
         typer.echo("")
-        for line in [*summary_lines(document, folder), *closing_lines(document)]:
+        for line in [*summary_lines(outcome, folder), *closing_lines(outcome)]:
             say(line)
 
 
@@ -83,7 +81,7 @@ def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) 
     from ..engines.flower_run import run_flower_app
     from ..engines.start import app_folder, num_nodes, ray_environment, ray_overrides
     from ..runs.experiment import prepare
-    from ..runs.run_files import RESULT_NAME
+    from ..runs.outcome import RESULT_NAME
     from ..runs.run_guarantees import expected_guarantee
     from ..runs.trackers import check_trackers
     from .display import RunDisplay
@@ -117,8 +115,7 @@ def _run_here(config: RunConfig, engine: str, folder: Path, **spread: Any) -> No
 
     from ..engines.start import run_cohort, run_in_process
     from ..runs.experiment import prepare
-    from ..runs.progress import RoundLine
-    from ..runs.result import Progress
+    from ..runs.progress import Progress, RoundLine
     from ..runs.run_files import write_record
     from ..runs.run_guarantees import expected_guarantee
     from ..runs.trackers import tracking
@@ -138,4 +135,5 @@ def _run_here(config: RunConfig, engine: str, folder: Path, **spread: Any) -> No
         if spread:
             spread["say"] = display.message
         result = start(config, on_progress=show, **spread)
-        trackers.result(write_record(result, folder))
+        write_record(result, folder)
+        trackers.result(result.outcome)

@@ -18,9 +18,10 @@ from ...privacy import ConfigurationError
 from ..client_app import app
 from ..data.features.frozen_net import FOLDER, WEIGHTS_VARIABLE
 from ..runs.experiment import prepare
+from ..runs.outcome import RESULT_NAME
 from ..runs.participation import participant_names
-from ..runs.result import Progress, RunResult
-from ..runs.run_files import RESULT_NAME, result_document
+from ..runs.progress import Progress
+from ..runs.result import RunResult
 from ..runs.training_run import run_experiment
 from ..settings.layers import environment_for
 from ..settings.registry import registry
@@ -45,9 +46,9 @@ def run_document(config: RunConfig, engine: str) -> dict[str, Any]:
         If the engine is unknown, the configuration impossible, or the run failed.
     """
     if engine == "cohort":
-        return result_document(run_cohort(config))
+        return run_cohort(config).outcome.document()
     if engine == "inprocess":
-        return result_document(run_in_process(config))
+        return run_in_process(config).outcome.document()
     if engine == "ray":
         return run_on_ray(config)
     raise ConfigurationError(f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.")

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...privacy import (
     ConfigurationError,
@@ -25,7 +24,7 @@ from ..engines.loopback import LaunchError, Scalar
 from ..methods import METHODS
 from ..runs.centring_settings import PRIVATE
 from ..runs.experiment import Experiment, prepare
-from ..runs.run_files import FAILURE_NAME, RESULT_NAME
+from ..runs.outcome import FAILURE_NAME, Outcome
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
 from ..settings.trust_settings import SECURE
@@ -131,7 +130,7 @@ class Demonstrated:
 
     Parameters
     ----------
-    document : dict
+    outcome : Outcome
         The run's ``result.json``.
     ledgers : dict of str to LedgerSummary
         What each node's ledger says.
@@ -139,7 +138,7 @@ class Demonstrated:
         How many sums each helper opened, by its record; empty without helpers.
     """
 
-    document: dict[str, Any]
+    outcome: Outcome
     ledgers: dict[str, LedgerSummary]
     opened: dict[str, int]
 
@@ -174,20 +173,20 @@ def run_demo(config: RunConfig, folder: Path, *, timeout_s: float, on_line: Call
             deployed.submit(config.to_mapping())
         except LaunchError as error:
             raise LaunchError(_reason(folder) or error.reason, error.log) from error
-    document = json.loads((folder / RESULT_NAME).read_text())
+    outcome = Outcome.read(folder)
     ledgers = {name: read_ledger(NodeConfig.read(files.config).ledger) for name, files in deployed.nodes.items()}
     recorded = {name: sum(session.releases for session in ledger.sessions) for name, ledger in ledgers.items()}
-    for name, statement in document["machines"].items():
+    for name, statement in (outcome.machines or {}).items():
         if recorded[name] < statement["releases"]:
             raise LedgerError(f"Expected {statement['releases']} releases in {name}'s ledger, got {recorded[name]}.")
-    if sum(recorded.values()) < document["aggregated"]:
-        raise LedgerError(f"Expected {document['aggregated']} releases in the ledgers, got {sum(recorded.values())}.")
+    if sum(recorded.values()) < outcome.aggregated:
+        raise LedgerError(f"Expected {outcome.aggregated} releases in the ledgers, got {sum(recorded.values())}.")
     helpers = {name: HelperConfig.read(files.config) for name, files in deployed.helpers.items()}
     opened = {name: SQLiteOpeningRecord(helper.record).sets for name, helper in helpers.items()}
     for name, sets in opened.items():
-        if sets < document["rounds"]:
-            raise OpeningRecordError(f"Expected {document['rounds']} sums in {name}'s record, got {sets}.")
-    return Demonstrated(document, ledgers, opened)
+        if sets < outcome.rounds:
+            raise OpeningRecordError(f"Expected {outcome.rounds} sums in {name}'s record, got {sets}.")
+    return Demonstrated(outcome, ledgers, opened)
 
 
 def _helpers(config: RunConfig) -> int:

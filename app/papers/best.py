@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import rounded_up
-from ..reports.table import Column, Row, Table
+from ..reports.table import Column, Row, Table, statistics
 from .accuracy import ACCURACY, EPSILON, NOISE, SECONDS, accuracy_rows, percent
-from .cell import statistics
 from .kind import TableKind, Trial
 from .paper_figures import add_legend, colours, new_figure, save
 

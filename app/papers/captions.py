@@ -17,7 +17,7 @@ from ..methods.presets import constant_feature
 from ..models.softmax import SoftmaxRegression
 from ..runs.centring_settings import is_centred
 from ..settings.run_config import RunConfig
-from .planned_runs import without_unread
+from .cell import without_unread
 
 _NOMINAL = 1000
 """Batches of a machine where only words are wanted of a policy."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
 from typing import Any
+
+from ..settings.registry import mechanism_options_of, registry
+from ..settings.run_config import run_keys
+from ..settings.trust_settings import keys_of_trust
 
 Overrides = Mapping[str, bool | int | float | str]
 Settings = dict[str, bool | int | float | str]
@@ -54,37 +57,21 @@ class Cell:
         return bool(self.validation.get("validation-samples"))
 
 
-def statistics(values: Sequence[float | None], digits: int | None = None) -> dict[str, Any]:
-    """Mean, standard deviation and the values themselves.
+def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by hyphenated key, without those that nothing they name reads.
 
-    Parameters
-    ----------
-    values : sequence of float or None
-        One a seed. None stands for no finite number, such as the epsilon of a run without noise; with one of them there
-        is neither a mean nor a deviation.
-    digits : int, optional
-        To how many digits the values are kept; default all.
+    For settings that were made for another method, task, partition or model than those that are now named beside them,
+    such as a paper's when somebody changes its task.
     """
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return {"mean": None, "std": None, "runs": list(values)}
-    runs = known if digits is None else [short(value, digits) for value in known]
-    return {"mean": fmean(known), "std": stdev(known) if len(known) > 1 else 0.0, "runs": runs}
+    chosen = {one.name: values.get(one.name, one.default) for one in run_keys().values() if one.names}
+    reads = frozenset[str]().union(*(registry(name)[str(thing)].keys for name, thing in chosen.items()))
+    own = {
+        "mechanism": frozenset(mechanism_options_of(str(values.get("mechanism", "")))),
+        "trust": keys_of_trust(values.get("trust", "")),
+    }
 
+    def is_read(name: str) -> bool:
+        one = run_keys().get(name)
+        return one is None or not one.read_by or one.name in own.get(one.read_by, reads)
 
-def curve_statistics(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation of each curve over runs with the same rounds."""
-    curves = {}
-    for name, first in runs[0].items():
-        columns = list(zip(*(run[name]["values"] for run in runs), strict=True))
-        curves[name] = {
-            "rounds": first["rounds"],
-            "mean": [fmean(column) for column in columns],
-            "std": [stdev(column) if len(column) > 1 else 0.0 for column in columns],
-        }
-    return curves
-
-
-def short(value: float, digits: int = 5) -> float:
-    """A value to so many digits: a document of thousands of figures need not have sixteen of each."""
-    return float(f"{value:.{digits}g}")
+    return {name: value for name, value in values.items() if is_read(name)}

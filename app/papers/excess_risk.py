@@ -9,10 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from ...privacy import rounded_up
-from ..reports.table import Column, Marked, Row, Table, spread
+from ..reports.table import Column, Marked, Row, Table, curve_statistics, short, spread, statistics
 from ..settings.run_config import RunConfig
 from .accuracy import NOISE
-from .cell import curve_statistics, short, statistics
 from .kind import TableKind, Trial
 from .paper_figures import add_legend, colours, draw_band, new_figure, save
 from .planned_runs import is_without_noise

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...privacy import ConfigurationError
-from ..reports.table import Column, Row, Table, spread
+from ..reports.table import Column, Row, Table, curve_statistics, short, spread, statistics
 from ..settings.run_config import RunConfig
 from .accuracy import ACCURACY, EPSILON, NOISE, SECONDS, percent
-from .cell import curve_statistics, short, statistics
 from .kind import Measure, Run, TableKind, Trial
 from .paper_figures import add_legend, colours, new_figure, save
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from ...privacy import rounded_up
 from ..methods.auto_method import AUTO
-from ..reports.table import Column, Table
+from ..reports.table import Column, Table, statistics
 from ..settings.run_config import RunConfig
-from .cell import statistics
 from .kind import TableKind, Trial
 
 _AUC = "auc"

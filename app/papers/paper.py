@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from ...privacy import gdp_mu
 from ..settings.run_config import RunConfig
-from .cell import Cell, Overrides, Settings
+from .cell import Cell, Overrides, Settings, without_unread
 from .kind import TableKind
-from .planned_runs import without_unread
 
 
 class Paper(ABC):

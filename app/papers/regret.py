@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..reports.table import Column, Table
+from ..reports.table import Column, Table, curve_statistics
 from .accuracy import ACCURACY, EPSILON, NOISE, accuracy_rows
-from .cell import curve_statistics
 from .kind import TableKind, Trial
 from .paper_figures import add_legend, colours, draw_band, new_figure, save
 

@@ -14,11 +14,11 @@ from typing import Any
 from ...privacy import ConfigurationError
 from ..engines.pool import say_nothing
 from ..methods import METHODS
-from ..reports.table import Table
+from ..reports.table import Table, statistics
 from ..runs.experiment import prepare
 from ..settings.run_config import RunConfig
 from .captions import table_caption
-from .cell import Cell, statistics
+from .cell import Cell
 from .kind import FIGURES, Run, TableKind, Trial
 from .made_runs import Workplace, made_together, make_runs
 from .paper import Paper

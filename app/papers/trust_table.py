@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...privacy import rounded_up
-from ..reports.table import Column, Row, Table
+from ..reports.table import Column, Row, Table, statistics
 from ..settings.run_config import RunConfig
 from .accuracy import ACCURACY, NOISE, SECONDS, accuracy_rows
-from .cell import statistics
 from .kind import TableKind, Trial
 from .paper_figures import add_legend, colours, new_figure, save
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from ...privacy import ConfigurationError, Guarantee, PrivacyPolicy
 from ..methods.auto_method import AUTO
-from ..papers.planned_runs import without_unread
+from ..papers.cell import without_unread
 from ..runs.experiment import Experiment, situation_of, worked_out
 from ..runs.run_guarantees import configured_figures, run_guarantee
 from ..settings.default_run import started_with

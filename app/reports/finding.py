@@ -1,21 +1,146 @@
-"""The runs that lie in folders, finished or not."""
+"""The runs that lie in folders, finished or not, and what is known of who took part in them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...privacy import Guarantee
-from ..runs.run_files import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME
-from .recorded import RecordedRun, ReportError, what_is_there
+import numpy as np
+from numpy.typing import NDArray
+
+from ...privacy import gdp_epsilon
+from ..runs.outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Outcome, ReportError, read_json, what_is_there
+from ..runs.run_files import MACHINES_NAME
 
 _FILES = {RESULT_NAME, FAILURE_NAME, CHECKPOINT_NAME}
 _DEEPEST = 4
 """Folders of folders of runs that are looked through."""
+_MOST_ENTRIES = 50_000_000
+"""Of a table of machines and rounds."""
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A finished run as its files tell it; nothing in them is more than the server knows.
+
+    Parameters
+    ----------
+    name : str
+        Its folder's.
+    outcome : Outcome
+        ``result.json``.
+    machines : mapping or None
+        ``machines.json``; None for a run that wrote none.
+    """
+
+    name: str
+    outcome: Outcome
+    machines: Mapping[str, Any] | None
+
+    @classmethod
+    def read(cls, folder: Path) -> RecordedRun:
+        """A run's files.
+
+        Raises
+        ------
+        ReportError
+            If the folder holds no finished run, or its files are damaged or of another format.
+        """
+        outcome, machines = Outcome.read(folder), folder / MACHINES_NAME
+        return cls(folder.resolve().name, outcome, read_json(machines) if machines.is_file() else None)
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds, in order."""
+        return [one.round for one in self.outcome.per_round]
+
+    def curve(self, measure: str) -> tuple[list[int], list[float]]:
+        """Rounds with a central evaluation, and what it gave."""
+        entries = [one for one in self.outcome.per_round if getattr(one, measure) is not None]
+        return [one.round for one in entries], [getattr(one, measure) for one in entries]
+
+    @property
+    def statements(self) -> Mapping[str, Mapping[str, Any]]:
+        """What machines say of themselves, by name; empty where they are too many for that."""
+        return self.outcome.machines or {}
+
+    @cached_property
+    def names(self) -> list[str]:
+        """All machines that are known, in the order of their names."""
+        asked = (name for round_ in (self.machines or {"rounds": {}})["rounds"].values() for name in round_)
+        known = {*self.statements, *asked}
+        return sorted(known, key=lambda name: (len(name), name))
+
+    @cached_property
+    def participation(self) -> NDArray[np.int32] | None:
+        """Shape (machines, rounds): the release aggregated, 0 asked in vain, -1 not asked; None if not recorded.
+
+        None too where machines and rounds are so many that no picture shows them.
+        """
+        if not self.machines or not self.machines["rounds"]:
+            return None
+        if len(self.names) * len(self.rounds) > _MOST_ENTRIES:
+            return None
+        table = np.full((len(self.names), len(self.rounds)), -1, dtype=np.int32)
+        rows = {name: row for row, name in enumerate(self.names)}
+        columns = {number: column for column, number in enumerate(self.rounds)}
+        for number, asked in self.machines["rounds"].items():
+            for name, release in asked.items():
+                table[rows[name], columns[int(number)]] = release or 0
+        return table
+
+    @cached_property
+    def releases(self) -> NDArray[np.int32] | None:
+        """Shape (machines, rounds): releases made up to each round, never too few; None if not recorded.
+
+        A request without an aggregated answer counts as a release, until a later one, or what the machine states in
+        the end, says that it was none.
+        """
+        table = self.participation
+        if table is None:
+            return None
+        counts = np.zeros(table.shape, dtype=np.int32)
+        made = np.zeros(len(table), dtype=np.int32)
+        for column in range(table.shape[1]):
+            asked = table[:, column]
+            made = np.where(asked > 0, asked, made + (asked == 0))
+            counts[:, column] = made
+        statements = self.statements
+        limit = np.array([int(statements.get(name, {}).get("releases", np.iinfo(np.int32).max)) for name in self.names])
+        for column in reversed(range(table.shape[1])):
+            counts[:, column] = np.minimum(counts[:, column], limit)
+            limit = np.minimum(limit, counts[:, column])
+            limit = np.where(table[:, column] > 0, limit - 1, limit)
+        return counts
+
+    @cached_property
+    def epsilons(self) -> NDArray[np.float64] | None:
+        """Shape (machines, rounds): epsilon at delta of the releases made; NaN where a machine's noise is not known.
+
+        Notes
+        -----
+        Bookkeeping (:meth:`murmurfl.privacy.NoisePlan.spent_mu`), rounded up in the number of releases; the guarantee
+        is the run's epsilon.
+        """
+        counts = self.releases
+        if counts is None or not self.machines or not self.machines["streams"]:
+            return None
+        rows = {name: row for row, name in enumerate(self.names)}
+        epsilons = np.full(counts.shape, np.nan)
+        for stream in self.machines["streams"]:
+            # Of very many machines no names are recorded: if all have one noise, it is theirs.
+            named = rows if len(self.machines["streams"]) == 1 and not stream["machines"] else stream["machines"]
+            chosen = [rows[name] for name in named if name in rows]
+            known = np.array(stream["releases"])
+            curve = np.array([gdp_epsilon(mu, self.outcome.delta) for mu in stream["mu"]])
+            places = np.minimum(np.searchsorted(known, counts[chosen]), len(known) - 1)
+            epsilons[chosen] = curve[places]
+        return epsilons
 
 
 @dataclass(frozen=True)
@@ -27,58 +152,34 @@ class FoundRun:
     folder : Path
     date : datetime
         When its result was written; of a run without one, when its folder last changed.
-    run : RecordedRun or None
-        Its files, if it has a result that can be read.
+    outcome : Outcome or None
+        Its result, if it has one that can be read.
     problem : str
-        Why there is no result, in words; empty where there is one.
+        Why there is none, in words; otherwise empty.
     """
 
     folder: Path
     date: datetime
-    run: RecordedRun | None
+    outcome: Outcome | None
     problem: str = ""
-
-    @property
-    def guarantee(self) -> Guarantee | None:
-        """What the run guarantees, as its result has it; None without a result or without its parts."""
-        parts: dict[str, Any] | None = self.run.document.get("privacy") if self.run else None
-        if not parts:
-            return None
-        names = ("delta", "mechanism", "trust", "unit", "relation", "covers", "min_honest")
-        summed = parts.get("min_honest") is not None
-        return Guarantee(
-            _or_infinite(parts["mu"]),
-            mu_local=_or_infinite(parts.get("mu_local")) if summed else None,
-            **{name: parts[name] for name in names if name in parts},
-        )
 
     def document(self) -> dict[str, Any]:
         """What matters of it, as plain values; its epsilon has its sentence beside it."""
-        told: dict[str, Any] = {
-            "folder": str(self.folder),
-            "date": self.date.isoformat(timespec="seconds"),
-            "finished": self.run is not None,
-        }
-        if self.run is None:
+        date, outcome = self.date.isoformat(timespec="seconds"), self.outcome
+        told = {"folder": str(self.folder), "date": date, "finished": outcome is not None}
+        if outcome is None:
             return {**told, "problem": self.problem}
-        document = self.run.document
-        config, twin = document["config"], document.get("without_noise") or {}
+        figures = ("mu", "epsilon", "delta", "epsilon_local", "guarantee", "accuracy", "auc", "loss")
         return {
             **told,
-            "strategy": config["strategy"],
-            "task": config["task"],
-            "trust": (document.get("privacy") or {}).get("trust"),
-            "unit": (document.get("privacy") or {}).get("unit"),
-            "num_clients": document["num_clients"],
-            "seed": config.get("seed"),
-            **{name: document.get(name) for name in ("mu", "epsilon", "delta", "epsilon_local", "guarantee")},
-            **{name: document.get(name) for name in ("accuracy", "auc", "loss")},
-            "accuracy_without_noise": twin.get("accuracy"),
+            "strategy": outcome.config["strategy"],
+            "task": outcome.config["task"],
+            **{name: getattr(outcome.privacy, name, None) for name in ("trust", "unit")},
+            "num_clients": outcome.num_clients,
+            "seed": outcome.config.get("seed"),
+            **{name: getattr(outcome, name) for name in figures},
+            "accuracy_without_noise": None if outcome.without_noise is None else outcome.without_noise.accuracy,
         }
-
-
-def _or_infinite(mu: float | None) -> float:
-    return float("inf") if mu is None else mu
 
 
 def find_runs(folders: Sequence[Path]) -> list[FoundRun]:
@@ -113,13 +214,12 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _found(folder: Path) -> FoundRun:
-    changed = datetime.fromtimestamp(folder.stat().st_mtime, UTC)
     try:
-        run = RecordedRun.read(folder)
+        outcome = Outcome.read(folder)
     except ReportError as error:
         problem = str(error) if (folder / RESULT_NAME).is_file() else what_is_there(folder)
-        return FoundRun(folder, changed, None, problem)
-    return FoundRun(folder, datetime.fromisoformat(run.document["date"]), run)
+        return FoundRun(folder, datetime.fromtimestamp(folder.stat().st_mtime, UTC), None, problem)
+    return FoundRun(folder, datetime.fromisoformat(outcome.date), outcome)
 
 
 def expanded(folders: Sequence[Path]) -> list[Path]:
@@ -132,12 +232,6 @@ def expanded(folders: Sequence[Path]) -> list[Path]:
     """
     made: list[Path] = []
     for folder in folders:
-        inside = (
-            [] if _is_run(folder) or not folder.is_dir() else [one.folder for one in find_runs([folder]) if one.run]
-        )
-        made += inside or [folder]
+        several = folder.is_dir() and not any((folder / name).is_file() for name in _FILES)
+        made += ([one.folder for one in find_runs([folder]) if one.outcome] if several else []) or [folder]
     return made
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _FILES)

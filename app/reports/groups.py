@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from .recorded import RecordedRun, setting_text
+from ..runs.outcome import Outcome
+from .finding import RecordedRun
 
 _OF_ONE_RUN = ("seed", "run-name", "out-dir", "track", "checkpoint", "data-root", "download")
 """Keys in which runs of one group may differ."""
@@ -37,23 +39,23 @@ class Group:
     runs: Sequence[RecordedRun]
 
     @property
-    def document(self) -> Any:
+    def outcome(self) -> Outcome:
         """The first run's: what is the same in all of them may be taken from it."""
-        return self.runs[0].document
+        return self.runs[0].outcome
 
     @property
     def seeds(self) -> list[int]:
         """Their seeds."""
-        return sorted(int(run.document["config"].get("seed", 0)) for run in self.runs)
+        return sorted(int(run.outcome.config.get("seed", 0)) for run in self.runs)
 
     def spread(self, measure: str) -> Spread | None:
         """Mean and deviation of a figure of the results; None unless every run has it."""
-        return _spread([run.document.get(measure) for run in self.runs])
+        return _spread([getattr(run.outcome, measure) for run in self.runs])
 
     def without_noise(self, measure: str) -> Spread | None:
         """The same of their twins without noise, of those that have one."""
-        twins = [run.document.get("without_noise") or {} for run in self.runs]
-        return _spread([twin.get(measure) for twin in twins if twin])
+        twins = [twin for run in self.runs if (twin := run.outcome.without_noise) is not None]
+        return _spread([getattr(twin, measure) for twin in twins])
 
     def curve(self, measure: str) -> tuple[list[int], list[float], list[float]]:
         """Rounds in which all of them were evaluated, with means and deviations; a single run's deviations are 0."""
@@ -78,27 +80,21 @@ def grouped(runs: Sequence[RecordedRun]) -> list[Group]:
     """Runs with the same configuration and the same guarantee but for their seed, in the order of the first of each.
 
     A second run of the same seed is in another group: it says nothing of how far apart seeds are.
-
-    Parameters
-    ----------
-    runs : sequence of RecordedRun
     """
-    found: list[tuple[Any, list[RecordedRun]]] = []
+    seen: Counter[str] = Counter()
+    found: dict[tuple[str, int], list[RecordedRun]] = {}
     for run in runs:
-        key, seed = _likeness(run), run.document["config"].get("seed")
-        for known, members in found:
-            if known == key and all(one.document["config"].get("seed") != seed for one in members):
-                members.append(run)
-                break
-        else:
-            found.append((key, [run]))
-    return _told_apart([Group(_common_name([run.name for run in members]), members) for _, members in found])
+        likeness = repr(_likeness(run))
+        same_seed = f"{run.outcome.config.get('seed')} of {likeness}"
+        found.setdefault((likeness, seen[same_seed]), []).append(run)
+        seen[same_seed] += 1
+    return _told_apart([Group(_common_name([run.name for run in members]), members) for members in found.values()])
 
 
 def _likeness(run: RecordedRun) -> Any:
-    config = run.document["config"]
+    config = run.outcome.config
     rest = sorted((key, repr(value)) for key, value in config.items() if key not in _OF_ONE_RUN)
-    return rest, run.document["guarantee"], run.document["num_clients"]
+    return rest, run.outcome.guarantee, run.outcome.num_clients
 
 
 def _common_name(names: Sequence[str]) -> str:
@@ -112,27 +108,29 @@ def _common_name(names: Sequence[str]) -> str:
 
 def _told_apart(groups: Sequence[Group]) -> list[Group]:
     """Groups with names that no other has: those with the same differ by their settings, and else by a number."""
-    made: list[Group] = []
+    made: dict[str, Group] = {}
     for group in groups:
         same = [one for one in groups if one.name == group.name]
-        name = group.name
-        if len(same) > 1 and (said := _differences(group, same)):
-            name = f"{name} ({said})"
-        taken, number, base = {one.name for one in made}, 1, name
-        while name in taken:
+        said = _differences(group, same) if len(same) > 1 else ""
+        name = base = f"{group.name} ({said})" if said else group.name
+        number = 1
+        while name in made:
             number += 1
             name = f"{base}, {number}"
-        made.append(replace(group, name=name))
-    return made
+        made[name] = replace(group, name=name)
+    return list(made.values())
 
 
 def _differences(group: Group, same: Sequence[Group]) -> str:
-    configs = [one.document["config"] for one in same]
-    keys = [
-        key
-        for key in group.document["config"]
-        if key not in _OF_ONE_RUN and len({repr(config.get(key)) for config in configs}) > 1
-    ]
+    own, configs = group.outcome.config, [one.outcome.config for one in same]
+    differ = (key for key in own if len({repr(config.get(key)) for config in configs}) > 1)
     # What was asked for tells more than what follows from it.
-    keys.sort(key=lambda key: key in (group.document.get("asked") or {}))
-    return ", ".join(f"{key} = {setting_text(group.document['config'][key])}" for key in keys[:_MOST_NAMED])
+    keys = sorted((key for key in differ if key not in _OF_ONE_RUN), key=lambda key: key in group.outcome.asked)
+    return ", ".join(f"{key} = {setting_text(own[key])}" for key in keys[:_MOST_NAMED])
+
+
+def setting_text(value: Any) -> str:
+    """A value of the configuration as a page shows it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,27 +1,33 @@
 """``murmurfl report``: what runs did and what they cost, as one HTML page that needs nothing but itself.
 
-Everything comes from the files that a run leaves (:mod:`.recorded`). They hold nothing more than the server knows.
+Everything comes from the files that a run leaves, which hold nothing more than the server knows.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...privacy import gdp_epsilon, rounded_up
-from ..runs.run_summary import is_summed, loss_text, plain_words, shown_accuracy, shown_evaluation
-from .curves import compared_plots
-from .groups import Group, Spread, grouped
+from ..runs.outcome import Outcome, ReportError, infinite
+from ..runs.result import WORKED_OUT
+from ..runs.run_summary import loss_text, plain_words, shown, shown_accuracy, shown_evaluation
+from ..settings.run_config import RunConfig
+from .finding import RecordedRun
+from .groups import Group, Spread, grouped, setting_text
 from .page import page
-from .plots import run_plots
-from .recorded import RecordedRun, ReportError, setting_text
+from .plots import compared_plots, run_plots
 from .table import Column, Row, Table, spread
 
 PAGE_NAME = "index.html"
 _MOST_MACHINES = 1000
 """Machines that a page lists; the first of them."""
+_OF_THE_FOLDER = ("run-name", "out-dir")
+"""Keys that say where a run lies, and nothing of what was set."""
 
 
 def make_report(folders: Sequence[Path], out: Path) -> Path:
@@ -33,11 +39,6 @@ def make_report(folders: Sequence[Path], out: Path) -> Path:
         The runs' folders, each as ``murmurfl run`` left it.
     out : Path
         Made if need be.
-
-    Returns
-    -------
-    Path
-        The page.
 
     Raises
     ------
@@ -74,79 +75,89 @@ def _section(run: RecordedRun, plots: Sequence[dict[str, str]]) -> dict[str, Any
     return {
         "name": run.name,
         **_words(run),
-        "tiles": _tiles(run),
+        "tiles": _tiles(run.outcome),
         "plots": plots,
-        "refusals": _refusals(run),
-        "forecast": run.document.get("forecast"),
-        "training": run.document.get("training"),
+        "refusals": _refusals(run.outcome),
+        "forecast": run.outcome.forecast,
+        "training": run.outcome.training,
         "machines": _machines(run),
-        "left_out": max(len(run.groups or run.names) - _MOST_MACHINES, 0),
-        "settings": run.settings,
+        "left_out": max(len(run.outcome.machine_groups or run.names) - _MOST_MACHINES, 0),
+        "settings": _settings(run.outcome),
         "recorded": bool(run.machines and run.machines["rounds"]),
     }
 
 
 def _words(run: RecordedRun) -> dict[str, str]:
     """What a run guarantees, in its own words and in plain ones."""
-    return {"guarantee": run.document["guarantee"], "meaning": plain_words(run.document)}
+    return {"guarantee": run.outcome.guarantee, "meaning": plain_words(run.outcome)}
 
 
 def _named(runs: list[RecordedRun]) -> list[RecordedRun]:
     """Names that are one of a kind: they name the plots' files."""
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     named = []
     for run in runs:
-        seen[run.name] = seen.get(run.name, 0) + 1
-        name = run.name if seen[run.name] == 1 else f"{run.name}-{seen[run.name]}"
-        named.append(RecordedRun(name, run.document, run.machines))
+        seen[run.name] += 1
+        named.append(run if seen[run.name] == 1 else replace(run, name=f"{run.name}-{seen[run.name]}"))
     return named
 
 
-def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
-    document, totals = run.document, run.totals
-    accuracy, evaluation = document["accuracy"], document.get("private_evaluation")
+def _tiles(outcome: Outcome) -> list[tuple[str, str]]:
+    history, tiles = outcome.per_round, []
+    if outcome.accuracy is not None:
+        tiles.append(("test accuracy", shown_accuracy(outcome)))
+    if outcome.private_evaluation is not None:
+        tiles.append(("private accuracy", shown_evaluation(outcome.private_evaluation)))
+    if _has_loss(outcome):
+        tiles.append(("test loss", loss_text(outcome.loss)))
+    if (twin := outcome.without_noise) is not None:
+        rounds = "" if twin.rounds == outcome.rounds else f" in {twin.rounds:,} rounds"
+        tiles.append((f"without noise{rounds}, not private", shown_accuracy(twin)))
+    tiles += [(f"ε at δ = {outcome.delta:g}", shown(outcome.epsilon)), ("μ", shown(outcome.mu))]
+    if outcome.min_honest is not None:
+        tiles += [
+            ("ε whatever happens", shown(outcome.epsilon_local)),
+            ("μ whatever happens", shown(outcome.mu_local)),
+            ("honest machines of a sum, h", f"{outcome.min_honest:,}"),
+            ("fewest machines of a sum", f"{outcome.min_cohort:,}"),
+            ("helpers", f"{outcome.helpers:,}"),
+            ("rounds that stayed closed", f"{outcome.closed_rounds:,}"),
+        ]
+    aggregated, asked = sum(one.aggregated for one in history), sum(one.asked for one in history)
     return [
-        *([("test accuracy", shown_accuracy(document))] if accuracy is not None else []),
-        *([("private accuracy", shown_evaluation(evaluation))] if evaluation else []),
-        *([("test loss", loss_text(document["loss"]))] if _has_loss(document) else []),
-        *_twin_tiles(document),
-        (f"ε at δ = {document['delta']:g}", rounded_up(_known(document["epsilon"]))),
-        ("μ", rounded_up(_known(document["mu"]))),
-        *_local_tiles(document),
-        ("rounds", f"{document['rounds']:,}"),
-        ("machines", f"{document['num_clients']:,}"),
-        ("releases made", f"{document.get('releases', 0):,}"),
-        ("aggregated", f"{totals['aggregated']:,} of {totals['asked']:,}"),
-        *((name, f"{totals[name]:,}") for name in ("lost", "refused", "late", "malformed")),
+        *tiles,
+        ("rounds", f"{outcome.rounds:,}"),
+        ("machines", f"{outcome.num_clients:,}"),
+        ("releases made", f"{outcome.releases:,}"),
+        ("aggregated", f"{aggregated:,} of {asked:,}"),
+        ("lost", f"{_lost(outcome):,}"),
+        ("refused", f"{sum(_refusals(outcome).values()):,}"),
+        ("late", f"{sum(one.late for one in history):,}"),
+        ("malformed", f"{sum(one.malformed for one in history):,}"),
     ]
 
 
-def _has_loss(document: Row) -> bool:
+def _lost(outcome: Outcome) -> int:
+    return sum(one.lost for one in outcome.per_round)
+
+
+def _has_loss(outcome: Outcome) -> bool:
     """Whether a loss was measured: a project of somebody's own need not have one, and a run's may have overflowed."""
-    return document["loss"] is not None or document["engine"] is not None
+    return outcome.loss is not None or outcome.engine is not None
 
 
-def _twin_tiles(document: Row) -> list[tuple[str, str]]:
-    """What the same run came to without noise, where it was made."""
-    twin = document.get("without_noise")
-    if not twin:
-        return []
-    rounds = "" if twin["rounds"] == document["rounds"] else f" in {twin['rounds']:,} rounds"
-    return [(f"without noise{rounds}, not private", shown_accuracy(twin))]
-
-
-def _local_tiles(document: Row) -> list[tuple[str, str]]:
-    """Under secure aggregation: what μ rests on, and what holds without."""
-    if not is_summed(document):
-        return []
-    return [
-        ("ε whatever happens", rounded_up(_known(document["epsilon_local"]))),
-        ("μ whatever happens", rounded_up(_known(document["mu_local"]))),
-        ("honest machines of a sum, h", f"{document['min_honest']:,}"),
-        ("fewest machines of a sum", f"{document['min_cohort']:,}"),
-        ("helpers", f"{document['helpers']:,}"),
-        ("rounds that stayed closed", f"{document['closed_rounds']:,}"),
-    ]
+def _settings(outcome: Outcome) -> dict[str, tuple[str, bool]]:
+    """Every key of the configuration: its value, and whether it was set to other than the default."""
+    default = RunConfig().to_mapping()
+    # What an earlier murmurfl worked out tells nothing of what was set.
+    asked = {**outcome.config, **dict.fromkeys(WORKED_OUT), **outcome.asked}
+    return {
+        key: (
+            setting_text(value),
+            key not in _OF_THE_FOLDER and asked[key] is not None and asked[key] != default.get(key),
+        )
+        for key, value in outcome.config.items()
+    }
 
 
 _SUMMARY = (
@@ -170,22 +181,22 @@ def _summary(groups: Sequence[Group]) -> Table:
     """A line for each run, and for runs that differ in their seed alone one together."""
     rows = []
     for group in groups:
-        document = group.document
+        outcome = group.outcome
         rows.append(
             {
                 "run": group.name,
                 "seeds": len(group.runs),
-                "strategy": document["config"]["strategy"],
+                "strategy": outcome.config["strategy"],
                 "accuracy": _accuracy(group),
                 "without noise": _percent(group.without_noise("accuracy")),
-                "loss": _loss(group) if _has_loss(document) else "none",
-                "μ": _known(document["mu"]),
-                "ε": _known(document["epsilon"]),
-                "ε local": _known(document["epsilon_local"]) if is_summed(document) else None,
-                "rounds": document["rounds"],
-                "machines": document["num_clients"],
-                "lost": group.total(lambda run: run.totals["lost"]),
-                "refused": group.total(lambda run: run.totals["refused"]),
+                "loss": _loss(group) if _has_loss(outcome) else "none",
+                "μ": infinite(outcome.mu),
+                "ε": infinite(outcome.epsilon),
+                "ε local": None if outcome.min_honest is None else infinite(outcome.epsilon_local),
+                "rounds": outcome.rounds,
+                "machines": outcome.num_clients,
+                "lost": group.total(lambda run: _lost(run.outcome)),
+                "refused": group.total(lambda run: sum(_refusals(run.outcome).values())),
             }
         )
     wanted = {"seeds": any(len(group.runs) > 1 for group in groups)}
@@ -195,7 +206,7 @@ def _summary(groups: Sequence[Group]) -> Table:
 
 def _accuracy(group: Group) -> str:
     if len(group.runs) == 1:
-        return shown_accuracy(group.document) if group.document["accuracy"] is not None else "none"
+        return shown_accuracy(group.outcome) if group.outcome.accuracy is not None else "none"
     auc = group.spread("auc")
     return _percent(group.spread("accuracy"), "none") + ("" if auc is None else f", AUC {spread(*auc, '.3f')}")
 
@@ -209,28 +220,26 @@ def _percent(found: Spread | None, missing: str = "") -> str:
 
 def _loss(group: Group) -> str:
     found = group.spread("loss")
-    return loss_text(group.document["loss"]) if found is None or found[1] is None else spread(*found, ".4g", ".2g")
+    return loss_text(group.outcome.loss) if found is None or found[1] is None else spread(*found, ".4g", ".2g")
 
 
 def _differing(groups: Sequence[Group]) -> dict[str, list[str]]:
     """The settings in which the runs differ, but for their seeds."""
     if len(groups) < 2:
         return {}
-    runs = [group.runs[0] for group in groups]
-    keys = dict.fromkeys(key for run in runs for key in run.document["config"])
-    rows = {
-        key: [setting_text(run.document["config"].get(key, "")) for run in runs] for key in keys if key != "run-name"
-    }
+    configs = [group.outcome.config for group in groups]
+    keys = dict.fromkeys(key for config in configs for key in config if key != "run-name")
+    rows = {key: [setting_text(config.get(key, "")) for config in configs] for key in keys}
     several = any(len(group.runs) > 1 for group in groups)
     seeds = {"seed": [", ".join(map(str, group.seeds)) for group in groups]} if several else {}
     return {key: values for key, values in {**rows, **seeds}.items() if len(set(values)) > 1 or key in seeds}
 
 
-def _refusals(run: RecordedRun) -> dict[str, int]:
-    reasons: dict[str, int] = {}
-    for entry in run.document["per_round"]:
-        for reason, count in entry["refused"].items():
-            reasons[reason] = reasons.get(reason, 0) + count
+def _refusals(outcome: Outcome) -> dict[str, int]:
+    """Refusals by reason."""
+    reasons: Counter[str] = Counter()
+    for one in outcome.per_round:
+        reasons.update(one.refused)
     return dict(sorted(reasons.items()))
 
 
@@ -250,11 +259,11 @@ _MACHINES = (
 
 def _machines(run: RecordedRun) -> Table:
     """A line for each machine with what it says of itself, or for all that say the same."""
-    delta, statements = run.document["delta"], run.statements
-    if run.groups:
-        lines = [(f"{one['machines']:,} as {one['first']}", one["statement"]) for one in run.groups]
+    delta, groups = run.outcome.delta, run.outcome.machine_groups
+    if groups:
+        lines = [(f"{one.machines:,} as {one.first}", one.statement) for one in groups]
     else:
-        lines = [(name, statements.get(name)) for name in run.names]
+        lines = [(name, run.statements.get(name)) for name in run.names]
     rows = [_machine(name, statement, delta) for name, statement in lines[:_MOST_MACHINES]]
     return Table("Machines", _MACHINES, rows)
 
@@ -263,21 +272,16 @@ def _machine(name: str, statement: Row | None, delta: float) -> Row:
     if statement is None:
         return {"machine": name, "releases": "did not say"}
     spent, guaranteed, std = statement["mu-spent"], statement["mu-guaranteed"], statement.get("noise-std")
-    local = _known(statement["mu-local"]) if "mu-local" in statement else None
+    local = infinite(statement["mu-local"]) if "mu-local" in statement else None
     return {
         "machine": name,
         "releases": f"{statement['releases']} of {statement['max-participations']}",
         "samples used": statement["samples-used"],
         "noise std": std if isinstance(std, int | float) else None,
         "mechanism": str(statement.get("mechanism", "")),
-        "μ of its releases": _known(spent),
+        "μ of its releases": infinite(spent),
         "ε of its releases": math.inf if spent is None else gdp_epsilon(spent, delta),
-        "μ guaranteed": _known(guaranteed),
+        "μ guaranteed": infinite(guaranteed),
         "ε guaranteed": math.inf if guaranteed is None else gdp_epsilon(guaranteed, delta),
         "μ local": local,
     }
-
-
-def _known(value: float | None) -> float:
-    """A mu or an epsilon of a record, where JSON has no word for infinity but null."""
-    return math.inf if value is None else value

@@ -9,24 +9,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from flwr.serverapp.strategy import Result
 
 from ...privacy import ConfigurationError, Guarantee, stated_words
-from ...strategies import ReleaseStrategy, RoundReport
+from ...strategies import ReleaseStrategy
 from ...strategies.side.evaluation_figures import EvaluationResult
-from ..runs.run_files import FAILURE_NAME, FORMAT, plot_accuracy, versions, with_nulls, write_document
+from ..runs.outcome import MEASURES, Outcome
+from ..runs.run_files import plot_accuracy, write_outcome
 from ..runs.run_guarantees import Figures, stated_figures
-from .result_schema import result_schema
 
 Statements = Mapping[str, Mapping[str, Any]]
-
-_MEASURES = ("accuracy", "auc", "loss")
-_FIGURES = ("mu", "epsilon", "mu_local", "epsilon_local", "min_honest", "delta")
 
 _UNCHECKED = "It is what {said} of {all} machines say of themselves, which a server cannot check."
 _NOT_PRIVATE = "Machines evaluated the model without noise: no epsilon covers what they reported."
@@ -77,56 +72,36 @@ def record_training(
     written that the server does not know.
     """
     guarantee = _guarantee(strategy, result, statements)
-    measured = _central(result)
-    history = strategy.history
-    config = {
-        "strategy": _class_name(strategy),
-        "task": "own:" + (re.sub(r"\W+", "_", task).strip("_") or "data"),
-        "trust": guarantee.trust,
-        "num-clients": strategy.num_clients,
-        "clients-per-round": strategy.clients_per_round,
-        "num-rounds": len(history),
-        "noise-quality": "fast" if "fast" in _stated(statements, "noise-quality") else "exact",
-    }
-    document: dict[str, Any] = {
-        # A key that this function has no word for has none here, as in a run that it is not of.
-        **{name: None for name, one in result_schema()["properties"].items() if "null" in one["type"]},
-        "format": FORMAT,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
-        **{name: _last(measured, name) for name in _MEASURES},
-        **{name: guarantee.document()[name] for name in _FIGURES},
-        "min_cohort": max(_stated(statements, "min-cohort"), default=None) if guarantee.min_honest else None,
-        "helpers": None if strategy.secure_aggregation is None else strategy.secure_aggregation.helpers,
-        "forecast": None if strategy.forecast is None else strategy.forecast.document(),
-        "guarantee": guarantee.sentence,
-        "privacy": guarantee.document(),
-        "rounds": len(history),
-        "num_clients": strategy.num_clients,
-        "releases": sum(int(one["releases"]) for one in statements.values()),
-        "aggregated": sum(report.aggregated for report in history),
-        "refusals": sum(report.refusals for report in history),
-        "lost_replies": sum(report.lost for report in history),
-        "late_replies": sum(report.late for report in history),
-        "malformed_replies": sum(report.malformed for report in history),
-        "closed_rounds": sum(bool(report.closed) for report in history),
-        "num_parameters": sum(array.numpy().size for array in result.arrays.values()),
-        "config": config,
-        "asked": {},
-        "machines": {name: dict(one) for name, one in statements.items()},
-        "per_round": [_round_entry(report, measured) for report in history],
-    }
-    if evaluation is not None:
-        # How much of mu it took is the machines' matter.
-        document["private_evaluation"] = {"mu": None, "share": None, **evaluation.document, "failure": None}
-    document = with_nulls(document)
+    sums = strategy.secure_aggregation
+    outcome = Outcome.made(
+        guarantee,
+        strategy.history,
+        _central(result),
+        min_cohort=max(_stated(statements, "min-cohort"), default=None) if guarantee.min_honest else None,
+        helpers=None if sums is None else sums.helpers,
+        forecast=None if strategy.forecast is None else strategy.forecast.document(),
+        num_clients=strategy.num_clients,
+        releases=sum(int(one["releases"]) for one in statements.values()),
+        num_parameters=sum(array.numpy().size for array in result.arrays.values()),
+        config={
+            "strategy": _class_name(strategy),
+            "task": "own:" + (re.sub(r"\W+", "_", task).strip("_") or "data"),
+            "trust": guarantee.trust,
+            "num-clients": strategy.num_clients,
+            "clients-per-round": strategy.clients_per_round,
+            "num-rounds": len(strategy.history),
+            "noise-quality": "fast" if "fast" in _stated(statements, "noise-quality") else "exact",
+        },
+        # How much of mu the evaluation took is the machines' matter.
+        private_evaluation=None if evaluation is None else evaluation.document,
+        machines={name: dict(one) for name, one in statements.items()},
+    )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if any(entry["accuracy"] is not None or entry["loss"] is not None for entry in document["per_round"]):
-        plot_accuracy(document, folder / "accuracy.png")
-    write_document(document, folder)
-    (folder / FAILURE_NAME).unlink(missing_ok=True)
-    return document
+    if any(one.accuracy is not None or one.loss is not None for one in outcome.per_round):
+        plot_accuracy(outcome, folder / "accuracy.png")
+    write_outcome(outcome, folder)
+    return outcome.document()
 
 
 def _guarantee(strategy: ReleaseStrategy[Any], result: Result, statements: Statements) -> Guarantee:
@@ -180,18 +155,6 @@ def _central(result: Result) -> dict[int, dict[str, float]]:
     """What central evaluations measured, by round."""
     found: dict[int, dict[str, float]] = {}
     for number, record in result.evaluate_metrics_serverapp.items():
-        values = {name: record.get(name) for name in _MEASURES}
+        values = {name: record.get(name) for name in MEASURES}
         found[number] = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
     return found
-
-
-def _last(measured: Mapping[int, Mapping[str, float]], name: str) -> float | None:
-    """The last value of a measure."""
-    return next((measured[number][name] for number in sorted(measured, reverse=True) if name in measured[number]), None)
-
-
-def _round_entry(report: RoundReport, measured: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
-    """A round as ``result.json`` has it."""
-    found = measured.get(report.server_round, {})
-    counts = {name: value for name, value in asdict(report).items() if name != "server_round"}
-    return {"round": report.server_round, **{name: found.get(name) for name in _MEASURES}, **counts}

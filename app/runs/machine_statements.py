@@ -1,7 +1,6 @@
-"""What the machines of a simulation say of themselves, said once for all that say the same.
+"""What machines say of themselves, kept once for all that say the same.
 
-Of a million machines most say what thousands of others say: their samples and their policy settle it, and how many
-releases they made. So a statement is kept once, with the numbers of the machines whose it is.
+Of a million machines most say what thousands of others say: samples, policy and the number of releases settle it.
 """
 
 from __future__ import annotations
@@ -18,6 +17,9 @@ Statement = Mapping[str, Any]
 
 MOST_NAMED = 10_000
 """Machines of which each has a statement of its own in a result and its files."""
+
+_DIGITS = 19
+"""Of a number that is surely below 2^63."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,11 @@ class GroupedStatements(Mapping[str, dict[str, Any]]):
     """
 
     def __init__(self, parts: Iterable[tuple[Statement, NDArray[np.integer]]]) -> None:
-        numbers: dict[tuple[Any, ...], list[NDArray[np.integer]]] = {}
-        statements: dict[tuple[Any, ...], Statement] = {}
+        found: dict[tuple[Any, ...], tuple[Statement, list[NDArray[np.integer]]]] = {}
         for statement, machines in parts:
             if len(machines):
-                key = tuple(statement.items())
-                statements.setdefault(key, statement)
-                numbers.setdefault(key, []).append(np.asarray(machines))
-        joined = [(statements[key], np.sort(np.concatenate(found))) for key, found in numbers.items()]
+                found.setdefault(tuple(statement.items()), (statement, []))[1].append(np.asarray(machines))
+        joined = [(statement, np.sort(np.concatenate(numbers))) for statement, numbers in found.values()]
         self._parts = sorted(joined, key=lambda part: part[1][0])
 
     @property
@@ -95,14 +94,10 @@ class GroupedStatements(Mapping[str, dict[str, Any]]):
         raise KeyError(name)
 
 
-_DIGITS = 19
-"""Of a number that is surely below 2^63."""
-
-
 def said_alike(
     numbers: NDArray[np.integer], columns: Iterable[NDArray[Any]], said: Callable[[int], Statement]
 ) -> GroupedStatements:
-    """The statements of machines, of which only the first of those that say the same is asked.
+    """Ask one machine of all that say the same.
 
     Parameters
     ----------
@@ -124,22 +119,37 @@ def said_alike(
     return GroupedStatements((said(int(part[0])), part) for part in parts if len(part))
 
 
-def listed(statements: Mapping[str, Statement]) -> Mapping[str, Statement]:
-    """The same as a plain dict, unless they are very many."""
-    return statements if len(statements) > MOST_NAMED else dict(statements)
-
-
 def statement_groups(statements: Mapping[str, Statement]) -> list[StatementGroup]:
-    """The distinct statements of machines, in the order of the first machine of each.
-
-    Parameters
-    ----------
-    statements : mapping
-        By name; those of simulated machines are known to be equal, any others are compared.
-    """
+    """The distinct statements of machines, in the order of the first machine of each."""
     if isinstance(statements, GroupedStatements):
         return statements.groups
     names: dict[tuple[Any, ...], list[str]] = {}
     for name, said in statements.items():
         names.setdefault(tuple(said.items()), []).append(name)
     return [StatementGroup(statements[found[0]], len(found), found[0]) for found in names.values()]
+
+
+def is_named(statements: Mapping[str, Statement]) -> bool:
+    """Whether so few machines stated something that a result names each of them."""
+    return len(statements) <= MOST_NAMED
+
+
+def listed(statements: Mapping[str, Statement]) -> Mapping[str, Statement]:
+    """The same as a plain dict, unless they are very many."""
+    return dict(statements) if is_named(statements) else statements
+
+
+def stated(statements: Mapping[str, Statement]) -> dict[str, Any]:
+    """``machines`` and ``machine_groups`` of ``result.json``: each machine by name, or groups that say the same."""
+    if is_named(statements):
+        return {"machines": {name: dict(said) for name, said in statements.items()}, "machine_groups": None}
+    groups = [
+        {"machines": group.count, "first": group.first, "statement": dict(group.statement)}
+        for group in statement_groups(statements)
+    ]
+    return {"machines": None, "machine_groups": groups}
+
+
+def releases_made(statements: Mapping[str, Statement]) -> int:
+    """How many releases machines say they made, all together."""
+    return sum(group.count * int(group.statement["releases"]) for group in statement_groups(statements))

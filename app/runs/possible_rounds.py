@@ -1,8 +1,7 @@
-"""How many rounds a simulation's machines can take part in, known before the first one.
+"""How many rounds a simulation's machines can take part in, computed before the first one.
 
-A machine makes as many releases as its samples and its cap allow. Seed and round settle which machines a round asks,
-and a request spends samples whether or not its reply is lost. So the answer is computed, and nothing has to be tried.
-The same holds for the rounds in which lost replies leave too few for a sum, under secure aggregation.
+Samples and cap settle how many releases a machine can make; seed and round settle whom a round asks, and which replies
+are lost. A request spends samples whether or not its reply is lost.
 """
 
 from __future__ import annotations
@@ -25,17 +24,7 @@ _MOST_COINS = 200_000
 
 @dataclass(frozen=True)
 class Shortage:
-    """The machine that first runs out of what it is asked for, and when.
-
-    Parameters
-    ----------
-    machine, server_round : int
-        The machine, and the round that asks it once too often.
-    releases : int
-        How many releases it can make.
-    reason : str
-        What limits it.
-    """
+    """The machine that first runs out: how many releases it can make, why, and the round that asks for one more."""
 
     machine: int
     server_round: int
@@ -72,7 +61,7 @@ def _asked(problem: Problem) -> Callable[[int], NDArray[np.int64]]:
 
 
 def refuse_shortage(method: Method, problem: Problem, found: Shortage) -> ConfigurationError:
-    """The refusal of a run that asks a machine for more than it can give; it says how many rounds are possible."""
+    """The refusal of a run that asks a machine for too many releases; it says how many rounds are possible."""
     config, num_rounds = problem.config, problem.num_rounds
     # Which rounds ask machines may depend on how many there are; where all of them do, the answer is known at once.
     fixed = len(method.asked_rounds(config, num_rounds)) == num_rounds
@@ -91,7 +80,7 @@ def refuse_shortage(method: Method, problem: Problem, found: Shortage) -> Config
 
 
 def replies_left(method: Method, problem: Problem) -> list[int]:
-    """How many replies the network of a simulation leaves of each round that asks; of the first ones, if it is many."""
+    """How many replies arrive in each round that asks machines; of very many rounds, in the first ones."""
     config = problem.config
     rounds = method.asked_rounds(config, problem.num_rounds)[: max(_MOST_COINS // config.asked_per_round, 1)]
     asked = _asked(problem)
@@ -103,14 +92,7 @@ def replies_left(method: Method, problem: Problem) -> list[int]:
 
 
 def refuse_closed(problem: Problem, left: list[int]) -> None:
-    """Refuse a run in which so many rounds in a row stay closed that it would be given up.
-
-    Parameters
-    ----------
-    problem : Problem
-        Under secure aggregation.
-    left : list of int
-        The replies of each round that asks.
+    """Refuse a run under secure aggregation that would be given up, given the replies left of each round.
 
     Raises
     ------

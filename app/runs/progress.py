@@ -1,4 +1,4 @@
-"""The line that a run says of a round: accuracy, loss, epsilon, replies and the time left.
+"""Where a run stands after a round, and the line that it says of it.
 
 Every engine says the same lines; over ``flwr run`` they come back out of Flower's log, where the command reads them.
 The guarantee that their epsilon belongs to stands above them, once.
@@ -7,15 +7,58 @@ The guarantee that their epsilon belongs to stands above them, once.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ...privacy import rounded_up
-from .result import Progress
+from ...strategies import RoundReport
 
 _LINES = 20
 """Rounds without an evaluation say so many lines in a run, and no more."""
 
 _FAST = " (fast noise: no guarantee)"
+
+_LINE = re.compile(
+    r"round +(?P<round>\d+)/(?P<rounds>\d+)(?:  accuracy +(?P<accuracy>\S+) %)?(?:  loss (?P<loss>\S+))?"
+    r"  epsilon (?P<epsilon>\S+)(?: or (?P<local>\S+))?(?P<note> \(.*?\))? \(whole run\)"
+    r"  replies (?P<aggregated>\d+)/(?P<asked>\d+)(?:  left (?P<left>\S+))?"
+)
+"""How a line reads in Flower's log."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands after a round.
+
+    Parameters
+    ----------
+    report : RoundReport
+    num_rounds : int
+    loss, accuracy, auc : float or None
+        Of the central evaluation, in rounds that have one; the area under the ROC curve where there are two classes.
+    mu, epsilon : float
+        The guarantee of the whole run.
+    mu_local, epsilon_local : float or None
+        Under secure aggregation, what holds whatever server, helpers and other machines do.
+    seconds_left : float or None
+        Until the last round, if the others take as long as those after the first; None after the first, which waits
+        for the machines to start.
+    machines : mapping
+        The machines that were asked, and of each the number of its release that was aggregated, or None.
+    """
+
+    report: RoundReport
+    num_rounds: int
+    loss: float | None
+    accuracy: float | None
+    mu: float
+    epsilon: float
+    seconds_left: float | None = None
+    machines: Mapping[str, int | None] = field(default_factory=dict)
+    mu_local: float | None = None
+    epsilon_local: float | None = None
+    auc: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +111,27 @@ class RoundLine:
             "" if progress.epsilon_local is None else rounded_up(progress.epsilon_local),
         )
 
+    @classmethod
+    def read(cls, text: str) -> RoundLine | None:
+        """A line of a log back as what it says; None if it is another."""
+        found = _LINE.fullmatch(text)
+        if found is None:
+            return None
+        accuracy, loss, left = found["accuracy"], found["loss"], found["left"]
+        hours, minutes, seconds = (int(part) for part in (left or "0:0:0").split(":"))
+        return cls(
+            int(found["round"]),
+            int(found["rounds"]),
+            None if accuracy is None else float(accuracy) / 100,
+            None if loss is None else float(loss),
+            found["epsilon"],
+            bool(found["note"]),
+            int(found["aggregated"]),
+            int(found["asked"]),
+            None if left is None else float(hours * 3600 + minutes * 60 + seconds),
+            found["local"] or "",
+        )
+
     @property
     def wanted(self) -> bool:
         """Whether it is worth a line in a log: an evaluation, the last round, or one of a few in between."""
@@ -83,7 +147,10 @@ class RoundLine:
     @property
     def time_left(self) -> str:
         """Hours, minutes and seconds until the last round; empty while that is not known."""
-        return "" if self.seconds_left is None else _clock(self.seconds_left)
+        if self.seconds_left is None:
+            return ""
+        whole = math.ceil(self.seconds_left)
+        return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
     def within(self, columns: int | None) -> str:
         """The line, shorter where it would not fit: first goes what the guarantee above it says, then the time."""
@@ -103,8 +170,3 @@ class RoundLine:
             f"  replies {self.aggregated}/{self.asked}"
             f"{f'  left {self.time_left}' if self.time_left else ''}"
         )
-
-
-def _clock(seconds: float) -> str:
-    whole = math.ceil(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

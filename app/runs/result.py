@@ -1,52 +1,28 @@
-"""Where a run stands after a round, and what came out of it in the end."""
+"""What came out of a run: all that its own process has of it, and what of that it leaves."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from numpy.typing import NDArray
 
 from ...privacy import Forecast, Guarantee
 from ...privacy.machine.clipping_figures import TrainingFigures
-from ...strategies import EvaluationResult, ReleaseStrategy, RoundReport
+from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy, RoundReport
+from ...strategies.side.evaluation_figures import EVALUATION_FIGURES
+from .centring_settings import NONE, PRIVATE
 from .experiment import Experiment
+from .machine_statements import releases_made, stated
+from .outcome import Outcome
+from .progress import Progress
 from .run_guarantees import Figures, epsilon_of, run_guarantee
 
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands after a round.
-
-    Parameters
-    ----------
-    report : RoundReport
-    num_rounds : int
-    loss, accuracy, auc : float or None
-        Of the central evaluation, in rounds that have one; the area under the ROC curve where there are two classes.
-    mu, epsilon : float
-        The guarantee of the whole run.
-    mu_local, epsilon_local : float or None
-        Under secure aggregation, what holds whatever server, helpers and other machines do.
-    seconds_left : float or None
-        Until the last round, if the others take as long as those after the first; None after the first, which waits
-        for the machines to start.
-    machines : mapping
-        The machines that were asked, and of each the number of its release that was aggregated, or None.
-    """
-
-    report: RoundReport
-    num_rounds: int
-    loss: float | None
-    accuracy: float | None
-    mu: float
-    epsilon: float
-    seconds_left: float | None = None
-    machines: Mapping[str, int | None] = field(default_factory=dict)
-    mu_local: float | None = None
-    epsilon_local: float | None = None
-    auc: float | None = None
+WORKED_OUT = ("num-rounds", "clip-norm", "learning-rate", "diameter", "centring", "schedule", "sampling")
+"""Keys of ``config`` under which a result has what preset and data made of them; ``asked`` has what was asked for."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +42,11 @@ class FeatureMean:
     centre: NDArray[Any]
     constant: float
     report: RoundReport
+
+
+def _recorded(name: str, words: str) -> Any:
+    """A field of the outcome as an attribute of the result."""
+    return property(lambda result: getattr(result.outcome, name), doc=words)
 
 
 @dataclass(frozen=True)
@@ -89,13 +70,13 @@ class RunResult:
         Wall-clock time of the rounds.
     online : dict or None
         Cumulative loss and regrets, where they were computed
-        (:meth:`murmurfl.app.runs.online_losses.OnlineLosses.document`).
+        (:meth:`murmurfl.app.runs.simulated_figures.OnlineLosses.document`).
     deployed : bool
         Whether the machines were real ones.
-    training : dict of int to TrainingFigures
-        What clipping did in each round of a simulation: not private.
     gradient_norms : dict or None
         The norms of the training loss's gradient, where they were asked for: ``rounds`` and ``values``.
+    training : dict of int to TrainingFigures
+        What clipping did in each round of a simulation: not private.
     engine : str
         What carried the messages: ``cohort``, ``inprocess``, ``ray`` or ``real-nodes``; empty for a grid of one's own.
     device : str
@@ -113,10 +94,10 @@ class RunResult:
 
     Notes
     -----
-    ``mu`` is what everything the run released guarantees, in simulation by the policies of the run configuration, on
-    real machines by what they state; :attr:`guarantee` says of what and against whom. Nothing here is more than the
-    server knows, but for ``training``, ``gradient_norms`` and ``online``, which only a simulation has and which are
-    marked as not private where they are written.
+    ``mu`` covers everything the run released, in simulation by the policies of the run configuration, on real machines
+    by what they state; :attr:`guarantee` says of what and against whom. Nothing here is more than the server knows, but
+    for ``training``, ``gradient_norms`` and ``online``: only a simulation has them, and they are marked as not private
+    where they are written.
     """
 
     experiment: Experiment
@@ -140,6 +121,17 @@ class RunResult:
     evaluation: EvaluationResult | None = None
     evaluation_failure: str = ""
 
+    delta = _recorded("delta", "Where epsilon is shown.")
+    rounds = _recorded("rounds", "How many rounds were made.")
+    num_clients = _recorded("num_clients", "Machines in all.")
+    releases = _recorded("releases", "Releases that the machines say they made.")
+    refusals = _recorded("refusals", "Requests that machines refused.")
+    lost_replies = _recorded("lost_replies", "Replies that did not come.")
+    config = _recorded("config", "The run configuration, with what preset and data made of it.")
+    per_round = _recorded("per_round", "What became of every round.")
+    accuracy = _recorded("accuracy", "On the test set, after the last round; None where the model has none.")
+    auc = _recorded("auc", "The area under the ROC curve, likewise; None unless there are two classes.")
+
     @property
     def guarantee(self) -> Guarantee:
         """What the run guarantees, in figures and words; no epsilon is shown without it."""
@@ -157,16 +149,94 @@ class RunResult:
         return epsilon_of(self.mu_local, self.experiment.config.delta)
 
     @property
-    def accuracy(self) -> float | None:
-        """On the test set, after the last round; None where the model has none."""
-        return next((p.accuracy for p in reversed(self.progress) if p.accuracy is not None), None)
-
-    @property
-    def auc(self) -> float | None:
-        """The area under the ROC curve, as :attr:`accuracy`; None unless there are two classes."""
-        return next((p.auc for p in reversed(self.progress) if p.auc is not None), None)
-
-    @property
     def loss(self) -> float:
         """On the test set, after the last round."""
         return float(next(p.loss for p in reversed(self.progress) if p.loss is not None))
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """What the run leaves: the contents of ``result.json``."""
+        experiment, values, config = self.experiment, self.experiment.values, self.experiment.config
+        return Outcome.made(
+            self.guarantee,
+            self.strategy.history,
+            {p.report.server_round: vars(p) for p in self.progress},
+            engine=self.engine or None,
+            device=self.device or None,
+            chosen_by=experiment.chosen_by or None,
+            chosen_because=experiment.chosen_because or None,
+            **{name: getattr(self, name) for name in ("mu", "epsilon", "mu_local", "epsilon_local", "min_honest")},
+            min_cohort=self.min_cohort,
+            helpers=config.helpers if config.secure else None,
+            delta=config.delta,
+            forecast=None if self.forecast is None else self.forecast.document(),
+            num_clients=config.num_clients,
+            releases=releases_made(self.statements),
+            num_parameters=experiment.model.num_parameters,
+            seconds=self.seconds,
+            config={
+                **config.shown(),
+                "num-rounds": experiment.num_rounds,
+                "clip-norm": values.clip_norm,
+                "learning-rate": values.learning_rate,
+                "diameter": values.diameter,
+                "centring": PRIVATE if experiment.is_centred else NONE,
+                "schedule": values.schedule,
+                "sampling": values.sampling,
+            },
+            asked={name: config.to_mapping()[name] for name in WORKED_OUT},
+            centring=self._centring(),
+            private_evaluation=self._evaluation(),
+            clip=self._clip(),
+            online=self.online,
+            gradient_norms=self.gradient_norms,
+            training=self._training(),
+            **stated(self.statements),
+        )
+
+    def _clip(self) -> dict[str, Any] | None:
+        """Where a clip that follows the gradients came to: arithmetic on releases."""
+        strategy, config = self.strategy, self.experiment.config
+        if not isinstance(strategy, FullBatch) or not strategy.quantile or strategy.state is None:
+            return None
+        last = float(strategy.state.clip)
+        return {"quantile": config.quantile, "share": config.quantile_share, "first": strategy.first_clip, "last": last}
+
+    def _centring(self) -> dict[str, Any] | None:
+        """What became of the mean of the features; its mu is by the run configuration."""
+        if self.mean is None:
+            return None
+        report = self.mean.report
+        return {
+            "mu": self.experiment.mean_mu if self.experiment.config.private else math.inf,
+            "share": self.experiment.config.centring_share,
+            "constant": self.mean.constant,
+            **{name: getattr(report, name) for name in ("asked", "aggregated", "samples")},
+        }
+
+    def _evaluation(self) -> dict[str, Any] | None:
+        """What machines said of the model; the evaluation's mu is by the run configuration."""
+        experiment = self.experiment
+        if not experiment.is_evaluated:
+            return None
+        return {
+            "mu": experiment.evaluation_mu if experiment.config.private else math.inf,
+            "share": experiment.config.private_evaluation,
+            **(dict.fromkeys(EVALUATION_FIGURES) if self.evaluation is None else self.evaluation.document),
+            "failure": self.evaluation_failure or None,
+        }
+
+    def _training(self) -> dict[str, Any] | None:
+        """What clipping did in a simulation; not private, and marked so."""
+        if not self.training:
+            return None
+        figures = list(self.training.values())
+        whole = TrainingFigures.together(figures)
+        names = ("not_finite", "clipped", "median_ratio", "largest_ratio")
+        return {
+            **whole.document(),
+            "sentence": whole.sentence,
+            "worrying": whole.worrying,
+            "rounds": list(self.training),
+            **{f"{name}_per_round": [getattr(one, name) for one in figures] for name in names},
+        }

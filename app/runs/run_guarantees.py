@@ -7,7 +7,7 @@ The words come from the policy that was used and from nowhere else; the method h
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -18,9 +18,8 @@ from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
 from .machine_statements import statement_groups
 
-_NOMINAL = 10
-"""Batches of a machine where only words are wanted of a policy."""
-
+TRUSTED = "Real machines; the server's noise key is the operating system's."
+STATED = "Real machines: the figure is what {said} of {all} machines say of themselves, which a server cannot check."
 EXPECTED = "Real machines: what the run configuration expects of them; their own figure comes at the end."
 
 ONE_POLICY = "Machines that share sums have one noise: all of them the cap of the one with the fewest samples, {cap}."
@@ -185,34 +184,20 @@ def run_guarantee(
     allow, against whom the trust says. For real machines it is what they say or, before they were asked, what the run
     configuration expects; the notes say which.
     """
-    stated = (str(one.get("mechanism", "")) for one in (statements or {}).values())
-    words = stated_words(stated, masked=experiment.config.secure) if deployed else ""
-    notes = (
-        *_of_the_mean(experiment, deployed),
-        *_of_the_evaluation(experiment, deployed),
-        *_of_the_quantile(experiment, deployed),
-        _basis(experiment, deployed, statements),
-        *_of_one_policy(experiment, deployed),
-        *_of_stand_ins(experiment, deployed),
-        *_of_records(statements),
-    )
+    said = list((statements or {}).values())
+    mechanisms = (str(one.get("mechanism", "")) for one in said)
     guarantee = experiment.method.guarantee(
         experiment,
         figures.mu,
         mu_local=figures.mu_local,
         min_honest=figures.min_honest,
-        notes=notes,
-        words=words,
+        notes=tuple(_notes(experiment, deployed, statements)),
+        words=stated_words(mechanisms, masked=experiment.config.secure) if deployed else "",
         stated=deployed,
     )
     # Whoever protects owners protects samples: what is not said of all real machines is said of their samples.
-    return replace(guarantee, unit="sample") if deployed and not _all_owners(experiment, statements) else guarantee
-
-
-def _all_owners(experiment: Experiment, statements: Statements | None) -> bool:
-    """Whether every real machine says that its unit is an owner; what the run configuration expects proves nothing."""
-    said = list((statements or {}).values())
-    return len(said) >= experiment.config.num_clients and all(one.get("unit") == "owner" for one in said)
+    owners = len(said) >= experiment.config.num_clients and all(one.get("unit") == "owner" for one in said)
+    return replace(guarantee, unit="sample") if deployed and not owners else guarantee
 
 
 def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarantee:
@@ -234,70 +219,43 @@ def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarante
     return run_guarantee(experiment, configured_figures(experiment), deployed=deployed)
 
 
-def _basis(experiment: Experiment, deployed: bool, statements: Statements | None) -> str:
+def _notes(experiment: Experiment, deployed: bool, statements: Statements | None) -> Iterator[str]:
+    """What the figure includes, and what it rests on."""
+    config = experiment.config
+    if config.private and experiment.asked_rounds:
+        if experiment.mean_plan is not None:
+            share, mu = 100 * config.centring_share, rounded_up(experiment.mean_mu)
+            yield MEAN_FIRST if deployed else MEAN_SHARE.format(mu=mu, share=share)
+        if experiment.is_evaluated:
+            share, mu = 100 * config.private_evaluation, rounded_up(experiment.evaluation_mu)
+            yield EVALUATION_LAST if deployed else EVALUATION_SHARE.format(mu=mu, share=share)
+        if config.quantile and deployed:
+            yield COUNTED
+        elif config.quantile:  # of what is left after the mean of the features, where there is one
+            part = max(plan.mu for plan in experiment.plans()) * math.sqrt(config.quantile_share)
+            share = 100 * (part / experiment.guaranteed_mu()) ** 2
+            yield COUNTED_SHARE.format(mu=rounded_up(part), share=share)
     if not deployed:
-        return SIMULATED
-    if experiment.method.trusted:
-        return "Real machines; the server's noise key is the operating system's."
-    if statements is None:
-        return EXPECTED
-    answered = f"{len(statements)} of {experiment.config.num_clients} machines"
-    return f"Real machines: the figure is what {answered} say of themselves, which a server cannot check."
+        yield SIMULATED
+        if _one_policy(experiment):
+            yield ONE_POLICY.format(cap=experiment.policy().max_participations)
+        if config.samples_per_owner and experiment.data.owner_of is None:
+            yield STAND_INS.format(most=config.samples_per_owner)
+    elif experiment.method.trusted:
+        yield TRUSTED
+    elif statements is None:
+        yield EXPECTED
+    else:
+        yield STATED.format(said=len(statements), all=config.num_clients)
+    kinds = {str(one.get(protocol.RECORD, "")) for one in (statements or {}).values()}
+    yield from (sentence for kind, sentence in RECORDS.items() if kind in kinds)
 
 
-def _of_the_mean(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
-    """What of mu is for the mean of the features, where machines release it first."""
-    plan, config = experiment.mean_plan, experiment.config
-    if plan is None or not config.private or not experiment.asked_rounds:
-        return ()
-    if deployed:
-        return (MEAN_FIRST,)
-    return (MEAN_SHARE.format(mu=rounded_up(experiment.mean_mu), share=100 * config.centring_share),)
-
-
-def _of_the_evaluation(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
-    """What of mu is for a private evaluation, where machines release one."""
-    config = experiment.config
-    if not experiment.is_evaluated or not config.private or not experiment.asked_rounds:
-        return ()
-    if deployed:
-        return (EVALUATION_LAST,)
-    return (EVALUATION_SHARE.format(mu=rounded_up(experiment.evaluation_mu), share=100 * config.private_evaluation),)
-
-
-def _of_the_quantile(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
-    """What of mu is for how many gradients are clipped, where releases say it."""
-    config = experiment.config
-    if not config.quantile or not config.private or not experiment.asked_rounds:
-        return ()
-    if deployed:
-        return (COUNTED,)
-    # Of what is left after the mean of the features, where there is one.
-    mu = max(plan.mu for plan in experiment.plans()) * math.sqrt(config.quantile_share)
-    return (COUNTED_SHARE.format(mu=rounded_up(mu), share=100 * (mu / experiment.guaranteed_mu()) ** 2),)
-
-
-def _of_stand_ins(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
-    """That owners are made up, where they are."""
-    most = experiment.config.samples_per_owner
-    if deployed or not most or experiment.data.owner_of is not None:
-        return ()
-    return (STAND_INS.format(most=most),)
-
-
-def _of_records(statements: Statements | None) -> tuple[str, ...]:
-    """What a sample is, where real machines say it."""
-    stated = {str(one.get(protocol.RECORD, "")) for one in (statements or {}).values()}
-    return tuple(sentence for kind, sentence in RECORDS.items() if kind in stated)
-
-
-def _of_one_policy(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
-    """That machines with more samples use no more of them than the one with the fewest, where that is so."""
+def _one_policy(experiment: Experiment) -> bool:
+    """Whether machines that share sums leave batches unused, because one of them has fewer samples."""
     config, sizes = experiment.config, experiment.sizes
-    if deployed or not config.secure or config.max_participations or "batch-size" not in experiment.method.keys:
-        return ()
-    cap = experiment.policy().max_participations
-    # One batch more or less is how samples are split, and nobody's loss.
-    unused = max(sizes) // config.batch_size - min(sizes) // config.batch_size > 1
-    settled = cap == config.passes * (min(sizes) // config.batch_size)
-    return (ONE_POLICY.format(cap=cap),) if settled and unused else ()
+    if not config.secure or config.max_participations or "batch-size" not in experiment.method.keys:
+        return False
+    fewest = min(sizes) // config.batch_size
+    settled = experiment.policy().max_participations == config.passes * fewest
+    return settled and max(sizes) // config.batch_size - fewest > 1  # one more or less is how samples are split

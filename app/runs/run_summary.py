@@ -1,20 +1,25 @@
-"""A run in a few lines for people, and the figures in them as people read them."""
+"""A run in a few lines for people: its figures, what its mu means, what noise cost, how to do better at the same mu."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...privacy import rounded_up
+from ...privacy import NO_NOISE, rounded_up
 from ...privacy.accounting.noise_forecast import shortest
 from ...privacy.accounting.guarantee import plain_meaning
+from ..methods.auto_method import AUTO
+from ..settings.run_config import run_keys
+from .outcome import EvaluationFigures, Outcome, Twin, infinite
+
+_KEPT = ("task", "features", "num-clients", "clients-per-round", "mu")
+"""Keys that stay as they are where another strategy is tried."""
 
 
 def shown(value: float | None) -> str:
     """A mu or an epsilon for people, rounded up; None is infinite."""
-    return rounded_up(math.inf if value is None else value)
+    return rounded_up(infinite(value))
 
 
 def noise_note(noise_quality: str) -> str:
@@ -22,120 +27,115 @@ def noise_note(noise_quality: str) -> str:
     return "" if noise_quality == "exact" else " (fast noise: no guarantee)"
 
 
-def plain_words(document: Mapping[str, Any]) -> str:
-    """What a result's mu means in plain words; empty where nothing is guaranteed, or nothing is said of mu."""
-    privacy = document.get("privacy")
-    if not privacy:  # of a murmurfl that did not write its parts
-        return ""
-    parts = {name: privacy.get(name) for name in ("unit", "trust", "mu_local", "min_honest")}
-    return privacy.get("meaning") or plain_meaning(math.inf if privacy["mu"] is None else privacy["mu"], **parts)
-
-
-def meaning_lines(document: Mapping[str, Any]) -> list[str]:
-    """What its mu means to whoever wants to know of a sample."""
-    said = plain_words(document)
-    note = noise_note(document["config"]["noise-quality"])
-    return [f"mu = {shown(document['mu'])} means{note}: {said[0].lower()}{said[1:]}"] if said else []
-
-
 def loss_text(loss: float | None) -> str:
     """A loss for people; None is one that is no finite number."""
     return "not a finite number: the model diverged" if loss is None else f"{loss:.4g}"
 
 
-def shown_accuracy(document: Mapping[str, Any]) -> str:
+def shown_accuracy(of: Outcome | Twin) -> str:
     """A run's accuracy for people, with the AUC where there are two classes; its loss where it has neither."""
-    if document["accuracy"] is None:
-        return f"none; loss {loss_text(document['loss'])}"
-    auc = document.get("auc")
-    return f"{100 * document['accuracy']:.1f} %{'' if auc is None else f', AUC {auc:.3f}'}"
+    if of.accuracy is None:
+        return f"none; loss {loss_text(of.loss)}"
+    return f"{100 * of.accuracy:.1f} %{'' if of.auc is None else f', AUC {of.auc:.3f}'}"
 
 
-def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
-    """A short summary for people."""
-    note = noise_note(document["config"]["noise-quality"])
-    rows = [
-        ("test accuracy", shown_accuracy(document)),
-        *_evaluated(document),
-        ("mu", shown(document["mu"])),
-        ("epsilon", f"{shown(document['epsilon'])} at delta = {document['delta']:g}{note}"),
-        *_whatever_happens(document, note),
-        *_centring(document),
-        ("rounds", str(document["rounds"])),
-        ("machines", str(document["num_clients"])),
-        ("releases", f"{document['releases']} made, {document['aggregated']} aggregated"),
-        ("refusals", str(document["refusals"])),
-        ("lost replies", str(document["lost_replies"])),
+def shown_evaluation(evaluation: EvaluationFigures) -> str:
+    """A private evaluation in a few words."""
+    if evaluation.accuracy is None:
+        return "none: no machine answered"
+    said = f"{100 * evaluation.accuracy:.1f} %{_interval(evaluation.interval, 100, 1)}"
+    return said if evaluation.auc is None else f"{said}, AUC {evaluation.auc:.3f}{_interval(evaluation.auc_interval, 1, 3)}"
+
+
+def _interval(interval: Sequence[float] | None, times: int, digits: int) -> str:
+    return "" if interval is None else f" ({times * interval[0]:.{digits}f} to {times * interval[1]:.{digits}f})"
+
+
+def plain_words(outcome: Outcome) -> str:
+    """What a result's mu means in plain words; empty where nothing is guaranteed, or nothing is said of mu."""
+    if (privacy := outcome.privacy) is None:  # of a murmurfl that did not write its parts
+        return ""
+    parts: dict[str, Any] = {name: getattr(privacy, name) for name in ("unit", "trust", "mu_local", "min_honest")}
+    return privacy.meaning or plain_meaning(infinite(privacy.mu), **parts)
+
+
+def meaning_lines(outcome: Outcome) -> list[str]:
+    """What its mu means to whoever wants to know of a sample."""
+    said, note = plain_words(outcome), noise_note(outcome.config["noise-quality"])
+    return [f"mu = {shown(outcome.mu)} means{note}: {said[0].lower()}{said[1:]}"] if said else []
+
+
+def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
+    """A short summary for people, which ends with the guarantee."""
+    note = noise_note(outcome.config["noise-quality"])
+    at_delta = f"at delta = {outcome.delta:g}{note}"
+    rows = [("test accuracy", shown_accuracy(outcome))]
+    if (training := outcome.training) is not None and training.worrying:
+        rows.append(("training", training.sentence))
+    if (forecast := outcome.forecast) is not None:
+        longest, typical = shortest(forecast.noise_over_longest), shortest(forecast.noise_over_typical)
+        said = f"noise {longest} times the longest update, {typical} times a typical one (estimate)"
+        rows.append(("forecast", f"{forecast.verdict}: {said}"))
+    if (evaluation := outcome.private_evaluation) is not None:
+        samples = ""
+        if evaluation.accuracy is not None:
+            part = "" if evaluation.mu is None else f", {100 * evaluation.share:.4g} % of mu^2"  # type: ignore[operator]
+            samples = f", {evaluation.samples:,} {'held-out' if evaluation.held_out else 'trained-on'} samples{part}"
+        rows.append(("private accuracy", f"{shown_evaluation(evaluation)}{samples}"))
+    rows += [("mu", shown(outcome.mu)), ("epsilon", f"{shown(outcome.epsilon)} {at_delta}")]
+    if (honest := outcome.min_honest) is not None:
+        helpers, closed = outcome.helpers or 0, outcome.closed_rounds
+        assumed = f"1 of {helpers} helper{'s' * (helpers != 1)} and {honest} machine{'s' * (honest != 1)} of each sum"
+        rows += [
+            ("if honest", assumed),
+            ("mu local", f"{shown(outcome.mu_local)} whatever happens"),
+            ("epsilon local", f"{shown(outcome.epsilon_local)} {at_delta}"),
+            ("sums", f"of at least {outcome.min_cohort} machines{f'; {closed} rounds stayed closed' if closed else ''}"),
+        ]
+    if (mean := outcome.centring) is not None:
+        part = "" if mean.mu is None else f", {100 * mean.share:.4g} % of mu^2 (mu = {shown(mean.mu)})"
+        rows.append(("centring", f"the mean of the features of {mean.aggregated} machines{part}"))
+    rows += [
+        ("rounds", str(outcome.rounds)),
+        ("machines", str(outcome.num_clients)),
+        ("releases", f"{outcome.releases} made, {outcome.aggregated} aggregated"),
+        ("refusals", str(outcome.refusals)),
+        ("lost replies", str(outcome.lost_replies)),
         ("files", str(folder)),
     ]
-    if forecast := document.get("forecast"):
-        rows.insert(1, ("forecast", forecast_text(forecast)))
-    training = document.get("training")
-    if training and training["worrying"]:
-        rows.insert(1, ("training", training["sentence"]))
     width = max(len(name) for name, _ in rows)
-    return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {document['guarantee']}"]
+    return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {outcome.guarantee}"]
 
 
-def forecast_text(forecast: Mapping[str, Any]) -> str:
-    """What was expected before the first round, for people."""
-    longest, typical = shortest(forecast["noise_over_longest"]), shortest(forecast["noise_over_typical"])
-    return f"{forecast['verdict']}: noise {longest} times the longest update, {typical} times a typical one (estimate)"
+def closing_lines(outcome: Outcome) -> list[str]:
+    """The end of a simulated run's summary.
 
-
-def _centring(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What went before the rounds: the mean of the features, and its share."""
-    mean = document.get("centring")
-    if not mean:
+    Notes
+    -----
+    The first line says what the outcome's mu is worth (:attr:`~murmurfl.privacy.Guarantee.meaning`). The figure
+    without noise is of simulated data, and not private.
+    """
+    if outcome.mu is None:
         return []
-    part = "" if mean["mu"] is None else f", {100 * mean['share']:.4g} % of mu^2 (mu = {shown(mean['mu'])})"
-    return [("centring", f"the mean of the features of {mean['aggregated']} machines{part}")]
+    lines, twin, config = meaning_lines(outcome), outcome.without_noise, outcome.config
+    if twin is not None and config.get("mechanism") != NO_NOISE:
+        rounds = "" if twin.rounds == outcome.rounds else f" in {twin.rounds} rounds"
+        reached = f"{shown_accuracy(twin)}{rounds}"
+        lines.append(f"Without noise the same run reaches {reached}: just measured, and not private.")
+    # No decision counts owners yet: it would have another unit.
+    chosen = outcome.chosen_by or config.get("samples-per-owner")
+    if not chosen and config["strategy"] != AUTO and outcome.accuracy is not None:
+        lines.append(f"The most accuracy for this epsilon: {better(config)}")
+    return ["", *(f"  {line}" for line in lines)]
 
 
-def shown_evaluation(evaluation: Mapping[str, Any]) -> str:
-    """A private evaluation in a few words."""
-    if evaluation["accuracy"] is None:
-        return "none: no machine answered"
-    auc = (
-        "" if evaluation["auc"] is None else f", AUC {evaluation['auc']:.3f} {_interval(evaluation['auc_interval'], 1)}"
-    )
-    return f"{100 * evaluation['accuracy']:.1f} % {_interval(evaluation['interval'], 100)}{auc}"
-
-
-def _interval(interval: Sequence[float], times: int) -> str:
-    digits = 1 if times == 100 else 3
-    return f"({times * interval[0]:.{digits}f} to {times * interval[1]:.{digits}f})"
-
-
-def _evaluated(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """How good machines say the model is, by noised counts of their own samples."""
-    evaluation = document.get("private_evaluation")
-    if not evaluation:
-        return []
-    part = "" if evaluation["mu"] is None else f", {100 * evaluation['share']:.4g} % of mu^2"
-    of = "" if evaluation["accuracy"] is None else " held-out" if evaluation["held_out"] else " trained-on"
-    samples = "" if evaluation["accuracy"] is None else f", {evaluation['samples']:,}{of} samples{part}"
-    return [("private accuracy", f"{shown_evaluation(evaluation)}{samples}")]
-
-
-def is_summed(document: Mapping[str, Any]) -> bool:
-    """Whether a result is of a run whose server saw only sums; one of an earlier murmurfl does not say."""
-    return document.get("min_honest") is not None
-
-
-def _whatever_happens(document: Mapping[str, Any], note: str) -> list[tuple[str, str]]:
-    """Under secure aggregation: what mu rests on, and what holds without."""
-    if not is_summed(document):
-        return []
-    closed = document["closed_rounds"]
-    helpers, honest = document["helpers"], document["min_honest"]
-    assumed = f"1 of {helpers} helper{'s' * (helpers != 1)} and {honest} machine{'s' * (honest != 1)} of each sum"
-    return [
-        ("if honest", assumed),
-        ("mu local", f"{shown(document['mu_local'])} whatever happens"),
-        ("epsilon local", f"{shown(document['epsilon_local'])} at delta = {document['delta']:g}{note}"),
-        (
-            "sums",
-            f"of at least {document['min_cohort']} machines{f'; {closed} rounds stayed closed' if closed else ''}",
-        ),
+def better(settings: Mapping[str, Any]) -> str:
+    """The command that lets murmurfl choose the strategy for the same privacy."""
+    keys = run_keys()
+    kept = [
+        f"--set {name}={settings[name]:g}" if name == "mu" else f"--set {name}={settings[name]}"
+        for name in _KEPT
+        if settings[name] != keys[name].default
     ]
+    trust = [f"--set trust={settings['trust']}"] if settings["trust"] else []
+    return " ".join(["murmurfl run", f"--set strategy={AUTO}", *kept, *trust])

@@ -11,7 +11,8 @@ from ..engines.device.backend import checked_device
 from ..engines import run_cohort, run_in_process
 from ..engines.pool import checked_workers
 from ..settings.run_key import Value
-from .result import Progress, RunResult
+from .progress import Progress
+from .result import RunResult
 from ..settings.layers import layered
 
 _ENGINES = ("cohort", "inprocess")
@@ -41,7 +42,7 @@ def simulate(
         ``cohort`` asks machines together and without messages, and is the faster one; ``inprocess`` sends the app's
         messages. The noise and the ledgers are the same, and the model is up to the rounding of gradients.
     on_progress : callable, optional
-        Called after every round with its :class:`~murmurfl.app.runs.result.Progress`.
+        Called after every round with its :class:`~murmurfl.app.runs.progress.Progress`.
     workers : int, optional
         Over how many processes the cohort engine's machines are spread; the model is the same to the last bit.
     ray_address : str

@@ -1,9 +1,8 @@
 """Optional logging of runs to TensorBoard, MLflow or Weights & Biases, through their own packages; off by default.
 
-What is logged is what the server knows and ``result.json`` says: losses and accuracies on public data, what became of
-requests, the configuration, and the guarantee in its standard sentence beside every epsilon. Everything stays on this
-computer unless the package's own environment variables say otherwise: events and runs are written to files, Weights &
-Biases runs offline, and telemetry of the packages is off unless it was switched on.
+Only what the server knows is logged: losses and accuracies on public data, what became of requests, the configuration,
+and the guarantee's sentence beside every epsilon. Everything stays on this computer, and the packages' telemetry is off,
+unless their own environment variables say otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from typing import Any
 
 from ...privacy import Guarantee, MurmurflError
 from ..settings.run_config import RunConfig
-from .result import Progress
+from .outcome import Outcome
+from .progress import Progress
 from .run_summary import shown_accuracy
 
 PROJECT = "murmurfl"
@@ -36,13 +36,7 @@ class TrackerError(MurmurflError):
 
 
 class Tracker(ABC):
-    """One package that runs are logged to.
-
-    Parameters
-    ----------
-    folder : Path
-        The run's.
-    """
+    """One package that a run is logged to, from the run's folder."""
 
     extra: str
     module: str
@@ -52,13 +46,7 @@ class Tracker(ABC):
 
     @classmethod
     def load(cls) -> Any:
-        """The package's module.
-
-        Raises
-        ------
-        TrackerError
-            If it is not installed.
-        """
+        """The package's module; raises TrackerError if it is not installed."""
         try:
             return importlib.import_module(cls.module)
         except ImportError as error:
@@ -76,8 +64,8 @@ class Tracker(ABC):
         """Figures of a round."""
 
     @abstractmethod
-    def finish(self, document: Mapping[str, Any] | None) -> None:
-        """The run's ``result.json``, or None if it failed."""
+    def finish(self, outcome: Outcome | None) -> None:
+        """What the run left, or None if it failed."""
 
 
 class TensorBoard(Tracker):
@@ -95,10 +83,10 @@ class TensorBoard(Tracker):
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
-    def finish(self, document: Mapping[str, Any] | None) -> None:
-        if document is not None:
-            self._writer.add_text("guarantee", document["guarantee"], document["rounds"])
-            self._writer.add_text("test accuracy", shown_accuracy(document), document["rounds"])
+    def finish(self, outcome: Outcome | None) -> None:
+        if outcome is not None:
+            self._writer.add_text("guarantee", outcome.guarantee, outcome.rounds)
+            self._writer.add_text("test accuracy", shown_accuracy(outcome), outcome.rounds)
         self._writer.close()
 
 
@@ -123,10 +111,10 @@ class MLflow(Tracker):
         for name, value in values.items():
             self._client.log_metric(self._run, name, value, step=step)
 
-    def finish(self, document: Mapping[str, Any] | None) -> None:
-        if document is not None:
-            self._client.set_tag(self._run, "guarantee", document["guarantee"])
-        self._client.set_terminated(self._run, "FAILED" if document is None else "FINISHED")
+    def finish(self, outcome: Outcome | None) -> None:
+        if outcome is not None:
+            self._client.set_tag(self._run, "guarantee", outcome.guarantee)
+        self._client.set_terminated(self._run, "FAILED" if outcome is None else "FINISHED")
 
 
 class WandB(Tracker):
@@ -158,42 +146,35 @@ class WandB(Tracker):
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
 
-    def finish(self, document: Mapping[str, Any] | None) -> None:
-        if document is not None:
-            self._run.summary["guarantee"] = document["guarantee"]
-        self._run.finish(exit_code=1 if document is None else 0)
+    def finish(self, outcome: Outcome | None) -> None:
+        if outcome is not None:
+            self._run.summary["guarantee"] = outcome.guarantee
+        self._run.finish(exit_code=1 if outcome is None else 0)
 
 
 _TRACKERS: dict[str, type[Tracker]] = {kind.extra: kind for kind in (TensorBoard, MLflow, WandB)}
 
 
 class Tracking:
-    """All trackers of one run.
-
-    Parameters
-    ----------
-    trackers : list of Tracker
-    """
+    """All trackers of one run."""
 
     def __init__(self, trackers: list[Tracker]) -> None:
         self._trackers = trackers
-        self._document: Mapping[str, Any] | None = None
+        self.outcome: Outcome | None = None
 
     def round(self, progress: Progress) -> None:
         """Log what a round gave."""
         report = progress.report
-        values = {
-            **{name: value for name in ("accuracy", "auc", "loss") if (value := getattr(progress, name)) is not None},
-            EPSILON: progress.epsilon,
-            **({} if progress.epsilon_local is None else {EPSILON_LOCAL: progress.epsilon_local}),
-            **{f"replies/{name}": value for name, value in report.metrics.items()},
-        }
+        values = {name: getattr(progress, name) for name in ("accuracy", "auc", "loss")}
+        values |= {EPSILON: progress.epsilon, EPSILON_LOCAL: progress.epsilon_local}
+        known = {name: value for name, value in values.items() if value is not None}
+        known |= {f"replies/{name}": value for name, value in report.metrics.items()}
         for tracker in self._trackers:
-            tracker.log(values, report.server_round)  # type: ignore[arg-type]
+            tracker.log(known, report.server_round)
 
-    def result(self, document: Mapping[str, Any]) -> None:
+    def result(self, outcome: Outcome) -> None:
         """What the run came to; without it, it counts as failed."""
-        self._document = document
+        self.outcome = outcome
 
 
 def check_trackers(config: RunConfig) -> None:
@@ -210,7 +191,7 @@ def check_trackers(config: RunConfig) -> None:
 
 @contextmanager
 def tracking(config: RunConfig, folder: Path, guarantee: Guarantee) -> Iterator[Tracking]:
-    """The trackers that a configuration asks for, closed when the block ends, however it ends.
+    """Start the trackers that a configuration asks for, and close them when the block ends, however it ends.
 
     Parameters
     ----------
@@ -239,4 +220,4 @@ def tracking(config: RunConfig, folder: Path, guarantee: Guarantee) -> Iterator[
         yield made
     finally:
         for tracker in started:
-            tracker.finish(made._document)
+            tracker.finish(made.outcome)

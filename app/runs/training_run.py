@@ -21,11 +21,11 @@ from .run_guarantees import configured_figures, epsilon_of, refuse_untrue, state
 from ..methods.auto_method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
 from .lost_replies import LossyGrid
-from .gradient_norms import GradientNorms
-from .online_losses import OnlineLosses
+from .simulated_figures import GradientNorms, OnlineLosses
 from .participation import compact
 from .permitted_run import check_permit
-from .result import FeatureMean, Progress, RunResult
+from .progress import Progress
+from .result import FeatureMean, RunResult
 from .machine_statements import listed
 from ..settings.trust_settings import nothing_gained
 

@@ -11,8 +11,8 @@ from murmurfl.app.auditing.run_audit import audit_run
 from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.methods import METHODS
 from murmurfl.app.planning.noise_plans import request_of
-from murmurfl.app.reports.result_schema import result_schema
 from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.outcome import result_schema
 from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig

@@ -3,11 +3,11 @@
 import statistics
 
 import pytest
-from murmurfl.app.commands.closing import better, closing_lines
 from murmurfl.app.commands.main import cli
 from murmurfl.app.data.loading import load_dataset
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.runs.run_files import result_document
+from murmurfl.app.runs.outcome import Outcome
+from murmurfl.app.runs.run_summary import better, closing_lines
 from murmurfl.app.settings.default_run import DEFAULT_RUN, is_default_run, started_with
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import MECHANISMS
@@ -86,12 +86,12 @@ def test_its_summary_ends_with_what_mu_means_what_noise_cost_and_how_to_do_bette
 
 
 def test_without_noise_there_is_nothing_to_say():
-    assert closing_lines(result_document(run_with(mechanism="none", num_rounds=1))) == []
+    assert closing_lines(run_with(mechanism="none", num_rounds=1).outcome) == []
 
 
 def test_a_run_that_was_not_made_without_noise_says_nothing_of_it():
-    document = result_document(run_cohort(RunConfig(num_rounds=1)))
-    lines = closing_lines(document)
+    document = run_cohort(RunConfig(num_rounds=1)).outcome.document()
+    lines = closing_lines(Outcome.model_validate(document))
     assert "right at most 97.8 % of the time" in lines[1]
     assert lines[2].endswith(better(document["config"]))
     assert len(lines) == 3

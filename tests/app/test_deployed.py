@@ -11,7 +11,8 @@ from flwr.superlink.grid import HttpGrid, InMemoryGrid
 from murmurfl.app import client_app
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.runs.run_files import CHECKPOINT_NAME, FAILURE_NAME, write_failure, write_record
+from murmurfl.app.runs.outcome import CHECKPOINT_NAME, FAILURE_NAME
+from murmurfl.app.runs.run_files import write_failure, write_record
 from murmurfl.app.runs.training_run import NoReleasesError, run_experiment
 from murmurfl.app.server_app import is_deployed, run_folder
 from murmurfl.app.settings.run_config import RunConfig

@@ -21,8 +21,9 @@ from murmurfl.app.methods import METHODS
 from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.app.runs import run_files as record
 from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.progress import RoundLine
-from murmurfl.app.runs.run_files import result_document, write_record
+from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.runs.run_guarantees import expected_guarantee
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.runs.training_run import NoReleasesError, run_experiment
@@ -69,17 +70,17 @@ def test_the_record_is_complete_and_plain(default_run, tmp_path):
     with np.load(tmp_path / "model.npz") as model:
         assert {name: model[name].shape for name in model.files} == {"weight": (10, 64), "bias": (10,)}
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
-    summary = "\n".join(summary_lines(document, tmp_path))
+    summary = "\n".join(summary_lines(Outcome.model_validate(document), tmp_path))
     for expected in ("test accuracy", "mu", "epsilon", "at delta = 1e-05", "170 made", "refusals", str(tmp_path)):
         assert expected in summary
 
 
 def test_the_guarantee_says_what_it_covers(default_run):
-    sentence = result_document(default_run)["guarantee"]
+    sentence = default_run.outcome.document()["guarantee"]
     for word in ("replacement of one sample", "against the server", "decay", "seeded keys"):
         assert word in sentence
     fast = run_in_process(RunConfig(noise_quality="fast", num_rounds=2, strategy="trusted-mu2"))
-    sentence = result_document(fast)["guarantee"]
+    sentence = fast.outcome.document()["guarantee"]
     assert "no guarantee" in sentence
     assert "trusted server" in sentence
 
@@ -230,7 +231,7 @@ def test_every_baseline_learns_and_says_what_it_guarantees():
         result = run_in_process(RunConfig(strategy=strategy, passes=passes))
         assert result.accuracy > 0.7, strategy
         assert result.mu == pytest.approx(4.0)
-        sentence = result_document(result)["guarantee"]
+        sentence = result.outcome.document()["guarantee"]
         assert ("every sample in up to 3" in sentence) == (passes == 3)
         for statement in result.statements.values():
             assert statement["mu-spent"] <= statement["mu-guaranteed"] * (1 + 1e-9)
@@ -304,7 +305,7 @@ def test_fast_noise_is_named_wherever_an_epsilon_is_shown():
     result = run_cohort(RunConfig(num_rounds=2, noise_quality="fast"))
     assert "no guarantee" in str(RoundLine.of(result.progress[-1], "fast"))
     assert "guarantee" not in str(RoundLine.of(result.progress[-1], "exact"))
-    assert "no guarantee" in "\n".join(summary_lines(result_document(result), Path("x")))
+    assert "no guarantee" in "\n".join(summary_lines(result.outcome, Path("x")))
     assert "no guarantee" in expected_guarantee(result.experiment.config).sentence
 
 

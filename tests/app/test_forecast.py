@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from murmurfl.app import simulate
 from murmurfl.app.planning.option import noise_to_signal_of
+from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.settings.default_run import started_with
@@ -26,7 +27,9 @@ def test_a_default_run_with_a_small_mu_is_called_useless_and_is(tmp_path, caplog
     caplog.set_level(logging.WARNING)
     document = write_record(simulate(started_with({"mu": 0.05})), tmp_path / "small")
     assert "THIS MODEL IS LIKELY TO BE USELESS" in caplog.text
-    assert "useless: noise 4.6 times the longest update" in " ".join(summary_lines(document, tmp_path))
+    assert "useless: noise 4.6 times the longest update" in " ".join(
+        summary_lines(Outcome.model_validate(document), tmp_path)
+    )
     assert document["forecast"]["verdict"] == "useless"
     assert document["forecast"]["warning"]
     assert document["accuracy"] < 0.3

@@ -10,8 +10,9 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.engines import run_cohort
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.methods.mu2_methods import Mu2Method
+from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.progress import RoundLine
-from murmurfl.app.runs.run_files import result_document, write_record
+from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.runs.run_guarantees import Figures, epsilon_of, refuse_untrue, stated_figures
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.runs.trackers import EPSILON, EPSILON_LOCAL, Tracking
@@ -157,7 +158,7 @@ def test_everything_that_a_run_leaves_has_both(result, tmp_path):
     }
     assert document["privacy"]["mu_local"] == result.mu_local
     assert {entry["closed"] for entry in document["per_round"]} == {""}
-    summary = "\n".join(summary_lines(document, tmp_path))
+    summary = "\n".join(summary_lines(Outcome.model_validate(document), tmp_path))
     assert f"{rounded_up(result.mu_local)} whatever happens" in summary
     assert "1 of 2 helpers and 2 machines of each sum" in summary
     assert CliRunner().invoke(cli, ["report", str(tmp_path)]).exit_code == 0
@@ -168,9 +169,9 @@ def test_everything_that_a_run_leaves_has_both(result, tmp_path):
 
 def test_under_another_trust_there_is_one_figure_and_no_word_of_sums(tmp_path):
     plain = simulate(num_rounds=2)
-    document = result_document(plain)
+    document = plain.outcome.document()
     assert [document[key] for key in ("mu_local", "epsilon_local", "min_honest", "min_cohort", "helpers")] == [None] * 5
-    summary = "\n".join(summary_lines(document, tmp_path))
+    summary = "\n".join(summary_lines(Outcome.model_validate(document), tmp_path))
     assert "whatever happens" not in summary
     assert "sums" not in summary
     assert RoundLine.of(plain.progress[-1], "exact").epsilon_local == ""

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.reports import making
+from murmurfl.app.reports.finding import RecordedRun
 from murmurfl.app.reports.plots import run_plots
-from murmurfl.app.reports.recorded import RecordedRun
-from murmurfl.app.reports.result_schema import result_schema
-from murmurfl.app.runs import machine_files as machine_records
+from murmurfl.app.runs import machine_statements, run_files
 from murmurfl.app.runs.machine_statements import GroupedStatements, statement_groups
+from murmurfl.app.runs.outcome import result_schema
 from murmurfl.app.runs.participation import Participation, compact
 from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.settings.run_config import RunConfig
@@ -27,7 +27,7 @@ def result():
 
 
 def written(result, folder):
-    document = write_record(result, folder)
+    document = write_record(replace(result), folder)  # nothing is kept from before
     assert document == json.loads((folder / "result.json").read_text())
     return document, json.loads((folder / "machines.json").read_text())
 
@@ -43,7 +43,7 @@ def test_the_files_name_every_machine(result, tmp_path):
 
 def test_the_files_of_very_many_machines_name_groups_of_them(result, tmp_path, monkeypatch):
     document, machines = written(result, tmp_path / "few")
-    monkeypatch.setattr(machine_records, "MOST_NAMED", 11)
+    monkeypatch.setattr(machine_statements, "MOST_NAMED", 11)
     grouped, summarised = written(result, tmp_path / "many")
     assert grouped["machines"] is None
     assert sum(group["machines"] for group in grouped["machine_groups"]) == 12
@@ -57,26 +57,26 @@ def test_the_files_of_very_many_machines_name_groups_of_them(result, tmp_path, m
 
 
 def test_machines_are_written_a_round_at_a_time_as_they_would_be_at_once(result, tmp_path):
-    machine_records.write_machines(result, tmp_path / "machines.json")
-    at_once = json.dumps(machine_records.machines_document(result)) + "\n"
+    run_files.write_machines(result, tmp_path / "machines.json")
+    at_once = json.dumps(run_files.machines_document(result)) + "\n"
     assert (tmp_path / "machines.json").read_text() == at_once
-    machine_records.write_machines(replace(result, progress=[]), tmp_path / "none.json")
+    run_files.write_machines(replace(result, progress=[]), tmp_path / "none.json")
     assert json.loads((tmp_path / "none.json").read_text())["rounds"] == {}
 
 
 def test_a_report_of_very_many_machines_shows_groups(result, tmp_path, monkeypatch):
     written(result, tmp_path / "few")
-    monkeypatch.setattr(machine_records, "MOST_NAMED", 11)
+    monkeypatch.setattr(machine_statements, "MOST_NAMED", 11)
     written(result, tmp_path / "many")
     few, many = (RecordedRun.read(tmp_path / name) for name in ("few", "many"))
     rows = making._machines(many).texts()
-    assert len(rows) == len(many.groups)
-    assert rows[0]["machine"] == f"{many.groups[0]['machines']} as {many.groups[0]['first']}"
+    assert len(rows) == len(many.outcome.machine_groups)
+    assert rows[0]["machine"] == f"{many.outcome.machine_groups[0].machines} as {many.outcome.machine_groups[0].first}"
     assert making._machines(few).texts()[0] == {**rows[0], "machine": "0"}
     captions = [{plot.name: plot.caption for plot in run_plots(run)} for run in (few, many)]
     assert captions[0]["noise"] == captions[1]["noise"]
     assert "participation" in captions[1]
-    monkeypatch.setattr("murmurfl.app.reports.recorded._MOST_ENTRIES", many.participation.size - 1)
+    monkeypatch.setattr("murmurfl.app.reports.finding._MOST_ENTRIES", many.participation.size - 1)
     large = RecordedRun.read(tmp_path / "many")  # more cells than any picture shows
     assert large.participation is None
     assert not {"participation", "epsilon"} & {plot.name for plot in run_plots(large)}

@@ -20,7 +20,8 @@ from murmurfl.app.papers.captions import caption_guarantee
 from murmurfl.app.papers.made_runs import make_run
 from murmurfl.app.reports.making import make_report
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.runs.run_files import result_document, write_record
+from murmurfl.app.runs.outcome import Outcome
+from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.runs.run_guarantees import expected_guarantee
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.runs.training_run import run_experiment
@@ -50,7 +51,7 @@ def test_every_strategy_runs_without_noise_on_every_engine_and_nothing_is_said_t
     assert (result.mu, result.epsilon) == (math.inf, math.inf)
     assert {s["noise-std"] for s in result.statements.values()} == {0.0}
     assert {s["mu-guaranteed"] for s in result.statements.values()} == {math.inf}
-    document = result_document(result)
+    document = result.outcome.document()
     assert document["mu"] is document["epsilon"] is document["privacy"]["mu"] is document["privacy"]["epsilon"] is None
     for sentence in (result.guarantee.sentence, expected_guarantee(ours).sentence, document["guarantee"]):
         assert sentence.startswith("Nothing is guaranteed, epsilon is infinite")
@@ -88,7 +89,9 @@ def test_files_report_and_pictures_say_that_nothing_is_private(tmp_path):
     document = write_record(run_cohort(config("trusted-mu2")), tmp_path / "none")
     stored = json.loads((tmp_path / "none" / "result.json").read_text())
     assert stored["mu"] is stored["epsilon"] is None
-    assert ["epsilon", "infinite"] in [line.split()[:2] for line in summary_lines(document, tmp_path)]
+    assert ["epsilon", "infinite"] in [
+        line.split()[:2] for line in summary_lines(Outcome.model_validate(document), tmp_path)
+    ]
     make_report([tmp_path / "none"], tmp_path / "report")
     for path in (tmp_path / "report").iterdir():
         if path.suffix in (".html", ".svg"):

@@ -12,8 +12,8 @@ from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.methods import METHODS
 from murmurfl.app.planning.noise_plans import request_of
 from murmurfl.app.reports.making import make_report
-from murmurfl.app.reports.result_schema import result_schema
 from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.outcome import Outcome, result_schema
 from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.runs.training_run import run_experiment
@@ -166,14 +166,14 @@ def test_lost_machines_are_missing_in_it_and_a_run_without_any_keeps_its_model()
 
 
 def test_who_has_the_files_knows_it_and_how_sure_it_is(full, tmp_path):
-    document = write_record(full, tmp_path)
+    write_record(full, tmp_path)
     written = json.loads((tmp_path / "result.json").read_text())["private_evaluation"]
     jsonschema.validate(written, result_schema()["properties"]["private_evaluation"])
     assert written["accuracy"] == full.evaluation.accuracy
     assert (written["mu"], written["share"], written["failure"]) == (full.experiment.evaluation_mu, 0.05, None)
     low, high = written["interval"]
     assert low < written["noise_interval"][0] < written["accuracy"] < written["noise_interval"][1] <= high
-    line = next(line for line in summary_lines(document, tmp_path) if "private accuracy" in line)
+    line = next(line for line in summary_lines(Outcome.read(tmp_path), tmp_path) if "private accuracy" in line)
     assert f"{100 * written['accuracy']:.1f} % ({100 * low:.1f} to {100 * high:.1f})" in line
     assert "held-out samples, 5 % of mu^2" in line
     plain = write_record(simulate(num_rounds=1), tmp_path / "plain")
@@ -194,4 +194,4 @@ def test_a_result_without_one_that_was_asked_for_says_why(tmp_path):
     jsonschema.validate(document["private_evaluation"], result_schema()["properties"]["private_evaluation"])
     assert document["private_evaluation"]["accuracy"] is None
     assert "not-configured" in document["private_evaluation"]["failure"]
-    assert any("none: no machine answered" in line for line in summary_lines(document, tmp_path))
+    assert any("none: no machine answered" in line for line in summary_lines(Outcome.read(tmp_path), tmp_path))

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-from murmurfl.app.commands.display import read_line
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.progress import RoundLine
 from murmurfl.app.settings.run_config import RunConfig
@@ -23,7 +22,7 @@ FULL = RoundLine(7, 120, 0.873, 0.4375, "4.38", False, 9, 10, 3725.0)
     ],
 )
 def test_a_line_is_read_back_as_what_it_says(line):
-    assert read_line(str(line)) == line
+    assert RoundLine.read(str(line)) == line
 
 
 def test_a_line_says_rounds_accuracy_loss_epsilon_replies_and_time_left():
@@ -34,7 +33,7 @@ def test_a_line_says_rounds_accuracy_loss_epsilon_replies_and_time_left():
 
 @pytest.mark.parametrize("text", ["", "round 1/2", "Round 3: 1 of 2 replies aggregated", f"{FULL} and more"])
 def test_other_lines_of_a_log_are_not_taken_for_progress(text):
-    assert read_line(text) is None
+    assert RoundLine.read(text) is None
 
 
 def test_a_long_run_without_evaluations_says_a_few_lines_only():

@@ -13,7 +13,6 @@ from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.planning.noise_plans import PlanRequest, make_plan
 from murmurfl.app.planning.plan_lines import plan_lines, plan_table
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.runs.run_files import result_document
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon
 
@@ -33,11 +32,11 @@ def test_the_model_is_the_same_on_every_engine(config):
 
 def test_the_result_says_both_and_epsilon_is_the_one_that_holds_whoever_knows():
     for config, proved in ((NOISY, True), (BASE, False)):
-        document = result_document(run_cohort(config))
+        document = run_cohort(config).outcome.document()
         assert document["epsilon"] == document["privacy"]["epsilon"] == pytest.approx(gdp_epsilon(1.0, 1e-5))
         assert document["privacy"]["amplified_proved"] is proved
         assert document["privacy"]["epsilon_amplified"] < document["epsilon"]
-    plain = result_document(run_cohort(replace(NOISY, secret_order=False)))
+    plain = run_cohort(replace(NOISY, secret_order=False)).outcome.document()
     assert plain["privacy"]["epsilon_amplified"] is None
     assert plain["epsilon"] == document["epsilon"]
 

@@ -14,6 +14,7 @@ from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.app.reports.making import make_report
 from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.runs.training_run import run_experiment
@@ -80,7 +81,7 @@ def test_gradients_that_are_nan_are_counted_logged_and_reported(run, broken, tmp
     assert document["training"]["note"] == "simulation only: computed from private data without noise, not private"
     assert document["training"]["not_finite"] == nans
     sentence = f"{nans} of 72 contributions were not finite"
-    assert sentence in "\n".join(summary_lines(document, tmp_path))
+    assert sentence in "\n".join(summary_lines(Outcome.model_validate(document), tmp_path))
     page = make_report([tmp_path], tmp_path / "report").read_text()
     assert sentence in " ".join(page.split())
     assert "not private" in page
@@ -90,7 +91,7 @@ def test_a_clip_that_leaves_nothing_is_logged_and_shown(tmp_path, caplog):
     with caplog.at_level("WARNING", logger="flwr"):
         result = run_cohort(replace(BASE, clip_norm=0.001))
     assert "half of the contributions were over" in caplog.text
-    assert "times as long as the clip norm" in "\n".join(summary_lines(write_record(result, tmp_path), tmp_path))
+    assert "times as long as the clip norm" in "\n".join(summary_lines(result.outcome, tmp_path))
 
 
 def test_an_ordinary_run_warns_of_nothing(tmp_path, caplog):
@@ -99,7 +100,7 @@ def test_an_ordinary_run_warns_of_nothing(tmp_path, caplog):
     assert not caplog.records
     document = write_record(result, tmp_path)
     assert not document["training"]["worrying"]
-    assert "contributions" not in "\n".join(summary_lines(document, tmp_path))
+    assert "contributions" not in "\n".join(summary_lines(Outcome.model_validate(document), tmp_path))
     assert json.loads((tmp_path / "result.json").read_text())["training"]["rows"] == 3 * 80
 
 

@@ -6,7 +6,7 @@ import logging
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.runs.run_files import result_document, write_record
+from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.runs.without_noise import NOTE, add_without_noise, configs_without_noise, without_noise
 from murmurfl.app.settings.run_config import NO_NOISE, RunConfig
 from murmurfl.privacy import ConfigurationError
@@ -25,21 +25,21 @@ from typer.testing import CliRunner
     ],
 )
 def test_a_run_without_noise_is_no_worse_and_has_no_noise(settings):
-    document = result_document(run_cohort(RunConfig.from_mapping(settings)))
-    for config in configs_without_noise(document):
+    outcome = run_cohort(RunConfig.from_mapping(settings)).outcome
+    for config in configs_without_noise(outcome):
         assert config.mechanism == NO_NOISE
-        assert (config.seed, config.task, config.strategy) == (1, "digits", document["config"]["strategy"])
-    made = without_noise(document)
-    assert made["note"] == NOTE
-    assert made["accuracy"] > document["accuracy"]
+        assert (config.seed, config.task, config.strategy) == (1, "digits", outcome.config["strategy"])
+    made = without_noise(outcome)
+    assert made.note == NOTE
+    assert made.accuracy > outcome.accuracy
     assert logging.root.manager.disable == logging.NOTSET
 
 
 def test_steps_and_clips_that_were_set_stay():
-    document = result_document(run_cohort(RunConfig(num_rounds=2, learning_rate=0.25, clip_norm=0.5)))
-    first, *_ = configs_without_noise(document)
+    outcome = run_cohort(RunConfig(num_rounds=2, learning_rate=0.25, clip_norm=0.5)).outcome
+    first, *_ = configs_without_noise(outcome)
     assert (first.learning_rate, first.clip_norm, first.num_rounds) == (0.25, 0.5, 2)
-    chosen, *_ = configs_without_noise(result_document(run_cohort(RunConfig(num_rounds=2))))
+    chosen, *_ = configs_without_noise(run_cohort(RunConfig(num_rounds=2)).outcome)
     assert (chosen.learning_rate, chosen.clip_norm) == (0.0, 0.0)
 
 
@@ -47,26 +47,27 @@ def test_it_is_put_into_the_files_once(tmp_path):
     write_record(run_cohort(RunConfig(num_rounds=2)), tmp_path / "run")
     before = json.loads((tmp_path / "run" / "result.json").read_text())
     picture = (tmp_path / "run" / "accuracy.png").read_bytes()
-    document = add_without_noise(tmp_path / "run")
+    outcome = add_without_noise(tmp_path / "run")
+    document = outcome.document()
     assert {name for name in document if document[name] != before[name]} == {"without_noise"}
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == document
     assert (tmp_path / "run" / "accuracy.png").read_bytes() != picture
-    assert add_without_noise(tmp_path / "run") == document
+    assert add_without_noise(tmp_path / "run") == outcome
 
 
 def test_a_run_without_noise_has_no_other(tmp_path):
     write_record(run_cohort(RunConfig(num_rounds=1, mechanism="none")), tmp_path / "run")
-    assert add_without_noise(tmp_path / "run")["without_noise"] is None
+    assert add_without_noise(tmp_path / "run").without_noise is None
 
 
 def test_real_machines_have_no_run_without_noise():
-    document = {**result_document(run_cohort(RunConfig(num_rounds=1))), "engine": "real-nodes"}
+    outcome = run_cohort(RunConfig(num_rounds=1)).outcome.model_copy(update={"engine": "real-nodes"})
     with pytest.raises(ConfigurationError, match="their data are in no one place"):
-        without_noise(document)
+        without_noise(outcome)
 
 
 def test_another_programs_run_has_none_of_ours(tmp_path):
-    document = {**result_document(run_cohort(RunConfig(num_rounds=1))), "config": {"strategy": "x:Y"}, "engine": None}
+    document = {**run_cohort(RunConfig(num_rounds=1)).outcome.document(), "config": {"strategy": "x:Y"}, "engine": None}
     (tmp_path / "result.json").write_text(json.dumps(document))
     with pytest.raises(ConfigurationError, match="one of another program"):
         add_without_noise(tmp_path)

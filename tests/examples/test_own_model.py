@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from murmurfl.app.commands.main import cli
-from murmurfl.app.reports.result_schema import result_schema
+from murmurfl.app.runs.outcome import result_schema
 from murmurfl.privacy import gdp_mu
 from typer.testing import CliRunner
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from murmurfl.app.runs.result import Progress
+from murmurfl.app.runs.progress import Progress
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.server_app import look_often
 from murmurfl.app.settings.run_config import RunConfig

@@ -56,7 +56,7 @@ def test_runs_are_found_below_a_folder_the_newest_last(here):
         "failed",
         "stopped",
     ]
-    assert [bool(one.run) for one in found] == [True, True, True, False, False]
+    assert [one.outcome is not None for one in found] == [True, True, True, False, False]
     assert find_runs([here, here / "plain"]) == found
     assert [one.folder for one in find_runs([here / "plain"])] == [here / "plain"]
 

@@ -8,7 +8,7 @@ import torch
 from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.reports.result_schema import result_schema
+from murmurfl.app.runs.outcome import result_schema
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 

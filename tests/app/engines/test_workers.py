@@ -17,7 +17,6 @@ from murmurfl.app.engines.workers import WorkerMachines
 from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.app.planning import private_search as search
 from murmurfl.app.runs.experiment import Experiment, prepare
-from murmurfl.app.runs.run_files import result_document
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import delayed_momentum_client as delayed_momentum
@@ -69,7 +68,7 @@ def assert_same(one, other):
     assert list(one.statements.items()) == list(other.statements.items())
     assert [dict(p.machines) for p in one.progress] == [dict(p.machines) for p in other.progress]
     assert one.evaluation == other.evaluation
-    documents = [result_document(result) for result in (one, other)]
+    documents = [result.outcome.document() for result in (one, other)]
     for document in documents:
         for key in ("seconds", "date"):
             document.pop(key, None)

@@ -5,10 +5,9 @@ import json
 import pytest
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.papers import PAPERS, Cell
-from murmurfl.app.papers.cell import curve_statistics
 from murmurfl.app.papers.regret import RegretTable
 from murmurfl.app.papers.reproduction import run_cells, write_reproduction
-from murmurfl.app.runs.run_files import result_document
+from murmurfl.app.reports.table import curve_statistics
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import gdp_epsilon, gdp_mu
 
@@ -36,7 +35,7 @@ def test_more_noise_means_more_regret_and_every_mechanism_says_what_it_guarantee
     regrets = {name: result.online["static-regret"][-1] for name, result in results.items()}
     assert regrets["none"] < min(value for name, value in regrets.items() if name != "none")
     for name, result in results.items():
-        document = result_document(result)
+        document = result.outcome.document()
         json.dumps(document, allow_nan=False)
         sentence = result.guarantee.sentence
         if name == "none":
@@ -84,5 +83,5 @@ def test_curves_have_means_and_bands_and_a_noiseless_run_no_epsilon(tmp_path):
     assert len(curve["static-regret"]["mean"]) == 20
     assert "| small | noiseless | 0.01 |" in (tmp_path / "small.md").read_text()
     assert (tmp_path / "small.png").stat().st_size > 10_000
-    one = RegretTable().curves(result_document(run_cohort(config(evaluate_every=5, mechanism="blt"))))
+    one = RegretTable().curves(run_cohort(config(evaluate_every=5, mechanism="blt")).outcome.document())
     assert curve_statistics([one, one])["accuracy"]["std"] == pytest.approx([0.0] * 4)

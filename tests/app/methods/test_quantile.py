@@ -10,7 +10,6 @@ import pytest
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.models import make_model
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.runs.run_files import result_document
 from murmurfl.app.runs.run_guarantees import COUNTED, expected_guarantee
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import CountedGradients
@@ -85,7 +84,7 @@ def test_a_clip_that_starts_ten_times_too_long_costs_little():
 
 def test_the_result_says_where_the_clip_came_to():
     run = run_cohort(replace(BASE, num_rounds=2))
-    said = result_document(run)["clip"]
+    said = run.outcome.document()["clip"]
     assert said == {
         "quantile": 0.3,
         "share": 0.02,
@@ -93,7 +92,7 @@ def test_the_result_says_where_the_clip_came_to():
         "last": float(run.strategy.state.clip),
     }
     json.dumps(said)
-    assert result_document(run_cohort(replace(BASE, num_rounds=2, quantile=0.0)))["clip"] is None
+    assert run_cohort(replace(BASE, num_rounds=2, quantile=0.0)).outcome.document()["clip"] is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.runs.run_files import result_document, write_record
+from murmurfl.app.runs.outcome import Outcome
+from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import private_rounds, proximal
@@ -58,7 +59,7 @@ def test_only_epochs_that_touch_private_samples_are_asked_for_and_recorded(varia
     statement = result.statements["0"]
     expected = len(private_rounds(variant, 4, 0.5))
     assert statement["releases"] == expected == sum(report.asked for report in result.strategy.history)
-    document = result_document(result)
+    document = result.outcome.document()
     json.dumps(document, allow_nan=False)
     if variant == "public-only":
         assert (result.mu, result.epsilon) == (0.0, 0.0)
@@ -93,5 +94,5 @@ def test_a_run_without_an_accuracy_has_a_record_and_a_summary(tmp_path):
     result = run_cohort(replace(BASE, model="mean", regularizer="none"))
     document = write_record(result, tmp_path)
     assert document["accuracy"] is None
-    assert any("none; loss" in line for line in summary_lines(document, tmp_path))
+    assert any("none; loss" in line for line in summary_lines(Outcome.model_validate(document), tmp_path))
     assert (tmp_path / "accuracy.png").stat().st_size > 5000

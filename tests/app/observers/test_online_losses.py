@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.runs.online_losses import OnlineLosses
+from murmurfl.app.runs.simulated_figures import OnlineLosses
 from murmurfl.app.settings.run_config import RunConfig
 
 LOGISTIC = {

@@ -12,7 +12,6 @@ from murmurfl.app.papers.captions import caption_guarantee
 from murmurfl.app.papers.grid_table import GridTable, choice_rows, chosen_settings, grid_rows
 from murmurfl.app.planning.answers import choice_of_run
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.runs.run_files import result_document
 from murmurfl.app.runs.training_run import check_deployed
 from murmurfl.app.settings.layers import parse_assignments
 from murmurfl.app.settings.run_config import RunConfig
@@ -34,7 +33,7 @@ def test_auto_is_the_run_of_what_it_chose_on_every_engine():
 
 
 def test_a_result_says_what_was_chosen_and_why():
-    document, set_by_hand = (result_document(run_cohort(config)) for config in (AUTO, prepare(AUTO).config))
+    document, set_by_hand = (run_cohort(config).outcome.document() for config in (AUTO, prepare(AUTO).config))
     assert (document["chosen_by"], document["config"]["strategy"]) == ("auto", "full-batch")
     assert "few full batches win" in document["chosen_because"]
     assert (set_by_hand["chosen_by"], set_by_hand["chosen_because"]) == (None, None)

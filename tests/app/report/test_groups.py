@@ -8,10 +8,11 @@ from statistics import mean, stdev
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.reports.curves import compared_plots, measure_plot
+from murmurfl.app.reports.finding import RecordedRun
 from murmurfl.app.reports.groups import Group, grouped
 from murmurfl.app.reports.making import make_report
-from murmurfl.app.reports.recorded import RecordedRun
+from murmurfl.app.reports.plots import compared_plots, measure_plot
+from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.settings.run_config import RunConfig
 from typer.testing import CliRunner
@@ -32,23 +33,28 @@ def runs(tmp_path_factory):
     return [RecordedRun.read(folder) for folder in sorted(out.iterdir())]
 
 
+def with_fields(run, **fields):
+    """The same run with another outcome."""
+    return replace(run, outcome=Outcome.model_validate({**run.outcome.document(), **fields}))
+
+
 def other(run, name="other", **config):
     """The same run with another configuration."""
     changed = {key.replace("_", "-"): value for key, value in config.items()}
-    return replace(run, name=name, document={**run.document, "config": {**run.document["config"], **changed}})
+    return replace(with_fields(run, config={**run.outcome.config, **changed}), name=name)
 
 
 def with_twin(run, accuracy):
     twin = {"accuracy": accuracy, "auc": None, "loss": 0.1, "rounds": 2, "seconds": 0.0, "note": ""}
-    return replace(run, document={**run.document, "without_noise": twin})
+    return with_fields(run, without_noise=twin)
 
 
 def test_seeds_are_together_and_settings_apart(runs):
     groups = grouped(runs)
     assert [(group.name, group.seeds) for group in groups] == [("a", [1, 2]), ("b", [1])]
-    values = [run.document["accuracy"] for run in runs[:2]]
+    values = [run.outcome.accuracy for run in runs[:2]]
     assert groups[0].spread("accuracy") == (pytest.approx(mean(values)), pytest.approx(stdev(values)))
-    assert groups[1].spread("accuracy") == (runs[2].document["accuracy"], None)
+    assert groups[1].spread("accuracy") == (runs[2].outcome.accuracy, None)
     rounds, means, deviations = groups[0].curve("loss")
     curves = [run.curve("loss")[1] for run in runs[:2]]
     assert rounds == [1, 2]
@@ -62,7 +68,7 @@ def test_the_same_seed_twice_is_no_error_bar(runs):
 
 
 def test_runs_with_another_guarantee_are_another_group(runs):
-    weaker = replace(runs[1], document={**runs[1].document, "guarantee": "another"})
+    weaker = with_fields(runs[1], guarantee="another")
     assert len(grouped([runs[0], weaker])) == 2
 
 
@@ -77,10 +83,10 @@ def test_the_page_shows_mean_and_deviation_and_the_twin(runs, tmp_path):
     for run, accuracy in zip(runs, (0.95, 0.97, 0.98), strict=True):
         folder = tmp_path / run.name
         folder.mkdir()
-        (folder / "result.json").write_text(json.dumps(with_twin(run, accuracy).document))
+        (folder / "result.json").write_text(json.dumps(with_twin(run, accuracy).outcome.document()))
         folders.append(folder)
     text = make_report(folders, tmp_path / "out").read_text()
-    values = [100 * run.document["accuracy"] for run in runs[:2]]
+    values = [100 * run.outcome.accuracy for run in runs[:2]]
     assert f"<td>{mean(values):.1f} ± {stdev(values):.1f} %</td>" in text
     assert "<td>96.0 ± 1.4 %</td>" in text
     assert "<td>98.0 %</td>" in text

@@ -13,10 +13,11 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.reports import making
+from murmurfl.app.reports.finding import RecordedRun
 from murmurfl.app.reports.making import make_report
 from murmurfl.app.reports.page import page as made_page
 from murmurfl.app.reports.plots import run_plots
-from murmurfl.app.reports.recorded import RecordedRun, ReportError
+from murmurfl.app.runs.outcome import Outcome, ReportError
 from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
@@ -41,6 +42,11 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(folders):
     return make_report(folders, folders[0].parent / "report")
+
+
+def changed(run, **fields):
+    """The same run with another outcome."""
+    return replace(run, outcome=Outcome.model_validate({**run.outcome.document(), **fields}))
 
 
 class Page(HTMLParser):
@@ -108,10 +114,10 @@ def test_what_was_forecast_is_said_and_what_would_have_helped(page, folders):
     text = " ".join(page.read_text().split())
     read = [RecordedRun.read(folder) for folder in folders]
     for run in read:
-        assert run.document["forecast"]["sentence"] in text
+        assert run.outcome.forecast.sentence in text
     assert "What would help" not in text  # both are useful
     foreseen = Forecast(40.0, 650, 10, 10, rounds=5, mu=1.0, delta=1e-5, unit="machine").document()
-    useless = replace(read[0], document={**read[0].document, "forecast": foreseen})
+    useless = changed(read[0], forecast=foreseen)
     text = html.unescape(made_page(runs=[making._section(useless, [])]))
     assert foreseen["sentence"] in " ".join(text.split())
     assert "<details open><summary>What would help" in text
@@ -120,25 +126,26 @@ def test_what_was_forecast_is_said_and_what_would_have_helped(page, folders):
 
 def test_releases_by_round_end_at_what_machines_state_and_cost_what_they_say(folders):
     run = RecordedRun.read(folders[0])
-    statements = run.document["machines"]
+    statements = run.outcome.machines
     assert [statements[name]["releases"] for name in run.names] == list(run.releases[:, -1])
     assert (np.diff(run.releases, axis=1) >= 0).all()
     assert (np.diff(run.releases, axis=1) <= 1).all()
     for name, epsilons in zip(run.names, run.epsilons, strict=True):
         assert epsilons[-1] == pytest.approx(gdp_epsilon(statements[name]["mu-spent"], 1e-5))
-        assert epsilons.max() <= run.document["epsilon"] * (1 + 1e-9)
+        assert epsilons.max() <= run.outcome.epsilon * (1 + 1e-9)
 
 
 def test_a_request_without_an_answer_counts_until_it_is_known_that_it_cost_nothing():
     """Asked in rounds 1 to 6; answers in 3 (release 2) and 5 (release 4); states five releases in the end."""
     rounds = [{"round": t, "asked": 1, "accuracy": None, "loss": None, "refused": {}} for t in range(1, 8)]
     machines = {"rounds": {str(t): {"a": {3: 2, 5: 4}.get(t)} for t in range(1, 7)}, "streams": []}
-    document = {"per_round": rounds, "machines": {"a": {"releases": 5}}, "delta": 1e-5}
-    run = RecordedRun("x", document, machines)
+    nothing = {"mu": 1.0, "epsilon": 4.4, "guarantee": "", "rounds": 7, "num_clients": 1, "config": {}}
+    document = {"format": 1, "date": "2026-01-01", "delta": 1e-5, "per_round": rounds, **nothing}
+    run = RecordedRun("x", Outcome.model_validate({**document, "machines": {"a": {"releases": 5}}}), machines)
     assert run.releases.tolist() == [[1, 1, 2, 3, 4, 5, 5]]
-    silent = replace(run, document={**document, "machines": {}})
+    silent = changed(run, machines={})
     assert silent.releases.tolist() == [[1, 1, 2, 3, 4, 5, 5]]
-    refused = replace(run, document={**document, "machines": {"a": {"releases": 4}}})
+    refused = changed(run, machines={"a": {"releases": 4}})
     assert refused.releases.tolist() == [[1, 1, 2, 3, 4, 4, 4]]
 
 
@@ -170,7 +177,7 @@ def test_texts_of_a_run_are_shown_and_not_obeyed(folders, tmp_path):
 def test_infinite_and_missing_figures_are_said_and_not_drawn(tmp_path):
     write_record(run_cohort(RunConfig(strategy="online", mechanism="none", num_rounds=3)), tmp_path / "none")
     run = RecordedRun.read(tmp_path / "none")
-    assert dict(making._tiles(run))["ε at δ = 1e-05"] == "infinite"
+    assert dict(making._tiles(run.outcome))["ε at δ = 1e-05"] == "infinite"
     assert {row["ε guaranteed"] for row in making._machines(run).texts()} == {"infinite"}
     assert "epsilon" not in {plot.name for plot in run_plots(run)}
 

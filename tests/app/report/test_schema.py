@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
-from murmurfl.app.reports.result_schema import result_schema
-from murmurfl.app.runs.run_files import FORMAT, write_record
+from murmurfl.app.runs.outcome import FORMAT, result_schema
+from murmurfl.app.runs.run_files import write_record
 from typer.testing import CliRunner
 
 from murmurfl import __version__

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from murmurfl.app import record_training
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.reports.result_schema import result_schema
+from murmurfl.app.runs.outcome import result_schema
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import CorrelatedFedAvg, SecureAggregation

@@ -9,7 +9,7 @@ import pytest
 from murmurfl.app.data.loading import load_dataset
 from murmurfl.app.data.tabular import unit_rows
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.runs.run_files import result_document
+from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.run_summary import shown_accuracy
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
@@ -65,8 +65,8 @@ def test_without_its_file_a_table_is_refused_with_its_name(task, tmp_path):
 @needs_data
 def test_a_run_with_two_classes_says_its_area_under_the_curve():
     config = RunConfig(task="recidivism", num_clients=20, clients_per_round=20, batch_size=57, mu=16.0)
-    document = result_document(run_cohort(config))
+    document = run_cohort(config).outcome.document()
     assert document["auc"] > 0.65
     assert document["per_round"][-1]["auc"] == document["auc"]
-    assert f"AUC {document['auc']:.3f}" in shown_accuracy(document)
-    assert result_document(run_cohort(RunConfig()))["auc"] is None
+    assert f"AUC {document['auc']:.3f}" in shown_accuracy(Outcome.model_validate(document))
+    assert run_cohort(RunConfig()).outcome.document()["auc"] is None

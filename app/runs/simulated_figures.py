@@ -1,11 +1,6 @@
-"""Regret of online federated learning (zhang-2025, section II): computed on data a simulation has and no server would.
+"""What only a simulation can compute of its run, from samples that no server has: regret and gradient norms.
 
-With f^{r,t}_i the loss on the t-th sample of machine i in round r, and sums over all of them,
-
-    dynamic regret = sum (f(x^r) - min_x f^r(x)),    static regret = sum (f(x^r) - f(x*)),
-
-where f^r is the mean over round r and x* minimises the mean over all rounds. Both optima are computed for models that
-give a loss with its gradient; for others only the cumulative loss is known.
+Neither is a release: where the samples are somebody's, they may not leave the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...privacy.mechanisms.optimal import cached
 from ..models.model import Batch, Model
-from ..data.task import Shard
+from ..data.task import Dataset, Shard
 
 
 @runtime_checkable
@@ -31,7 +26,15 @@ class ComputableOptima(Protocol):
 
 
 class OnlineLosses:
-    """The losses of the global models on the samples their round is about to use.
+    """Regret of online federated learning: the global models' losses on the samples their round is about to use.
+
+    With f^{r,t}_i the loss on the t-th sample of machine i in round r, and sums over all of them (zhang-2025,
+    section II),
+
+        dynamic regret = sum (f(x^r) - min_x f^r(x)),    static regret = sum (f(x^r) - f(x*)),
+
+    where f^r is the mean over round r and x* minimises the mean over all rounds. Models that give no loss with its
+    gradient have a cumulative loss alone.
 
     Parameters
     ----------
@@ -130,3 +133,28 @@ def _minimum(model: ComputableOptima, samples: Batch, start: NDArray[np.float64]
         options={"maxiter": 500, "ftol": 1e-9, "gtol": 1e-5},
     )
     return float(found.fun), found.x
+
+
+class GradientNorms:
+    """How near a run came to a stationary point: ||grad F(w_t)||, F the mean training loss (tran-cutkosky-2022).
+
+    Parameters
+    ----------
+    model : Model
+    dataset : Dataset
+        Whose training samples are used; for a network the first 2,000 of them.
+    """
+
+    def __init__(self, model: Model, dataset: Dataset) -> None:
+        count = model.most_samples
+        self._model = model
+        self._samples = dataset.train_features[:count], dataset.train_labels[:count]
+        self._norms: dict[int, float] = {}
+
+    def record(self, server_round: int, parameters: Sequence[NDArray[Any]]) -> None:
+        """Take note of the model after a round."""
+        self._norms[server_round] = float(np.linalg.norm(self._model.mean_gradient(parameters, self._samples)))
+
+    def document(self) -> dict[str, Any]:
+        """``rounds`` and ``values``, as plain values."""
+        return {"rounds": list(self._norms), "values": list(self._norms.values())}

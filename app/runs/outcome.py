@@ -1,0 +1,495 @@
+"""What a run leaves, declared once: ``result.json``.
+
+Its JSON schema and the documentation's table follow from the declarations below. Summary, report, list of runs and
+trackers are functions of an :class:`Outcome`, made from a run that has just ended or read from its file. A key that is
+added keeps :data:`FORMAT`; one that goes, or means something else, counts it up.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+
+from ...privacy import RELATIONS, TRUST_MODELS, UNITS, Guarantee, MurmurflError
+from ...privacy.accounting.noise_forecast import VERDICTS
+from ...strategies import RoundReport
+from ..settings.key_reference import key_schema
+from ..settings.run_config import run_keys
+from ..version import __version__
+from .machine_statements import MOST_NAMED
+
+FORMAT = 1
+"""The version of ``result.json``."""
+
+MEASURES = ("accuracy", "auc", "loss")
+"""What a central evaluation may give."""
+
+RESULT_NAME, FAILURE_NAME, CHECKPOINT_NAME = "result.json", "failure.json", "checkpoint.npz"
+
+_PACKAGES = ("flwr", "numpy", "scipy", "scikit-learn", "torch", "ray")
+"""What a result may depend on; those that are not installed are left out."""
+
+_WITHOUT_NOISE = "simulation only, and not private"
+_LOCAL = (
+    "Under secure aggregation, the mu that holds whatever server, helpers and other machines do; null under another "
+    "trust, or where nothing is guaranteed."
+)
+_HONEST = "Under secure aggregation, h: the honest machines of each sum that mu rests on; null under another trust."
+_BOTH, _ALONE = "of noise and sampling", "of the noise alone, on these very samples"
+_PRIVATE = "That these figures are not private."
+
+_SAID = {"type": "object", "additionalProperties": {"type": ["number", "string", "boolean", "null"]}}
+Statement = Annotated[dict[str, Any], WithJsonSchema(_SAID)]
+
+
+class ReportError(MurmurflError):
+    """A folder is no run that could be reported."""
+
+
+def _said(words: str, **more: Any) -> Any:
+    """A field that every file has."""
+    schema = {name: more.pop(name) for name in ("enum", "format") if name in more}
+    return Field(description=words, json_schema_extra=schema, **more)
+
+
+def _or_null(words: str, **more: Any) -> Any:
+    """A field that may be null, or absent from a file of an earlier murmurfl."""
+    return _said(words, default=None, **more)
+
+
+def _count(words: str) -> Any:
+    return _said(words, default=0, ge=0)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(
+        frozen=True,
+        extra="allow",  # keys of a later version with the same format
+        json_schema_serialization_defaults_required=True,
+    )
+
+
+class Privacy(_Part):
+    """The guarantee in its parts."""
+
+    mu: float | None = _or_null("Gaussian-DP parameter; null where nothing is guaranteed.")
+    epsilon: float | None = _or_null("At `delta`; null where nothing is guaranteed.")
+    delta: float = _said("Where epsilon is shown.")
+    unit: str = _said("What is protected as a whole.", enum=list(UNITS))
+    relation: str = _said("How neighbouring data sets differ.", enum=list(RELATIONS))
+    trust: str = _said("Who is trusted.", enum=list(TRUST_MODELS))
+    mu_local: float | None = _or_null(_LOCAL)
+    epsilon_local: float | None = _or_null("Of `mu_local`, at `delta`; null likewise.")
+    min_honest: int | None = _or_null(_HONEST, ge=1)
+    epsilon_amplified: float | None = _or_null(
+        "At `delta`, what a secret order makes of epsilon, or an estimate of it; else null."
+    )
+    amplified_proved: bool | None = _or_null("Whether that is a guarantee; false: an estimate. Null likewise.")
+    mechanism: str = _said("Whose noise of which mechanism.")
+    covers: str = _said("Which releases the figure is true of.")
+    notes: list[str] = _said("Sentences about what the figure rests on.", default=())
+    sentence: str = _said("All of it in one standard sentence: `guarantee`.", default="")
+    meaning: str = _said("What mu means in plain words; empty where nothing is guaranteed.", default="")
+
+
+class Round(_Part):
+    """One round."""
+
+    round: int = _said("From 1.", ge=1)
+    accuracy: float | None = _or_null("Of the central evaluation; null in rounds without one.")
+    auc: float | None = _or_null("Likewise, the area under the ROC curve; null unless there are two classes.")
+    loss: float | None = _or_null("Of the central evaluation; null in rounds without one, or if not finite.")
+    asked: int = _count("Machines asked.")
+    aggregated: int = _count("Replies that entered the model.")
+    lost: int = _count("Machines that were not connected or did not reply in time.")
+    late: int = _count("Replies dropped: another of that machine was aggregated, or the round was over, before.")
+    malformed: int = _count("Replies dropped for their shape, values or entries.")
+    refused: dict[str, int] = _said("Refusals by reason.", default={})
+    samples: int = _count("Samples that the aggregated replies say they count for.")
+    unopened: int = _count("Replies that came and were carried over, because the round stayed closed.")
+    closed: str = _said("Why no sum was opened; empty for a round like any other.", default="")
+    overdue: int = _count("Of the replies that came, those that were asked for in earlier rounds.")
+    awaited: int = _count("Requests that were open when the round ended.")
+    finished: int = _count("Machines that have made all releases they can, and are not asked any more.")
+
+
+class Training(_Part):
+    __doc__ = f"What clipping did: {_WITHOUT_NOISE}; null on real machines."
+
+    note: str = _said(_PRIVATE)
+    rows: int = _count("Contributions that were clipped: gradients, local steps or updates.")
+    not_finite: int = _count("Those that were not finite, and count as zero.")
+    clipped: int = _count("Those longer than the clip norm.")
+    median_ratio: float | None = _or_null("Their length over the clip norm, in the median.")
+    largest_ratio: float | None = _or_null("The largest of them.")
+    sentence: str = _said("The figures in words.")
+    worrying: bool = _said("Whether such training comes to little.")
+    rounds: list[int] = _said("The rounds of the lists that follow.")
+    not_finite_per_round: list[int] = _said("By round.")
+    clipped_per_round: list[int] = _said("By round.")
+    median_ratio_per_round: list[float | None] = _said("By round.")
+    largest_ratio_per_round: list[float | None] = _said("By round.")
+
+
+class Clip(_Part):
+    """With a `quantile`, the clip that followed the gradients; else null."""
+
+    quantile: float = _said("Which share of gradients was not to be clipped.")
+    share: float = _said("Of mu^2 of the releases, for how many were.")
+    first: float = _said("Of the first round.")
+    last: float = _said("After the last one.")
+
+
+class MeanFigures(_Part):
+    """With `centring = private`, what became of the mean of the features, which machines release before the first
+    round; else null. `model.npz` then has `centring.centre`, the mean m, and `centring.constant`, c, beside the
+    model's arrays: the model's inputs are unit([unit(phi - m), c]) of a sample's features phi
+    (`murmurfl.privacy.centred`)."""
+
+    mu: float | None = _or_null("Of its release, a part of `mu`; null where nothing is guaranteed.")
+    share: float = _said("Of mu^2 that it was given, by the run configuration.")
+    constant: float = _said("What is appended to features seen from it: `centring.constant`.")
+    asked: int = _count("Machines asked for it.")
+    aggregated: int = _count("Replies that are in it.")
+    samples: int = _count("Samples that it is the mean of, by their words.")
+
+
+class EvaluationFigures(_Part):
+    """With `private-evaluation`, how good the model is on the machines' own samples, by a count that they released
+    with noise; else null. Where no machine answered, figures are null and `failure` says why."""
+
+    mu: float | None = _or_null("Of its release, a part of `mu`; null where nothing is guaranteed, and likewise.")
+    share: float | None = _or_null("Of mu^2 that it was given; null in a training of somebody's own project.")
+    accuracy: float | None = _or_null("The share of right predictions, with noise.")
+    interval: list[float] | None = _or_null(f"95 % interval, {_BOTH}: of the accuracy on such samples.")
+    noise_interval: list[float] | None = _or_null(f"95 % interval, {_ALONE}.")
+    auc: float | None = _or_null("The area under the ROC curve, with noise; null without `score-bins`.")
+    auc_interval: list[float] | None = _or_null(f"95 % interval, {_BOTH}; null likewise.")
+    auc_noise_interval: list[float] | None = _or_null(f"95 % interval, {_ALONE}; null likewise.")
+    samples: int | None = _or_null("Samples that it is of, by the machines' words.")
+    machines: int | None = _or_null("Machines that are in it.")
+    held_out: bool | None = _or_null("Whether nobody trained on these samples.")
+    noise_std: float | None = _or_null("Standard deviation of the noise in the accuracy.")
+    sentence: str | None = _or_null("The figures in words.")
+    failure: str | None = _or_null("Why there are none.")
+
+
+class Twin(_Part):
+    __doc__ = f"Where the same run ended without noise: {_WITHOUT_NOISE}; null where it was not made."
+
+    note: str = _said(_PRIVATE)
+    accuracy: float | None = _or_null("On the test set; null where the model has none.")
+    auc: float | None = _or_null("Likewise; null unless there are two classes.")
+    loss: float | None = _or_null("Likewise; null if it is not finite.")
+    rounds: int = _count("Rounds that were made.")
+    seconds: float = _said("Wall-clock time of the rounds.", ge=0)
+
+
+class Online(_Part):
+    __doc__ = f"What online learning cost so far: {_WITHOUT_NOISE}; null where it was not computed."
+
+    rounds: list[int] = _said("The rounds of the lists that follow.")
+    cumulative_loss: list[float | None] | None = _or_null("Of the global models, summed.", alias="cumulative-loss")
+    dynamic_regret: list[float | None] | None = _or_null(
+        "Against every round's own optimum; null if it is not known.", alias="dynamic-regret"
+    )
+    static_regret: list[float | None] | None = _or_null(
+        "Against the best fixed model; null if it is not known.", alias="static-regret"
+    )
+
+
+class Norms(_Part):
+    __doc__ = f"Norms of the training loss's gradient: {_WITHOUT_NOISE}; null unless `gradient-norm` is set."
+
+    rounds: list[int] = _said("Rounds that were evaluated; 0 is the start.")
+    values: list[float | None] = _said("The norms.")
+
+
+class Remedy(_Part):
+    """Something that would lessen the noise."""
+
+    words: str = _said("What.")
+    ratio: float = _said("What `noise_over_typical` would be.")
+
+
+class Foreseen(_Part):
+    """How much of the model was likely to be noise, as it was said before the first round from what machines state;
+    null without noise. The ratio to the longest update is arithmetic, all else an estimate."""
+
+    verdict: str = _said("What to expect of the model.", enum=list(VERDICTS))
+    warning: bool = _said("Whether there was a warning: above a ratio of 1, or if it is useless.")
+    noise_over_longest: float = _said("Noise in the average of all releases over the longest it can be.")
+    noise_over_typical: float = _said("The same over a typical one: an estimate.")
+    typical: float = _said("Which part of the longest a typical one is taken to be.")
+    kept: float = _said("Which part of what is learnt without noise is likely to be left: an estimate.")
+    machines_needed: int = _count("Machines like these at which it would be useful.")
+    parameters_needed: int = _count("Values of a model that would be useful; 0 if one is too many.")
+    epsilon_needed: float | None = _or_null("Epsilon, at `delta`, at which it would be useful.")
+    sentence: str = _said("The figures in words.")
+    changes: list[Remedy] = _said("What would help; empty where it is useful.", default=())
+
+
+class MachineGroup(_Part):
+    """Machines that say the same."""
+
+    machines: int = _count("How many.")
+    first: str = _said("The name of the first of them.")
+    statement: Statement = _said("What each of them says.")
+
+
+class Outcome(_Part):
+    """What a run leaves: `result.json`."""
+
+    format: int = _said(f"Version of this document; now {FORMAT}.", ge=1)
+    date: str = _said("When it was written: ISO 8601, UTC.", format="date-time")
+    engine: str | None = _or_null(
+        "What carried the messages; null for a program of one's own.",
+        enum=["cohort", "inprocess", "ray", "real-nodes", None],
+    )
+    device: str | None = _or_null(
+        "Which of PyTorch's devices computed gradients and noise, whose bits are other ones then; null for NumPy."
+    )
+    chosen_by: str | None = _or_null(
+        "`auto` where the strategy was chosen for the run's sizes; null where it was set.", enum=["auto", None]
+    )
+    chosen_because: str | None = _or_null("Why it was chosen, in a sentence; null likewise.")
+    versions: dict[str, str] = _said("Of murmurfl, Python and the packages that were used.", default={})
+    accuracy: float | None = _or_null("On the test set, after the last round; null where the model has none.")
+    auc: float | None = _or_null("Likewise, the area under the ROC curve; null unless there are two classes.")
+    loss: float | None = _or_null("On the test set, after the last round; null if it is not finite.")
+    mu: float | None = _or_null("Gaussian-DP parameter of everything that was released; null: nothing is guaranteed.")
+    epsilon: float | None = _or_null("The same at `delta`; it means what `guarantee` says, and nothing else.")
+    mu_local: float | None = _or_null(_LOCAL)
+    epsilon_local: float | None = _or_null("Of `mu_local`, at `delta`; null likewise.")
+    min_honest: int | None = _or_null(_HONEST, ge=1)
+    min_cohort: int | None = _or_null("Under secure aggregation, the fewest releases of a sum; else null.", ge=1)
+    helpers: int | None = _or_null("Under secure aggregation, how many must open every sum; else null.", ge=1)
+    delta: float = _said("Where epsilon is shown.")
+    guarantee: str = _said("What mu and epsilon are true of, in one sentence.")
+    privacy: Privacy | None = None
+    forecast: Foreseen | None = None
+    rounds: int = _count("Rounds that were made.")
+    num_clients: int = _count("Machines in all.")
+    releases: int = _count("Releases that the machines say they made.")
+    aggregated: int = _count("Releases that entered the model.")
+    refusals: int = _count("Requests that machines refused.")
+    lost_replies: int = _count("Replies that did not come.")
+    late_replies: int = _count("Replies that came too late to count.")
+    malformed_replies: int = _count("Replies that could not be read.")
+    closed_rounds: int = _count("Rounds under secure aggregation in which no sum was opened.")
+    num_parameters: int = _count("Values of the model, d.")
+    seconds: float | None = _or_null("Wall-clock time of the rounds; null where it was not measured.", ge=0)
+    config: dict[str, Any] = _said(
+        "The run configuration, with what the preset and the data made of rounds, clip, step, ball, schedule and "
+        "sampling; its keys are those of `murmurfl keys`."
+    )
+    asked: dict[str, Any] = _said(
+        "What the run configuration said where `config` has what became of it; 0 and empty: the preset's choice.",
+        default={},
+    )
+    without_noise: Twin | None = None
+    centring: MeanFigures | None = None
+    private_evaluation: EvaluationFigures | None = None
+    clip: Clip | None = None
+    online: Online | None = None
+    gradient_norms: Norms | None = None
+    training: Training | None = None
+    machines: dict[str, Statement] | None = _or_null(
+        f"What each machine says of itself, by name: releases, mu, samples used, policy; null of more than "
+        f"{MOST_NAMED:,} machines, which are in `machine_groups`."
+    )
+    machine_groups: list[MachineGroup] | None = _or_null(
+        f"Of more than {MOST_NAMED:,} machines: those that say the same of themselves, together; else null."
+    )
+    per_round: list[Round] = _said("What became of every round.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_nulls(cls, values: Any) -> Any:
+        return with_nulls(values)
+
+    @classmethod
+    def made(
+        cls, guarantee: Guarantee, history: Sequence[RoundReport], measured: Mapping[int, Mapping[str, Any]], **more: Any
+    ) -> Self:
+        """The outcome of a training that has just ended.
+
+        Parameters
+        ----------
+        guarantee : Guarantee
+        history : sequence of RoundReport
+        measured : mapping
+            What central evaluations gave, by round: ``accuracy``, ``auc`` and ``loss``.
+        **more
+            Other fields.
+        """
+        privacy = guarantee.document()
+        rounds = []
+        for report in history:
+            found, counts = measured.get(report.server_round, {}), asdict(report)
+            rounds.append({"round": counts.pop("server_round"), **{name: found.get(name) for name in MEASURES}, **counts})
+        last = {name: [one[name] for one in measured.values() if one.get(name) is not None] for name in MEASURES}
+        figures = {name: privacy[name] for name in ("mu", "epsilon", "mu_local", "epsilon_local", "min_honest", "delta")}
+        made = {
+            "format": FORMAT,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": _versions(),
+            **{name: values[-1] if values else None for name, values in last.items()},
+            **figures,
+            "guarantee": privacy["sentence"],
+            "privacy": privacy,
+            "rounds": len(history),
+            "aggregated": sum(report.aggregated for report in history),
+            "refusals": sum(report.refusals for report in history),
+            "lost_replies": sum(report.lost for report in history),
+            "late_replies": sum(report.late for report in history),
+            "malformed_replies": sum(report.malformed for report in history),
+            "closed_rounds": sum(bool(report.closed) for report in history),
+            "per_round": rounds,
+        }
+        return cls.model_validate({**made, **more})
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The outcome in the folder of a run.
+
+        Raises
+        ------
+        ReportError
+            If the folder holds no finished run, or its file is damaged or of another format.
+        """
+        path = folder / RESULT_NAME
+        if not path.is_file():
+            raise ReportError(f"Expected the folder of a finished run, got {folder}: {what_is_there(folder)}.")
+        document = read_json(path)
+        if missing := [key for key in _NEEDED if key not in document]:
+            raise ReportError(
+                f"Expected the result of a run in {path}, got a document without {', '.join(missing)}: is it the "
+                "result.json of `murmurfl run`?"
+            )
+        if (found := document.get("format")) != FORMAT:
+            raise ReportError(
+                f"Expected the result of a run of format {FORMAT} in {path}, got one of format {found!r}. Report it "
+                "with the version of murmurfl that wrote it."
+            )
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            where = ".".join(map(str, wrong["loc"]))
+            raise ReportError(f"Expected the result of a run in {path}, got {where}: {wrong['msg']}.") from error
+
+    def document(self) -> dict[str, Any]:
+        """The contents of ``result.json``: plain values."""
+        return self.model_dump(by_alias=True)
+
+    @property
+    def terms(self) -> Guarantee | None:
+        """What the run guarantees, put together from its parts; None of a file that does not have them."""
+        if (parts := self.privacy) is None:
+            return None
+        return Guarantee(
+            infinite(parts.mu),
+            *(parts.delta, parts.mechanism, parts.trust, parts.unit, parts.relation, parts.covers),  # type: ignore[arg-type]
+            mu_local=infinite(parts.mu_local) if parts.min_honest is not None else None,
+            min_honest=parts.min_honest,
+        )
+
+
+_NEEDED = ("accuracy", "loss", "mu", "epsilon", "delta", "guarantee", "rounds", "num_clients", "config", "per_round")
+
+
+def infinite(figure: float | None) -> float:
+    """A mu or an epsilon of a file, where JSON has no word for infinity but null."""
+    return math.inf if figure is None else figure
+
+
+def with_nulls(value: Any) -> Any:
+    """A document with null for every infinity and NaN, for which JSON has no word."""
+    if isinstance(value, dict):
+        return {key: with_nulls(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_nulls(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises
+    ------
+    ReportError
+        If the file holds none.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ReportError(f"Expected JSON in {path}, got: {error}.") from error
+    if not isinstance(document, dict):
+        raise ReportError(f"Expected a JSON object in {path}, got {type(document).__name__}.")
+    return document
+
+
+def what_is_there(folder: Path) -> str:
+    """Why a folder is no finished run, in words."""
+    if not folder.exists():
+        return "there is nothing"
+    if (folder / FAILURE_NAME).is_file():
+        return f"its run failed ({read_json(folder / FAILURE_NAME).get('reason', 'no reason given')})"
+    if (folder / CHECKPOINT_NAME).is_file():
+        return "its run has not ended, there is only a checkpoint"
+    return f"there is no {RESULT_NAME}"
+
+
+def _versions() -> dict[str, str]:
+    """The version of murmurfl, of Python and of the packages a result may depend on."""
+    found = {"murmurfl": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def result_schema() -> dict[str, Any]:
+    """The JSON schema of ``result.json``: every key with its type and a sentence."""
+    made = Outcome.model_json_schema(mode="serialization")
+    schema = _plain(made, made.pop("$defs"))
+    schema["properties"]["privacy"]["type"] = "object"  # null only of what an earlier murmurfl left
+    schema["properties"]["config"]["properties"] = {name: key_schema(one) for name, one in run_keys().items()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "A result of murmurfl",
+    }
+
+
+def _plain(part: dict[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema without references, titles and defaults; what may be null says so in its type."""
+    made = {key: value for key, value in part.items() if key not in ("title", "default", "anyOf", "$ref")}
+    if "$ref" in part:
+        made = {**_plain(parts[part["$ref"].rpartition("/")[2]], parts), **made}
+    if "anyOf" in part:
+        (one,) = (each for each in part["anyOf"] if each != {"type": "null"})
+        inner = _plain(one, parts)
+        made = {**inner, **made, "type": [inner["type"], "null"]}
+    if "description" in made:
+        made["description"] = " ".join(made["description"].split())
+    if made.get("additionalProperties") is True:
+        del made["additionalProperties"]
+    for key in ("items", "additionalProperties"):
+        if key in made:
+            made[key] = _plain(made[key], parts)
+    if "properties" in made:
+        made["properties"] = {name: _plain(one, parts) for name, one in made["properties"].items()}
+    return made
