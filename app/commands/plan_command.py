@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...privacy.setting import Value
 from ..methods.auto_method import AUTO
 from ..settings.layers import layered
 from ..settings.run_config import RunConfig
-from ..settings.run_key import Value
 from .failing import MISUSED, fail, failing_clearly
 from .run_options import AsJson, Assignments, ConfigFile, settings_of
 from .terminal import aligned, say, say_command, say_table

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
+from ...privacy.setting import refusal
 from ..settings.run_config import run_keys
-from ..settings.run_key import refusal
 
 BOUNDING = frozenset({"clipping", "clip-stability", "samples-per-owner"})
 """The keys, of methods whose guarantee needs of a gradient only that it is no longer than S."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...privacy import ConfigurationError
+from ...privacy.setting import Value
 from ..methods import METHODS
 from ..runs.evaluated import EvaluatedProblem
-from ..settings.run_key import Value
 from .noise_to_signal import noise_to_signal_of
 from .option import Impossible, Option
 from .rules import FEATURES_LEAVE, RULES, Rule

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ...privacy import ConfigurationError, Guarantee
+from ...privacy.setting import Value
 from ..methods import METHODS
 from ..methods.auto_method import AUTO
 from ..papers.unread import without_unread
@@ -15,7 +16,6 @@ from ..runs.experiment import Experiment, situation_of, worked_out
 from ..runs.run_guarantees import configured_figures, run_guarantee
 from ..settings.default_run import started_with
 from ..settings.run_config import RunConfig, run_keys
-from ..settings.run_key import Value
 from . import Decision, Situation, decide
 from .request import PlanRequest
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...privacy.setting import Value
 from ..runs.evaluated import EvaluatedProblem
-from ..settings.run_key import Value
 
 
 @dataclass(frozen=True)

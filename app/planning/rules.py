@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ...privacy.setting import Value
 from ..settings.registry import registry
-from ..settings.run_key import Value
 from .situation import Situation
 
 Settings = Mapping[str, Value]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...privacy import TRUST_MODELS, ConfigurationError, Trust
+from ...privacy.setting import Value
 from ..runs.experiment import worked_out
 from ..settings.run_config import RunConfig, run_keys
-from ..settings.run_key import Value
 from ..settings.trust_settings import TRUST_KEYS
 from . import Decision, Option, Situation, decide, tried
 from .decision_lines import command_of

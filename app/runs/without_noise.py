@@ -17,7 +17,7 @@ from ...privacy import ConfigurationError
 from ..settings.run_config import NO_NOISE, RunConfig, run_keys
 from ..engines.start import ENGINES, run_document
 from .experiment import prepare
-from ..settings.run_key import Value
+from ...privacy.setting import Value
 from .run_files import RESULT_NAME, plot_accuracy, write_document
 from ..settings.layers import names_own, search_here
 
