@@ -172,7 +172,10 @@ class OperatorsFile:
         known = cls.settings()
         needed = {one.name for one in known.values() if one.default is MISSING} | cls.required
         found = read_values(flat(document, known), known, needed)
-        return {known[name].attribute: known[name].read(value) for name, value in found.items()}
+        read = {name: known[name].read(value) for name, value in found.items()}
+        for name, value in read.items():
+            known[name].check(value)
+        return {known[name].attribute: value for name, value in read.items()}
 
     def located(self, folder: Path) -> Self:
         """The same with paths that were relative taken from a folder."""

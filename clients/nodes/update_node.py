@@ -98,12 +98,9 @@ class UpdateNode(MachineFile):
         """What such a file may say: of a policy's fields those that the ledger does not decide."""
         own, shared, decided = super().settings(), settings_of(RecordsFile), {}
         for one in fields(UpdatePolicy):
-            name, kind = (
-                one.name.replace("_", "-"),
-                str(one.type) if str(one.type) in ("bool", "int", "float") else "str",
-            )
+            name = one.name.replace("_", "-")
             if one.name not in _OF_THE_LEDGER:
-                decided[name] = Setting(name, kind, one.default, table=shared[name].table if name in shared else "")
+                decided[name] = replace(shared.get(name, Setting(name, str(one.type), None)), default=one.default)
         first = {name: own.pop(name) for name in ("machine", "ledger")}
         return {**first, **decided, **own}
 
