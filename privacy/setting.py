@@ -177,7 +177,7 @@ def setting(default: Any = MISSING, sentence: str = "", *, kw_only: bool = True,
     return field(kw_only=kw_only, metadata={_METADATA: {"sentence": sentence, **declared}}, **made)  # type: ignore[call-overload]
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(setting,))
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 def table(name: str = "", **defaults: Any) -> Callable[[TableT], TableT]:
     """A class of settings, some of them those of its bases, which may have other ``defaults`` here.
 
