@@ -14,13 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from murmurfl.app.nodes.helper_config import HelperConfig
+from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.accuracy import accuracy_rows
 from murmurfl.app.papers.captions import cell_guarantees, table_caption
 from murmurfl.app.papers.reproduction import tables_of
 from murmurfl.app.reports.result_schema import result_schema
 from murmurfl.app.reports.table import spread
-from murmurfl.app.settings.key_reference import key_table
+from murmurfl.app.settings.key_reference import expected, key_table
+from murmurfl.app.settings.run_config import run_keys
+from murmurfl.clients import UpdateNode
+from murmurfl.clients.nodes.sample_node import SampleNode
 from murmurfl.privacy import gdp_epsilon, rounded_up
 from murmurfl.privacy.accounting.guarantee import WHATEVER_HAPPENS
 
@@ -366,6 +371,34 @@ def result_table() -> str:
     return "\n".join(lines)
 
 
+def file_table() -> str:
+    """The settings of operators' files, the table of a file in which each may stand, and what has them."""
+    kinds = {
+        "node": NodeConfig.settings(),
+        "own samples": SampleNode.settings(),
+        "own updates": UpdateNode.settings(),
+        "helper": HelperConfig.settings(),
+    }
+    known = {name: one for kind in reversed(kinds.values()) for name, one in kind.items()}
+    lines = ["| key | table | of | what it may be | what it is |", "|---|---|---|---|---|"]
+    for name, one in sorted(known.items(), key=lambda item: (item[1].table, item[0])):
+        of = ", ".join(kind for kind, settings in kinds.items() if name in settings)
+        sentence = one.sentence or RELEASES_OF_UPDATES[name]
+        may_be = expected(
+            replace(one, zero="") if name in run_keys() else one
+        )  # what a run's zero stands for is its own
+        cells = (f"`{name}`", f"`[{one.table}]`" if one.table else "", of, may_be, sentence)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines)
+
+
+RELEASES_OF_UPDATES = {
+    "releases-per-pass": "Into how many disjoint, fixed parts the ClientApp divides its data, one for each release.",
+    "allow-evaluation": "Whether results of the ClientApp's `evaluate` may leave, without noise.",
+}
+"""What only :class:`~murmurfl.clients.UpdatePolicy` says."""
+
+
 BLOCKS = {
     "README.md": {"results": summary, "speed": speed_of_peers},
     "docs/performance.md": {
@@ -388,7 +421,7 @@ BLOCKS = {
         "peers": other_frameworks,
     },
     "docs/forecast.md": {"measured": lambda: forecast.table(document("forecast"))},
-    "docs/keys.md": {"keys": key_table},
+    "docs/keys.md": {"keys": key_table, "files": file_table},
     "docs/result.md": {"result": result_table},
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/tuning.md": {"bounded-step": bounded_steps, "which-noise": gained_by_noise},
