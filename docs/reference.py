@@ -7,11 +7,17 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from murmurfl.app.nodes.helper_config import HelperConfig
+from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.runs.outcome import result_schema
-from murmurfl.app.settings.key_reference import key_table
+from murmurfl.app.settings.key_reference import expected, key_table
+from murmurfl.app.settings.run_config import run_keys
+from murmurfl.clients import UpdateNode
+from murmurfl.clients.nodes.sample_node import SampleNode
 
 from benchmarks import forecast
 
@@ -36,6 +42,34 @@ def result_table() -> str:
     return "\n".join(lines)
 
 
+def file_table() -> str:
+    """The settings of operators' files, the table of a file in which each may stand, and what has them."""
+    kinds = {
+        "node": NodeConfig.settings(),
+        "own samples": SampleNode.settings(),
+        "own updates": UpdateNode.settings(),
+        "helper": HelperConfig.settings(),
+    }
+    known = {name: one for kind in reversed(kinds.values()) for name, one in kind.items()}
+    lines = ["| key | table | of | what it may be | what it is |", "|---|---|---|---|---|"]
+    for name, one in sorted(known.items(), key=lambda item: (item[1].table, item[0])):
+        of = ", ".join(kind for kind, settings in kinds.items() if name in settings)
+        sentence = one.sentence or RELEASES_OF_UPDATES[name]
+        may_be = expected(
+            replace(one, zero="") if name in run_keys() else one
+        )  # what a run's zero stands for is its own
+        cells = (f"`{name}`", f"`[{one.table}]`" if one.table else "", of, may_be, sentence)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines)
+
+
+RELEASES_OF_UPDATES = {
+    "releases-per-pass": "Into how many disjoint, fixed parts the ClientApp divides its data, one for each release.",
+    "allow-evaluation": "Whether results of the ClientApp's `evaluate` may leave, without noise.",
+}
+"""What only :class:`~murmurfl.clients.UpdatePolicy` says."""
+
+
 def name_table(package: str) -> str:
     """The public names of a package, since when, and the first line of what they say of themselves."""
     module = importlib.import_module(package)
@@ -55,6 +89,7 @@ def _first_line(thing: Any) -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "keys": key_table,
     "result": result_table,
+    "files": file_table,
     "forecast": lambda: forecast.table(json.loads(forecast.DEFAULT.read_text("utf-8"))),
     **{package: lambda package=package: name_table(package) for package in PUBLIC},
 }

@@ -339,18 +339,14 @@ class _Audit:
         config = self._config
         changed: dict[str, Any] = {"ledger": str(home / "ledger.sqlite"), "schema": str(home / "schema.toml")}
         changed["rows"] = OWNERS if self._schema.owner else ROWS
-        changed |= {"budget_local_mu": 0.0, "budget_mu": 0.0} if isinstance(config, NodeConfig) else {}
-        if config.trust == "secure-aggregation":
-            alone = {} if isinstance(config, NodeConfig) else {"trust": "untrusted-server"}
-            number = 0 if isinstance(config, NodeConfig) else 1
-            changed |= {"trust": "", "min_honest": number, "min_cohort": number, **alone}
-            changed |= {"roster": "", "roster_digest": "", "signing_key": ""}
-        passes = config.passes if isinstance(config, NodeConfig) else 1
+        changed |= {"budget_local_mu": 0.0, "budget_mu": 0.0}
+        if config.sums:
+            changed |= {name: getattr(type(config), name) for name in ("trust", *config.of_sums)}
         batch = min(config.batch_size, MOST_BATCH // 3 if self._schema.owner else MOST_BATCH)
         held_out = math.ceil(config.held_out * changed["rows"]) if config.private_evaluation else 0
         most = MOST_RELEASES
         if batch and not (isinstance(config, NodeConfig) and config.method.sums_samples):
-            most = min(most, passes * ((changed["rows"] - held_out) // batch))
+            most = min(most, config.passes * ((changed["rows"] - held_out) // batch))
         releases = min(config.max_participations or most, most)
         self._small = replace(config, batch_size=batch, max_participations=releases, **changed)
 
@@ -571,9 +567,8 @@ def _few(differs: Iterable[str], most: int = 2) -> tuple[str, ...]:
 
 def _delta_of(config: NodeConfig | SampleNode) -> float:
     """The delta at which an epsilon was asked for; the ledger is read, and not altered."""
-    delta = config.delta if isinstance(config, NodeConfig) else 0.0
-    if delta or not config.epsilon:
-        return delta or _DELTA
+    if config.delta or not config.epsilon:
+        return config.delta or _DELTA
     return read_ledger(config.ledger).delta
 
 

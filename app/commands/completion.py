@@ -10,9 +10,9 @@ from contextlib import redirect_stdout
 
 import typer
 
+from ...privacy.setting import Setting
 from ..settings.catalogue import CATALOGUE
 from ..settings.run_config import run_keys
-from ..settings.run_key import Key
 
 _LONGEST_HELP = 60
 """Characters; Typer wraps longer help at 80 columns, and shells take the second line for one more completion."""
@@ -55,7 +55,7 @@ def complete_paper(incomplete: str) -> Iterator[Completion]:
     return (_completion(name, papers.sentence(name)) for name in papers.names() if name.startswith(incomplete))
 
 
-def choices(one: Key) -> list[Completion]:
+def choices(one: Setting) -> list[Completion]:
     """The names or texts a key may be, each with its sentence where it has one."""
     if one.kind == "bool":
         return [("true", ""), ("false", "")]

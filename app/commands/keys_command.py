@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from ...privacy.setting import Setting, unknown_key
 from ..settings.catalogue import CATALOGUE, Shelf
 from ..settings.key_reference import config_schema, expected, key_schema, key_toml, readers, shown
 from ..settings.run_config import readers_of, run_keys
-from ..settings.run_key import Key, unknown_key
 from .completion import choices, complete_key
 from .run_options import AsJson
 from .terminal import failing_clearly, say
@@ -42,7 +42,7 @@ def keys(
             _show_all()
 
 
-def _show(one: Key, as_json: bool) -> None:
+def _show(one: Setting, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(key_schema(one), indent=2))
         return

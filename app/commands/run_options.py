@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
+from ...privacy.setting import Value
 from ..settings.layers import layered, names_own, parse_assignments, read_settings, search_here
 from ..settings.run_config import check_run_name
-from ..settings.run_key import Value
 from .completion import complete_assignment
 
 Assignments = Annotated[

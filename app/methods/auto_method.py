@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ...clients import Mu2Client
 from ...privacy import ConfigurationError
+from ...privacy.setting import refusal
 from ...strategies import Mu2
 from ..settings.run_config import RunConfig
-from ..settings.run_key import refusal
 from ..settings.trust_settings import SECURE
 from .method import Method
 

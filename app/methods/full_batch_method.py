@@ -16,11 +16,11 @@ import numpy as np
 
 from ...clients import CountedGradients, FullBatchClient, PrivateClient
 from ...privacy import PrivacyPolicy
+from ...privacy.setting import refusal
 from ...privacy.side.clipped_share import COUNTED_CLIP_NORM
 from ...strategies import FullBatch, TrustedFullBatch
 from ..models.model import Model
 from ..settings.run_config import RunConfig, run_keys
-from ..settings.run_key import refusal
 from .method import BOUNDING, Method, bounding
 from .presets import in_unit_range, usual_squared_norm, wanted_mu
 from .problem import Hyperparameters, Problem

@@ -27,11 +27,11 @@ from ...privacy import (
     policy_guarantee,
     server_guarantee,
 )
+from ...privacy.setting import refusal
 from ...strategies import ReleaseStrategy
 from ..models.model import Model
 from ..settings.registry import known_mechanism, registry
 from ..settings.run_config import RunConfig, run_keys
-from ..settings.run_key import refusal
 from ..settings.trust_settings import SECURE, refused_trust
 from .presets import plan_or_largest_mu, sgd_preset
 from .problem import Hyperparameters, Problem

@@ -14,11 +14,11 @@ from ...clients import OneShotClient, PrivateClient
 from ...clients.one_shot_client import LabelledFeatures
 from ...privacy import PrivacyPolicy
 from ...privacy.machine.second_moments import Moments
+from ...privacy.setting import refusal
 from ...strategies import OneShot, ReleaseStrategy
 from ..models.model import Model
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
-from ..settings.run_key import refusal
 from .method import Method
 from .presets import usual_squared_norm
 from .problem import Hyperparameters, Problem

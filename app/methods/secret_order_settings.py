@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from ...privacy import PrivacyPolicy
 from ...privacy.accounting.amplification import Amplification, amplification_of_all
+from ...privacy.setting import refusal
 from ..settings.run_config import RunConfig
-from ..settings.run_key import refusal
 
 
 def check_secret_order(config: RunConfig) -> None:

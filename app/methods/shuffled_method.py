@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from ...clients import ShuffledClient
 from ...clients.adapters.per_sample_gradients import gradients_at
 from ...privacy import ConfigurationError, PrivacyPolicy, ShuffledPolicy, epoch_words
+from ...privacy.setting import refusal
 from ...strategies import PublicEpochs, Regularizer, ShuffledAvg, private_rounds
 from ...strategies.shuffled import penalty
 from ..data.loading import public_shard
 from ..models.model import Model
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
-from ..settings.run_key import refusal
 from .method import Method
 from .presets import feature_bound, the_task
 from .problem import Hyperparameters, Problem

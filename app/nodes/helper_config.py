@@ -6,33 +6,19 @@ far; no message can change either. Unknown keys, missing ones and impossible val
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
-from ...clients.nodes.operators_file import named_values, read_operators_file
+from ...clients.nodes.machine_file import Pinned
 from ...clients.nodes.roster_files import read_helper_key, read_roster
 from ...privacy import ConfigurationError, HelperKey, Opener, SQLiteOpeningRecord
-from ..settings.run_key import typed_value
+from ...privacy.setting import setting, table
 
 
-@dataclass(frozen=True)
-class HelperConfig:
+@table()
+class HelperConfig(Pinned):
     """Everything a helper decides for itself.
-
-    Parameters
-    ----------
-    helper : str
-        Its name in the roster: public.
-    record : str
-        Path of its opening record, made once, together with its key, by ``murmurfl roster key --helper``.
-    roster : str
-        Path of the roster.
-    roster_digest : str
-        The roster's digest, which its operator has compared with the other operators'.
-    key : str
-        Path of its private keys.
 
     Notes
     -----
@@ -40,46 +26,14 @@ class HelperConfig:
     machines asks for, as long as keys and record are the operator's alone. No value here comes from a server.
     """
 
-    helper: str
-    record: str
-    roster: str
-    roster_digest: str
-    key: str
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if not getattr(self, field.name):
-                key = field.name.replace("_", "-")
-                raise ConfigurationError(f"Expected {key} to be set, got an empty text.")
-
-    @classmethod
-    def read(cls, path: Path, *, runs_kept: bool = False) -> HelperConfig:
-        """The operator's file; relative paths in it are taken from its folder.
-
-        Parameters
-        ----------
-        path : Path
-        runs_kept : bool
-            As for :func:`~murmurfl.clients.nodes.operators_file.read_operators_file`.
-
-        Raises
-        ------
-        ConfigurationError
-            If it cannot be read, others may write to it, or a key is unknown or missing.
-        """
-        return read_operators_file(path, cls.from_mapping, ["record", "roster", "key"], runs_kept=runs_kept)
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> HelperConfig:
-        """A configuration from hyphenated keys.
-
-        Raises
-        ------
-        ConfigurationError
-            One line that names the key, what was expected and what came.
-        """
-        named, types = named_values(cls, values), {f.name: str(f.type) for f in fields(cls)}
-        return cls(**{name: typed_value(name.replace("_", "-"), value, types[name]) for name, value in named.items()})
+    required: ClassVar[frozenset[str]] = frozenset({"roster", "roster-digest"})
+    helper: str = setting(MISSING, "Its name in the roster: public.")
+    record: str = setting(
+        MISSING,
+        "Path of its opening record, made once, together with its key, by `murmurfl roster key --helper`.",
+        file=True,
+    )
+    key: str = setting(MISSING, "Path of its private keys.", file=True)
 
     def keys(self) -> HelperKey:
         """The helper's private keys.

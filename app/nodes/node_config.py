@@ -6,34 +6,38 @@ widen any of it. Unknown keys, missing ones and impossible values are refused wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from ...clients import PrivateClient
-from ...clients.nodes.operators_file import (
-    NODE_CONFIG_KEY,
-    NODE_CONFIG_VARIABLE,
-    covering_budget,
-    named_values,
-    operators_file,
-    read_operators_file,
-)
+import numpy as np
+from numpy.typing import NDArray
+
+from ...clients import Centring, Evaluation, PerSampleGradients, PrivateClient, Samples, Schema
+from ...clients.adapters.per_sample_gradients import check_rows_alone
+from ...clients.nodes.machine_file import RecordsFile
+from ...clients.nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
+from ...clients.records.machine_records import Records
 from ...clients.records.owner_rows import OwnerGradients
-from ...privacy import CENTRING_SHARE, MECHANISMS, ConfigurationError, PrivacyPolicy, SQLiteLedger, gdp_mu, protocol
-from ...privacy.accounting.asked import asked_mu
+from ...clients.records.sources import file_items
+from ...privacy import MECHANISMS, ConfigurationError, PrivacyPolicy, SQLiteLedger, divided_mu, gdp_mu
+from ...privacy.machine.tables import CENTRINGS, PRIVATE, Mean
+from ...privacy.setting import refusal, setting, table, unknown_name
+from ...privacy.side.centring_query import CENTRING_CONSTANT, CENTRING_SHARE
+from ...privacy.side.clipped_share import COUNTED_CLIP_NORM
+from ..data.loading import load_dataset, load_shards
+from ..data.shards import OwnedShards
 from ..methods import METHODS, Method
 from ..methods.method import bounding
-from ..runs.centring_settings import beside_mean
-from ..runs.evaluation_settings import HELD_OUT, trained_samples
-from ..settings.registry import known_mechanism, registry, unknown_name
-from ..settings.run_key import typed_value
-from .bounded_node import BoundedNode
-from .evaluated_node import EvaluatedNode
-from .owned_node import OwnedNode
-from .summed_node import SummedNode
+from ..methods.presets import feature_bound
+from ..models import make_model
+from ..models.model import Model
+from ..runs.centring_settings import beside_mean, features_bound, make_centring, without_being_asked
+from ..runs.evaluation_settings import make_evaluation, trained_samples
+from ..settings.registry import known_mechanism, registry
+from ..settings.run_config import RunConfig
+from ..settings.run_keys import Data, Trained
 
 __all__ = [
     "NODE_CONFIG_KEY",
@@ -50,99 +54,35 @@ def node_strategies() -> list[str]:
     return [name for name, method in METHODS.items() if method.on_real_nodes]
 
 
-@dataclass(frozen=True)
-class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
+@table("data")
+class Part:
+    """Which part of a built-in data set is a machine's."""
+
+    partition_seed: int = setting(1, "How a built-in data set is split.", at_least=0)
+    num_partitions: int = setting(0, "Into how many parts.")
+    partition_id: int = setting(-1, "Which part is this machine's, from 0.")
+
+
+@table("mean")
+class MeanOfRecords:
+    """What bounds the mean of an operator's own records."""
+
+    centring_norm: float = setting(0.0, "S of the mean of `samples`, whose longer rows are cut to it.")
+    centring_nonnegative: bool = setting(
+        False, "Whether `samples` have no negative values: those that are there count as zero in the mean."
+    )
+
+
+@table(task="")
+class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
     """Everything a real machine decides for itself.
 
-    Parameters
-    ----------
-    machine : str
-        Its name: public, and its own among the machines of a training.
-    ledger : str
-        Path of its ledger, made once with ``murmurfl ledger create``.
-    clip_norm : float
-        S.
-    batch_size : int
-        b, samples a release; 1 with ``full-batch``, whose releases are sums over all samples.
-    mu : float
-        The privacy of all releases of one run together, mu-GDP; or ``epsilon`` in its place.
-    strategy : str
-        What it takes part in. With ``trusted-mu2`` it adds **no noise**: the server is trusted with its gradients, and
-        to keep ``mu`` towards everybody else.
-    model : str
-        Of the run it takes part in; its layout must be the server's.
-    samples : str
-        Path of a file of the operator's own: ``.csv``, ``.csv.gz``, ``.parquet``, or an ``.npz`` with ``features``, one
-        row a record, and ``labels``. Empty for a built-in task.
-    schema : str
-        Path of the schema of ``samples``, which says in public what a record is (:class:`~murmurfl.clients.Schema`).
-    rows : int
-        N, how many records of ``samples`` there are, or with ``samples_per_owner`` places for owners: public, and the
-        same whatever is in them. Records behind the first N are left out, and those that are not there count as zero.
-    samples_per_owner : int
-        j: the schema then names an owner, of each owner the first j records are used, and a batch is one of whoever
-        falls into b places: all records of an owner are clipped, noised and protected as one. 0: each record stands
-        for itself.
-    task, features, data_root : str
-        A built-in data set, as in the run configuration; empty with ``samples``. Features of the operator's own, a
-        function or a file, are what this file names and nothing that a server sends.
-    partition, partition_seed, num_partitions : str, int, int
-        How a built-in data set is split.
-    partition_id : int
-        Which part is this machine's.
-    max_participations : int
-        K, releases of one run; 0 for as many as there are samples for, ``passes`` times each. ``full-batch`` needs it.
-    passes : int
-        How often a sample may take part; the noise covers it. 1 with ``trusted-mu2``: its server counts a sample once.
-    budget_mu, delta : float
-        Of everything this machine ever releases from these data, over all runs (mus add in squares), and where epsilon
-        is shown: those the ledger was made with. 0 leaves them to the ledger; anything else must agree with it.
-    secret_order : bool
-        Whether each sample draws its release by itself (:mod:`murmurfl.privacy.machine.secret_order`); then no other
-        run may ever use these samples.
-    clipping, clip_stability : str, float
-        How gradients are bounded, and gamma: as in the run configuration.
-    quantile_share : float
-        Of mu^2, for how many gradients are clipped at the clip that the server asks for; ``clip_norm`` is then 1. The
-        server must know the same share to read releases. 0 for releases of gradients alone.
-    mechanism : str
-        How the noise is correlated over the releases; empty for the strategy's own.
-    centring : str
-        Whether it releases the mean of its features first, and sees samples from everybody's: ``private`` or ``none``;
-        empty for what the run configuration's empty one stands for with these features.
-    centring_share : float
-        Of mu^2, for the mean of a run; the rest is for everything after it.
-    centring_norm : float
-        S of the mean of ``samples``, whose longer rows are cut to it; 0 with a built-in task, whose features say it.
-    centring_nonnegative : bool
-        Whether the features of ``samples`` have no negative values: those that are there count as zero in the mean.
-    private_evaluation : float
-        Of mu^2 of a run, for a private evaluation of its model; 0 for none.
-    held_out : float
-        Which share of the samples, the last ones, is set aside for it and never trained on; 0: it is of all samples.
-    score_bins : int
-        Bins of scores for each of two classes, for its AUC; 0 for none. The server must know the same number.
-    learning_rate : float
-        eta of the local steps of ``online``, and of nothing else.
-    feature_bound : float
-        R of the ``logistic`` model; 0 for the preset's.
-    trust : str
-        Empty for the strategy's own: an untrusted server, or with ``trusted-mu2`` a trusted one. With
-        ``secure-aggregation`` the machine adds its share of the noise only and sends releases under masks, and the
-        keys below must be set; otherwise they must not.
-    min_honest : int
-        h, how many machines of every sum, this one among them, do not work with the server. Nobody can check it.
-    min_cohort : int
-        The fewest releases that this machine's may be summed with, its own among them: h, and as many as may work with
-        the server.
-    roster, roster_digest : str
-        Path of the roster, and its digest, which this operator has compared with the other operators'.
-    signing_key : str
-        Path of this machine's private key of that roster (``murmurfl roster key``).
-    budget_local_mu : float
-        As ``budget_mu``, of what holds whatever happens; 0 leaves it to the ledger.
-    epsilon : float
-        In the place of ``mu``: the largest mu that implies this epsilon at ``delta``, or at the ledger's.
+    Its settings stand with their sentences in the tables, most of them shared with run configurations
+    (:mod:`murmurfl.privacy.machine.tables`, :mod:`murmurfl.clients.nodes.machine_file`, :mod:`..settings.run_keys`). In
+    such a file ``strategy`` may be ``trusted-mu2``: the machine then adds **no noise**, and its server is trusted with
+    gradients and with keeping ``mu`` towards everybody else. ``batch_size`` is 1 with ``full-batch``, whose releases
+    are sums over all samples, and which needs ``max_participations``. With ``secret_order`` no other run may ever use
+    these samples. The server must know the same ``quantile_share`` and ``score_bins`` to read releases.
 
     Notes
     -----
@@ -151,103 +91,81 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
     operator's word about the operator's data: no value here comes from a server.
     """
 
-    machine: str
-    ledger: str
-    clip_norm: float
-    batch_size: int
-    mu: float = 0.0
-    strategy: str = "mu2"
-    model: str = "softmax"
-    samples: str = ""
-    schema: str = ""
-    rows: int = 0
-    samples_per_owner: int = 0
-    task: str = ""
-    features: str = "pixels"
-    data_root: str = ""
-    partition: str = "iid"
-    partition_seed: int = 1
-    num_partitions: int = 0
-    partition_id: int = -1
-    max_participations: int = 0
-    passes: int = 1
-    secret_order: bool = False
-    clipping: str = ""
-    clip_stability: float = 0.01
-    quantile_share: float = 0.0
-    centring: str = ""
-    centring_share: float = CENTRING_SHARE
-    centring_norm: float = 0.0
-    centring_nonnegative: bool = False
-    private_evaluation: float = 0.0
-    held_out: float = HELD_OUT
-    score_bins: int = 0
-    budget_mu: float = 0.0
-    delta: float = 0.0
-    mechanism: str = ""
-    learning_rate: float = 0.0
-    feature_bound: float = 0.0
-    trust: str = ""
-    min_honest: int = 0
-    min_cohort: int = 0
-    roster: str = ""
-    roster_digest: str = ""
-    signing_key: str = ""
-    budget_local_mu: float = 0.0
-    epsilon: float = 0.0
+    required: ClassVar[frozenset[str]] = frozenset({"clip-norm", "batch-size"})
+    closed: ClassVar[frozenset[str]] = frozenset({"app", "run-config", "node-config"})
 
     def __post_init__(self) -> None:
-        method = self.method
+        super().__post_init__()
         for name in ("model", "features", "partition"):
             registry(name)[getattr(self, name)]  # refuses an unknown name
-        longest = protocol.LONGEST_MACHINE_NAME
-        self._check("machine", 0 < len(self.machine) <= longest, f"a name of 1 to {longest} characters")
-        self._check("ledger", bool(self.ledger), "the path of a ledger")
-        self._check("clip_norm", self.clip_norm > 0, "a number > 0")
-        # At the file's own delta if it has one, else at any: the ledger's is not known here.
-        asked_mu(self.mu, self.epsilon or None, self.delta if 0 < self.delta < 1 else 0.5)
         if self.mechanism and known_mechanism(self.mechanism) not in MECHANISMS:
             raise ConfigurationError(unknown_name("mechanism", self.mechanism, MECHANISMS))
-        self._check("delta", 0 <= self.delta < 1, "a number >= 0 and < 1")
-        for name in ("batch_size", "passes"):
-            self._check(name, getattr(self, name) >= 1, "an integer >= 1")
-        for name in ("max_participations", "budget_mu", "feature_bound", "learning_rate", "partition_seed"):
-            self._check(name, getattr(self, name) >= 0, "a number >= 0")
+        self._check_method(self.method)
+        self._check_data()
+        self._check_sides(self.method)
+
+    def _check_method(self, method: Method) -> None:
+        """Refuse what the strategy cannot have."""
+        keys, named = method.keys, f"with strategy = {self.strategy!r}"
         # How far apart a sample's turns are is the machine's to say; a trusted server could not know what to charge.
         once = (method.samples_return and not method.trusted) or self.passes == 1
         reason = "every release has all samples" if method.sums_samples else "its server counts every sample once"
-        self._check("passes", once, f"1 with strategy = {self.strategy!r}: {reason}")
+        self._check("passes", once, f"1 {named}: {reason}")
         if method.sums_samples:
-            self._check(
-                "batch_size", self.batch_size == 1, f"1 with strategy = {self.strategy!r}, which has no batches"
-            )
-            rounds = f"the number of rounds with strategy = {self.strategy!r}, which uses all samples in each of them"
+            self._check("batch_size", self.batch_size == 1, f"1 {named}, which has no batches")
+            rounds = f"the number of rounds {named}, which uses all samples in each of them"
             self._check("max_participations", self.max_participations >= 1, rounds)
         steps = "set" if method.local_steps else "unset, for its machines take no steps of their own,"
-        right = (self.learning_rate > 0) == method.local_steps
-        self._check("learning_rate", right, f"{steps} with strategy = {self.strategy!r}")
+        self._check("learning_rate", (self.learning_rate > 0) == method.local_steps, f"{steps} {named}")
+        self._check("secret_order", not self.secret_order or "secret-order" in keys, f"false {named}")
+        self._check("clipping", not self.clipping or "clipping" in keys, f"left out {named}")
+        if self.quantile_share:
+            able = "quantile-share" in keys and self.clipping != "automatic"
+            self._check("quantile_share", able, f"0 {named} and clipping = {self.clipping!r}")
+            self._check("clip_norm", self.clip_norm == COUNTED_CLIP_NORM, "1 with a quantile-share")
+        trusts = f"{' or '.join(map(repr, method.trusts))} {named}"
+        self._check("trust", self.trust in ("", *method.trusts), trusts)
+        unused = self.sums or not self.budget_local_mu
+        self._check("budget_local_mu", unused, "unset, for it is read with trust = 'secure-aggregation' only")
+        honest = not self.sums or self.min_honest <= self.min_cohort
+        self._check("min_honest", honest, f"from 1 to min-cohort = {self.min_cohort}")
+
+    def _check_data(self) -> None:
+        """Refuse data that are not there, or there twice."""
         self._check("task", bool(self.task) != bool(self.samples), "set, or `samples`, and not both")
         if self.samples:
             self._check(
                 "schema", bool(self.schema), "the path of the schema of `samples` (`murmurfl schema` drafts one)"
             )
             self._check("rows", self.rows >= 1, "the public number of records of `samples`, an integer >= 1")
-        else:
-            # What a function of one's own makes of a file is read as a whole: one record could decide over all others.
-            self._check("task", ":" not in self.task, "a built-in one; data of one's own belong in `samples`")
-            registry("task")[self.task]
-            self._check("schema", not self.schema, "unset with a built-in task")
-            self._check("rows", self.rows == 0, "unset with a built-in task")
-            self._check("num_partitions", self.num_partitions >= 1, "the number of parts of the task, an integer >= 1")
-            parts = f"from 0 to num-partitions - 1 = {self.num_partitions - 1}"
-            self._check("partition_id", 0 <= self.partition_id < self.num_partitions, parts)
-        self.check_bounding()
-        self.check_owners(beside=self.centred or self.private_evaluation > 0)
-        able = not self.secret_order or "secret-order" in self.method.keys
-        self._check("secret_order", able, f"false with strategy = {self.strategy!r}")
-        self.check_centring()
-        self.check_evaluation()
-        self.check_trust()
+            return
+        # What a function of one's own makes of a file is read as a whole: one record could decide over all others.
+        self._check("task", ":" not in self.task, "a built-in one; data of one's own belong in `samples`")
+        registry("task")[self.task]
+        self._check("schema", not self.schema, "unset with a built-in task")
+        self._check("rows", self.rows == 0, "unset with a built-in task")
+        self._check("num_partitions", self.num_partitions >= 1, "the number of parts of the task, an integer >= 1")
+        parts = f"from 0 to num-partitions - 1 = {self.num_partitions - 1}"
+        self._check("partition_id", 0 <= self.partition_id < self.num_partitions, parts)
+
+    def _check_sides(self, method: Method) -> None:
+        """Refuse owners, a mean or an evaluation that the strategy cannot have, and settings of them nothing reads."""
+        if self.samples_per_owner:
+            able, beside = "samples-per-owner" in method.keys, self.centred or self.private_evaluation > 0
+            clips = f"0 with strategy = {self.strategy!r}, which does not clip by owner"
+            self._check("samples_per_owner", able, clips)
+            self._check("samples_per_owner", not beside, "0 with centring or private-evaluation, which count samples")
+        able = method.centres and not self.secret_order
+        self._check("centring", self.centring in (CENTRINGS if able else CENTRINGS[:2]), "'none' or empty here")
+        if not self.centred:
+            self._check("centring_share", self.centring_share == CENTRING_SHARE, "unset without centring")
+        own = self.centred and bool(self.samples)
+        self._check("centring_norm", (self.centring_norm > 0) == own, "set with centring and `samples`, and only then")
+        self._check("centring_nonnegative", own or not self.centring_nonnegative, "unset without centring of `samples`")
+        able = method.evaluates and not self.secret_order
+        self._check("private_evaluation", able or not self.private_evaluation, "0 here")
+        left = 1.0 - self._mean_share
+        self._check("private_evaluation", self.private_evaluation < left, f"a number >= 0 and < {left:g}")
 
     @property
     def method(self) -> Method:
@@ -264,37 +182,11 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
 
     def _check(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
-            key = name.replace("_", "-")
-            raise ConfigurationError(f"Expected {key} to be {expected}, got {getattr(self, name)!r}.")
+            raise refusal(name, expected, getattr(self, name))
 
-    @classmethod
-    def read(cls, path: Path, *, runs_kept: bool = False) -> NodeConfig:
-        """The operator's file; relative paths in it are taken from its folder.
-
-        ``runs_kept`` is as for :func:`~murmurfl.clients.nodes.operators_file.read_operators_file`.
-
-        Raises
-        ------
-        ConfigurationError
-            If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
-        """
-        files = ["ledger", "samples", "schema", "data_root", "roster", "signing_key"]
-        config = read_operators_file(path, cls.from_mapping, files, runs_kept=runs_kept)
-        return replace(
-            config, features=registry("features").located(config.features, path.expanduser().resolve().parent)
-        )
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> NodeConfig:
-        """A configuration from hyphenated keys.
-
-        Raises
-        ------
-        ConfigurationError
-            One line that names the key, what was expected and what came.
-        """
-        named, types = named_values(cls, values), {f.name: str(f.type) for f in fields(cls)}
-        return cls(**{name: typed_value(name.replace("_", "-"), value, types[name]) for name, value in named.items()})
+    def located(self, folder: Path) -> Self:
+        """As for any operator's file; features of the operator's own, a function or a file, are what it names."""
+        return replace(super().located(folder), features=registry("features").located(self.features, folder))
 
     def settled(self, ledger: SQLiteLedger) -> NodeConfig:
         """The same with a mu in the place of its epsilon, if it has one."""
@@ -312,17 +204,14 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
         are what it is trusted to keep towards everybody else. Under secure aggregation mu and budget rest on one
         helper and ``min_honest`` machines of each sum; ``budget_local_mu`` holds whatever happens.
         """
-        if self.epsilon:
-            return self.settled(ledger).policy(num_samples, ledger, **of_model)
-        separation = num_samples // self.batch_size
-        budget = covering_budget(self.mu, ledger, self.budget_mu)
+        separation, terms = num_samples // self.batch_size, self.terms(ledger)
+        shares = self._mean_share + self.private_evaluation
+        if shares:
+            terms["mu"] = divided_mu(terms["mu"], shares)[1]
         policy = self.method.machine_policy(
             clip_norm=self.clip_norm,
             batch_size=self.batch_size,
             max_participations=self.max_participations or max(self.passes * separation, 1),
-            mu=self.training_mu,
-            budget_mu=budget,
-            delta=self.delta or float(ledger.delta or 0.0),
             mechanism=known_mechanism(self.mechanism),
             sample_participations=self.passes,
             min_separation=separation if self.passes > 1 else 1,
@@ -330,9 +219,9 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
             **bounding(self, self.method.keys),
             **of_model,
             **({"order": "secret"} if self.secret_order else {}),
-            **self.sums(ledger),
+            **terms,
         )
-        return beside_mean(policy, budget) if self.centred or self.private_evaluation else policy
+        return beside_mean(policy, terms["budget_mu"]) if self.centred or self.private_evaluation else policy
 
     def client(self, ledger: SQLiteLedger | None = None) -> PrivateClient:
         """The machine: its own data, policy, ledger and key.
@@ -353,13 +242,12 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
         """
         samples, num_features, num_classes = self.load_samples(self._secret_of_owners())
         model = self.make_model(num_features, num_classes)
-        self.check_model(model)
+        self._check_model(model)
         # Never made here: a fresh one would have forgotten what was spent.
         ledger = SQLiteLedger(self.ledger) if ledger is None else ledger
         trained = trained_samples(self, len(samples))
         policy = self.policy(trained, ledger, **self.method.policy_of_model(model))
         gradients = OwnerGradients(model, one_by_one=True) if self.samples_per_owner else model
-        parts = (gradients, samples, policy, ledger, ledger.keys())
         own: dict[str, Any] = {"learning_rate": self.learning_rate} if self.method.local_steps else {}
         if self.quantile_share:
             own["quantile_share"] = self.quantile_share
@@ -367,7 +255,7 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
         if masking is not None:
             own["masking"] = masking
         own |= self.settled(ledger).parts_beside(policy, model, num_features, held_out=len(samples) - trained)
-        client = self.method.client(*parts, name=self.machine, **own)
+        client = self.method.client(gradients, samples, policy, ledger, ledger.keys(), name=self.machine, **own)
         client.machine.check_data()  # before the node says that it is ready
         return client
 
@@ -377,6 +265,111 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
             return b""
         ledger = SQLiteLedger(self.ledger)
         return ledger.secret_of_owners(ledger.keys())
+
+    @property
+    def centred(self) -> bool:
+        """Whether it releases the mean of its features first."""
+        if self.centring or self.samples:
+            return self.centring == PRIVATE
+        return without_being_asked(self.strategy, self.features, secret_order=self.secret_order)
+
+    @property
+    def _mean_share(self) -> float:
+        return self.centring_share if self.centred else 0.0
+
+    @property
+    def _bound(self) -> float:
+        return feature_bound(RunConfig(feature_bound=self.feature_bound))
+
+    def parts_beside(
+        self, policy: PrivacyPolicy, model: Model, num_features: int, *, held_out: int
+    ) -> dict[str, Centring | Evaluation]:
+        """What the machine releases beside its training, by the names of a client's options."""
+        parts: dict[str, Centring | Evaluation] = {}
+        if self.centred:
+            bound = self.centring_norm, self.centring_nonnegative
+            if self.task:
+                bound = features_bound(self.task, self.features, num_features, self._bound)
+            parts["centring"] = make_centring(policy, bound, num_features, mu=self.mu, share=self.centring_share)
+        if self.private_evaluation:
+            classes = not self.score_bins or model.num_classes == 2
+            self._check("score_bins", classes, "unset unless there are two classes")
+            share, bins = self.private_evaluation, self.score_bins
+            parts["evaluation"] = make_evaluation(policy, model, mu=self.mu, share=share, bins=bins, held_out=held_out)
+        return parts
+
+    def make_model(self, num_features: int, num_classes: int) -> Model:
+        """The model as a server has it that runs on the same features: the constant is beside what the mean shows."""
+        inputs = num_features + self.centred
+        constant = self.centred or bool(getattr(registry("features")[self.features], "constant", False))
+        return make_model(self.model, inputs, num_classes, self._bound, constant=constant)
+
+    def _check_model(self, model: PerSampleGradients) -> None:
+        """Refuse a model that does not treat each record by itself, on records made up from the schema alone."""
+        if not self.samples:
+            return
+        seen = np.full(
+            int(self.centred), CENTRING_CONSTANT, np.float32
+        )  # what a centred sample has beside its features
+        examples = Schema.read_file(Path(self.schema)).examples()
+        check_rows_alone(model, [(np.append(_flat(x), seen)[None], label) for x, label in examples])
+
+    def load_samples(self, secret: bytes = b"") -> tuple[Samples, int, int]:
+        """The machine's own samples, their number of features and of classes; with owners, a row for each of them.
+
+        Parameters
+        ----------
+        secret : bytes
+            With owners: of the machine's ledger (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`).
+
+        Raises
+        ------
+        ConfigurationError
+            If they are not there, or not what was promised; the text says nothing of any one sample.
+        """
+        if self.samples:
+            schema = Schema.read_file(Path(self.schema))
+            schema.check_for_real_nodes()
+            return self._records(schema, secret), schema.num_features, schema.num_classes
+        run = RunConfig(
+            task=self.task,
+            features=self.features,
+            data_root=self.data_root,
+            partition=self.partition,
+            seed=self.partition_seed,
+            num_clients=self.num_partitions,
+            clients_per_round=self.num_partitions,
+            batch_size=self.batch_size,
+            samples_per_owner=self.samples_per_owner,
+            model=self.model,
+        )
+        data = load_dataset(run)
+        shards = load_shards(run, data)
+        owned = isinstance(shards, OwnedShards)
+        held = shards.real(self.partition_id, secret, None) if owned else shards[self.partition_id]
+        return held, data.num_features, data.num_classes
+
+    def _records(self, schema: Schema, secret: bytes) -> Samples:
+        if bool(schema.owner) != bool(self.samples_per_owner):
+            raise ConfigurationError(
+                f"Expected samples-per-owner >= 1 with a schema that names an owner, and 0 with another, got "
+                f"{self.samples_per_owner} and owner = {schema.owner!r}."
+            )
+        if len(schema.inputs) > 1:
+            raise ConfigurationError(f"Expected a schema of one input for these models, got {len(schema.inputs)}.")
+        items = file_items(Path(self.samples), schema)
+        if not self.samples_per_owner:
+            records = Records(items, schema, count=self.rows, prepared=_flat)
+            records.log()
+            return records
+        records = Records(items, schema, prepared=_flat, together=True)
+        records.log()
+        return records.by_owner(self.samples_per_owner, places=self.rows, secret=secret)
+
+
+def _flat(inputs: NDArray[Any]) -> NDArray[np.float32]:
+    """One record's inputs as these models take them."""
+    return inputs.astype(np.float32).ravel()
 
 
 @lru_cache(maxsize=1)

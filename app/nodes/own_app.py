@@ -21,6 +21,7 @@ from ...clients.nodes.operators_file import operators_values
 from ...clients.nodes.sample_node import SampleNode
 from ...clients.records.sources import Items
 from ...privacy import ConfigurationError, SQLiteLedger, rounded_up
+from ...privacy.setting import flat
 from .node_config import NodeConfig
 
 OwnNode = UpdateNode | SampleNode
@@ -36,7 +37,7 @@ def read_node(path: Path, *, runs_kept: bool = False) -> NodeConfig | OwnNode:
     ----------
     path : Path
     runs_kept : bool
-        As for :func:`~murmurfl.clients.nodes.operators_file.read_operators_file`.
+        As for :meth:`~murmurfl.clients.nodes.operators_file.OperatorsFile.read`.
 
     Raises
     ------
@@ -51,7 +52,7 @@ def read_node(path: Path, *, runs_kept: bool = False) -> NodeConfig | OwnNode:
     values = operators_values(path.expanduser())
     if "app" in values:
         return (SampleNode if "method" in values else UpdateNode).read(path, runs_kept=runs_kept)
-    if "batch-size" not in values and {"machine", "ledger"} <= values.keys():
+    if "batch-size" not in flat(values, NodeConfig.settings()) and {"machine", "ledger"} <= values.keys():
         raise ConfigurationError(
             f"Expected in {path} the keys of a machine with murmurfl's clients (batch-size among them), or app = "
             "'MODULE:NAME', the installed ClientApp that murmurfl node is to answer with; got neither."

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...privacy import ConfigurationError
-from ..settings.run_key import Value
+from ...privacy.setting import Value
 from .option import Impossible, Option
 from .rules import options
 from .situation import Situation

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from ...privacy import NoisePlan
 from ...privacy.mechanisms import noise_stands_alone
+from ...privacy.setting import Value
 from ..methods import METHODS
 from ..runs.evaluated import EvaluatedProblem
-from ..settings.run_key import Value
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ...privacy import ConfigurationError
+from ...privacy.setting import Value
 from ..methods import METHODS
 from ..settings.registry import registry
-from ..settings.run_key import Value
 from .option import Impossible, Option, noise_to_signal_of
 from .situation import Situation
 

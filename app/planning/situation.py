@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from ...privacy import ConfigurationError
+from ...privacy.setting import Value
 from ..data.task import Dataset
 from ..runs.evaluated import EvaluatedProblem
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
-from ..settings.run_key import Value
 
 SAMPLE_USES = {"once": 1, "few": 4, "any": None}
 """In how many releases a sample may be, by the run-config key ``sample-uses``; None for any number."""

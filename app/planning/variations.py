@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...privacy import TRUST_MODELS, ConfigurationError, Trust
+from ...privacy.setting import Value
 from ..methods import METHODS
 from ..settings.default_run import started_with
 from ..settings.run_config import RunConfig, run_keys
-from ..settings.run_key import Value
 from ..settings.trust_settings import TRUST_KEYS
 from .deciding import Decision, decide
 from .option import Option

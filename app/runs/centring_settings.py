@@ -11,11 +11,10 @@ from typing import Any
 
 from ...clients import Centring
 from ...privacy import CENTRING_SHARE, PrivacyPolicy, centring_policy, divided_mu
-from ..settings.run_key import refusal
+from ...privacy.machine.tables import NONE as NONE
+from ...privacy.machine.tables import PRIVATE as PRIVATE
+from ...privacy.setting import refusal
 from ..settings.registry import registry
-from ..settings.run_keys import CENTRINGS as CENTRINGS
-from ..settings.run_keys import NONE as NONE
-from ..settings.run_keys import PRIVATE as PRIVATE
 from ..settings.run_keys import RunKeys
 
 KEPT = ("delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu")

@@ -17,10 +17,10 @@ from ...clients import Evaluation
 from ...clients.side.evaluation_client import held_out_samples
 from ...privacy import ConfigurationError, Measured, PrivacyPolicy, evaluation_policy
 from .centring_settings import KEPT, is_centred
-from ..settings.run_key import refusal
+from ...privacy.machine.tables import HELD_OUT as HELD_OUT
+from ...privacy.setting import refusal
 from ..models.model import Model
 from ..settings.registry import registry
-from ..settings.run_keys import HELD_OUT as HELD_OUT
 from ..settings.run_keys import RunKeys
 
 

@@ -10,7 +10,7 @@ from ..settings.run_config import RunConfig
 from ..engines.device.backend import checked_device
 from ..engines import run_cohort, run_in_process
 from ..engines.pool import checked_workers
-from ..settings.run_key import Value
+from ...privacy.setting import Value
 from .progress import Progress
 from .result import RunResult
 from ..settings.layers import layered

@@ -11,7 +11,7 @@ from ...privacy import ConfigurationError
 from ..settings.run_config import NO_NOISE, RunConfig, run_keys
 from ..engines.start import ENGINES, run_cohort
 from .experiment import prepare
-from ..settings.run_key import Value
+from ...privacy.setting import Value
 from .outcome import Outcome, Twin, infinite
 from .run_files import plot_accuracy, write_outcome
 from ..settings.layers import names_own, search_here

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...privacy.setting import Value
 from .layers import layered
 from .run_config import run_keys
-from .run_key import Value
 
 DEFAULT_RUN: Mapping[str, Value] = {
     "mu": 1.0,

@@ -7,22 +7,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ...privacy.setting import Setting, Value
 from .registry import registry
 from .run_config import readers_of, run_keys
-from .run_key import Key, Value
 
 
-def key_schema(one: Key) -> dict[str, Any]:
+def key_schema(one: Setting) -> dict[str, Any]:
     """A key as a JSON schema."""
-    kinds = {"bool": "boolean", "int": "integer", "float": "number", "str": "string"}
-    bounds = {
-        "minimum": one.at_least,
-        "exclusiveMinimum": one.above,
-        "maximum": one.at_most,
-        "exclusiveMaximum": one.below,
-    }
-    schema: dict[str, Any] = {"type": kinds[one.kind], "default": one.default, "description": one.sentence}
-    schema |= {name: bound for name, bound in bounds.items() if bound is not None}
+    schema = {**one.reader.json_schema(), "default": one.default, "description": one.sentence}
     if one.known and one.kind == "str":
         own = [{"pattern": r"^[\w.]+:[\w.]+$"}] if one.names or one.own else []
         own += [{"pattern": rf"{re.escape(suffix)}$"}] if (suffix := _suffix(one)) else []
@@ -35,7 +27,7 @@ def shown(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def expected(one: Key) -> str:
+def expected(one: Setting) -> str:
     """What a key may be, in words; names may also be things of one's own."""
     names = [name for name in one.known if name]
     if one.kind != "str" or not names:
@@ -46,12 +38,12 @@ def expected(one: Key) -> str:
     return f"one of {', '.join(names)}{own}{file}"
 
 
-def _suffix(one: Key) -> str:
+def _suffix(one: Setting) -> str:
     """Of a file that the key may name."""
     return registry(one.name).suffix if one.names else ""
 
 
-def readers(one: Key) -> str:
+def readers(one: Setting) -> str:
     """Who reads a key."""
     return ", ".join(readers_of(one)) or ("every run" if not one.read_by else f"no built-in {one.read_by}")
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import ConfigurationError
+from ...privacy.setting import Value, flat, mu_and_epsilon, unknown_key
 from .run_config import RunConfig, run_keys
-from .run_key import Value, mu_and_epsilon, unknown_key
 
 _SAME = {"mu": "epsilon", "epsilon": "mu"}
 
@@ -67,7 +67,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
 
 
 def read_settings(path: Path) -> dict[str, Value]:
-    """The settings of a TOML file: hyphenated run-config keys in one flat table.
+    """The settings of a TOML file: hyphenated run-config keys, by themselves or in their tables.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def read_settings(path: Path) -> dict[str, Value]:
     except ValueError as error:  # of TOML and of UTF-8
         raise ConfigurationError(f"Expected a TOML file of run-config keys at {path}, got: {error}.") from None
     try:
-        return layered({name: _read(name, value) for name, value in found.items()})
+        return layered({name: _read(name, value) for name, value in flat(found, run_keys()).items()})
     except ConfigurationError as error:
         raise ConfigurationError(f"In {path}: {error}") from None
 

@@ -11,7 +11,6 @@ looks a registry up when it first needs one, and no circle of imports arises.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from ...privacy import MECHANISMS, NO_NOISE, ConfigurationError, Mechanism, register_mechanism
+from ...privacy.setting import unknown_name
 
 ThingT = TypeVar("ThingT")
 
@@ -175,14 +175,6 @@ def imported(name: str, setting: str) -> Any:
             f"{type(error).__name__}: {error}."
         ) from error
     return found
-
-
-def unknown_name(key: str, name: object, known: Iterable[str]) -> str:
-    """What a refusal of an unknown name says: the nearest known one, or all of them."""
-    names = [one for one in known if one]
-    near = difflib.get_close_matches(str(name), names, n=1)
-    meant = f"did you mean {near[0]!r}? Known:" if near else "known:"
-    return f"Expected {key} to be a known name, got {name!r}; {meant} {', '.join(names)}."
 
 
 def known_mechanism(name: str) -> str:

@@ -12,16 +12,16 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache, lru_cache
 from typing import Any
 
 from ...privacy import MECHANISMS, NO_NOISE, TRUST_MODELS, ConfigurationError, Trust, gdp_mu
+from ...privacy.setting import Setting, mu_and_epsilon, refusal, settings_of, table, unknown_key
 from ...strategies.rounds.attendance import Attendance
 from ..runs.centring_settings import check_centring
 from ..runs.evaluation_settings import check_evaluation
 from .registry import mechanism_options_of, registry
-from .run_key import Key, keys_of, mu_and_epsilon, refusal, unknown_key
 from .run_keys import PRESETS as PRESETS
 from .run_keys import RunKeys
 from .trust_settings import (
@@ -62,7 +62,7 @@ def check_run_name(name: str) -> None:
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 
-@dataclass(frozen=True)
+@table()
 class RunConfig(RunKeys):
     """Everything a run is started with: one field a run-config key, with underscores for hyphens.
 
@@ -213,9 +213,9 @@ class RunConfig(RunKeys):
 
 
 @cache
-def run_keys() -> Mapping[str, Key]:
+def run_keys() -> Mapping[str, Setting]:
     """Every run-config key by its hyphenated name."""
-    return keys_of(RunConfig)
+    return settings_of(RunConfig)
 
 
 @lru_cache(maxsize=16)
@@ -223,13 +223,13 @@ def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> 
     return RunConfig._read(dict(items))  # every message of a simulation reads the same configuration
 
 
-def refuse_unread(config: RunKeys, keys: Iterable[Key], reads: frozenset[str]) -> None:
+def refuse_unread(config: RunKeys, keys: Iterable[Setting], reads: frozenset[str]) -> None:
     """Refuse keys that are set and that nothing that was chosen reads.
 
     Parameters
     ----------
     config : RunKeys
-    keys : iterable of Key
+    keys : iterable of Setting
         All there are.
     reads : frozenset of str
         Those that what was chosen reads beyond the common ones.
@@ -253,7 +253,7 @@ def refuse_unread(config: RunKeys, keys: Iterable[Key], reads: frozenset[str]) -
             )
 
 
-def readers_of(one: Key) -> list[str]:
+def readers_of(one: Setting) -> list[str]:
     """The built-in names of those that read a key; empty for one that every run reads."""
     if one.read_by == "mechanism":
         return [name for name in MECHANISMS if one.name in mechanism_options_of(name)]

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from ...privacy import ConfigurationError, Trust
 from ...privacy.machine.policy import MOST_SUMMED
-from .run_key import refusal
+from ...privacy.setting import refusal
 
 SECURE: Trust = "secure-aggregation"
 TRUST_KEYS = frozenset({"helpers", "min-cohort", "colluders"})

@@ -9,15 +9,14 @@ import difflib
 import os
 import stat
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self
 
 from ...privacy import ConfigurationError, SQLiteLedger
 from ...privacy.files import open_folder
-
-ConfigT = TypeVar("ConfigT")
+from ...privacy.setting import Setting, flat, refusal, settings_of, table
 
 NODE_CONFIG_VARIABLE = "MURMURFL_NODE_CONFIG"
 """The environment variable with the path of the operator's file."""
@@ -95,83 +94,137 @@ def _check_writers(path: Path, status: os.stat_result) -> None:
         )
 
 
-def read_operators_file(
-    path: Path, make: Callable[[Mapping[str, Any]], ConfigT], files: Sequence[str], *, runs_kept: bool = False
-) -> ConfigT:
-    """What an operator's file describes; relative paths in it are taken from its folder.
+@table()
+class OperatorsFile:
+    """What an operator's file says: its settings, by themselves or in their tables, as they were declared once.
 
-    Parameters
-    ----------
-    path : Path
-    make : callable
-        A dataclass's instance from the document's values.
-    files : sequence of str
-        Its fields that are paths, where they are not empty.
-    runs_kept : bool
-        Whether whoever reads it lets through only what the table ``[runs]`` takes, or answers no requests by it.
+    A class of such files is a class of tables. Settings that are :attr:`closed` are in the tables and not in its files.
+
+    Notes
+    -----
+    No value comes from a message or a run configuration, and what an operator wrote about runs
+    is never silently left out: it is refused unless the reader says that it is kept.
+    """
+
+    required: ClassVar[frozenset[str]] = frozenset()
+    """Settings with a default that must be given all the same, and not be zero."""
+    closed: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        for one in settings_of(type(self)).values():
+            value = getattr(self, one.attribute)
+            if one.name in self.closed and value != one.default:
+                raise refusal(one.name, "left out here", value)
+            one.check(value)
+            if not value and (one.default is MISSING or one.name in self.required):
+                raise refusal(one.name, _NOT_ZERO[one.kind], value)
+
+    @classmethod
+    def settings(cls) -> dict[str, Setting]:
+        """What such a file may say."""
+        return {name: one for name, one in settings_of(cls).items() if name not in cls.closed}
+
+    @classmethod
+    def read(cls, path: Path, *, runs_kept: bool = False) -> Self:
+        """The operator's file; relative paths in it are taken from its folder.
+
+        Parameters
+        ----------
+        path : Path
+        runs_kept : bool
+            Whether whoever reads it lets through only what the table ``[runs]`` takes, or answers no requests by it.
+
+        Raises
+        ------
+        ConfigurationError
+            With the path before it: if it cannot be read, others may write to it, a key is unknown or missing, a value
+            is impossible, or there is a table ``[runs]`` that nobody would keep.
+        """
+        path = path.expanduser().absolute()
+        values = operators_values(path)  # of the path as it was given: folders that links are in count as well
+        values.pop(CONNECTION_TABLE, None)  # whoever starts the node reads it
+        path = path.resolve()
+        if values.pop(RUNS_TABLE, None) is not None and not runs_kept:
+            raise ConfigurationError(
+                f"{path}: Expected no table [{RUNS_TABLE}] where nothing keeps it, got one: under a plain "
+                "flower-supernode the server's own code runs, whatever the table says. Start this machine with "
+                "`murmurfl node FILE`, or take the table out and take every run."
+            )
+        try:
+            return cls.from_mapping(values).located(path.parent)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """What hyphenated keys say.
+
+        Raises
+        ------
+        ConfigurationError
+            One line that names the key, what was expected and what came.
+        """
+        return cls(**cls.values_of(values))
+
+    @classmethod
+    def values_of(cls, document: Mapping[str, Any]) -> dict[str, Any]:
+        """A document's values by the names of fields; as :meth:`from_mapping`."""
+        known = cls.settings()
+        needed = {one.name for one in known.values() if one.default is MISSING} | cls.required
+        found = read_values(flat(document, known), known, needed)
+        read = {name: known[name].read(value) for name, value in found.items()}
+        for name, value in read.items():
+            known[name].check(value)
+        return {known[name].attribute: value for name, value in read.items()}
+
+    def located(self, folder: Path) -> Self:
+        """The same with paths that were relative taken from a folder."""
+
+        def at(file: str) -> str:
+            return str(folder / Path(file).expanduser()) if file else file
+
+        files = {one.attribute: getattr(self, one.attribute) for one in settings_of(type(self)).values() if one.file}
+        placed = {name: at(value) if isinstance(value, str) else tuple(map(at, value)) for name, value in files.items()}
+        made: Any = self
+        return replace(made, **placed)
+
+
+_NOT_ZERO = {"str": "set", "int": "an integer >= 1", "float": "a number > 0"}
+
+
+def read_values(document: Mapping[str, Any], known: Collection[str], needed: Collection[str]) -> dict[str, Any]:
+    """A document all of whose keys are known, and none that is needed missing.
 
     Raises
     ------
     ConfigurationError
-        As for :func:`operators_values`, or of ``make``, with the path before it; and for a table ``[runs]`` that
-        nobody would keep.
-
-    Notes
-    -----
-    What an operator wrote about runs is never silently left out: it is refused unless its reader says that it is kept.
     """
-    path = path.expanduser().absolute()
-    values = operators_values(path)  # of the path as it was given: folders that links are in count as well
-    values.pop(CONNECTION_TABLE, None)  # whoever starts the node reads it
-    path = path.resolve()
-    if values.pop(RUNS_TABLE, None) is not None and not runs_kept:
+    unknown = sorted(set(document) - set(known))
+    if unknown:
         raise ConfigurationError(
-            f"{path}: Expected no table [{RUNS_TABLE}] where nothing keeps it, got one: under a plain flower-supernode "
-            "the server's own code runs, whatever the table says. Start this machine with `murmurfl node FILE`, or "
-            "take the table out and take every run."
+            f"Expected known node-config keys, got {', '.join(unknown)}: {_meant(unknown, list(known))}expected keys "
+            f"among {', '.join(known)}."
         )
-    try:
-        config: Any = make(values)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from error
-    named = {name: Path(getattr(config, name)).expanduser() for name in files if getattr(config, name)}
-    return replace(config, **{name: str(path.parent / file) for name, file in named.items()})
+    missing = {key for key in needed if key not in document}
+    if {"mu", "epsilon"} <= set(known) and not {"mu", "epsilon"} & set(document):
+        missing.add("mu")  # neither has to be there, one of them has
+    if missing:
+        named = ["mu or epsilon" if key == "mu" else key for key in known if key in missing]
+        raise ConfigurationError(f"Expected values for {', '.join(named)}, got none of that name.")
+    return dict(document)
 
 
 def named_values(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """As :func:`values_by_field`, for all fields of a dataclass."""
-    return values_by_field(fields(kind), values)
-
-
-def values_by_field(expected: Iterable[Field[Any]], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a document with hyphenated keys, by the names of dataclasses' fields.
-
-    Parameters
-    ----------
-    expected : iterable of dataclasses.Field
-        What there may be, and, where a field has no default, must be.
-    values : mapping
-        The document.
+    """The values of a table with hyphenated keys, by the names of a dataclass's fields.
 
     Raises
     ------
     ConfigurationError
         If a key is unknown, or one without a default is missing.
     """
-    known = {f.name.replace("_", "-"): f for f in expected}
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise ConfigurationError(
-            f"Expected known node-config keys, got {', '.join(unknown)}: {_meant(unknown, list(known))}expected keys "
-            f"among {', '.join(known)}."
-        )
-    needed = {key for key, f in known.items() if f.default is MISSING and f.default_factory is MISSING} - set(values)
-    if {"mu", "epsilon"} <= set(known) and not {"mu", "epsilon"} & set(values):
-        needed.add("mu")  # neither has to be there, one of them has
-    missing = [key if key != "mu" else "mu or epsilon" for key in known if key in needed]
-    if missing:
-        raise ConfigurationError(f"Expected values for {', '.join(missing)}, got none of that name.")
-    return {known[key].name: value for key, value in values.items()}
+    known = {one.name.replace("_", "-"): one for one in fields(kind)}
+    needed = [key for key, one in known.items() if one.default is MISSING and one.default_factory is MISSING]
+    return {known[key].name: value for key, value in read_values(values, known, needed).items()}
 
 
 def _meant(unknown: Sequence[str], known: Sequence[str]) -> str:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from ...privacy import ConfigurationError, SQLiteLedger, gdp_mu
+from ...privacy import ConfigurationError, SQLiteLedger
 from ...privacy.accounting.asked import asked_mu
-from ...privacy.sums.masking import Masking
+from ...privacy.setting import Setting, refusal, setting, settings_of, table
 from ..adapters.update_policy import UpdatePolicy
-from .app_node import AppNode
-from .operators_file import covering_budget, read_operators_file, values_by_field
+from .machine_file import SECURE, MachineFile, RecordsFile
 
 _OF_THE_LEDGER = ("budget_mu", "delta", "budget_local_mu")
 """What a real machine's ledger decides: no keys of the file."""
-_OF_THE_POLICY = [f for f in fields(UpdatePolicy) if f.name not in _OF_THE_LEDGER]
 _ROUNDING = 1e-9
 
 
@@ -35,39 +33,16 @@ def _digest_of(file: str, *as_it_is: int) -> str:  # noqa: ARG001 - a file that 
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-@dataclass(frozen=True)
-class UpdateNode(AppNode):
+@table()
+class UpdateNode(MachineFile):
     """A real machine whose ClientApp is somebody's own: its operator's file, one TOML document, read on the machine.
 
     Parameters
     ----------
-    machine : str
-        Its name: public, and its own among the machines of a training.
-    ledger : str
-        Path of its ledger, made once with ``murmurfl ledger create``; budget and delta are in it.
+    machine, ledger : str
     updates : UpdatePolicy
         What it decides about the updates it releases; in the file its fields are keys like the others. Budget and delta
         are the ledger's.
-    app : str
-        ``MODULE:NAME`` of the ClientApp, as it is installed on this machine, that ``murmurfl node`` answers with. Empty
-        under a plain ``flower-supernode``, which runs what the server sends.
-    data_files : tuple of str
-        Paths of the files its data are in. Only with ``releases_per_pass`` > 1: which sample is in which part depends
-        on their contents, so the ledger knows them, and the machine refuses once they have changed. It compares them
-        before and after every training.
-    roster : str
-        Path of the list of machines and helpers, under ``trust = "secure-aggregation"``, and under nothing else.
-    roster_digest : str
-        That list's digest, as its operator compared it with the other operators'. A message cannot change it, nor
-        ``min-cohort``, which is one of the policy's.
-    signing_key : str
-        Path of this machine's own private key, whose public half stands in the roster.
-    epsilon : float
-        Of all releases of one run together, at the ledger's delta: in the place of the file's ``mu``, which is then not
-        given. 0 where the mu of ``updates`` counts.
-    run_config, node_config : mapping
-        What that app finds in ``context.run_config`` and ``context.node_config``: TOML tables of the operator's. What
-        the server says in a run configuration does not reach it.
 
     Raises
     ------
@@ -78,81 +53,65 @@ class UpdateNode(AppNode):
     -----
     **Formal guarantees.** What leaves is what :class:`~murmurfl.clients.UpdatePolicy` guarantees, as long as the node
     runs client code its operator chose: ``murmurfl node`` runs ``app``; a plain ``flower-supernode`` runs the code of
-    whoever submits the run, and that may leave the mod out.
+    whoever submits the run, and that may leave the mod out. The ledger knows ``data_files``, and the machine compares
+    them before and after every training; a message cannot change the roster, nor ``min-cohort``.
     """
 
-    machine: str
-    ledger: str
     updates: UpdatePolicy
-    app: str = ""
-    data_files: tuple[str, ...] = ()
-    roster: str = ""
-    roster_digest: str = ""
-    signing_key: str = ""
-    epsilon: float = 0.0
-    run_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    node_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    data_files: tuple[str, ...] = setting(
+        (),
+        "Paths of the files its data are in. Only with releases-per-pass > 1: which sample is in which part depends on "
+        "their contents, so the ledger knows them, and the machine refuses once they have changed.",
+        file=True,
+    )
+    epsilon: float = setting(
+        0.0, "Of all releases of one run together, at the ledger's delta; it stands in the place of mu.", at_least=0
+    )
 
     def __post_init__(self) -> None:
-        self.check_place()
-        self._check_data_files()
-        self.check_sums(self.updates.trust)
-        self._check_table("run-config", self.run_config)
-        self._check_table("node-config", self.node_config)
-        self._check_epsilon()
-
-    def _check_epsilon(self) -> None:
-        """Refuse an epsilon beside a mu that somebody chose; in a file one of them is read already."""
+        super().__post_init__()
         updates = self.updates
+        if self.data_files and updates.releases_per_pass == 1:
+            raise ConfigurationError(
+                "Expected data-files only with releases-per-pass > 1, got both: a client-level guarantee holds for "
+                "whatever data the machine has."
+            )
+        if not all(self.data_files):
+            raise refusal("data_files", "a list of paths", self.data_files)
+        for key, values in (("run-config", self.run_config), ("node-config", self.node_config)):
+            if values and not self.app:
+                raise ConfigurationError(
+                    f"Expected {key} only beside app: a plain flower-supernode has its own, got {sorted(values)}."
+                )
         if self.epsilon and updates.mu != asked_mu(0.0, self.epsilon, updates.delta):
             raise ConfigurationError(
                 f"Expected mu or epsilon, got both: updates with mu = {updates.mu!r} and epsilon = {self.epsilon!r}."
             )
 
-    def _check_data_files(self) -> None:
-        files = self.data_files
-        if isinstance(files, str) or not all(isinstance(file, str) and file for file in files):
-            raise ConfigurationError(f"Expected data-files to be a list of paths, got {files!r}.")
-        if files and self.updates.releases_per_pass == 1:
-            raise ConfigurationError(
-                "Expected data-files only with releases-per-pass > 1, got both: a client-level guarantee holds for "
-                "whatever data the machine has."
-            )
-
-    def _check_table(self, key: str, values: Any) -> None:
-        self.check_table(key, values)
-        if values and not self.app:
-            raise ConfigurationError(
-                f"Expected {key} only beside app: a plain flower-supernode has its own, got {sorted(values)}."
-            )
+    @property
+    def sums(self) -> bool:
+        """Whether the server sees only sums."""
+        return self.updates.trust == SECURE
 
     @classmethod
-    def read(cls, path: Path, *, runs_kept: bool = False) -> UpdateNode:
-        """The operator's file; relative paths in it are taken from its folder.
-
-        Parameters
-        ----------
-        path : Path
-        runs_kept : bool
-            As for :func:`~murmurfl.clients.nodes.operators_file.read_operators_file`.
-
-        Raises
-        ------
-        ConfigurationError
-            If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
-        """
-        node = read_operators_file(path, cls._from_document, ["ledger", "roster", "signing_key"], runs_kept=runs_kept)
-        folder = path.expanduser().resolve().parent
-        return replace(node, data_files=tuple(str(folder / Path(file).expanduser()) for file in node.data_files))
+    def settings(cls) -> dict[str, Setting]:
+        """What such a file may say: of a policy's fields those that the ledger does not decide."""
+        own, shared, decided = super().settings(), settings_of(RecordsFile), {}
+        for one in fields(UpdatePolicy):
+            name = one.name.replace("_", "-")
+            if one.name not in _OF_THE_LEDGER:
+                decided[name] = replace(shared.get(name, Setting(name, str(one.type), None)), default=one.default)
+        first = {name: own.pop(name) for name in ("machine", "ledger")}
+        return {**first, **decided, **own}
 
     @classmethod
-    def _from_document(cls, document: Mapping[str, Any]) -> UpdateNode:
-        own = fields(cls)
-        place = [f.name for f in own].index("updates")
-        # In the order in which the fields are declared, which is that of the keys that an error names.
-        values = values_by_field([*own[:place], *_OF_THE_POLICY, *own[place + 1 :]], document)
-        updates = {f.name: values.pop(f.name) for f in _OF_THE_POLICY if f.name in values}
-        return cls(updates=UpdatePolicy(**updates, epsilon=values.get("epsilon")), **values)
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """As for any operator's file."""
+        found = cls.values_of(values)
+        names = [one.name for one in fields(UpdatePolicy) if one.name not in _OF_THE_LEDGER]
+        updates = {name: found.pop(name) for name in names if name in found}
+        found["data_files"] = tuple(found.get("data_files", ()))
+        return cls(updates=UpdatePolicy(**updates, epsilon=found.get("epsilon")), **found)
 
     def known_by(self, node_config: Mapping[str, Any]) -> bytes:
         """By what the ledger knows the ClientApp's data: nothing for a client-level guarantee, which needs nothing.
@@ -183,16 +142,6 @@ class UpdateNode(AppNode):
             raise ConfigurationError(f"Expected to read the data-files, got: {error}.") from error
         return json.dumps([settled, digests]).encode()
 
-    def masking(self) -> Masking | None:
-        """What hides this machine's releases; None but under secure aggregation.
-
-        Raises
-        ------
-        ConfigurationError
-            If roster or key are not there, are not those that were pinned, or do not belong to this machine.
-        """
-        return self.masking_under(self.updates.trust)
-
     def policy(self, ledger: SQLiteLedger) -> UpdatePolicy:
         """What this file and its ledger say together.
 
@@ -201,12 +150,8 @@ class UpdateNode(AppNode):
         ConfigurationError
             If the ledger's budget does not cover one session.
         """
-        delta = float(ledger.delta or 0.0)
-        mu = gdp_mu(self.epsilon, delta) if self.epsilon else self.updates.mu
-        budget, local = covering_budget(mu, ledger), None
-        if self.updates.trust == "secure-aggregation":
-            local = getattr(ledger, "budget_local_mu", None)
-        settled = replace(self.updates, mu=mu, budget_mu=budget, delta=delta, budget_local_mu=local)
+        local = ledger.budget_local_mu if self.sums else None
+        settled = replace(self.updates, **self.decided(ledger, self.updates.mu, self.epsilon), budget_local_mu=local)
         private = settled.privacy_policy()
         needed = private.plan(1).mu_local
         if local is not None and needed > private.local_budget * (1 + _ROUNDING):

@@ -298,7 +298,7 @@ def test_simulated_options_say_nothing_on_a_real_machine(node):
     [
         ('trust = "secure-aggregation"\n', "", "only with trust 'secure-aggregation'"),
         ('trust = "secure-aggregation"', 'trust = "trusted-server"', "trust"),
-        ('roster = "roster.json"\n', "", "Expected roster to be a text"),
+        ('roster = "roster.json"\n', "", "Expected roster to be set"),
         ('signing-key = "machine.key"\n', "", "Expected signing-key"),
         (f'roster-digest = "{ROSTER.digest}"\n', "", "Expected roster-digest"),
         ("min-cohort = 3", "min-cohort = 1", "min_honest <= min_cohort"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from ....clients.nodes.operators_file import CONNECTION_TABLE, named_values, operators_values
 from ....privacy import ConfigurationError
-from ...settings.run_key import typed_value
+from ....privacy.setting import Setting
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,9 @@ class Connection:
             raise ConfigurationError(f"Expected a table [connection] in {path}, got {values!r}.")
         try:
             named = named_values(cls, {"superlink": "", **values})  # a command may say it instead
-            read = {name: typed_value(name.replace("_", "-"), value, _TYPES[name]) for name, value in named.items()}
+            read = {
+                name: Setting(name.replace("_", "-"), _TYPES[name], None).read(value) for name, value in named.items()
+            }
         except ConfigurationError as error:
             raise ConfigurationError(f"{path}: [connection]: {error}") from error
         folder = path.expanduser().resolve().parent

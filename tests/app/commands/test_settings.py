@@ -10,8 +10,8 @@ from murmurfl.app.nodes.demo import demo_config
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.settings.layers import layered, read_settings
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.app.settings.run_key import Key
 from murmurfl.privacy import ConfigurationError, gdp_mu
+from murmurfl.privacy.setting import Setting
 from typer.testing import CliRunner
 
 QUICK = ["run", "--engine", "cohort", "--name", "x"]
@@ -174,4 +174,4 @@ def test_every_key_that_may_name_ones_own_is_looked_at():
     assert own == {"strategy", "task", "features", "model", "partition", "mechanism"}
     assert all(names_own({name: "package.module:Thing"}) for name in own)
     assert not names_own({"out-dir": "C:/", "track": "a:b", "task": "digits"})
-    assert isinstance(run_keys()["task"], Key)
+    assert isinstance(run_keys()["task"], Setting)

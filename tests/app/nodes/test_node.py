@@ -69,17 +69,17 @@ def forget(monkeypatch):
     [
         ({"mu-budget": 3.0}, "Expected known node-config keys, got mu-budget"),
         ({"mu": "4"}, "Expected mu to be a finite number, got '4'"),
-        ({"mu": -1.0}, "Expected mu > 0 and finite, got -1.0."),
+        ({"mu": -1.0}, "Expected mu to be a number > 0, got -1.0."),
         ({"clip-norm": 0.0}, "Expected clip-norm to be a number > 0"),
         ({"clip-norm": float("inf")}, "Expected clip-norm to be a finite number"),
         ({"batch-size": 0}, "Expected batch-size to be an integer >= 1"),
         ({"batch-size": True}, "Expected batch-size to be an integer"),
         ({"epsilon": 4.0}, "Expected mu or epsilon, got both: mu = 4.0, epsilon = 4.0."),
-        ({"mu": 0.0, "epsilon": -4.0}, "Expected epsilon > 0 and finite, got -4.0."),
+        ({"mu": 0.0, "epsilon": -4.0}, "Expected epsilon to be a number >= 0 (0: mu), got -4.0."),
         ({"mu": 0.0, "epsilon": 99.0}, "Expected mu <= 4, the budget of all runs in the ledger"),
         ({"budget-mu": 5.0}, "Expected budget_mu = 4"),
         ({"mu": 4.5}, "Expected mu <= 4, the budget of all runs in the ledger"),
-        ({"delta": 2.0}, "Expected delta to be a number >= 0 and < 1"),
+        ({"delta": 2.0}, "Expected delta to be a number > 0 and < 1"),
         ({"partition-id": 4}, "Expected partition-id to be from 0 to num-partitions - 1 = 3"),
         ({"strategy": "sgd"}, "Expected strategy to be a known name"),
         (
@@ -102,7 +102,7 @@ def forget(monkeypatch):
         ({"max-participations": 12}, "Expected batch_size x max_participations <= the machine's 360 samples"),
         ({"samples": "mine.npz"}, "Expected task to be set, or `samples`, and not both"),
         ({"learning-rate": 0.1}, "Expected learning-rate to be unset, for its machines take no steps of their own"),
-        ({"machine": ""}, "Expected machine to be a name"),
+        ({"machine": ""}, "Expected machine to be set"),
     ],
 )
 def test_an_impossible_configuration_is_refused_with_one_line(tmp_path, changes, complaint):

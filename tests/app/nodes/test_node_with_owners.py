@@ -134,7 +134,7 @@ def test_an_owner_more_or_less_a_missing_one_and_rows_that_move_change_nothing_t
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"samples-per-owner": -1}, "Expected samples-per-owner to be an integer >= 0, got -1."),
+        ({"samples-per-owner": -1}, "Expected samples-per-owner to be an integer >= 0"),
         (
             {"strategy": "online", "learning-rate": 0.1},
             "Expected samples-per-owner to be 0 with strategy = 'online', which does not clip by owner, got 3.",

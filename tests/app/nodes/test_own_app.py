@@ -201,7 +201,7 @@ def test_check_says_what_the_machine_guarantees(folder):
         (('"{app}"', '"{app}s"'), "Expected a ClientApp at .*has no attribute 'apps'"),
         (("{app}", "json:dumps"), "Expected a ClientApp at json:dumps, got function"),
         (('"{app}"', '"app"'), "Expected app as MODULE:NAME of an installed ClientApp, got 'app'"),
-        (('"{app}"', "3"), "Expected app as MODULE:NAME"),
+        (('"{app}"', "3"), "Expected app to be a text"),
         (("local-epochs = 2", "local-epochs = [2]"), "Expected run-config to be a table of numbers"),
         (("[run-config]", "[run-settings]"), "Expected known node-config keys, got run-settings"),
         (("mu = 10.0", "mu = 20.0"), "Expected mu <= 10, the budget of all runs"),

@@ -352,7 +352,7 @@ def test_an_evaluation_has_its_share_and_the_log_says_what_both_come_to(folder):
         (("{app}", "no.such.module:app"), "Expected a ClientApp at no.such.module:app"),
         (("{app}", "email.message:Message"), "Expected a ClientApp at email.message:Message, got type"),
         (('"full-batch"', '"fedavg"'), "Expected method = 'full-batch', which the app is made for, got 'fedavg'"),
-        (('"full-batch"', '"sgd"'), "Expected method one of"),
+        (('"full-batch"', '"sgd"'), "Expected method to be a known name"),
         (("mu = 10.0", "mu = 20.0"), "Expected mu <= 10, the budget of all runs"),
         (("mu = 10.0", "mu = 10.0\nepsilon = 2.0"), "Expected mu or epsilon, got both"),
         (("mu = 10.0", ""), "Expected values for mu or epsilon"),
@@ -414,5 +414,5 @@ signing-key = "machine.key"
     counts, header = unmasked(arrays, dict(reply.content["config"]), roster, seed=5)
     assert counts * client.machine.plan.grid.spacing == pytest.approx(clipped_sum(), abs=0.05)
     assert (header.min_cohort, header.release) == (2, 1)
-    with pytest.raises(ConfigurationError, match="Expected roster to be a text"):
+    with pytest.raises(ConfigurationError, match="Expected roster to be set"):
         SampleNode.read(write(folder, FILE.replace("mu = 10.0\n", sums.replace('roster = "roster.json"\n', ""))))

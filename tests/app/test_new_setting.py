@@ -1,0 +1,142 @@
+"""What it costs to add a setting: its declaration, its line in pyproject.toml, and whoever reads it."""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from murmurfl.app.nodes.helper_config import HelperConfig
+from murmurfl.app.nodes.node_config import NodeConfig
+from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.clients import UpdateNode
+from murmurfl.clients.nodes.sample_node import SampleNode
+from murmurfl.privacy.setting import settings_of
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("app", "clients", "privacy", "strategies")
+CHANGES = {
+    "privacy/machine/tables.py": (
+        "    score_bins: int = setting(\n",
+        '    least_votes: int = setting(3, "Fewest votes of an evaluation.", at_least=2, below=9, read_by="strategy")\n'
+        "    score_bins: int = setting(\n",
+    ),
+    "pyproject.toml": ("score-bins = 0\n", "score-bins = 0\nleast-votes = 3\n"),
+    "app/methods/method.py": (
+        'BOUNDING = frozenset({"clipping",',
+        'BOUNDING = frozenset({"least-votes", "clipping",',
+    ),
+}
+"""A new setting of a private evaluation, by the product's file."""
+USED = """
+import json, subprocess, sys, tomllib
+from dataclasses import replace
+from pathlib import Path
+from murmurfl.app.settings.run_config import RunConfig, run_keys
+from murmurfl.app.settings.layers import parse_assignments, read_settings
+from murmurfl.app.settings.key_reference import config_schema, key_table
+from murmurfl.app.commands.completion import complete_key
+from murmurfl.app.nodes.node_config import NodeConfig
+from murmurfl.privacy import ConfigurationError
+
+def refused(call, *given):
+    try:
+        call(*given)
+    except ConfigurationError as error:
+        return str(error)
+
+machine = {"machine": "a", "ledger": "l", "clip-norm": 1.0, "batch-size": 4, "mu": 1.0, "task": "digits"}
+machine |= {"num-partitions": 2, "partition-id": 0}
+project = tomllib.loads(Path("pyproject.toml").read_text())
+Path("run.toml").write_text("[evaluation]\\nleast-votes = 4\\nprivate-evaluation = 0.1\\n")
+print(json.dumps({
+    "run": [RunConfig().least_votes, RunConfig.from_mapping({"least-votes": 5}).to_mapping()["least-votes"]],
+    "set": parse_assignments(["least-votes=7"]),
+    "file": read_settings(Path("run.toml")),
+    "node": [NodeConfig.from_mapping({**machine, **more}).least_votes
+             for more in ({}, {"least-votes": 6}, {"evaluation": {"least-votes": 8}})],
+    "refused": [refused(RunConfig.from_mapping, {"least-votes": 9}),
+                refused(RunConfig.from_mapping, {"least-votes": 4.0}),
+                refused(NodeConfig.from_mapping, {**machine, "least-votes": 1}),
+                refused(RunConfig.from_mapping, {"least-votes": 4, "strategy": "shuffled"})],
+    "schema": config_schema()["properties"]["least-votes"],
+    "table": "| `least-votes` | `3` | an integer >= 2 and < 9 |" in key_table(),
+    "completed": len(list(complete_key("least-v"))),
+    "pyproject": project["tool"]["flwr"]["app"]["config"] == RunConfig().to_mapping(),
+}))
+"""
+
+
+def test_a_setting_is_added_in_three_files_and_is_everywhere(tmp_path):
+    assert len(CHANGES) <= 3
+    for folder in PRODUCT:
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("murmurfl.py", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    for file, (before, after) in CHANGES.items():
+        text = (tmp_path / file).read_text()
+        assert text.count(before) == 1, file
+        (tmp_path / file).write_text(text.replace(before, after))
+    ran = subprocess.run(
+        [sys.executable, "-c", USED],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    seen = json.loads(ran.stdout)
+    assert seen["run"] == [3, 5]
+    assert seen["set"] == {"least-votes": 7}
+    assert seen["file"] == {"least-votes": 4, "private-evaluation": 0.1}
+    assert seen["node"] == [3, 6, 8]
+    range_, kind, node, unread = seen["refused"]
+    assert range_ == "Expected least-votes to be an integer >= 2 and < 9, got 9."
+    assert kind == "Expected least-votes to be an integer, got 4.0."
+    assert node == "Expected least-votes to be an integer >= 2 and < 9, got 1."
+    assert "with strategy = 'shuffled', which does not read it, got 4; it is read by strategy = " in unread
+    assert seen["schema"] == {
+        "type": "integer",
+        "minimum": 2,
+        "exclusiveMaximum": 9,
+        "default": 3,
+        "description": "Fewest votes of an evaluation.",
+    }
+    assert seen["table"]
+    assert seen["completed"] == 1
+    assert seen["pyproject"]
+
+
+TWICE = {
+    "schema": "a digest for the server, a path for an operator",
+    "epsilon": "an own app's machine has a policy for everything else",
+}
+
+
+def test_every_setting_is_declared_once():
+    declared = Counter()
+    for path in (path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            call = node.value if isinstance(node, ast.AnnAssign) else None
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ("setting", "named"):
+                declared[node.target.id] += 1
+    known = {
+        one.attribute
+        for kind in (RunConfig, NodeConfig, SampleNode, UpdateNode, HelperConfig)
+        for one in settings_of(kind).values()
+    }
+    assert set(declared) == known
+    assert {name for name, count in declared.items() if count > 1} == set(TWICE)
+
+
+@pytest.mark.parametrize("kind", [RunConfig, NodeConfig, SampleNode, UpdateNode, HelperConfig])
+def test_every_setting_says_what_it_is_and_no_table_has_a_settings_name(kind):
+    known = settings_of(kind)
+    for one in known.values():
+        assert one.sentence.endswith("."), one.name
+    assert not {one.table for one in known.values()} & set(known)
