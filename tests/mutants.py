@@ -424,7 +424,7 @@ MUTANTS = (
     ),
     Mutant(
         "a trusted server that charged batches takes sums over all samples",
-        "strategies/trusted/trusted_server.py",
+        "strategies/trust/server_trust.py",
         "not policy.sums_samples and reply.samples not in (0, policy.batch_size)",
         "False",
         ("tests/strategies/test_trusted_server.py",),
@@ -810,15 +810,15 @@ MUTANTS = (
     Mutant(
         "a killed server has the mean made a second time",
         "strategies/side/one_answer.py",
-        "        self._before_asking()\n",
-        "",
+        "        if not self.trust.before_asking(self._save):\n            self._save()\n",
+        "        self.trust.before_asking(self._save)\n",
         (MEAN_OF_FEATURES, PRIVATE_EVALUATION),
     ),
     Mutant(
         "a trusted server publishes the mean without noise",
-        "strategies/trusted/trusted_one_answer.py",
-        "noisy = grid.values(grid.counts(release_sum) + grid.counts(noise))",
-        "noisy = release_sum",
+        "strategies/trust/server_trust.py",
+        "return self.rounded(total, self.fresh_normals(server_round, len(total)) * std)",
+        "return total",
         (MEAN_OF_FEATURES, PRIVATE_EVALUATION),
     ),
     Mutant(
@@ -865,16 +865,16 @@ MUTANTS = (
     ),
     Mutant(
         "a trusted server's noise is for one of the rounds",
-        "strategies/trusted/trusted_full_batch.py",
+        "strategies/trust/server_trust.py",
         "return self.rounds_noise.sensitivity(self.num_rounds, 1)",
         "return 1.0",
         (FULL_BATCH,),
     ),
     Mutant(
         "a trusted server's noise is for a mean over machines",
-        "strategies/trusted/trusted_full_batch.py",
-        "return change * often / ideal * self.rounds_noise",
-        "return change * often / self.num_clients / ideal * self.rounds_noise",
+        "strategies/trust/server_trust.py",
+        "return change / self._over * often / ideal * self.rounds_noise",
+        "return change / self.clients_per_round * often / ideal * self.rounds_noise",
         (FULL_BATCH,),
     ),
     Mutant(
@@ -2024,9 +2024,9 @@ MUTANTS = (
     ),
     Mutant(
         "a strategy judges single releases where masks are left out",
-        "strategies/rounds/training_rounds.py",
-        "self.check_reply(outcome if self._secure is None else outcome.hidden)",
-        "self.check_reply(outcome)",
+        "strategies/rounds/strategy.py",
+        "seen = reply if self._secure is None else reply.hidden",
+        "seen = reply",
         (
             "tests/strategies/test_secure_aggregation.py::test_no_strategy_looks_at_single_releases_of_sums_and_in_no_simulation",
         ),
