@@ -35,7 +35,7 @@ from ..privacy.noise.keyed_noise import NONCE_BYTES
 from .rounds.layout import Vector
 from .rounds.options import ReleaseOptions
 from .rounds.replies import Outcome, RoundReport
-from .sums.release_sum import Summation
+from .sums.summation import Summation
 from .trust.trusted_momentum import MomentumNoise, TrustedMomentum, normalised_step
 
 # Steps are computed in float64: an epoch leads at most eta N away, and this much more, relatively.

@@ -22,9 +22,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ...privacy import ConfigurationError, derived_seed
-from .asked_statements import releases_left
 from .known_machines import MachineDirectory, by_length_and_name
-from .replies import RoundReport, exchange
+from .replies import RoundReport, exchange, releases_left
 from .sampling import Sampling, sample_machines
 
 _FEWEST = 2  # machines of a training that does not say how many there are, as for FedAvg
@@ -563,7 +562,8 @@ class RollCall:
                 "The timeout of start() says how long a round waits."
             )
         self.attendance, self.machines = attendance, machines
-        self.seed, self.sampling, self.late_answers = seed, sampling, late_answers
+        self.seed, self.late_answers = seed, late_answers
+        self.sampling: Sampling = sampling
         self.num_clients = attendance.num_clients or 0
         """M; 0 as long as it is not known, which it is when a training begins."""
         self.clients_per_round = 0

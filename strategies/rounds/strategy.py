@@ -31,32 +31,34 @@ from numpy.typing import NDArray
 from ...privacy import ConfigurationError, protocol
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
 from ...privacy.machine.clipping_figures import TrainingFigures, observing
-from ..sums.opening_round import Helpers
-from ..sums.release_sum import ReleaseSum, Summation
-from ..sums.secure_aggregation import SecureAggregation
+from ..sums.secure_aggregation import Helpers, SecureAggregation
 from ..sums.secure_rounds import SecureRounds
-from ..sums.summation import CohortSum
+from ..sums.summation import CohortSum, ReleaseSum, Summation
 from ..trust.server_trust import UNTRUSTED, UntrustedServer
-from .asked_statements import ask_statements
-from .asking import request_messages, say_refusals, say_unlike
 from .attendance import Attendance, LateAnswers, Leaving, RollCall
-from .carried_permit import check_permitted, session_of
 from .checkpoint import load_checkpoint, save_checkpoint
-from .clipping_watch import ALL_MACHINES, ClippingWatch
 from .flower_arguments import refuse_arguments
-from .forecast_log import log_forecast
 from .known_machines import (
     MachineDirectory,
     NodesUnavailableError,
     by_length_and_name,
     in_order,
+    is_simulation,
     plain_names,
     restored_names,
 )
 from .layout import Layout, Vector, array_record, model_vector, vector_size
-from .look_ahead import PATIENCE, check_rounds, check_something_came, is_hopeless
+from .look_ahead import (
+    ALL_MACHINES,
+    PATIENCE,
+    ClippingWatch,
+    check_rounds,
+    check_something_came,
+    is_hopeless,
+    log_forecast,
+)
 from .monitor_file import FigureFile
-from .options import OnRound, centre_bytes, check_rounds_options, refuse_sums
+from .options import OnRound, centre_bytes, check_permitted, check_rounds_options, refuse_sums, session_of
 from .replies import (
     LARGEST_VALUE,
     DirectMachines,
@@ -66,13 +68,16 @@ from .replies import (
     RoundReport,
     RoundRequest,
     SummedReplies,
+    ask_statements,
     is_masked,
     log_losses,
     plain,
     read_outcome,
+    request_messages,
+    say_refusals,
+    say_unlike,
 )
 from .sampling import Sampling
-from .waiting import is_simulation
 
 _STATEMENT_TIMEOUT_S = 60.0
 _TIMEOUT_S = 3600.0

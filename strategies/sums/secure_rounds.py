@@ -15,8 +15,7 @@ from ..rounds.known_machines import MachineDirectory
 from ..rounds.layout import Vector
 from ..rounds.replies import Outcome, Reply, RoundReport
 from ..trust.server_trust import UntrustedServer
-from .opening_round import Helpers
-from .secure_aggregation import HelperUnavailableError, SecureAggregation, WrongSumError
+from .secure_aggregation import Helpers, HelperUnavailableError, SecureAggregation, WrongSumError
 from .summation import CohortSet, CohortSum, Screen, Terms
 
 _LARGEST_COUNT = 2.0**52  # of an honest release

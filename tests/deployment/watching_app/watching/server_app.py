@@ -19,7 +19,7 @@ from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import derived_seed, protocol
 from murmurfl.strategies.rounds import checkpoint, resuming
-from murmurfl.strategies.sums.opening_round import Helpers
+from murmurfl.strategies.sums.secure_aggregation import Helpers
 
 app = ServerApp()
 
