@@ -536,9 +536,9 @@ MUTANTS = (
     ),
     Mutant(
         "an evaluation without the noise that it was promised",
-        "clients/side/side_parts.py",
-        "PrivateMachine(evaluation.policy, evaluation.rows.width",
-        'PrivateMachine(__import__("dataclasses").replace(evaluation.policy, mechanism="none"), evaluation.rows.width',
+        "clients/side/evaluation_client.py",
+        "PrivateMachine(self.policy, self.rows.width",
+        'PrivateMachine(replace(self.policy, mechanism="none"), self.rows.width',
         (EVALUATED,),
     ),
     Mutant(
@@ -726,7 +726,7 @@ MUTANTS = (
     Mutant(
         "samples that were set aside are trained on",
         "clients/private_client.py",
-        "count = held if evaluation is None else evaluation.trained_on(held)",
+        "count = min((one.trained_on(held) for one in sides), default=held)",
         "count = len(samples)",
         (EVALUATED,),
     ),
@@ -740,8 +740,8 @@ MUTANTS = (
     Mutant(
         "an evaluation is not in what a machine says that it guarantees",
         "clients/side/side_parts.py",
-        "for part in (self.centred, self.evaluated) if part is not None",
-        "for part in (self.centred,) if part is not None",
+        "for part in self.known.values()",
+        'for of, part in self.known.items() if of != "evaluation"',
         (EVALUATED,),
     ),
     Mutant(
@@ -768,8 +768,8 @@ MUTANTS = (
     Mutant(
         "a machine without centring takes a centre",
         "clients/messages/release_of.py",
-        'if of == "mean" or content is not None:',
-        'if of == "mean":',
+        "if content is not None:\n            raise RefusedError(",
+        "if False:\n            raise RefusedError(",
         (CENTRED,),
     ),
     Mutant(
@@ -788,7 +788,7 @@ MUTANTS = (
     ),
     Mutant(
         "the mean and the rest need not share a budget",
-        "clients/side/beside.py",
+        "clients/side/side_parts.py",
         "if ours != theirs:",
         "if False:",
         (CENTRED, EVALUATED),
