@@ -34,10 +34,9 @@ from ..privacy.machine.record_owners import check_owned
 from ..privacy.sums.masking import Masking
 from .adapters.own_forecast import log_own_forecast
 from .adapters.per_sample_gradients import PerSampleGradients, Samples, combined_gradients, stacked_gradients
-from .messages.masked import check_can_send, check_masking, outgoing_reply
+from .messages.answers import check_can_send, check_masking, outgoing_reply, statement_entries
 from .messages.release_of import read_release_of
 from .messages.requests import GRADIENTS, Request, check_version, integer_entry, malformed, read_points, session_entry
-from .messages.statement import statement_entries
 from .side.centring_client import Centred, Centring
 from .side.evaluation_client import Evaluated, Evaluation
 from .side.side_parts import MachineTerms, Parts, PartTerms, SideRelease, refuse_sides

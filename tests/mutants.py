@@ -795,7 +795,7 @@ MUTANTS = (
     ),
     Mutant(
         "a statement leaves out the mean",
-        "clients/messages/statement.py",
+        "clients/messages/answers.py",
         "mu_guaranteed=math.hypot(statement.mu_guaranteed, other.plan.mu)",
         "mu_guaranteed=statement.mu_guaranteed",
         (CENTRED,),
@@ -1766,21 +1766,21 @@ MUTANTS = (
     ),
     Mutant(
         "under secure aggregation a release is sent as it is",
-        "clients/messages/masked.py",
+        "clients/messages/answers.py",
         "    if policy.trust != _TRUST:\n        return unflatten",
         "    if masking is not None:\n        return unflatten",
         (MASKED, MASKED_UPDATES),
     ),
     Mutant(
         "a machine without masks sends its release as it is",
-        "clients/messages/masked.py",
+        "clients/messages/answers.py",
         "    if policy.trust != _TRUST:\n        return unflatten",
         "    if policy.trust != _TRUST or masking is None:\n        return unflatten",
         (MASKED,),
     ),
     Mutant(
         "a real machine under secure aggregation needs no masks",
-        "clients/messages/masked.py",
+        "clients/messages/answers.py",
         "        if not simulated:\n            raise _without_masks()\n",
         "",
         (MASKED,),
@@ -1794,7 +1794,7 @@ MUTANTS = (
     ),
     Mutant(
         "a machine masks what another machine released",
-        "clients/messages/masked.py",
+        "clients/messages/answers.py",
         "    if masking.name != name:",
         "    if False:",
         (MASKED,),

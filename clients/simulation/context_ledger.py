@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...privacy import Account, Ledger, LedgerError, LedgerPage, StreamRecord, protocol
 from ...privacy.arrays import read_array
 from ...privacy.errors import ANOTHER_FORMAT
-from ..messages.reply_records import array_record, own_array, plain_record
+from ..messages.answers import array_record, own_array, plain_record
 
 LEDGER_RECORDS = "murmurfl/"
 """How the names of a ledger's records in ``context.state`` begin."""
