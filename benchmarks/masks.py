@@ -27,7 +27,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
-from murmurfl.clients.messages.masked import outgoing_reply
+from murmurfl.clients.messages.answers import outgoing_reply
 from murmurfl.clients.messages.sums_helper import TOTAL, answer_helper
 from murmurfl.privacy import (
     MemoryLedger,

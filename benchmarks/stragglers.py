@@ -28,7 +28,7 @@ from murmurfl.app.nodes.deployment import Deployment, deployment
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import protocol
-from murmurfl.strategies.rounds.stragglers import Clock
+from murmurfl.strategies.rounds.attendance import Clock
 
 from .slow_node import delay
 

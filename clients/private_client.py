@@ -34,13 +34,12 @@ from ..privacy.machine.record_owners import check_owned
 from ..privacy.sums.masking import Masking
 from .adapters.noise_mod import log_own_forecast
 from .adapters.per_sample_gradients import PerSampleGradients, Samples, combined_gradients, stacked_gradients
-from .messages.masked import check_can_send, check_masking, outgoing_reply
+from .messages.answers import check_can_send, check_masking, outgoing_reply, statement_entries
 from .messages.release_of import read_release_of
-from .messages.reply_records import statement_entries
-from .messages.requests import ReleaseOf, Request, check_version, integer_entry, malformed, read_points, session_entry
+from .messages.requests import GRADIENTS, Request, check_version, integer_entry, malformed, read_points, session_entry
 from .side.centring_client import Centred, Centring
-from .side.evaluation_client import Evaluated, Evaluation, MachineTerms
-from .side.side_parts import make_parts, refuse_parts
+from .side.evaluation_client import Evaluated, Evaluation
+from .side.side_parts import MachineTerms, Parts, PartTerms, SideRelease, refuse_sides
 from .simulation.context_ledger import training_entries
 from .simulation.together import Together as Together
 
@@ -53,6 +52,7 @@ class ClientOptions(TypedDict, total=False):
     masking: Masking | None
     centring: Centring | None
     evaluation: Evaluation | None
+    side: Sequence[SideRelease]
 
 
 class PrivateClient(NumPyClient):
@@ -80,6 +80,8 @@ class PrivateClient(NumPyClient):
         That the machine releases the mean of its features first, and computes everything else around a centre.
     evaluation : Evaluation, optional
         That the machine says, privately and once a session, how good a model is on its samples.
+    side : sequence of SideRelease
+        What else it releases beside its training.
 
     Raises
     ------
@@ -123,6 +125,7 @@ class PrivateClient(NumPyClient):
         masking: Masking | None = None,
         centring: Centring | None = None,
         evaluation: Evaluation | None = None,
+        side: Sequence[SideRelease] = (),
     ) -> None:
         super().__init__()
         if not 0 < len(name) <= protocol.LONGEST_MACHINE_NAME:
@@ -146,17 +149,18 @@ class PrivateClient(NumPyClient):
         self._shapes = [tuple(shape) for shape in gradients.shapes]
         self._sizes = [math.prod(shape) for shape in self._shapes]
         size = sum(self._sizes)
-        both = {"centring": centring, "evaluation": evaluation}
-        abilities = {"centres": self.centres, "evaluates": self.evaluates, "per_owner": policy.samples_per_owner > 0}
-        refuse_parts(type(self).__name__, **abilities, **both)
+        sides: list[SideRelease] = [one for one in (centring, evaluation, *side) if one is not None]
+        refuse_sides(type(self), sides, per_owner=policy.samples_per_owner > 0)
         known: MachineTerms = {"data": known_by(samples)}
         if masking is not None:
             known["roster"] = masking.roster.digest  # under another one a helper may not know what was opened
         held = len(samples)  # asked once: it may fail, or change
-        count = held if evaluation is None else evaluation.trained_on(held)
+        count = min((one.trained_on(held) for one in sides), default=held)
         self.machine = self.machine_type(policy, size, count, ledger, keys, rows, **known)
-        shapes, parts = getattr(gradients, "model_shapes", self._shapes), (samples, ledger, keys, known)
-        self.parts = make_parts(self.machine, held, *parts, shapes=shapes, beside=policy, **both)
+        self.machine.num_rows = held
+        shapes = getattr(gradients, "model_shapes", self._shapes)
+        terms = PartTerms(self.machine, held, samples, ledger, keys, known, shapes, beside=policy)
+        self.parts = Parts({one.of: one.part(terms) for one in sides})
         fits = getattr(samples, "fits", None)
         if keys.simulated and fits is not None and not policy.samples_per_owner and not fits.all():
             for machine in (self.machine, *self.parts.machines):
@@ -275,7 +279,7 @@ class PrivateClient(NumPyClient):
             figures = observer.figures()
         else:
             release = self.released(request)
-            if release.release == 1 and request.of == "gradients":
+            if release.release == 1 and request.of == GRADIENTS:
                 log_own_forecast(self.name, self.machine)
         # Recorded by now. If masking fails, nothing is sent and the next release carries this one's part.
         part = self.parts.of(request.of)
@@ -299,7 +303,7 @@ class PrivateClient(NumPyClient):
         part = self.parts.of(request.of)
         return self.release(request) if part is None else part.answer(request, partial(self.batch, request))
 
-    def public_entries(self, of: ReleaseOf) -> dict[str, Any]:
+    def public_entries(self, of: str) -> dict[str, Any]:
         """What a reply says of its release beside whose and which it is; independent of data."""
         part = self.parts.of(of)
         machine, entries = (self.machine, {}) if part is None else (part.machine, part.entries)
@@ -383,12 +387,14 @@ class PrivateClient(NumPyClient):
     @property
     def centred(self) -> Centred | None:
         """The part that releases the mean of its features first, if it does."""
-        return self.parts.centred
+        part = self.parts.of(Centring.of)
+        return part if isinstance(part, Centred) else None
 
     @property
     def evaluated(self) -> Evaluated | None:
         """The part that says how good a model is on its samples, if it does."""
-        return self.parts.evaluated
+        part = self.parts.of(Evaluation.of)
+        return part if isinstance(part, Evaluated) else None
 
     @property
     def centring(self) -> Centring | None:
@@ -407,7 +413,7 @@ class PrivateClient(NumPyClient):
         server_round = integer_entry(config, protocol.SERVER_ROUND, 1, protocol.LARGEST_ROUND)
         ack = integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND)
         session = session_entry(config)
-        of, centre = read_release_of(config, self.centring, self.evaluation)
+        of, centre = read_release_of(config, self.parts)
         part = self.parts.of(of)
         shapes, count = self._shapes, self.query_points
         if part is not None:

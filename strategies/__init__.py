@@ -10,10 +10,11 @@ from .full_batch import (
     AVERAGES,
     FullBatch,
     FullBatchState,
+    TrustedFullBatch,
     full_batch_start,
     full_batch_step,
 )
-from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
+from .mu2 import Mu2, Mu2State, TrustedMu2, mu2_start, mu2_step
 from .one_shot import OneShot, OneShotState, ridge_scores
 from .online import OnlineFedSGD, OnlineState, online_step
 from .optimizers import (
@@ -49,8 +50,8 @@ from .shuffled import (
     proximal,
 )
 from .side.evaluation_figures import EvaluationResult
-from .side.mean_of_features import MeanOfFeatures, MeanState
-from .side.private_evaluation import EvaluationState, NotEvaluatedError, PrivateEvaluation
+from .side.mean_of_features import MeanOfFeatures, MeanState, TrustedMeanOfFeatures
+from .side.private_evaluation import EvaluationState, NotEvaluatedError, PrivateEvaluation, TrustedPrivateEvaluation
 from .sums.secure_aggregation import (
     HelpersDisagreeError,
     HelperUnavailableError,
@@ -59,9 +60,6 @@ from .sums.secure_aggregation import (
     WrongSumError,
 )
 from .tree_momentum import TreeMomentum, TreeMomentumState, node_sum, tree_momentum_start, tree_momentum_step
-from .trusted.trusted_full_batch import TrustedFullBatch
-from .trusted.trusted_mu2 import TrustedMu2
-from .trusted.trusted_one_answer import TrustedMeanOfFeatures, TrustedPrivateEvaluation
 
 __all__ = [
     "AVERAGES",

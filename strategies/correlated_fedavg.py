@@ -154,7 +154,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
             raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
         if arrayrecord_key == configrecord_key:
             raise ConfigurationError(f"Expected two record keys, got {arrayrecord_key!r} twice.")
-        if evaluate_on_machines and not self._attendance.waits_for_all:
+        if evaluate_on_machines and not self.roll.attendance.waits_for_all:
             raise ConfigurationError(
                 "Expected wait_for = 1 and ask = 1 with evaluate_on_machines, got others: an evaluation waits for all. "
                 "Give start(..., evaluate_fn=...), on public data."

@@ -19,11 +19,11 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, Mechanism, make_mechanism
+from ..privacy import ConfigurationError, Mechanism, NoiseKeys, PrivacyPolicy, make_mechanism
 from ..privacy.mechanisms import State
 from ..privacy.noise.keyed_noise import NONCE_BYTES
 from .rounds.layout import Vector
-from .trusted.trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
+from .trust.trusted_momentum import MomentumNoise, MomentumOptions, TrustedMomentum, normalised_step
 
 MOMENTUM_MECHANISMS = (
     "independent", "decay", "sqrt_toeplitz", "sqrt_normalised", "bisr", "banded", "blt", "optimal",
@@ -51,46 +51,34 @@ class CorrelatedMomentumState:
     nonces: NDArray[np.uint8]
 
 
-class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
-    """Momentum with correlated noise, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
+class CorrelatedNoise(MomentumNoise):
+    """The noise of a mechanism on the machines' sums of gradients.
 
     Parameters
     ----------
-    mechanism : str
+    policy, num_rounds, noise_keys, alpha
+        See :class:`~murmurfl.strategies.trust.trusted_momentum.MomentumNoise`.
+    mechanism : Mechanism
         One of :data:`MOMENTUM_MECHANISMS`.
-    mechanism_options : dict, optional
-    normalised : bool
-        Whether a step has the length eta or eta times that of the momentum.
-    **options
-        See :class:`~murmurfl.strategies.trusted.trusted_momentum.TrustedMomentum`.
 
     Notes
     -----
-    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
-    against everybody but the server itself, provided machines are honest, links are private, nothing else computed from
-    un-noised sums is published and every sample takes part in rounds c, c + N, ... only; the mechanism's sensitivity is
-    that of samples that return every N rounds. Sums and noise are rounded to the machines' grid, which is charged.
+    **Formal guarantees.** All noisy sums together are mu-GDP for replacement of one sample that takes part in rounds
+    c, c + N, ... only. Sums and noise are rounded to the machines' grid, which is charged.
     Proof: docs/proofs/returning-samples.md.
     """
 
-    state_type: ClassVar[type[CorrelatedMomentumState]] = CorrelatedMomentumState
-
     def __init__(
         self,
+        policy: PrivacyPolicy,
+        num_rounds: int,
+        noise_keys: NoiseKeys | None = None,
         *,
-        mechanism: str = "independent",
-        mechanism_options: dict[str, Any] | None = None,
-        normalised: bool = True,
-        **options: Unpack[MomentumOptions],
+        alpha: float,
+        mechanism: Mechanism,
     ) -> None:
-        super().__init__(**options)
-        if mechanism not in MOMENTUM_MECHANISMS:
-            raise ConfigurationError(
-                f"Expected mechanism one of {MOMENTUM_MECHANISMS} for momentum, got {mechanism!r}; TreeMomentum has "
-                "the tree."
-            )
-        self.mechanism: Mechanism = make_mechanism(mechanism, self.num_rounds, **(mechanism_options or {}))
-        self.normalised = normalised
+        super().__init__(policy, num_rounds, noise_keys, alpha=alpha)
+        self.mechanism = mechanism
 
     def noise_std(self, num_parameters: int) -> float:
         """Standard deviation in front of Z, for the mean of the gradients."""
@@ -109,19 +97,10 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
     def calibrate(self, num_parameters: int) -> None:
         self.noise_std(num_parameters)
 
-    def settings(self) -> dict[str, Any]:
-        own = {"mechanism": self.mechanism.name, "normalised": self.normalised}
-        return {**super().settings(), **own, "encoder": self.mechanism.identity().hex()[:64]}
-
-    def initial_state(self, start: Vector) -> CorrelatedMomentumState:
-        noise = _packed(self.mechanism.initial_state(len(start)), len(start))
-        nonces = np.zeros((self.num_rounds, NONCE_BYTES), np.uint8)
-        return CorrelatedMomentumState(start, np.zeros_like(start), noise, nonces)
-
-    def query_points(self, state: CorrelatedMomentumState) -> tuple[Vector, ...]:
-        return (state.w,)
-
-    def step(self, state: CorrelatedMomentumState, release_sum: Vector, server_round: int) -> CorrelatedMomentumState:
+    def noisy_sum(
+        self, state: CorrelatedMomentumState, release_sum: Vector, server_round: int
+    ) -> tuple[Vector, NDArray[np.floating], NDArray[np.uint8]]:
+        """The sum of a round with its noise, the mechanism's next state as rows, and the nonces with the round's."""
         self.check_round(server_round)
         grid, size = self.noise_grid(len(release_sum)), len(release_sum)
         scale = self.noise_std(size) * self.clients_per_round
@@ -133,17 +112,8 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
         counts = grid.counts(release_sum) + grid.counts(np.asarray(increment.added, np.float64))
         if increment.removed is not None:
             counts -= grid.counts(np.asarray(increment.removed, np.float64))
-        gradient = grid.values(counts) / self.clients_per_round
-        momentum = (1 - self.alpha) * state.momentum + self.alpha * gradient
-        if self.normalised:
-            w = normalised_step(state.w, momentum, self.learning_rate)
-        else:
-            w = state.w - self.learning_rate * momentum
-        noise = np.zeros((0, size)) if increment.state is None else _packed(increment.state, size)
-        return CorrelatedMomentumState(w, momentum, noise, nonces)
-
-    def model(self, state: CorrelatedMomentumState) -> Vector:
-        return state.w
+        rows = np.zeros((0, size)) if increment.state is None else _packed(increment.state, size)
+        return grid.values(counts), rows, nonces
 
     def _row(self, nonces: NDArray[np.uint8], server_round: int, size: int) -> NDArray[np.floating]:
         return self.normals_of(nonces[server_round - 1].tobytes(), size)
@@ -162,6 +132,81 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
             return np.stack([self._row(state.nonces, k, size) for k in rounds])
 
         return self.mechanism.state_after(server_round - 1, draw, scale)
+
+
+class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
+    """Momentum with correlated noise, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
+
+    Parameters
+    ----------
+    mechanism : str
+        One of :data:`MOMENTUM_MECHANISMS`.
+    mechanism_options : dict, optional
+    normalised : bool
+        Whether a step has the length eta or eta times that of the momentum.
+    policy, num_rounds, alpha, noise_keys
+        See :class:`~murmurfl.strategies.trust.trusted_momentum.MomentumNoise`.
+    **options
+        See :class:`~murmurfl.strategies.trust.trusted_momentum.TrustedMomentum`.
+
+    Notes
+    -----
+    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
+    against everybody but the server itself, provided machines are honest, links are private, nothing else computed from
+    un-noised sums is published and every sample takes part in rounds c, c + N, ... only; the mechanism's sensitivity is
+    that of samples that return every N rounds. Sums and noise are rounded to the machines' grid, which is charged.
+    Proof: docs/proofs/returning-samples.md.
+    """
+
+    trust: CorrelatedNoise
+    state_type: ClassVar[type[CorrelatedMomentumState]] = CorrelatedMomentumState
+
+    def __init__(
+        self,
+        *,
+        policy: PrivacyPolicy,
+        num_rounds: int,
+        alpha: float,
+        noise_keys: NoiseKeys | None = None,
+        mechanism: str = "independent",
+        mechanism_options: dict[str, Any] | None = None,
+        normalised: bool = True,
+        **options: Unpack[MomentumOptions],
+    ) -> None:
+        if mechanism not in MOMENTUM_MECHANISMS:
+            raise ConfigurationError(
+                f"Expected mechanism one of {MOMENTUM_MECHANISMS} for momentum, got {mechanism!r}; TreeMomentum has "
+                "the tree."
+            )
+        made = make_mechanism(mechanism, num_rounds, **(mechanism_options or {}))
+        super().__init__(noise=CorrelatedNoise(policy, num_rounds, noise_keys, alpha=alpha, mechanism=made), **options)
+        self.normalised = normalised
+
+    def settings(self) -> dict[str, Any]:
+        mechanism = self.trust.mechanism
+        own = {"mechanism": mechanism.name, "normalised": self.normalised}
+        return {**super().settings(), **own, "encoder": mechanism.identity().hex()[:64]}
+
+    def initial_state(self, start: Vector) -> CorrelatedMomentumState:
+        noise = _packed(self.trust.mechanism.initial_state(len(start)), len(start))
+        nonces = np.zeros((self.trust.num_rounds, NONCE_BYTES), np.uint8)
+        return CorrelatedMomentumState(start, np.zeros_like(start), noise, nonces)
+
+    def query_points(self, state: CorrelatedMomentumState) -> tuple[Vector, ...]:
+        return (state.w,)
+
+    def step(self, state: CorrelatedMomentumState, release_sum: Vector, server_round: int) -> CorrelatedMomentumState:
+        noisy, noise, nonces = self.trust.noisy_sum(state, release_sum, server_round)
+        alpha = self.trust.alpha
+        momentum = (1 - alpha) * state.momentum + alpha * (noisy / self.clients_per_round)
+        if self.normalised:
+            w = normalised_step(state.w, momentum, self.learning_rate)
+        else:
+            w = state.w - self.learning_rate * momentum
+        return CorrelatedMomentumState(w, momentum, noise, nonces)
+
+    def model(self, state: CorrelatedMomentumState) -> Vector:
+        return state.w
 
 
 def _packed(state: State, size: int) -> NDArray[np.floating]:

@@ -11,6 +11,10 @@ and nothing else; nothing is carried over, because a gradient at a model that is
 
 With a target quantile the clip moves as well: machines say beside each gradient whether it was clipped, with the same
 noise (:mod:`murmurfl.privacy.side.clipped_share`), and the next round's clip follows from how many were.
+
+With a trusted server machines send the sums of their clipped gradients without noise. One sample changes the sum of all
+machines by at most Delta = 2 S in each of T rounds, so noise of sigma = Delta sqrt(T) / mu, fresh and once a round,
+makes all published models together mu-GDP. With shares s_t of the budget it is sigma_t = Delta sqrt(sum s / s_t) / mu.
 """
 
 from __future__ import annotations
@@ -22,14 +26,15 @@ from typing import Any, ClassVar, Literal, Required, TypedDict, Unpack, get_args
 import numpy as np
 from flwr.app import ArrayRecord
 
-from ..privacy import ConfigurationError
+from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
 from ..privacy.side.clipped_share import QUANTILE_SHARE, CountedRows
 from .projected import check_step
+from .rounds.attendance import LateAnswers
 from .rounds.layout import Layout, Vector, array_record
 from .rounds.options import ReleaseOptions
 from .rounds.replies import Reply, RoundReport
-from .rounds.stragglers import LateAnswers
 from .rounds.strategy import ReleaseStrategy
+from .trust.server_trust import FreshNoise
 
 Average = Literal["last", "linear"]
 AVERAGES: tuple[Average, ...] = get_args(Average)
@@ -267,7 +272,8 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
     def next_state(self, state: FullBatchState, release_sum: Vector, report: RoundReport) -> FullBatchState:
         if not report.samples:
             return state  # nothing came
-        return self.step(state, release_sum / report.samples, report.server_round)
+        published = self.trust.noisy(release_sum, report.server_round)
+        return self.step(state, published / report.samples, report.server_round)
 
     def step(self, state: FullBatchState, release_sum: Vector, server_round: int) -> FullBatchState:
         """The step along what :meth:`next_state` makes of a round's sum: the mean gradient, or the mean of its rows."""
@@ -291,3 +297,54 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
 
     def model(self, state: FullBatchState) -> Vector:
         return state.average if self.average == "linear" else state.w
+
+
+class TrustedFullBatch(FullBatch):
+    """Full batches with a trusted server, which adds the noise for everybody.
+
+    Parameters
+    ----------
+    policy, num_rounds, noise_keys
+        See :class:`~murmurfl.strategies.trust.server_trust.TrustedServer`. The policy has ``order="all"``.
+    shares : str
+        Which part of mu^2 each round gets (:class:`~murmurfl.privacy.mechanisms.IndependentNoise`).
+    **options
+        See :class:`FullBatch`.
+
+    Notes
+    -----
+    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
+    against everybody but the server itself, which sees sums without noise, provided machines are honest, links are
+    private, and nothing else computed from the un-noised sums is published. A sample is in at most one sum a round, for
+    a machine's reply counts once, and every round in which something came has noise of its own. Replies that state a
+    larger sensitivity or another grid than the policy's are dropped. A run that is interrupted and resumed has the same
+    guarantee (:class:`~murmurfl.strategies.trust.server_trust.TrustedServer`). How many samples a sum is over is
+    public. With mechanism ``none``, which is refused unless the keys are simulated, nothing is guaranteed. Proof:
+    docs/proofs/returning-samples.md.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: PrivacyPolicy,
+        num_rounds: int,
+        noise_keys: NoiseKeys | None = None,
+        shares: str = "uniform",
+        **options: Unpack[FullBatchOptions],
+    ) -> None:
+        self.trust = FreshNoise(policy, num_rounds, noise_keys, shares=shares)
+        self.shares = shares
+        super().__init__(**options)
+        if policy.order != "all" or policy.release_rule != "paper":
+            raise ConfigurationError(
+                "Expected a policy with order 'all' and release_rule 'paper' for TrustedFullBatch, got "
+                f"{policy.order!r} and {policy.release_rule!r}: the noise is for sums over all samples, each "
+                "of which stands alone."
+            )
+        if self.quantile:
+            raise ConfigurationError(
+                f"Expected quantile 0 for TrustedFullBatch, got {self.quantile:g}: its noise is for gradients alone."
+            )
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "shares": self.shares}

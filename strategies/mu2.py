@@ -1,4 +1,4 @@
-r"""DP-mu^2-FL, the server's half for an untrusted server (reshef-levy-2025, algorithm 1; ALGORITHMS section 2).
+r"""DP-mu^2-FL, the server's half (reshef-levy-2025, algorithm 1; ALGORITHMS section 2).
 
 mu^2-SGD: anytime averaging with corrected momentum, weights alpha_t = t. With s_t the sum of what came back divided by
 m, the number asked,
@@ -9,17 +9,24 @@ m, the number asked,
 
 K is the ball of diameter D around the start. Always dividing by m, also when replies are lost, is what makes q the same
 again once a machine is heard that carries over what was missing.
+
+With a trusted server (appendix F; reshef-levy-2024, algorithm 2; ALGORITHMS 2.1) machines send contributions without
+noise over an authenticated, encrypted link, and the step is along q_t + Y_t, Y_t fresh in every round and never
+accumulated. One sample changes q by at most Delta / m and stays in it to the end, so with T rounds
+sigma^2 = (Delta / m)^2 T / mu^2 makes the whole run mu-GDP.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 
-from .projected import ProjectedStrategy, project_to_ball
+from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
+from .projected import ProjectedOptions, ProjectedStrategy, project_to_ball
 from .rounds.layout import Vector
+from .trust.server_trust import FreshNoise
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,53 @@ class Mu2(ProjectedStrategy[Mu2State]):
         return state.x, state.x_previous
 
     def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:
-        return mu2_step(state, release_sum, server_round, **self.step_options())
+        noise = self.trust.noise_on(state.release_sum + release_sum, server_round)
+        return mu2_step(state, release_sum, server_round, noise=noise, **self.step_options())
 
     def model(self, state: Mu2State) -> Vector:
         return state.x
+
+
+class TrustedMu2(Mu2):
+    """DP-mu^2-FL with a trusted server, which adds the noise for everybody.
+
+    Parameters
+    ----------
+    policy, num_rounds, noise_keys
+        See :class:`~murmurfl.strategies.trust.server_trust.TrustedServer`. The policy must use every sample once.
+    **options
+        See :class:`~murmurfl.strategies.projected.ProjectedStrategy`.
+
+    Notes
+    -----
+    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
+    against everybody but the server itself, which sees contributions without noise, provided machines are honest,
+    links are private, and nothing else computed from the un-noised momentum is published; the checkpoint holds it and
+    must be kept like the data. Each release is aggregated exactly once, and replies that state a larger sensitivity
+    or another grid than the policy's are dropped, and so are those of more releases than the machine was asked for. A
+    run that is interrupted and resumed has the same guarantee
+    (:class:`~murmurfl.strategies.trust.server_trust.TrustedServer`). With mechanism ``none``, which is refused
+    unless the keys are simulated, nothing is guaranteed.
+
+    A sample counts once. A sample that returns would move q by Delta / m once more every time, and in which rounds it
+    returns depends on how many samples its machine has, which no reply tells. So policies in which samples return are
+    refused here, by :class:`~murmurfl.clients.Mu2Client` and in the operator's file.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: PrivacyPolicy,
+        num_rounds: int,
+        noise_keys: NoiseKeys | None = None,
+        **options: Unpack[ProjectedOptions],
+    ) -> None:
+        self.trust = FreshNoise(policy, num_rounds, noise_keys, accumulates=True)
+        super().__init__(**options)
+        if policy.sample_participations > 1:
+            raise ConfigurationError(
+                f"Expected sample_participations = 1 for TrustedMu2, got {policy.sample_participations}: a sample "
+                "that returns moves the momentum again, which the noise does not cover. Use one pass, or a strategy "
+                "of private momentum (TreeMomentum)."
+            )

@@ -29,13 +29,14 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, MurmurflError, row_key
+from ..privacy import ConfigurationError, MurmurflError, NoiseKeys, PrivacyPolicy
 from ..privacy.mechanisms.reconstruction import Changes, ReconstructionTrees, best_gamma
-from ..privacy.noise.keyed_noise import NONCE_BYTES, standard_normal_rows
+from ..privacy.noise.keyed_noise import NONCE_BYTES
 from .rounds.layout import Vector
+from .rounds.options import ReleaseOptions
 from .rounds.replies import Outcome, RoundReport
-from .sums.release_sum import Summation
-from .trusted.trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
+from .sums.summation import Summation
+from .trust.trusted_momentum import MomentumNoise, TrustedMomentum, normalised_step
 
 # Steps are computed in float64: an epoch leads at most eta N away, and this much more, relatively.
 _ROUNDING = 1e-9
@@ -79,58 +80,44 @@ def reduced_tree_momentum_step(
     return ReducedTreeMomentumState(normalised_step(state.w, noisy_momentum, learning_rate), momentum, nonces)
 
 
-class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
-    """Momentum of less sensitivity, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
+class ReducedTreeNoise(MomentumNoise):
+    """The noise on the nodes of the trees for A, D and R, of which nothing is kept but nonces.
 
     Parameters
     ----------
-    smoothness : float
-        L, of every sample's loss whatever the sample; infinite (the default) if none is known, and then this algorithm
-        adds more noise than :class:`~murmurfl.strategies.TreeMomentum`.
-    gamma : float, optional
-        0 <= gamma <= 1, public; default the one with the least noise. Only the noise depends on it, not the momentum.
-    noise_cache_mib : float
-        Most memory for noise rows of nodes, in MiB; what does not fit is drawn again in every round that needs it.
-    **options
-        See :class:`~murmurfl.strategies.trusted.trusted_momentum.TrustedMomentum`.
+    policy, num_rounds, noise_keys, alpha
+        See :class:`~murmurfl.strategies.trust.trusted_momentum.MomentumNoise`.
+    learning_rate, smoothness, gamma, noise_cache_mib
+        See :class:`ReducedTreeMomentum`.
 
     Notes
     -----
-    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
-    against everybody but the server itself, provided machines are honest, links are private, nothing else computed from
-    un-noised sums is published and every sample takes part in rounds c, c + N, ... only, and provided also that every
-    sample's gradient is L-Lipschitz in the model, for any sample (a model must be built so, for example by bounding its
-    features; data cannot show it), and that machines compute it at the points they are sent. So models must be float64,
-    or steps would not have the length they should have. Every machine must be in every round. Where a reply is missing,
-    a sample's gradient changes from one epoch to the next by as much as it is long; so the run ends with
-    :class:`IncompleteRoundError` before anything of that round is published. Samples in another order would do the
-    same: policies in which samples do not return after exactly N rounds are refused.
-    Proof: docs/proofs/sensitivities.md.
-
-    Momentum and noise are rounded to the machines' grid. A node of R is m_t minus (1 - alpha)^{its length} times the
-    momentum before it, so it is charged with two roundings. The machines' own roundings are charged to R_t.
+    **Formal guarantees.** See :class:`ReducedTreeMomentum`: what it says rests on these standard deviations.
     """
-
-    state_type: ClassVar[type[ReducedTreeMomentumState]] = ReducedTreeMomentumState
 
     def __init__(
         self,
+        policy: PrivacyPolicy,
+        num_rounds: int,
+        noise_keys: NoiseKeys | None = None,
         *,
-        smoothness: float = math.inf,
-        gamma: float | None = None,
-        noise_cache_mib: float = 256.0,
-        **options: Unpack[MomentumOptions],
+        alpha: float,
+        learning_rate: float,
+        smoothness: float,
+        gamma: float | None,
+        noise_cache_mib: float,
     ) -> None:
-        super().__init__(**options)
-        if self.policy.max_participations < self.num_rounds:
+        super().__init__(policy, num_rounds, noise_keys, alpha=alpha)
+        if policy.max_participations < num_rounds:
             raise ConfigurationError(
-                f"Expected max_participations >= num_rounds = {self.num_rounds}, got {self.policy.max_participations}: "
+                f"Expected max_participations >= num_rounds = {num_rounds}, got {policy.max_participations}: "
                 "every machine must be in every round."
             )
         if not smoothness >= 0:
             raise ConfigurationError(f"Expected smoothness >= 0, infinite if none is known, got {smoothness!r}.")
         if gamma is not None and not 0 <= gamma <= 1:
             raise ConfigurationError(f"Expected 0 <= gamma <= 1, got {gamma!r}.")
+        self.learning_rate = float(learning_rate)
         self.smoothness = float(smoothness)
         self.gamma = gamma
         self._cache_bytes = int(noise_cache_mib * 2**20)
@@ -188,45 +175,6 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
         rows = (trees.row(server_round) for server_round in range(1, self.num_rounds + 1))
         return np.array([float(np.linalg.norm(weights * stds[numbers])) for numbers, weights in rows])
 
-    def settings(self) -> dict[str, Any]:
-        return {
-            **super().settings(),
-            "smoothness": None if math.isinf(self.smoothness) else self.smoothness,
-            "gamma": self.gamma,
-        }
-
-    def initial_state(self, start: Vector) -> ReducedTreeMomentumState:
-        wrong = [name for name, _, dtype in self._layout if dtype != np.float64]
-        if wrong and not math.isinf(self.smoothness):
-            raise ConfigurationError(
-                f"Expected a float64 model where smoothness bounds how far gradients move, got another dtype in "
-                f"{', '.join(wrong)}: steps would be rounded. Convert the initial arrays, or use smoothness = inf."
-            )
-        return ReducedTreeMomentumState(start, np.zeros_like(start), np.zeros((self.num_rounds, NONCE_BYTES), np.uint8))
-
-    def query_points(self, state: ReducedTreeMomentumState) -> tuple[Vector, ...]:
-        return (state.w,)
-
-    def step(self, state: ReducedTreeMomentumState, release_sum: Vector, server_round: int) -> ReducedTreeMomentumState:
-        self.check_round(server_round)
-        grid = self.noise_grid(len(release_sum))
-        nonces = self.with_nonce(state.nonces, server_round)
-        momentum = (1 - self.alpha) * state.momentum + self.alpha * release_sum
-        noise = self.noise(nonces, server_round, len(release_sum))
-        # Momentum and noise are on one grid, so that what is published is a rounded Gaussian release
-        # (privacy/noise/grid.py).
-        noisy = grid.values(grid.counts(momentum) + grid.counts(noise))
-        after = reduced_tree_momentum_step(state, momentum, noisy, nonces, learning_rate=self.learning_rate)
-        if not np.linalg.norm(after.w - state.w) <= self.learning_rate * (1 + _ROUNDING):
-            raise ConfigurationError(
-                f"Expected steps of length {self.learning_rate:g}, got a longer one: they are too short for float64 at "
-                f"a model of length {np.linalg.norm(state.w):.3g}. Use a larger learning_rate."
-            )
-        return after
-
-    def model(self, state: ReducedTreeMomentumState) -> Vector:
-        return state.w
-
     def noise(self, nonces: NDArray[np.uint8], server_round: int, num_parameters: int) -> NDArray[np.float64]:
         """The noise on the sum of the machines' momenta: lemma 17's combination of the noise of the nodes."""
         trees, stds = self.trees(num_parameters)
@@ -251,14 +199,105 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
             nonce = nonces[trees.node(number)[2] - 1].tobytes() + number.to_bytes(8, "little")
             names.append(hashlib.blake2b(nonce, digest_size=NONCE_BYTES, person=b"murmurfl node").digest())
         missing = [name for name in names if (name, size) not in self._cached]
-        keys = [row_key(self._keys.secret_key, name) for name in missing]
-        drawn = standard_normal_rows(keys, size, self.policy.noise_quality) if keys else []
+        drawn = self.rows_of(missing, size) if missing else []
         made = dict(zip(missing, drawn, strict=True))
         rows = [made[name] if name in made else self._cached[name, size] for name in names]
         for name, row in made.items():
             if (len(self._cached) + 1) * row.nbytes <= self._cache_bytes:
                 self._cached[name, size] = row.copy()
         return rows
+
+
+class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
+    """Momentum of less sensitivity, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
+
+    Parameters
+    ----------
+    smoothness : float
+        L, of every sample's loss whatever the sample; infinite (the default) if none is known, and then this algorithm
+        adds more noise than :class:`~murmurfl.strategies.TreeMomentum`.
+    gamma : float, optional
+        0 <= gamma <= 1, public; default the one with the least noise. Only the noise depends on it, not the momentum.
+    noise_cache_mib : float
+        Most memory for noise rows of nodes, in MiB; what does not fit is drawn again in every round that needs it.
+    policy, num_rounds, alpha, noise_keys
+        See :class:`~murmurfl.strategies.trust.trusted_momentum.MomentumNoise`.
+    **options
+        See :class:`~murmurfl.strategies.trust.trusted_momentum.TrustedMomentum`.
+
+    Notes
+    -----
+    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
+    against everybody but the server itself, provided machines are honest, links are private, nothing else computed from
+    un-noised sums is published and every sample takes part in rounds c, c + N, ... only, and provided also that every
+    sample's gradient is L-Lipschitz in the model, for any sample (a model must be built so, for example by bounding its
+    features; data cannot show it), and that machines compute it at the points they are sent. So models must be float64,
+    or steps would not have the length they should have. Every machine must be in every round. Where a reply is missing,
+    a sample's gradient changes from one epoch to the next by as much as it is long; so the run ends with
+    :class:`IncompleteRoundError` before anything of that round is published. Samples in another order would do the
+    same: policies in which samples do not return after exactly N rounds are refused.
+    Proof: docs/proofs/sensitivities.md.
+
+    Momentum and noise are rounded to the machines' grid. A node of R is m_t minus (1 - alpha)^{its length} times the
+    momentum before it, so it is charged with two roundings. The machines' own roundings are charged to R_t.
+    """
+
+    trust: ReducedTreeNoise
+    state_type: ClassVar[type[ReducedTreeMomentumState]] = ReducedTreeMomentumState
+
+    def __init__(
+        self,
+        *,
+        policy: PrivacyPolicy,
+        num_rounds: int,
+        alpha: float,
+        noise_keys: NoiseKeys | None = None,
+        learning_rate: float,
+        smoothness: float = math.inf,
+        gamma: float | None = None,
+        noise_cache_mib: float = 256.0,
+        **options: Unpack[ReleaseOptions],
+    ) -> None:
+        terms = {"smoothness": smoothness, "gamma": gamma, "noise_cache_mib": noise_cache_mib}
+        noise = ReducedTreeNoise(policy, num_rounds, noise_keys, alpha=alpha, learning_rate=learning_rate, **terms)
+        super().__init__(noise=noise, learning_rate=learning_rate, **options)
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            **super().settings(),
+            "smoothness": None if math.isinf(self.trust.smoothness) else self.trust.smoothness,
+            "gamma": self.trust.gamma,
+        }
+
+    def initial_state(self, start: Vector) -> ReducedTreeMomentumState:
+        wrong = [name for name, _, dtype in self._layout if dtype != np.float64]
+        if wrong and not math.isinf(self.trust.smoothness):
+            raise ConfigurationError(
+                f"Expected a float64 model where smoothness bounds how far gradients move, got another dtype in "
+                f"{', '.join(wrong)}: steps would be rounded. Convert the initial arrays, or use smoothness = inf."
+            )
+        return ReducedTreeMomentumState(
+            start, np.zeros_like(start), np.zeros((self.trust.num_rounds, NONCE_BYTES), np.uint8)
+        )
+
+    def query_points(self, state: ReducedTreeMomentumState) -> tuple[Vector, ...]:
+        return (state.w,)
+
+    def step(self, state: ReducedTreeMomentumState, release_sum: Vector, server_round: int) -> ReducedTreeMomentumState:
+        self.trust.check_round(server_round)
+        nonces, alpha = self.trust.with_nonce(state.nonces, server_round), self.trust.alpha
+        momentum = (1 - alpha) * state.momentum + alpha * release_sum
+        noisy = self.trust.rounded(momentum, self.trust.noise(nonces, server_round, len(release_sum)))
+        after = reduced_tree_momentum_step(state, momentum, noisy, nonces, learning_rate=self.learning_rate)
+        if not np.linalg.norm(after.w - state.w) <= self.learning_rate * (1 + _ROUNDING):
+            raise ConfigurationError(
+                f"Expected steps of length {self.learning_rate:g}, got a longer one: they are too short for float64 at "
+                f"a model of length {np.linalg.norm(state.w):.3g}. Use a larger learning_rate."
+            )
+        return after
+
+    def model(self, state: ReducedTreeMomentumState) -> Vector:
+        return state.w
 
     def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: Summation) -> RoundReport:
         report = super()._believe(server_round, outcomes, release_sum)

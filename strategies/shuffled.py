@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
 from ..privacy.machine.shuffled_machine import noisy_epoch
+from .rounds.attendance import LateAnswers
 from .rounds.layout import Vector
 from .rounds.options import ReleaseOptions
-from .rounds.stragglers import LateAnswers
 from .rounds.strategy import ReleaseStrategy
 
 Regularizer = Literal["none", "l2", "l1", "ball"]
@@ -185,7 +185,7 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
         return (state.x,)
 
     def step(self, state: ShuffledState, release_sum: Vector, server_round: int) -> ShuffledState:
-        if self._asks_machines(server_round):
+        if self.asks_machines(server_round):
             if not release_sum.any():  # nobody answered: there was no epoch
                 return state
             total = release_sum / self.clients_per_round
@@ -201,8 +201,5 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
     def model(self, state: ShuffledState) -> Vector:
         return state.x
 
-    def _asks_machines(self, server_round: int) -> bool:
+    def asks_machines(self, server_round: int) -> bool:
         return self.rounds is None or server_round in self.rounds
-
-    def _sample(self, server_round: int) -> list[str]:
-        return super()._sample(server_round) if self._asks_machines(server_round) else []

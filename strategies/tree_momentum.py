@@ -19,9 +19,10 @@ from typing import ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from ..privacy import NoiseKeys, PrivacyPolicy
 from ..privacy.mechanisms.momentum_tree import MomentumTree
 from .rounds.layout import Vector
-from .trusted.trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
+from .trust.trusted_momentum import MomentumNoise, MomentumOptions, TrustedMomentum, normalised_step
 
 
 @dataclass(frozen=True)
@@ -83,24 +84,22 @@ def tree_momentum(nodes: NDArray[np.float64], server_round: int, alpha: float) -
     return momentum
 
 
-class TreeMomentum(TrustedMomentum[TreeMomentumState]):
-    """Tree-aggregated momentum, normalised steps, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
+class TreeNoise(MomentumNoise):
+    """The noise on the nodes of a tree over the rounds.
 
-    Parameters are those of :class:`~murmurfl.strategies.trusted.trusted_momentum.TrustedMomentum`.
+    Parameters are those of :class:`~murmurfl.strategies.trust.trusted_momentum.MomentumNoise`.
 
     Notes
     -----
-    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
-    against everybody but the server itself, provided machines are honest, links are private, nothing else computed from
-    un-noised sums is published and every sample takes part in rounds c, c + N, ... only. Nodes are rounded to the
-    machines' grid, which is charged.
+    **Formal guarantees.** All nodes together are mu-GDP for replacement of one sample that takes part in rounds
+    c, c + N, ... only. Nodes are rounded to the machines' grid, which is charged.
     Proof: docs/proofs/sensitivities.md.
     """
 
-    state_type: ClassVar[type[TreeMomentumState]] = TreeMomentumState
-
-    def __init__(self, **options: Unpack[MomentumOptions]) -> None:
-        super().__init__(**options)
+    def __init__(
+        self, policy: PrivacyPolicy, num_rounds: int, noise_keys: NoiseKeys | None = None, *, alpha: float
+    ) -> None:
+        super().__init__(policy, num_rounds, noise_keys, alpha=alpha)
         self.tree = MomentumTree(self.num_rounds, self.epoch, self.alpha)
         self._noise_stds: dict[int, NDArray[np.float64]] = {}
 
@@ -123,20 +122,56 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
     def calibrate(self, num_parameters: int) -> None:
         self.noise_stds(num_parameters)
 
+    def noisy_node(self, node: Vector, server_round: int) -> Vector:
+        """F^_t of F_t."""
+        self.check_round(server_round)
+        std = np.float64(self.noise_stds(len(node))[server_round - 1])
+        return self.rounded(node, self.fresh_normals(server_round, len(node)) * std)
+
+
+class TreeMomentum(TrustedMomentum[TreeMomentumState]):
+    """Tree-aggregated momentum, normalised steps, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
+
+    Parameters
+    ----------
+    policy, num_rounds, alpha, noise_keys
+        See :class:`~murmurfl.strategies.trust.trusted_momentum.MomentumNoise`.
+    **options
+        See :class:`~murmurfl.strategies.trust.trusted_momentum.TrustedMomentum`.
+
+    Notes
+    -----
+    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
+    against everybody but the server itself, provided machines are honest, links are private, nothing else computed from
+    un-noised sums is published and every sample takes part in rounds c, c + N, ... only. Nodes are rounded to the
+    machines' grid, which is charged.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    trust: TreeNoise
+    state_type: ClassVar[type[TreeMomentumState]] = TreeMomentumState
+
+    def __init__(
+        self,
+        *,
+        policy: PrivacyPolicy,
+        num_rounds: int,
+        alpha: float,
+        noise_keys: NoiseKeys | None = None,
+        **options: Unpack[MomentumOptions],
+    ) -> None:
+        super().__init__(noise=TreeNoise(policy, num_rounds, noise_keys, alpha=alpha), **options)
+
     def initial_state(self, start: Vector) -> TreeMomentumState:
-        return tree_momentum_start(start, self.num_rounds)
+        return tree_momentum_start(start, self.trust.num_rounds)
 
     def query_points(self, state: TreeMomentumState) -> tuple[Vector, ...]:
         return (state.w,)
 
     def step(self, state: TreeMomentumState, release_sum: Vector, server_round: int) -> TreeMomentumState:
-        self.check_round(server_round)
-        grid, alpha = self.noise_grid(len(release_sum)), self.tree.alpha
+        alpha = self.trust.tree.alpha
         node = node_sum(state, release_sum / self.clients_per_round, server_round, alpha)
-        noise = self.fresh_normals(server_round, len(node)) * np.float64(self.noise_stds(len(node))[server_round - 1])
-        # Sum and noise are on one grid, so that what is published is a rounded Gaussian release
-        # (privacy/noise/grid.py).
-        noisy = grid.values(grid.counts(node) + grid.counts(noise))
+        noisy = self.trust.noisy_node(node, server_round)
         return tree_momentum_step(state, node, noisy, server_round, alpha=alpha, learning_rate=self.learning_rate)
 
     def model(self, state: TreeMomentumState) -> Vector:

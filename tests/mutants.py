@@ -417,14 +417,14 @@ MUTANTS = (
     ),
     Mutant(
         "a node's epsilon is one at a delta that is not its ledger's",
-        "clients/nodes/update_node.py",
-        "gdp_mu(self.epsilon, delta)",
-        "gdp_mu(self.epsilon, 1e-3)",
+        "clients/nodes/machine_file.py",
+        "gdp_mu(epsilon, delta) if epsilon",
+        "gdp_mu(epsilon, 1e-3) if epsilon",
         ("tests/app/nodes/test_own_app.py",),
     ),
     Mutant(
         "a trusted server that charged batches takes sums over all samples",
-        "strategies/trusted/trusted_server.py",
+        "strategies/trust/server_trust.py",
         "not policy.sums_samples and reply.samples not in (0, policy.batch_size)",
         "False",
         ("tests/strategies/test_trusted_server.py",),
@@ -516,8 +516,8 @@ MUTANTS = (
     Mutant(
         "a model is evaluated as often as a server likes",
         "privacy/side/evaluation_query.py",
-        '"max_participations": 1',
-        '"max_participations": 1000',
+        '        "max_participations": 1,\n',
+        '        "max_participations": 1000,\n',
         (EVALUATION,),
     ),
     Mutant(
@@ -536,9 +536,9 @@ MUTANTS = (
     ),
     Mutant(
         "an evaluation without the noise that it was promised",
-        "clients/side/side_parts.py",
-        "PrivateMachine(evaluation.policy, evaluation.rows.width",
-        'PrivateMachine(__import__("dataclasses").replace(evaluation.policy, mechanism="none"), evaluation.rows.width',
+        "clients/side/evaluation_client.py",
+        "PrivateMachine(self.policy, self.rows.width",
+        'PrivateMachine(replace(self.policy, mechanism="none"), self.rows.width',
         (EVALUATED,),
     ),
     Mutant(
@@ -726,7 +726,7 @@ MUTANTS = (
     Mutant(
         "samples that were set aside are trained on",
         "clients/private_client.py",
-        "count = held if evaluation is None else evaluation.trained_on(held)",
+        "count = min((one.trained_on(held) for one in sides), default=held)",
         "count = len(samples)",
         (EVALUATED,),
     ),
@@ -740,8 +740,8 @@ MUTANTS = (
     Mutant(
         "an evaluation is not in what a machine says that it guarantees",
         "clients/side/side_parts.py",
-        "for part in (self.centred, self.evaluated) if part is not None",
-        "for part in (self.centred,) if part is not None",
+        "for part in self.known.values()",
+        'for of, part in self.known.items() if of != "evaluation"',
         (EVALUATED,),
     ),
     Mutant(
@@ -768,8 +768,8 @@ MUTANTS = (
     Mutant(
         "a machine without centring takes a centre",
         "clients/messages/release_of.py",
-        'if of == "mean" or content is not None:',
-        'if of == "mean":',
+        "if content is not None:\n            raise RefusedError(",
+        "if False:\n            raise RefusedError(",
         (CENTRED,),
     ),
     Mutant(
@@ -788,14 +788,14 @@ MUTANTS = (
     ),
     Mutant(
         "the mean and the rest need not share a budget",
-        "clients/side/beside.py",
+        "clients/side/side_parts.py",
         "if ours != theirs:",
         "if False:",
         (CENTRED, EVALUATED),
     ),
     Mutant(
         "a statement leaves out the mean",
-        "clients/messages/reply_records.py",
+        "clients/messages/answers.py",
         "mu_guaranteed=math.hypot(statement.mu_guaranteed, other.plan.mu)",
         "mu_guaranteed=statement.mu_guaranteed",
         (CENTRED,),
@@ -810,15 +810,15 @@ MUTANTS = (
     Mutant(
         "a killed server has the mean made a second time",
         "strategies/side/one_answer.py",
-        "        self._before_asking()\n",
-        "",
+        "        if not self.trust.before_asking(self._save):\n            self._save()\n",
+        "        self.trust.before_asking(self._save)\n",
         (MEAN_OF_FEATURES, PRIVATE_EVALUATION),
     ),
     Mutant(
         "a trusted server publishes the mean without noise",
-        "strategies/trusted/trusted_one_answer.py",
-        "noisy = grid.values(grid.counts(release_sum) + grid.counts(noise))",
-        "noisy = release_sum",
+        "strategies/trust/server_trust.py",
+        "return self.rounded(total, self.fresh_normals(server_round, len(total)) * std)",
+        "return total",
         (MEAN_OF_FEATURES, PRIVATE_EVALUATION),
     ),
     Mutant(
@@ -865,16 +865,16 @@ MUTANTS = (
     ),
     Mutant(
         "a trusted server's noise is for one of the rounds",
-        "strategies/trusted/trusted_full_batch.py",
+        "strategies/trust/server_trust.py",
         "return self.rounds_noise.sensitivity(self.num_rounds, 1)",
         "return 1.0",
         (FULL_BATCH,),
     ),
     Mutant(
         "a trusted server's noise is for a mean over machines",
-        "strategies/trusted/trusted_full_batch.py",
-        "return change * often / ideal * self.rounds_noise",
-        "return change * often / self.num_clients / ideal * self.rounds_noise",
+        "strategies/trust/server_trust.py",
+        "return change / self._over * often / ideal * self.rounds_noise",
+        "return change / self.clients_per_round * often / ideal * self.rounds_noise",
         (FULL_BATCH,),
     ),
     Mutant(
@@ -1766,21 +1766,21 @@ MUTANTS = (
     ),
     Mutant(
         "under secure aggregation a release is sent as it is",
-        "clients/messages/masked.py",
+        "clients/messages/answers.py",
         "    if policy.trust != _TRUST:\n        return unflatten",
         "    if masking is not None:\n        return unflatten",
         (MASKED, MASKED_UPDATES),
     ),
     Mutant(
         "a machine without masks sends its release as it is",
-        "clients/messages/masked.py",
+        "clients/messages/answers.py",
         "    if policy.trust != _TRUST:\n        return unflatten",
         "    if policy.trust != _TRUST or masking is None:\n        return unflatten",
         (MASKED,),
     ),
     Mutant(
         "a real machine under secure aggregation needs no masks",
-        "clients/messages/masked.py",
+        "clients/messages/answers.py",
         "        if not simulated:\n            raise _without_masks()\n",
         "",
         (MASKED,),
@@ -1794,7 +1794,7 @@ MUTANTS = (
     ),
     Mutant(
         "a machine masks what another machine released",
-        "clients/messages/masked.py",
+        "clients/messages/answers.py",
         "    if masking.name != name:",
         "    if False:",
         (MASKED,),
@@ -2024,9 +2024,9 @@ MUTANTS = (
     ),
     Mutant(
         "a strategy judges single releases where masks are left out",
-        "strategies/rounds/training_rounds.py",
-        "self.check_reply(outcome if self._secure is None else outcome.hidden)",
-        "self.check_reply(outcome)",
+        "strategies/rounds/strategy.py",
+        "seen = reply if self._secure is None else reply.hidden",
+        "seen = reply",
         (
             "tests/strategies/test_secure_aggregation.py::test_no_strategy_looks_at_single_releases_of_sums_and_in_no_simulation",
         ),

@@ -14,7 +14,7 @@ from .run_options import AsJson, Assignments, ConfigFile, settings_of
 from .terminal import MISUSED, aligned, fail, failing_clearly, say, say_command, say_table
 
 if TYPE_CHECKING:
-    from ..planning.answers import Answer
+    from ..planning.plan_answers import Answer
     from ..reports.table import Table
 
 _KEYS = {
@@ -129,7 +129,7 @@ def _answer(
     settings: Mapping[str, Any] | None, given: Mapping[str, Any], tries: int, person: tuple[int | None, int | None]
 ) -> Answer:
     """Of a run's settings and options that win over them, or of options alone."""
-    from ..planning.answers import answer, asked_of_numbers, asked_of_run
+    from ..planning.plan_answers import answer, asked_of_numbers, asked_of_run
 
     keys = {_KEYS[name]: value for name, value in given.items() if name in _KEYS}
     if settings is None:

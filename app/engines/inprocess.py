@@ -2,7 +2,7 @@
 
 Every node has its own ``Context``, as a SuperNode would, and keeps its machines from one message to the next, as
 ``murmurfl node`` does. Messages are handled one after the other. Private names of flwr are touched here, and where
-records are made (:mod:`murmurfl.clients.messages.reply_records`, :mod:`murmurfl.strategies.rounds.asking`).
+records are made (:mod:`murmurfl.clients.messages.answers`, :mod:`murmurfl.strategies.rounds.replies`).
 """
 
 from __future__ import annotations

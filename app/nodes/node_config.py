@@ -78,11 +78,12 @@ class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
     """Everything a real machine decides for itself.
 
     Its settings stand with their sentences in the tables, most of them shared with run configurations
-    (:mod:`murmurfl.privacy.machine.tables`, :mod:`murmurfl.clients.nodes.machine_file`, :mod:`..settings.run_keys`). In
-    such a file ``strategy`` may be ``trusted-mu2``: the machine then adds **no noise**, and its server is trusted with
-    gradients and with keeping ``mu`` towards everybody else. ``batch_size`` is 1 with ``full-batch``, whose releases
-    are sums over all samples, and which needs ``max_participations``. With ``secret_order`` no other run may ever use
-    these samples. The server must know the same ``quantile_share`` and ``score_bins`` to read releases.
+    (:mod:`murmurfl.privacy.machine.tables`, :mod:`murmurfl.clients.nodes.machine_file`,
+    :mod:`~murmurfl.app.settings.run_keys`). In such a file ``strategy`` may be ``trusted-mu2``: the machine then adds
+    **no noise**, and its server is trusted with gradients and with keeping ``mu`` towards everybody else.
+    ``batch_size`` is 1 with ``full-batch``, whose releases are sums over all samples, and which needs
+    ``max_participations``. With ``secret_order`` no other run may ever use these samples. The server must know the same
+    ``quantile_share`` and ``score_bins`` to read releases.
 
     Notes
     -----

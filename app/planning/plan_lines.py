@@ -13,10 +13,10 @@ from ..methods import METHODS
 from ..reports.table import Column, Table
 from ..settings.run_config import RunConfig, run_keys
 from ..settings.trust_settings import SECURE, nothing_gained
-from .answers import Answer, Choice
 from .deciding import Decision
 from .noise_plans import Person, Plan
 from .option import Option
+from .plan_answers import Answer, Choice
 from .update_plans import UpdateRequest, by_epsilon
 from .variations import DEFAULT, TAKEN, Variation
 

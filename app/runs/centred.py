@@ -81,7 +81,7 @@ class CentredProblem(Problem):
             return 0.0
         server = self.mean_strategy()
         if isinstance(server, TrustedMeanOfFeatures):
-            return server.guaranteed_mu(self.centring.num_features)
+            return server.trust.guaranteed_mu(self.centring.num_features)
         return self.mean_plan.mu
 
     @property

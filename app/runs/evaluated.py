@@ -81,7 +81,7 @@ class EvaluatedProblem(CentredProblem):
             return 0.0
         server = self.evaluation_strategy()
         if isinstance(server, TrustedPrivateEvaluation):
-            return server.guaranteed_mu(own.rows.width)
+            return server.trust.guaranteed_mu(own.rows.width)
         return self.evaluation_plan.mu
 
     def evaluation_strategy(

@@ -226,7 +226,7 @@ class Experiment(EvaluatedProblem):
         beside = self.mean_mu, self.evaluation_mu
         if self.method.trusted:
             server: Any = self.strategy()
-            return math.hypot(*beside, server.guaranteed_mu(self.model.num_parameters))
+            return math.hypot(*beside, server.trust.guaranteed_mu(self.model.num_parameters))
         return math.hypot(*beside, max(plan.mu for plan in self.plans()))
 
     def local_mu(self) -> float | None:

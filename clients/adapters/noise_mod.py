@@ -40,9 +40,7 @@ from ...privacy.accounting.noise_forecast import rounded_count, shortest
 from ...privacy.errors import OF_DATA
 from ...privacy.machine.clipping_figures import TrainingFigures, observing
 from ...privacy.sums.masking import Masking
-from ..messages.answers import answer
-from ..messages.masked import check_masking, outgoing_reply
-from ..messages.reply_records import statement_entries
+from ..messages.answers import answer, check_masking, outgoing_reply, statement_entries
 from ..messages.requests import check_version, integer_entry, malformed, session_entry
 from ..nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from ..nodes.update_node import UpdateNode

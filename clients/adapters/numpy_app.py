@@ -17,8 +17,7 @@ from flwr.clientapp.typing import Mod
 
 from ...privacy import ConfigurationError, RefusedError, protocol
 from ...privacy.arrays import read_array
-from ..messages.answers import answer
-from ..messages.reply_records import array_record, entry_records, reply_content
+from ..messages.answers import answer, array_record, entry_records, reply_content
 from ..private_client import PrivateClient
 
 ClientFunction = Callable[[Context], NumPyClient | Client]

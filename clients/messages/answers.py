@@ -1,17 +1,43 @@
-"""What a machine answers when something goes wrong: the fixed text of a refusal, or one fixed sentence for all else.
+"""What a machine answers: a release, under masks or without, what it says of itself, or why it refuses.
 
-Flower forwards the texts of exceptions to the server, and those can carry data.
+When something goes wrong it is the fixed text of a refusal, or one fixed sentence for all else: Flower forwards the
+texts of exceptions to the server, and those can carry data.
+
+Under secure aggregation the order is always the same: the release is made and recorded, then it is masked, and only
+then anything is sent. If masking fails nothing is sent, and the machine's next release carries what this one had.
+
+Records are made from plain values that are looked at here, and only once: Flower checks every key and every value of a
+record when it is put in, whatever it may be, which takes it longer than many a gradient. Values of the plain types go
+in together; all others are left to Flower.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from flwr.app import Context, Error, Message, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, LedgerError, RefusedError, protocol
+from ...privacy import (
+    ConfigurationError,
+    LedgeredMachine,
+    LedgerError,
+    PrivacyPolicy,
+    PrivacyStatement,
+    RefusedError,
+    Release,
+    protocol,
+)
+from ...privacy.accounting.noise_forecast import stated_noise
+from ...privacy.arrays import dtype_name, write_array
 from ...privacy.errors import is_interrupt
+from ...privacy.sums.masking import Masking
+from ..adapters.per_sample_gradients import unflatten
 
 logger = logging.getLogger(__name__)
 
@@ -53,3 +79,243 @@ def answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
             raise
         logger.exception("This machine failed to answer.")
         return Message(Error(protocol.INTERNAL_ERROR, _INTERNAL), reply_to=message)
+
+
+RecordT = TypeVar("RecordT", ConfigRecord, MetricRecord)
+AnyT = TypeVar("AnyT", bound=MutableMapping[str, Any])
+
+_STYPE = "numpy.ndarray"  # how Flower calls the format of numpy.save
+_NUMBERS = frozenset((int, float))
+_PLAIN = frozenset((int, float, str, bytes, bool))
+
+
+def entry_records(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a reply as records: numbers in a MetricRecord, the others in a ConfigRecord, if there are any."""
+    numbers: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in values.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        (numbers if is_number else others)[name] = value
+    records: dict[str, Any] = {protocol.METRICS: _record(MetricRecord, numbers)}
+    if others:
+        records[protocol.CONFIG] = _record(ConfigRecord, others)
+    return records
+
+
+def array_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
+    """Arrays as Flower sends them."""
+    # What is no array of NumPy's, and yet a client may return it, is Flower's to know.
+    made = {
+        str(name): _array(values) if isinstance(values, np.ndarray) else Array(values)
+        for name, values in zip(names, arrays, strict=True)
+    }
+    return _put(ArrayRecord(), made)  # a record made from a dictionary makes every array of it anew
+
+
+def reply_content(records: Mapping[str, Any]) -> RecordDict:
+    """Records of the three kinds as the content of a reply."""
+    return _put(RecordDict(), records)
+
+
+def _array(values: NDArray[Any]) -> Array:
+    # As a copy is made: Flower would find out four times which of its ways of making an array is meant.
+    array = Array.__new__(Array)
+    vars(array).update(dtype=dtype_name(values), shape=values.shape, stype=_STYPE, data=write_array(values))
+    return array
+
+
+def own_array(array: Array) -> Array:
+    """An array with the bytes of another one, which nobody else changes."""
+    own = Array.__new__(Array)
+    vars(own).update(dtype=array.dtype, shape=array.shape, stype=array.stype, data=array.data)
+    return own
+
+
+def plain_record(values: dict[str, Any]) -> ConfigRecord:
+    """Plain values as a record of a machine's state."""
+    return _record(ConfigRecord, values)
+
+
+def _record(kind: type[RecordT], values: dict[str, Any]) -> RecordT:
+    """A record with these values."""
+    plain = _NUMBERS if kind is MetricRecord else _PLAIN
+    for name, value in values.items():
+        if type(name) is not str or type(value) not in plain:
+            return kind(values)  # lists, subclasses, and whatever is refused
+    return _put(kind(), values)
+
+
+def _put(record: AnyT, values: Mapping[str, Any]) -> AnyT:
+    """Put values whose types are right into a new record."""
+    inside = vars(record).get("_data")
+    if inside is None:  # a Flower that keeps them elsewhere, and checks them
+        record.update(values)
+    else:
+        inside.update(values)
+    return record
+
+
+def statement_entries(machine: LedgeredMachine, session: str, beside: Sequence[LedgeredMachine] = ()) -> dict[str, Any]:
+    """What a machine has spent in a session and what it guarantees, as plain values; independent of its data.
+
+    Parameters
+    ----------
+    machine : LedgeredMachine
+    session : str
+    beside : sequence of LedgeredMachine
+        What release the mean of the features that the session's releases are made around, and an evaluation of the
+        model, in sessions of their own: a training is all of them, and the figures are of all together.
+    """
+    statement = machine.statement(session)
+    for other in beside:
+        statement = _with_release(statement, other)
+    sums = {
+        protocol.MU_LOCAL: statement.mu_local,
+        protocol.MIN_HONEST: statement.min_honest,
+        protocol.MIN_COHORT: statement.min_cohort,
+    }
+    return {
+        "releases": statement.releases,
+        "mu-spent": statement.mu_spent,
+        "mu-guaranteed": statement.mu_guaranteed,
+        "mu-budget": statement.mu_budget,
+        "samples-used": statement.samples_used,
+        "max-participations": statement.max_participations,
+        protocol.RELEASES_LEFT: statement.releases_left,
+        "delta": machine.policy.delta,
+        "mechanism": machine.policy.mechanism,
+        "trust": machine.policy.trust,
+        "noise-quality": machine.policy.noise_quality,
+        "noise-std": machine.plan.noise_std,
+        "sensitivity": machine.plan.sensitivity,
+        **_of_owners(machine.policy),
+        **stated_noise(machine.policy, machine.plan, machine.num_samples),
+        **{name: value for name, value in sums.items() if value is not None},
+    }
+
+
+def _of_owners(policy: PrivacyPolicy) -> dict[str, str | int]:
+    """That the unit is an owner, and how many samples of one are used at most; empty where it is a sample."""
+    return {"unit": policy.unit, "samples-per-owner": policy.samples_per_owner} if policy.samples_per_owner else {}
+
+
+def _with_release(statement: PrivacyStatement, other: LedgeredMachine) -> PrivacyStatement:
+    """A session's statement, with what the one release of another session adds to it."""
+    # The mean takes every sample, so that none are used before it. An evaluation comes last: it is counted from the
+    # first release on, as what is reserved for it.
+    spent = other.plan.mu if statement.samples_used else 0.0
+    local = None if statement.mu_local is None else math.hypot(statement.mu_local, other.plan.mu_local)
+    return replace(
+        statement,
+        mu_spent=math.hypot(statement.mu_spent, spent),
+        mu_guaranteed=math.hypot(statement.mu_guaranteed, other.plan.mu),
+        mu_local=local,
+    )
+
+
+_TRUST = "secure-aggregation"
+
+
+def check_masking(policy: PrivacyPolicy, masking: Masking | None, name: str, *, simulated: bool) -> None:
+    """Refuse masks that do not belong to the policy or the machine, and a real machine that lacks them.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+    masking : Masking or None
+    name : str
+        The machine's.
+    simulated : bool
+        Whether its keys are a simulation's. Without masks such a machine can be made, for engines that carry no
+        messages; it sends none either.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if policy.trust != _TRUST:
+        if masking is not None:
+            raise ConfigurationError(
+                f"Expected masking only with trust {_TRUST!r}, got it with {policy.trust!r}: a server that is to see "
+                "each release could not read this machine's."
+            )
+        return
+    if masking is None:
+        if not simulated:
+            raise _without_masks()
+        return
+    masking.check_policy(policy)
+    if masking.name != name:
+        raise ConfigurationError(
+            f"Expected masking for machine {name!r}, got that of {masking.name!r}: a release says whose it is once."
+        )
+
+
+def outgoing_reply(
+    release: Release,
+    shapes: Sequence[tuple[int, ...]],
+    *,
+    masking: Masking | None,
+    session: str,
+    policy: PrivacyPolicy,
+) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    """A recorded release as it is sent: the arrays of a reply, and what belongs into its config beside them.
+
+    Parameters
+    ----------
+    release : Release
+        As the ledger has it.
+    shapes : sequence of tuple of int
+        The model's.
+    masking : Masking or None
+        The machine's, under secure aggregation.
+    session : str
+        The session it was made in.
+    policy : PrivacyPolicy
+        By which it was made.
+
+    Returns
+    -------
+    tuple
+        Under secure aggregation the masked counts, uint64, with header, seals and signature; otherwise the release's
+        values, float64, and nothing.
+
+    Raises
+    ------
+    ConfigurationError
+        Under secure aggregation without masks.
+
+    Notes
+    -----
+    Under secure aggregation nothing is sent that :class:`~murmurfl.privacy.sums.masking.Masking` did not mask, on a
+    real machine and in a simulation. All entries but the arrays are independent of data.
+    """
+    if policy.trust != _TRUST:
+        return unflatten(release.values, shapes), {}
+    if masking is None:
+        raise _without_masks()
+    masked = masking.mask(release, session, policy)
+    entries = {
+        protocol.HEADER: masked.sealed.header,
+        protocol.SEALS: list(masked.sealed.seals),
+        protocol.SIGNATURE: masked.sealed.signature,
+    }
+    return unflatten(masked.counts, shapes), entries
+
+
+def check_can_send(policy: PrivacyPolicy, masking: Masking | None) -> None:
+    """Refuse to make a release that could not be sent: it would spend what nobody gets.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if policy.trust == _TRUST and masking is None:
+        raise _without_masks()
+
+
+def _without_masks() -> ConfigurationError:
+    return ConfigurationError(
+        f"Expected masking under trust {_TRUST!r}, got none: nothing leaves this machine without masks. Pass "
+        "masking=Masking(name, key, roster), with the machine's own key and the roster its operator pinned."
+    )

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import RefusedError, protocol
 
-ReleaseOf = Literal["gradients", "mean", "evaluation"]
+GRADIENTS = "gradients"
+"""What a request is for that is for no side release: what this kind of machine makes of gradients."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,8 @@ class Request:
         The last of this machine's releases that the server has aggregated.
     query_points : tuple of lists of ndarray
         The points to compute gradients at, each a list of the model's arrays.
-    of : {"gradients", "mean", "evaluation"}
-        What is to be released: what this kind of machine makes of gradients, the mean of its features, or how good the
-        model at the query point is on its samples.
+    of : str
+        What is to be released: :data:`GRADIENTS`, or a side release (:mod:`murmurfl.clients.side`).
     centre : ndarray of shape (k,), float32, optional
         What the machine sees its samples from, where it is configured for centring.
     """
@@ -42,7 +42,7 @@ class Request:
     session: str
     ack: int
     query_points: tuple[list[NDArray[Any]], ...]
-    of: ReleaseOf = "gradients"
+    of: str = GRADIENTS
     centre: NDArray[np.float32] | None = None
 
 

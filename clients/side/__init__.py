@@ -1,1 +1,8 @@
 """Side releases, the machine's half."""
+
+from .centring_client import Centring
+from .evaluation_client import Evaluation
+from .side_parts import SideRelease
+
+SIDE_RELEASES: tuple[type[SideRelease], ...] = (Centring, Evaluation)
+"""All kinds, in the order in which a machine makes them."""

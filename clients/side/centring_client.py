@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import NO_NOISE, ConfigurationError, PrivacyPolicy, PrivateMachine, Release
+from ...privacy import NO_NOISE, ConfigurationError, PrivacyPolicy, PrivateMachine, Release, protocol
 from ...privacy.mechanisms import noise_stands_alone
 from ...privacy.side.centring_query import CENTRING_CONSTANT, centred
 from ..adapters.per_sample_gradients import Samples
 from ..messages.requests import Request
-from .beside import check_beside
+from .side_parts import PartTerms, check_beside
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,14 @@ class Centring:
     Proof: docs/proofs/sensitivities.md.
     """
 
+    of: ClassVar[str] = protocol.OF_MEAN
+    option: ClassVar[str] = "centring"
+    ability: ClassVar[str] = "centres"
+    unable: ClassVar[str] = "its samples are not seen from a centre"
+    not_configured: ClassVar[str] = (
+        "this machine is not configured for centring: it releases no mean and takes no centre"
+    )
+
     policy: PrivacyPolicy
     num_features: int
     constant: float = CENTRING_CONSTANT
@@ -72,6 +80,17 @@ class Centring:
         ConfigurationError
         """
         check_beside(self.policy, policy, beside="centring", release="the mean of features")
+
+    def trained_on(self, samples: int) -> int:
+        """How many of a machine's samples are trained on: all."""
+        return samples
+
+    def part(self, terms: PartTerms) -> Centred:
+        """The part of a machine that releases the mean of the samples that are trained on."""
+        count = terms.machine.num_samples
+        mean = PrivateMachine(self.policy, self.num_features, count, terms.ledger, terms.keys, **terms.known)
+        mean.num_rows = terms.num_rows
+        return Centred(self, terms.samples, mean, beside=terms.beside)
 
     def features(self, batch: Any) -> NDArray[np.float64]:
         """The features of a batch of samples, an array or a tuple that begins with it: one row each."""

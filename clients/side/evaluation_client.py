@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypedDict
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,6 @@ from ...privacy import (
     evaluation_policy,
     protocol,
 )
-from ...privacy.machine.data_digest import RowBytes
-from ...privacy.machine.record_owners import Owners
 from ...privacy.side.evaluation_query import (
     EVALUATION_SHARE,
     SCORES_SHARE,
@@ -33,7 +31,7 @@ from ...privacy.side.evaluation_query import (
 )
 from ..adapters.per_sample_gradients import Samples
 from ..messages.requests import Request
-from .beside import check_beside
+from .side_parts import PartTerms, check_beside
 
 Measure = Callable[[Sequence[NDArray[Any]], Any], Measured]
 """Given a model's arrays and a batch of samples, what the model makes of each of them."""
@@ -73,6 +71,12 @@ class Evaluation:
     number of samples it is of is public.
     Proof: docs/proofs/sensitivities.md.
     """
+
+    of: ClassVar[str] = protocol.OF_EVALUATION
+    option: ClassVar[str] = "evaluation"
+    ability: ClassVar[str] = "evaluates"
+    unable: ClassVar[str] = "an epoch goes through all of its samples, and none can be set aside"
+    not_configured: ClassVar[str] = "this machine is not configured for private evaluation: it releases no count"
 
     policy: PrivacyPolicy
     measure: Measure
@@ -122,12 +126,10 @@ class Evaluation:
             )
         return samples - self.held_out
 
-
-class MachineTerms(TypedDict, total=False):
-    """What machines of one ledger are made with alike."""
-
-    data: RowBytes | Owners
-    roster: str
+    def part(self, terms: PartTerms) -> Evaluated:
+        """The part of a machine that makes it."""
+        own = PrivateMachine(self.policy, self.rows.width, terms.num_rows, terms.ledger, terms.keys, **terms.known)
+        return Evaluated(self, terms.shapes, own, beside=terms.beside)
 
 
 class Evaluated:

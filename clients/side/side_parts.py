@@ -1,21 +1,111 @@
-"""What a machine may release beside its contributions to a training, each in a session of its own.
+"""What a machine may release beside its contributions to a training, each in a session of its own: a list.
 
-The mean of its features comes first (:mod:`.centring_client`), and how good a model is on its samples comes last
-(:mod:`.evaluation_client`). Both share the machine's ledger, and so its budget.
+Each is one file, such as the mean of its features, which comes first (:mod:`.centring_client`), or how good a model is
+on its samples, which comes last (:mod:`.evaluation_client`). All share the machine's ledger, and so its budget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypedDict
 
-from ...privacy import ConfigurationError, Ledger, LedgeredMachine, NoiseKeys, PrivacyPolicy, PrivateMachine
+from ...privacy import ConfigurationError, Ledger, LedgeredMachine, NoiseKeys, PrivacyPolicy, PrivateMachine, Release
+from ...privacy.machine.data_digest import RowBytes
+from ...privacy.machine.record_owners import Owners
 from ..adapters.per_sample_gradients import Samples
-from ..messages.requests import ReleaseOf
-from .centring_client import Centred, Centring
-from .evaluation_client import Evaluated, Evaluation, MachineTerms
+from ..messages.requests import Request
 
 Shapes = list[tuple[int, ...]]
+
+
+class MachineTerms(TypedDict, total=False):
+    """What machines of one ledger are made with alike."""
+
+    data: RowBytes | Owners
+    roster: str
+
+
+@dataclass(frozen=True)
+class PartTerms:
+    """What a part of a machine is made from.
+
+    Parameters
+    ----------
+    machine : LedgeredMachine
+        Of everything else.
+    num_rows : int
+        Of its samples, those that are held out among them.
+    samples, ledger, keys, known
+        The machine's; ``samples`` with those that are held out.
+    shapes : sequence of tuple of int
+        Of the model's arrays.
+    beside : PrivacyPolicy
+        Of everything else.
+    """
+
+    machine: LedgeredMachine
+    num_rows: int
+    samples: Samples
+    ledger: Ledger
+    keys: NoiseKeys
+    known: MachineTerms
+    shapes: Sequence[tuple[int, ...]]
+    beside: PrivacyPolicy
+
+
+class SidePart(Protocol):
+    """The part of a machine that makes one side release."""
+
+    machine: PrivateMachine
+    shapes: Shapes
+    """Of a release."""
+    asked_at: Shapes | None
+    """Of the model that a request brings; None where it brings none."""
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """What a reply says of it beside what every reply says; independent of data."""
+        ...
+
+    def answer(self, request: Request, batch: Callable[[slice], Any]) -> Release:
+        """The only release of a session, for a request that has passed every check.
+
+        Parameters
+        ----------
+        request : Request
+        batch : callable
+            Gives a slice of the machine's samples as the model sees them.
+
+        Raises
+        ------
+        RefusedError
+            If the cap or the budget forbids it.
+        """
+        ...
+
+
+class SideRelease(Protocol):
+    """That a machine makes a side release: what a client is configured with."""
+
+    of: ClassVar[str]
+    """What requests call it."""
+    option: ClassVar[str]
+    """What a client calls it."""
+    ability: ClassVar[str]
+    """The attribute of a kind of client that says whether it can."""
+    unable: ClassVar[str]
+    """Why one cannot."""
+    not_configured: ClassVar[str]
+    """The refusal of a machine that is asked for it and is not configured for it; depends on the request alone."""
+
+    def trained_on(self, samples: int) -> int:
+        """How many of a machine's samples, the first ones, it leaves to be trained on."""
+        ...
+
+    def part(self, terms: PartTerms) -> SidePart:
+        """The part of a machine that makes it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -24,96 +114,83 @@ class Parts:
 
     Parameters
     ----------
-    centred : Centred, optional
-    evaluated : Evaluated, optional
+    known : mapping of str to SidePart
+        By what requests call their releases.
     """
 
-    centred: Centred | None = None
-    evaluated: Evaluated | None = None
+    known: Mapping[str, SidePart]
 
     @property
     def machines(self) -> list[LedgeredMachine]:
         """Of each part."""
-        return [part.machine for part in (self.centred, self.evaluated) if part is not None]
+        return [part.machine for part in self.known.values()]
 
-    def of(self, of: ReleaseOf) -> Centred | Evaluated | None:
+    def of(self, of: str | None) -> SidePart | None:
         """The part that a request is for; None for contributions to a training."""
-        return {"mean": self.centred, "evaluation": self.evaluated}.get(of)
+        return None if of is None else self.known.get(of)
 
 
-def make_parts(
-    machine: LedgeredMachine,
-    num_rows: int,
-    samples: Samples,
-    ledger: Ledger,
-    keys: NoiseKeys,
-    terms: MachineTerms,
-    *,
-    shapes: Sequence[tuple[int, ...]],
-    beside: PrivacyPolicy,
-    centring: Centring | None,
-    evaluation: Evaluation | None,
-) -> Parts:
-    """The parts that a machine is configured for.
+def refuse_sides(kind: type, sides: Iterable[SideRelease], *, per_owner: bool) -> None:
+    """Refuse side releases that a kind of client cannot have.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    for side in sides:
+        if per_owner:
+            raise ConfigurationError(
+                f"Expected no {side.option} beside samples_per_owner, got one, which counts samples."
+            )
+        if not getattr(kind, side.ability):
+            raise ConfigurationError(f"Expected no {side.option} for {kind.__name__}, got one: {side.unable}.")
+
+
+_IN_COMMON = ("budget_mu", "delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu")
+
+
+def check_beside(own: PrivacyPolicy, policy: PrivacyPolicy, *, beside: str, release: str) -> None:
+    """Refuse a policy of everything else with which a release of all samples cannot share samples or a budget.
 
     Parameters
     ----------
-    machine : LedgeredMachine
+    own : PrivacyPolicy
+        Of the release that takes every sample once.
+    policy : PrivacyPolicy
         Of everything else.
-    num_rows : int
-        Of its samples, those that are held out among them.
-    samples, ledger, keys, terms
-        The machine's; ``samples`` with those that are held out.
-    shapes : sequence of tuple of int
-        Of the model's arrays.
-    beside : PrivacyPolicy
-        Of everything else.
-    centring : Centring or None
-    evaluation : Evaluation or None
+    beside : str
+        What the release is for, as in "beside centring".
+    release : str
+        What it is called, as in "the mean of features".
 
     Raises
     ------
     ConfigurationError
-        If policies do not go together.
 
     Notes
     -----
-    The mean is of the samples that are trained on.
+    What a secret order is worth is counted for samples that show nowhere else, so that one is refused here.
     """
-    machine.num_rows = num_rows
-    centred = evaluated = None
-    if centring is not None:
-        mean = PrivateMachine(centring.policy, centring.num_features, machine.num_samples, ledger, keys, **terms)
-        mean.num_rows = num_rows
-        centred = Centred(centring, samples, mean, beside=beside)
-    if evaluation is not None:
-        own = PrivateMachine(evaluation.policy, evaluation.rows.width, num_rows, ledger, keys, **terms)
-        evaluated = Evaluated(evaluation, shapes, own, beside=beside)
-    return Parts(centred, evaluated)
-
-
-def refuse_parts(
-    kind: str,
-    *,
-    centres: bool,
-    evaluates: bool,
-    centring: Centring | None,
-    evaluation: Evaluation | None,
-    per_owner: bool = False,
-) -> None:
-    """Refuse parts that a kind of machine cannot have.
-
-    Raises
-    ------
-    ConfigurationError
-    """
-    if per_owner and (centring is not None or evaluation is not None):
-        what = "centring" if centring is not None else "evaluation"
-        raise ConfigurationError(f"Expected no {what} beside samples_per_owner, got one, which counts samples.")
-    if centring is not None and not centres:
-        raise ConfigurationError(f"Expected no centring for {kind}, got one: its samples are not seen from a centre.")
-    if evaluation is not None and not evaluates:
+    short = release.split(" of ")[0]
+    if policy.order == "in-turn" and policy.sample_participations == 1:
         raise ConfigurationError(
-            f"Expected no evaluation for {kind}, got one: an epoch goes through all of its samples, and none can be "
-            "set aside."
+            f"Expected order 'again' beside {beside}, got 'in-turn': {short} takes every sample, and none would be "
+            "left that no session has used."
+        )
+    if policy.order == "secret":
+        raise ConfigurationError(
+            f"Expected another order than 'secret' beside {beside}, got it: what a secret order is worth is counted "
+            f"for samples that show nowhere else, and {short} is of all of them."
+        )
+    for name in _IN_COMMON:
+        ours, theirs = getattr(own, name), getattr(policy, name)
+        if ours != theirs:
+            raise ConfigurationError(
+                f"Expected one {name} for {release} and for everything else on this machine, got {ours!r} and "
+                f"{theirs!r}."
+            )
+    if own.adds_noise != policy.adds_noise:
+        raise ConfigurationError(
+            f"Expected noise on {release} and on everything else, or on neither, got mechanism {own.mechanism!r} and "
+            f"{policy.mechanism!r}."
         )

@@ -620,7 +620,7 @@ class _Asked:
 
     def request(self, client: PrivateClient, name: str, entries: Mapping[str, Any]) -> Request:
         """The request of one machine; refused as it would refuse a message."""
-        of, centre = read_release_of(entries, client.centring, client.evaluation)
+        of, centre = read_release_of(entries, client.parts)
         return Request(self.server_round, self.session, self.acks[name], tuple(map(list, self.points)), of, centre)
 
 

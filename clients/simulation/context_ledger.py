@@ -22,7 +22,7 @@ from ...privacy import Account, Ledger, LedgerError, LedgerPage, StreamRecord, p
 from ...privacy.arrays import read_array
 from ...privacy.errors import ANOTHER_FORMAT
 from ...privacy.machine.clipping_figures import TrainingFigures, observer_around
-from ..messages.reply_records import array_record, own_array, plain_record
+from ..messages.answers import array_record, own_array, plain_record
 
 LEDGER_RECORDS = "murmurfl/"
 """How the names of a ledger's records in ``context.state`` begin."""

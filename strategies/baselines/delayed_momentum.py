@@ -20,8 +20,8 @@ from typing import ClassVar
 import numpy as np
 
 from ..projected import ProjectedStrategy, project_to_ball
+from ..rounds.attendance import LateAnswers
 from ..rounds.layout import Vector
-from ..rounds.stragglers import LateAnswers
 
 
 @dataclass(frozen=True)

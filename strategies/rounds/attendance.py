@@ -1,12 +1,30 @@
-"""How many machines a training has, how many of them a round asks, and for how many it waits."""
+"""Who takes part: how many machines a training has, whom a round asks, for how long it waits, and who leaves when.
+
+A machine that has not answered is not asked again. Its answer is taken in the round in which it comes, by the rule that
+every answer has to pass: nothing of it counts twice, and nothing is lost but time (docs/stragglers.md). A machine
+states how many releases it can still make; its cap and its fresh samples decide, and it is not asked for more.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from logging import INFO, WARNING
+from typing import Any, Literal
 
-from ...privacy import ConfigurationError
+import numpy as np
+from flwr.app import Message
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from ...privacy import ConfigurationError, derived_seed
+from .known_machines import MachineDirectory, by_length_and_name
+from .replies import RoundReport, exchange, releases_left
+from .sampling import Sampling, sample_machines
 
 _FEWEST = 2  # machines of a training that does not say how many there are, as for FedAvg
 _ROUNDING = 1e-9  # 0.8 * 10 is 8 machines, whatever floating point makes of it
@@ -160,3 +178,538 @@ class Attendance:
         asked = f"{share} of them" if self.clients_per_round is None else self.clients_per_round
         asked = asked if self.ask == 1 else f"{self.ask:g} x {asked}"
         return f"all that are connected, at least {self.fewest}; {asked} a round"
+
+
+_MOST_NAMED = 5
+
+Draw = Callable[[int, AbstractSet[str], Mapping[str, int]], Iterable[str]]
+"""The machines that a round asks, given those that it cannot ask and how often each was asked before."""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """When machines leave a training.
+
+    Parameters
+    ----------
+    machines, rounds : int
+        M and T.
+    after : mapping of str to int
+        The round after which each of them has finished, in that order; of those that finish before T.
+    releases : mapping of str to int
+        How many each of these can make.
+
+    Notes
+    -----
+    A lost or late reply changes when a machine leaves, by the rounds in which it was not asked.
+    """
+
+    machines: int
+    rounds: int
+    after: Mapping[str, int]
+    releases: Mapping[str, int]
+
+    def left(self, server_round: int) -> int:
+        """How many machines can still be asked in a round."""
+        return self.machines - sum(last < server_round for last in self.after.values())
+
+    def lines(self) -> list[str]:
+        """What people read; none where nobody leaves."""
+        if not self.after:
+            return []
+        steps = sorted({last + 1 for last in self.after.values()})
+        told = [f"{self.left(step)} left from round {step} on" for step in steps[:_MOST_NAMED]]
+        if len(steps) > _MOST_NAMED:
+            told[-1] = f"..., {self.left(steps[-1])} left from round {steps[-1]} on"
+        first = [
+            f"{name!r} after round {last} ({self.releases[name]} releases)"
+            for name, last in list(self.after.items())[:_MOST_NAMED]
+        ]
+        more = ", ..." if len(self.after) > _MOST_NAMED else ""
+        return [
+            f"Machines leave: {len(self.after)} of {self.machines} before the end of {self.rounds} rounds; "
+            f"{', '.join(told)}.",
+            f"First: {', '.join(first)}{more}.",
+        ]
+
+
+class ReleasesLeft:
+    """How many more releases each machine can make: what it stated, less what it was asked for since."""
+
+    def __init__(self) -> None:
+        self._in_all: dict[str, int] = {}
+        self._left: dict[str, int] = {}
+
+    def take(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take what machines state of themselves; one that states nothing is asked as if it had no end."""
+        for name, said in statements.items():
+            left, made = releases_left(said), said.get("releases", 0)
+            if left != float("inf"):
+                self._left[name] = int(left)
+                self._in_all[name] = int(left) + int(made)
+
+    @property
+    def finished(self) -> frozenset[str]:
+        """The machines that can make no more."""
+        return frozenset(name for name, left in self._left.items() if left <= 0)
+
+    @property
+    def stated(self) -> dict[str, int]:
+        """How many more each can make, of those that said so."""
+        return dict(self._left)
+
+    def asked(self, names: Iterable[str]) -> None:
+        """Count a request to each of several machines: it is spent even if no reply comes."""
+        for name in names:
+            if name in self._left:
+                self._left[name] -= 1
+
+    def made(self, releases: Mapping[str, int | None]) -> None:
+        """Take note of the numbers of releases that came: what was asked for and never made is not spent."""
+        for name, number in releases.items():
+            if number is not None and name in self._left:
+                self._left[name] = self._in_all[name] - number
+
+
+def foreseen(draw: Draw, left: Mapping[str, int], names: Iterable[str], rounds: range, fewest: int) -> Leaving:
+    """Who leaves when, if every request is answered in time.
+
+    Parameters
+    ----------
+    draw : callable
+        :data:`Draw`.
+    left : mapping of str to int
+        How many releases machines can still make; who is missing can make any number.
+    names : iterable of str
+        All machines.
+    rounds : range
+        Those to come.
+    fewest : int
+        How many machines must remain in each of these rounds.
+
+    Raises
+    ------
+    ConfigurationError
+        If fewer remain in one of them.
+    """
+    machines = len(list(names))
+    remaining, times, after = dict(left), dict[str, int](), dict[str, int]()
+    finished = {name for name, most in remaining.items() if most <= 0}
+    after.update(dict.fromkeys(sorted(finished, key=by_length_and_name), rounds.start - 1))
+    if finished or min(remaining.values(), default=len(rounds)) < len(rounds):  # else nobody can leave
+        for server_round in rounds:
+            if machines - len(finished) < fewest:
+                raise _too_few(server_round, machines - len(finished), fewest, rounds)
+            for name in draw(server_round, finished, times):
+                times[name] = times.get(name, 0) + 1
+                if name in remaining:
+                    remaining[name] -= 1
+                    if not remaining[name] and server_round + 1 in rounds:
+                        after[name] = server_round
+            finished.update(name for name, last in after.items() if last == server_round)
+    return Leaving(machines, rounds.stop - 1, after, {name: left[name] for name in after})
+
+
+def _too_few(server_round: int, remaining: int, fewest: int, rounds: range) -> ConfigurationError:
+    return ConfigurationError(
+        f"Expected at most {server_round - 1} rounds, got {rounds.stop - 1}: from round {server_round} on {remaining} "
+        f"machines can make another release (caps and fresh samples decide), and a round waits for {fewest}. Use fewer "
+        "rounds, larger caps, a smaller wait_for, or run_dry=True (run-dry = true in murmurfl's own app): it goes on "
+        "with whatever is left."
+    )
+
+
+LateAnswers = Literal["counted", "dropped", "refused"]
+"""What becomes of an answer that comes after its round; ``refused``: rounds wait for all that they ask."""
+
+_JUST_BEHIND = 1.0
+"""Of the time until enough had answered: for how much longer a round goes on, for those just behind."""
+# Every look for answers costs a SuperLink some hundredths of a second; Flower's own grid looks every 3 s.
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_SHARE = 1.0, 3.0, 0.1
+_NEXT_TO_NOTHING_S = 0.001
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The time that passes while a server waits; for tests and measurements another one.
+
+    Parameters
+    ----------
+    now : callable
+        Seconds, never backwards.
+    sleep : callable
+        Waits for so many.
+    """
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True)
+class OpenRequest:
+    """A request that was sent and not answered yet.
+
+    Parameters
+    ----------
+    machine : str
+    node_id : int
+        Where the machine was.
+    server_round : int
+        t.
+    since : float
+        When it was sent, by the clock.
+    """
+
+    machine: str
+    node_id: int
+    server_round: int
+    since: float
+
+
+@dataclass(frozen=True)
+class Enough:
+    """When a round may end.
+
+    Parameters
+    ----------
+    answers : int
+        Of those that it asked.
+    open : int
+        The most requests that may be open then, of any round.
+    releases : int
+        The fewest replies without an error, late ones among them: of a sum under secure aggregation.
+    """
+
+    answers: int
+    open: int
+    releases: int = 0
+
+
+@dataclass
+class Gathered:
+    """What came while a round lasted.
+
+    Parameters
+    ----------
+    replies : list of Message
+        In the order in which they came.
+    overdue : dict of str to int
+        The machines that answered a request of an earlier round, and the nodes they did it on.
+    given_up : int
+        Requests that nobody waits for any more.
+    """
+
+    replies: list[Message] = field(default_factory=list)
+    overdue: dict[str, int] = field(default_factory=dict)
+    given_up: int = 0
+
+    @property
+    def releases(self) -> int:
+        """Replies without an error."""
+        return sum(not reply.has_error() for reply in self.replies)
+
+
+class OpenRequests:
+    """The requests of a training that are open, at most one a machine.
+
+    Parameters
+    ----------
+    clock : Clock, optional
+
+    Notes
+    -----
+    What a machine guarantees holds whenever it is asked, and whether its reply counts is decided where all replies are
+    looked at.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = Clock() if clock is None else clock
+        self._open: dict[str, OpenRequest] = {}  # by the message's id
+
+    @property
+    def machines(self) -> frozenset[str]:
+        """The machines that have not answered."""
+        return frozenset(request.machine for request in self._open.values())
+
+    def give_up(self, nodes: Mapping[str, int], timeout: float) -> int:
+        """Forget requests that are too old, or whose machine is gone or on another node by now; how many they were.
+
+        Parameters
+        ----------
+        nodes : mapping of str to int
+            Connected machines, and where they are.
+        timeout : float
+            Seconds.
+        """
+        oldest = self.clock.now() - timeout
+        kept = {
+            message_id: one
+            for message_id, one in self._open.items()
+            if one.since > oldest and nodes.get(one.machine) == one.node_id
+        }
+        given_up = len(self._open) - len(kept)
+        self._open = kept
+        return given_up
+
+    def gather(
+        self,
+        grid: Grid,
+        messages: Sequence[Message],
+        machines: Iterable[str],
+        *,
+        server_round: int,
+        enough: Enough,
+        timeout: float,
+    ) -> Gathered:
+        """Send a round's requests, and take what comes, from them and from those before, until it is enough.
+
+        Parameters
+        ----------
+        grid : Grid
+        messages : sequence of Message
+            One a machine, none of which has a request open.
+        machines : iterable of str
+            Whose they are.
+        server_round : int
+            t.
+        enough : Enough
+        timeout : float
+            Seconds, at most.
+        """
+        started, found = self.clock.now(), Gathered()
+        shortest = min(_SHORTEST_PAUSE_S, float(getattr(grid, "pull_interval", _SHORTEST_PAUSE_S)))  # of a simulation
+        own = self._send(grid, messages, machines, server_round)
+        found.given_up = len(messages) - len(own)  # nobody carries them
+        wanted = min(enough.answers, len(own))
+        satisfied: float | None = None
+        while True:
+            self._take(grid, found, server_round)
+            passed, waiting = self.clock.now() - started, sum(one in self._open for one in own)
+            if satisfied is None and len(own) - waiting >= wanted:
+                satisfied = passed
+            behind = waiting and passed < (1 + _JUST_BEHIND) * (passed if satisfied is None else satisfied)
+            over = satisfied is not None and not behind and len(self._open) <= enough.open
+            if (over and found.releases >= enough.releases) or not self._open or passed >= timeout:
+                return found
+            pause = min(max(_PAUSE_SHARE * passed, shortest), _LONGEST_PAUSE_S)
+            self.clock.sleep(max(min(pause, timeout - passed), _NEXT_TO_NOTHING_S))
+
+    def _send(
+        self, grid: Grid, messages: Sequence[Message], machines: Iterable[str], server_round: int
+    ) -> frozenset[str]:
+        """Send requests, and take note of those that were taken on: their ids."""
+        ids = list(grid.push_messages(messages)) if messages else []
+        now, sent = self.clock.now(), set()
+        for message_id, message, machine in zip(ids, messages, machines, strict=False):
+            if message_id:
+                self._open[message_id] = OpenRequest(machine, message.metadata.dst_node_id, server_round, now)
+                sent.add(message_id)
+        return frozenset(sent)
+
+    def _take(self, grid: Grid, found: Gathered, server_round: int) -> None:
+        """Take what has come; an error that the network answers with closes a request as well."""
+        for reply in grid.pull_messages(list(self._open)) if self._open else ():
+            request = self._open.pop(reply.metadata.reply_to_message_id, None)
+            if request is None:
+                continue  # twice
+            found.replies.append(reply)
+            if request.server_round != server_round:
+                found.overdue[request.machine] = request.node_id
+
+
+class RollCall:
+    """Whom each round of a training asks, and for how long it waits.
+
+    Parameters
+    ----------
+    attendance : Attendance
+    machines : MachineDirectory
+        Who there is.
+    seed : int
+        Of the sampler.
+    sampling : {"uniform", "balanced"}
+        How the machines of a round are drawn.
+    late_answers : {"counted", "dropped", "refused"}
+        What becomes of an answer that comes after its round.
+    strategy : str
+        Whose rounds they are, for errors.
+
+    Raises
+    ------
+    ConfigurationError
+        If late answers are refused, and rounds are not to wait for all.
+
+    Notes
+    -----
+    A late reply counts by the same rule as any other, so whatever is late, lost or given up, a release enters the model
+    at most once.
+    """
+
+    def __init__(
+        self,
+        attendance: Attendance,
+        machines: MachineDirectory,
+        *,
+        seed: int,
+        sampling: Sampling,
+        late_answers: LateAnswers,
+        strategy: str,
+    ) -> None:
+        if late_answers == "refused" and not attendance.waits_for_all:
+            raise ConfigurationError(
+                f"Expected wait_for = 1 and ask = 1 for {strategy}, got {attendance.wait_for:g} and "
+                f"{attendance.ask:g}: it has no use for a late answer, whose budget would be spent for nothing. "
+                "The timeout of start() says how long a round waits."
+            )
+        self.attendance, self.machines = attendance, machines
+        self.seed, self.late_answers = seed, late_answers
+        self.sampling: Sampling = sampling
+        self.num_clients = attendance.num_clients or 0
+        """M; 0 as long as it is not known, which it is when a training begins."""
+        self.clients_per_round = 0
+        """How many a round asks; 0 if not known yet."""
+        self.requests = OpenRequests()
+        self._left = ReleasesLeft()
+        self._times: Counter[str] = Counter()
+        self.sampled = 0
+        """Machines of the round that is under way, connected or not."""
+        self.asked: dict[str, int] = {}
+        """Those of them that are connected, and the last release of each that was aggregated."""
+        self._overdue: dict[str, int] = {}
+        self._given_up = 0
+
+    def settle(self, machines: int) -> int:
+        """Take note of how many machines there are; for how many of them a round waits."""
+        self.num_clients, self.clients_per_round = machines, self.attendance.asked(machines)
+        return self.attendance.needed(machines)
+
+    @property
+    def _patient(self) -> bool:
+        """Whether rounds may end before all have answered; simulated machines that share a node always answer."""
+        return not self.attendance.waits_for_all and not self.machines.several_on_a_node
+
+    @property
+    def fewest_connected(self) -> int:
+        """How many machines must be connected before a round begins: as many as it waits for, of those that stay."""
+        if not self.machines.names:
+            return self.attendance.fewest
+        needed = self.attendance.needed(self.num_clients) if self._patient else self.clients_per_round
+        return min(needed, len(self.machines.names) - len(self._left.finished))
+
+    # Whom a round asks.
+
+    def sample(self, server_round: int) -> list[str]:
+        """The machines to ask in a round."""
+        return self._drawn(server_round, self.requests.machines | self._left.finished, self._times)
+
+    def _drawn(self, server_round: int, absent: AbstractSet[str], times: Mapping[str, int]) -> list[str]:
+        """The machines of a round: as sampled, with others in the place of those that cannot be asked."""
+        names = self.machines.names
+        sampled = sample_machines(names, self.clients_per_round, self.seed, server_round, self.sampling)
+        missing = [name for name in sampled if name in absent]
+        if not missing:
+            return sampled
+        chosen = set(sampled).difference(missing)
+        if self._patient:
+            free = [name for name in names if name not in chosen and name not in absent]
+            key = derived_seed("replace machines", self.seed, server_round)
+            order = np.random.Generator(np.random.Philox(key=key)).permutation(len(free)).tolist()
+            if self.sampling == "balanced":
+                order.sort(key=lambda place: times.get(free[place], 0))
+            chosen.update(free[place] for place in order[: len(missing)])
+        return [name for name in names if name in chosen]
+
+    def give_up(self, reachable: Mapping[str, int] | None, timeout: float) -> None:
+        """Forget requests that nobody will answer, before a round is drawn; None where there are no messages."""
+        if reachable is not None:
+            self._given_up = self.requests.give_up(reachable, timeout)
+
+    def ask(self, names: Sequence[str], acks: Mapping[str, int]) -> None:
+        """Take note of the machines of a round, and of those that are asked with their acknowledgements."""
+        self.sampled, self.asked, self._overdue = len(names), dict(acks), {}
+        self._left.asked(acks)
+        if self._patient:
+            self._times.update(acks.keys())
+
+    # For how long it waits.
+
+    def exchange(
+        self,
+        grid: Grid,
+        messages: Iterable[Message],
+        nodes: Mapping[str, int],
+        *,
+        server_round: int,
+        least_releases: int,
+        timeout: float,
+    ) -> list[Message]:
+        """Send a round's requests and take what comes; ``nodes`` are those of all machines that are connected."""
+        if not self._patient:
+            return exchange(grid, messages, timeout)
+        done = self._left.finished - self.requests.machines
+        askable = sum(name not in done for name in nodes)
+        share = self.attendance.needed(self.num_clients, min(askable, self.clients_per_round))
+        enough = Enough(
+            answers=self.attendance.needed(self.num_clients, len(self.asked)),
+            open=max(askable - share, 0),
+            releases=least_releases,
+        )
+        found = self.requests.gather(
+            grid, list(messages), self.asked, server_round=server_round, enough=enough, timeout=timeout
+        )
+        self._overdue = found.overdue
+        self._given_up += found.given_up
+        return found.replies
+
+    def answering(self, nodes: Mapping[str, int]) -> dict[str, int]:
+        """The machines that may answer in this round, and where: those it asked, and those that were late."""
+        return {name: nodes[name] for name in self.asked} | self._overdue
+
+    def drops(self, machine: str) -> bool:
+        """Whether a machine's answer came too late to be of use."""
+        return self.late_answers == "dropped" and machine in self._overdue
+
+    def counted(self, report: RoundReport, participation: Mapping[str, int | None], *, direct: bool) -> RoundReport:
+        """A report with what only those who sent the requests know."""
+        self._left.made(participation)
+        finished = len(self._left.finished)
+        if not self._patient or direct:
+            return replace(report, finished=finished)
+        return replace(
+            report,
+            lost=self.sampled - len(self.asked) + self._given_up,
+            overdue=len(self._overdue),
+            awaited=len(self.requests.machines),
+            finished=finished,
+        )
+
+    # What is known before the first round.
+
+    def foresee(
+        self, statements: Mapping[str, Mapping[str, Any]], done: int, num_rounds: int, *, run_dry: bool
+    ) -> Leaving:
+        """Who leaves when, and say so; refuse a training for which too few would stay, unless it may run dry."""
+        self._left.take(statements)
+        rounds = range(done + 1, num_rounds + 1)
+        fewest = 0 if run_dry or not self._patient or done else self.attendance.needed(self.num_clients)
+        leaving = foreseen(self._drawn, self._left.stated, self.machines.names, rounds, fewest)
+        for line in leaving.lines():
+            log(INFO, "%s", line)
+        return leaving
+
+    def say_what_is_dropped(self) -> None:
+        """Say what not waiting costs where a late answer is of no use."""
+        most = self.clients_per_round - self.attendance.needed(self.num_clients)
+        if self._patient and self.late_answers == "dropped" and most:
+            log(
+                WARNING,
+                "A round waits for %d of %d machines. What comes later is dropped, and no other release carries it: of "
+                "up to %d machines a round the budget of a release is spent for nothing.",
+                *(self.clients_per_round - most, self.clients_per_round, most),
+            )
+
+    @property
+    def heard_per_round(self) -> int:
+        """How many machines of a round enter the model, sooner or later, if no more are late than may be."""
+        dropped = self._patient and self.late_answers == "dropped"
+        return self.attendance.needed(self.num_clients) if dropped else self.clients_per_round

@@ -1,19 +1,21 @@
 """What a training finds out before its first round, while nothing is spent, and when it must not go on.
 
-Whether machines last for all rounds and evaluate, and whether anything comes from them at all.
+Whether machines last for all rounds and evaluate, what their noise leaves of the model, whether anything comes from
+them at all, and whether clipping leaves anything of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from logging import WARNING
+from logging import INFO, WARNING
 from typing import Any
 
 from flwr.common.logger import log
 
 from ...privacy import ConfigurationError, MurmurflError, protocol
-from .asked_statements import releases_left
-from .replies import RoundReport
+from ...privacy.accounting.noise_forecast import Forecast
+from ...privacy.machine.clipping_figures import FAR_BEYOND, TrainingFigures, times
+from .replies import RoundReport, releases_left
 from .sampling import rounds_possible
 
 PATIENCE = 3
@@ -173,3 +175,69 @@ def check_something_came(history: Sequence[RoundReport], why: Sequence[str] = ()
         f"Expected releases to aggregate, got none in {len(asked)} {rounds}: {'; '.join(said)}; see the machines' logs."
         f"{_LEGACY if legacy else ''}"
     )
+
+
+_WIDTH = 64
+"""Of a line beside Flower's `WARNING :`, on a terminal of 80 columns."""
+
+
+def log_forecast(forecast: Forecast | None) -> None:
+    """Say it once: a warning nobody can miss where the model will be noise, and otherwise a line or a few.
+
+    Parameters
+    ----------
+    forecast : Forecast or None
+        Nothing is said where there is none.
+    """
+    if forecast is None:
+        return
+    if forecast.is_warning:
+        # A record for each line: `murmurfl run` and others who read this log look for warnings line by line.
+        for line in forecast.banner(_WIDTH):
+            log(WARNING, "%s", line)
+        return
+    log(INFO, "%s %s", forecast.sentence, forecast.basis)
+    for line in forecast.advice():
+        log(INFO, "%s", line)
+
+
+ALL_MACHINES = ""
+"""In the place of a machine's name, for figures of all machines of a round together."""
+
+
+class ClippingWatch:
+    """Keeps what clipping did in every round, and warns of what makes a training useless.
+
+    Notes
+    -----
+    The figures are not private. Only simulated machines tell them.
+    """
+
+    def __init__(self) -> None:
+        self.rounds: dict[int, TrainingFigures] = {}
+        """The figures of all machines of a round together, by round."""
+        self._warned_of_not_finite = False
+        self._warned_of_ratio = 0.0
+
+    def take(self, server_round: int, figures: Mapping[str, TrainingFigures]) -> None:
+        """Keep the figures of a round, by machine, and warn where they are bad."""
+        if not figures:
+            return
+        of_round = TrainingFigures.together(figures.values())
+        self.rounds[server_round] = of_round
+        if of_round.not_finite and not self._warned_of_not_finite:
+            self._warned_of_not_finite = True
+            log(WARNING, "Round %d, in simulation: %s", server_round, of_round.sentence)
+        # A warning each time the ratio has doubled: one is too few where a training diverges, one a round too many.
+        if of_round.median_ratio > max(FAR_BEYOND, 2 * self._warned_of_ratio):
+            self._warned_of_ratio = of_round.median_ratio
+            name, worst = max(figures.items(), key=lambda item: item[1].largest_ratio)
+            log(
+                WARNING,
+                "Round %d, in simulation: half of the contributions were over %s the clip norm%s: next to "
+                "nothing is left of them. Scale the model or its inputs, train less at a time, or raise clip_norm.",
+                *(server_round, times(of_round.median_ratio)),
+                ""
+                if name == ALL_MACHINES
+                else f", the update of machine {name} was {times(worst.largest_ratio)} the clip",
+            )

@@ -2,10 +2,15 @@
 
 A strategy hands options on to its base class as ``**options``. With ``Unpack`` (PEP 692) a type checker knows what they
 are, so that a misspelt option is found before anything runs.
+
+A permit is what the session's owner signed away from the server (:mod:`murmurfl.privacy.permits`). The server shows it
+with every message, and learns here, before anybody is asked, whether that is of any use.
 """
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
@@ -15,6 +20,7 @@ from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, protocol
+from ...privacy.permits import read_permit, shown_time
 from ..sums.secure_aggregation import SecureAggregation
 from .replies import RoundReport
 from .sampling import SAMPLINGS, Sampling
@@ -100,3 +106,49 @@ def centre_bytes(centre: NDArray[np.floating]) -> bytes:
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
         raise ConfigurationError(f"Expected a centre of finite values, one a feature, got shape {np.shape(centre)}.")
     return values.tobytes()
+
+
+def session_of(permit: str | None, session: str | None) -> str:
+    """The session of a training: the one that it is given, its permit's first, or without either a fresh one.
+
+    Parameters
+    ----------
+    permit : str or None
+    session : str or None
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no permit, one that has ended, or one for other sessions.
+
+    Notes
+    -----
+    Machines look at the permit themselves.
+    """
+    if not permit:
+        return secrets.token_hex(16) if session is None else session
+    said = read_permit(permit)
+    if time.time() >= said.until:
+        raise ConfigurationError(
+            f"Expected a permit that has not ended, got one until {shown_time(said.until)}. Have the owner sign "
+            "another: `murmurfl owner permit KEY --renew PERMIT`, away from this server."
+        )
+    settled = said.sessions[0] if session is None else session
+    check_permitted(permit, settled)
+    return settled
+
+
+def check_permitted(permit: str, session: str) -> None:
+    """Refuse a permit for other sessions than that of a training.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    sessions = read_permit(permit).sessions
+    if session not in sessions:
+        raise ConfigurationError(
+            f"Expected a permit for session {session!r}, got one for {', '.join(sessions)}. A training that "
+            f"goes on from its checkpoint stays in its session: have the owner sign for it (`murmurfl owner permit KEY "
+            f"--session {session}`), or begin a new training."
+        )

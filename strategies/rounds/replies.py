@@ -6,21 +6,23 @@ delay: it is read as a whole, or dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from logging import INFO, WARNING
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
 from flwr.common.logger import log
-from flwr.serverapp import Grid as FlowerGrid
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Release, protocol
 from ...privacy.arrays import read_array
 from ...privacy.machine.clipping_figures import TrainingFigures
 from ...privacy.sums.masking import MaskedRelease, Sealed
+from ...privacy.sums.roster import MOST_MACHINES
 from .layout import Layout, Vector
 
 LARGEST_VALUE = 1e100
@@ -355,7 +357,7 @@ def _read_masked(parts: list[NDArray[Any]], config: Mapping[str, Any]) -> Masked
     return MaskedRelease(counts, Sealed(header, tuple(map(bytes, seals)), signature))
 
 
-def exchange(grid: FlowerGrid, messages: Iterable[Message], timeout: float) -> list[Message]:
+def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> list[Message]:
     """Send and receive, never two messages at a time to one node.
 
     Several simulated machines may share a node, and Flower loses a node's state when it handles two messages at once.
@@ -393,3 +395,197 @@ def _still_open(report: RoundReport) -> str:
     """What a round that does not wait for all has beside the others."""
     overdue = f", {report.overdue} asked for before" if report.overdue else ""
     return f"{overdue}, {report.awaited} awaited" if report.awaited else overdue
+
+
+RecordT = TypeVar("RecordT", bound=MutableMapping[str, Any])
+
+
+def request_messages(
+    config: ConfigRecord,
+    request: RoundRequest,
+    points: Mapping[str, ArrayRecord],
+    nodes: Mapping[str, int],
+    message_type: str = MessageType.TRAIN,
+) -> list[Message]:
+    """The messages of a round, one a machine.
+
+    Parameters
+    ----------
+    config : ConfigRecord
+        The caller's own entries.
+    request : RoundRequest
+    points : mapping of str to ArrayRecord
+        The query points, the same objects for all machines: nobody may change them.
+    nodes : mapping of str to int
+        Where each machine is.
+    message_type : str
+    """
+    # What is equal for all machines is made and checked once: a copy of a record shares its values.
+    entries, content = _common_entries(config, request), RecordDict(dict(points))
+    messages: list[Message] = []
+    for name, ack in request.acks.items():
+        own = _put(entries.copy(), {protocol.MACHINE: name, protocol.ACK: ack})
+        records = _put(content.copy(), {protocol.CONFIG: own})
+        alike = _alike(messages[0], records, nodes[name]) if messages else None
+        messages.append(alike or Message(records, dst_node_id=nodes[name], message_type=message_type))
+    return messages
+
+
+def _alike(message: Message, content: RecordDict, node_id: int) -> Message | None:
+    """A copy of a message that was not sent yet, with other content and for another node; None if Flower has changed.
+
+    Making a message, Flower looks at each argument in every way it can be given, and at the clock.
+    """
+    made, metadata = Message.__new__(Message), Metadata.__new__(Metadata)
+    vars(metadata).update(vars(message.metadata))
+    metadata.dst_node_id = node_id
+    vars(made).update(vars(message), _metadata=metadata, _content=content)
+    return made if vars(made).keys() == vars(message).keys() else None
+
+
+def _put(record: RecordT, values: Mapping[str, Any]) -> RecordT:
+    """Put a string, an integer or a record into a copy of a record, without the checks Flower makes of any value."""
+    inside = vars(record).get("_data")
+    if inside is None:  # a Flower that keeps them elsewhere
+        record.update(values)
+    else:
+        inside.update(values)
+    return record
+
+
+def _common_entries(config: ConfigRecord, request: RoundRequest) -> ConfigRecord:
+    """The config of every request of a round but whose it is: the caller's own entries, and those of the protocol."""
+    return ConfigRecord(
+        {
+            **config,
+            **request.entries,
+            protocol.VERSION: protocol.PROTOCOL_VERSION,
+            protocol.SERVER_ROUND: request.server_round,
+            protocol.SESSION: request.session,
+        }
+    )
+
+
+_LONGEST_REASON = 300
+_MOST_REASONS = 10
+
+
+def say_refusals(server_round: int, replies: Iterable[Message], known: list[str]) -> None:
+    """Say why machines refuse, each reason once a training; their texts depend on requests alone.
+
+    Parameters
+    ----------
+    server_round : int
+    replies : iterable of Message
+    known : list of str
+        What was said before; what is new is appended.
+    """
+    for reply in replies:
+        if not reply.has_error() or reply.error.code not in protocol.REFUSAL_NAMES:
+            continue
+        if reply.error.code == protocol.INTERNAL_ERROR:  # its text says nothing
+            continue
+        # Whatever a machine writes ends up in a terminal.
+        shown = "".join(c if c.isprintable() else " " for c in (reply.error.reason or "")[:_LONGEST_REASON])
+        if shown and shown not in known and len(known) < _MOST_REASONS:
+            known.append(shown)
+            log(WARNING, "Round %d: machines refuse: %s.", server_round, shown)
+
+
+def say_unlike(server_round: int, unlike: int, *, masked: bool) -> None:
+    """Server and machines disagree about masks: all such replies are malformed, in this round and in any other."""
+    if unlike and masked:
+        log(
+            WARNING,
+            "Round %d: %d replies without masks, and this server has sums of masked releases only: they are "
+            "dropped. Have these machines set trust = 'secure-aggregation'.",
+            *(server_round, unlike),
+        )
+    elif unlike:
+        log(
+            WARNING,
+            "Round %d: %d replies under masks (trust = 'secure-aggregation'), and this server cannot take them "
+            "off: they are dropped. Give the strategy secure_aggregation=SecureAggregation(...), or run murmurfl's "
+            "app with trust=secure-aggregation.",
+            *(server_round, unlike),
+        )
+
+
+_STATEMENT_NUMBERS = ("releases", "mu-spent", "mu-guaranteed", "mu-budget", "samples-used", "max-participations")
+
+
+def ask_statements(
+    grid: Grid,
+    nodes: Mapping[str, int],
+    *,
+    session: str,
+    num_parameters: int,
+    message_type: str,
+    timeout: float,
+    entries: Mapping[str, Any],
+) -> dict[str, dict[str, Any]]:
+    """The privacy statements of machines, by name; one that gives no sensible answer is missing.
+
+    Parameters
+    ----------
+    grid : Grid
+    nodes : mapping of str to int
+        The machines asked and the nodes they are on.
+    session : str
+        The training the statements are about.
+    num_parameters : int
+        d: a machine behind a noise mod learns the model's size from it.
+    message_type : str
+        The type of the messages.
+    timeout : float
+        Seconds to wait for the answers.
+    entries : mapping
+        What every message of the training says.
+
+    Notes
+    -----
+    The statements are the machines' own words; a server cannot check them.
+    """
+    messages = []
+    for name, node_id in nodes.items():
+        config = ConfigRecord(
+            {
+                **entries,
+                protocol.VERSION: protocol.PROTOCOL_VERSION,
+                protocol.ASK: protocol.ASK_PRIVACY,
+                protocol.SESSION: session,
+                protocol.MACHINE: name,
+                protocol.NUM_PARAMETERS: num_parameters,
+            }
+        )
+        content = RecordDict({protocol.CONFIG: config})
+        messages.append(Message(content, dst_node_id=node_id, message_type=message_type))
+    statements = {}
+    for reply in exchange(grid, messages, timeout):
+        if not reply.has_error() and protocol.CONFIG in reply.content.config_records:
+            entries = dict(reply.content.config_records[protocol.CONFIG])
+            name = str(entries.pop(protocol.MACHINES, ""))
+            # A machine speaks for itself only, and what it says must be a statement.
+            if nodes.get(name) == reply.metadata.src_node_id and is_statement(entries):
+                statements[name] = entries
+    return statements
+
+
+def is_statement(entries: Mapping[str, Any]) -> bool:
+    """Whether the entries of an answer are those of a machine's privacy statement."""
+    numbers = [entries.get(key) for key in _STATEMENT_NUMBERS]
+    # Under secure aggregation all three, or none: a mu without what it rests on would be said of anybody.
+    sums = [entries.get(key) for key in (protocol.MU_LOCAL, protocol.MIN_HONEST, protocol.MIN_COHORT)]
+    if sums != [None] * len(sums):
+        numbers += sums
+        if any(not isinstance(number, int) or not 1 <= number <= MOST_MACHINES for number in sums[1:]):
+            return False
+    return all(isinstance(n, int | float) and not isinstance(n, bool) and n >= 0 for n in numbers)
+
+
+def releases_left(statement: Mapping[str, Any]) -> float:
+    """How many more releases a machine says it can make in this session; if it does not say, what its cap allows."""
+    left = statement.get(protocol.RELEASES_LEFT)
+    if isinstance(left, int) and not isinstance(left, bool):
+        return max(left, 0)
+    return max(statement.get("max-participations", math.inf) - statement.get("releases", 0), 0)

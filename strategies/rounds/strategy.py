@@ -1,38 +1,86 @@
-"""What every strategy here shares with Flower: asking machines over a grid, the loop over rounds, its evaluations.
+"""A strategy: an update rule, and the rounds of a training around it, told in their order.
 
-The rounds themselves, and the update rule that a subclass is, stand in :mod:`.training_rounds`,
-its checkpoint in :mod:`.resuming`. Everything a network can do to a
-round happens here.
+A subclass is the rule: a frozen state of arrays, the query points it asks for, and a pure step from the sum of a
+round's releases to the next state. Everything a network can do to a round happens here and in the parts a strategy is
+put together from: a roll call (:mod:`.attendance`: whom a round asks, and for how long it waits), a trust
+(:mod:`~murmurfl.strategies.trust.server_trust`: whose noise is in a sum, and whether it comes under masks) and a
+checkpoint (:mod:`.checkpoint`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import time
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from logging import INFO
-from typing import Any, ClassVar, TypeVar
+from dataclasses import fields, replace
+from itertools import repeat
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, protocol
-from ...privacy.accounting.noise_forecast import forecast_of
-from ...privacy.machine.clipping_figures import observing
+from ...privacy.accounting.noise_forecast import Forecast, forecast_of
+from ...privacy.machine.clipping_figures import TrainingFigures, observing
+from ..sums.secure_aggregation import Helpers, SecureAggregation
 from ..sums.secure_rounds import SecureRounds
-from .asked_statements import ask_statements
-from .asking import request_messages, say_refusals, say_unlike
-from .forecast_log import log_forecast
-from .known_machines import NodesUnavailableError, by_length_and_name, in_order
-from .layout import vector_size
-from .look_ahead import PATIENCE, check_rounds, check_something_came, is_hopeless
+from ..sums.summation import CohortSum, ReleaseSum, Summation
+from ..trust.server_trust import UNTRUSTED, UntrustedServer
+from .attendance import Attendance, LateAnswers, Leaving, RollCall
+from .checkpoint import load_checkpoint, save_checkpoint
+from .flower_arguments import refuse_arguments
+from .known_machines import (
+    MachineDirectory,
+    NodesUnavailableError,
+    by_length_and_name,
+    in_order,
+    is_simulation,
+    plain_names,
+    restored_names,
+)
+from .layout import Layout, Vector, array_record, model_vector, vector_size
+from .look_ahead import (
+    ALL_MACHINES,
+    PATIENCE,
+    ClippingWatch,
+    check_rounds,
+    check_something_came,
+    is_hopeless,
+    log_forecast,
+)
 from .monitor_file import FigureFile
-from .patient import PatientRounds
-from .replies import DirectMachines, Reply, RoundReport, is_masked, read_outcome
-from .waiting import is_simulation
+from .options import OnRound, centre_bytes, check_permitted, check_rounds_options, refuse_sums, session_of
+from .replies import (
+    LARGEST_VALUE,
+    DirectMachines,
+    Outcome,
+    Refusal,
+    Reply,
+    RoundReport,
+    RoundRequest,
+    SummedReplies,
+    ask_statements,
+    is_masked,
+    log_losses,
+    plain,
+    read_outcome,
+    request_messages,
+    say_refusals,
+    say_unlike,
+)
+from .sampling import Sampling
 
 _STATEMENT_TIMEOUT_S = 60.0
+_TIMEOUT_S = 3600.0
 _FEW = 100
 
 StateT = TypeVar("StateT")
@@ -41,7 +89,7 @@ EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 """Central evaluation of a round's published model, on data that is not private."""
 
 
-class ReleaseStrategy(PatientRounds[StateT], Strategy):
+class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     """A strategy whose machines answer with releases P_k - P_ack.
 
     Parameters
@@ -108,59 +156,194 @@ class ReleaseStrategy(PatientRounds[StateT], Strategy):
 
     _QUERY_RECORDS: ClassVar[tuple[str, ...]] = (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)
 
-    # Flower's interface.
+    state_type: ClassVar[type[Any]]
+    acknowledges: ClassVar[bool] = True
+    """Whether machines are told what was aggregated; if not, every release is P_k: all of the machine's prefix sum."""
+    sums_suffice: ClassVar[bool] = True
+    """Whether the rounds need nothing of releases but their sum, so that they may come under masks."""
+    late_answers: ClassVar[LateAnswers] = "counted"
+    """What becomes of an answer that comes after its round."""
+    must_aggregate: bool = True
+    """Whether a training in which nothing was ever aggregated ends with an error; not where another one says more."""
+    foresees: ClassVar[bool] = True
+    """Whether what noise leaves of the model is forecast; not where the rounds make no model."""
+    message_type_of_queries: ClassVar[str] = MessageType.QUERY
+    """The type of the messages in which machines are asked who they are and what they have spent."""
+    trust: UntrustedServer = UNTRUSTED
+    """Whose noise is in what is published; a strategy with another one has it before its constructor comes here."""
 
-    def summary(self) -> None:
-        """Log the strategy's settings."""
-        log(INFO, "\t├──> Machines: %s", self._attendance.sentence())
-        for name, value in self.settings().items():
-            if name not in ("strategy", "num_clients", "clients_per_round"):
-                log(INFO, "\t├──> %s: %s", name, value)
-        log(INFO, "\t└──> Checkpoint: %s", self.checkpoint or "none")
+    client_line: ClassVar[str] = (
+        "app = private_client_app(model, loss, samples, epsilon=..., rounds=...), or numpy_client_app(client_fn) "
+        "around a client of murmurfl's."
+    )
+    """What the machines' ClientApp must be, as code: for those who meet one that is not."""
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Sample this round's machines and ask each of them; waits for enough of them to be connected.
-
-        Raises
-        ------
-        NodesUnavailableError
-            If fewer than ``clients_per_round`` machines are connected when the deadline passes.
-        """
-        self._ensure_state(arrays)
-        self._grid = grid
-        self._meet(grid)
-        self._nodes = self.machines.node_map()
-        request = self._plan_round(server_round, self._nodes)
-        points = {key: self._asked_at(point) for key, point in zip(self._QUERY_RECORDS, request.points, strict=False)}
-        return request_messages(config, request, points, self._nodes)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add up the releases that can be believed and take one step of the update rule."""
-        asked = {name: self._nodes[name] for name in self._asked} | self._overdue
-        layout, masked, replies = self.release_layout, self._secure is not None, list(replies)
-        say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
-        say_refusals(server_round, replies, self._reasons)
-        outcomes = [read_outcome(reply, layout, asked, self.largest_value, masked=masked) for reply in replies]
-        # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
-        outcomes.sort(
-            key=lambda outcome: by_length_and_name(outcome.machine) if isinstance(outcome, Reply) else (0, "")
+    def __init__(
+        self,
+        *,
+        num_clients: int | None = None,
+        clients_per_round: int | None = None,
+        fraction_train: float | None = None,
+        min_train_nodes: int | None = None,
+        min_available_nodes: int | None = None,
+        wait_for: float = 1.0,
+        ask: float = 1.0,
+        seed: int | None = None,
+        sampling: Sampling = "uniform",
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        evaluate_every: int = 1,
+        run_dry: bool = False,
+        on_round: OnRound | None = None,
+        secure_aggregation: SecureAggregation | None = None,
+        centre: NDArray[np.floating] | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        **others: object,
+    ) -> None:
+        refuse_arguments(type(self), others)
+        counts = (num_clients, clients_per_round, fraction_train, min_train_nodes, min_available_nodes)
+        attendance = Attendance(*counts, wait_for, ask)
+        check_rounds_options(sampling, session, evaluate_every)
+        if not largest_value > 0:
+            raise ConfigurationError(f"Expected largest_value > 0, got {largest_value!r}.")
+        self.session = session_of(permit, session)
+        self.machines = MachineDirectory(
+            num_clients,
+            node_deadline_s,
+            message_type=self.message_type_of_queries,
+            fewest=attendance.fewest,
+            client=self.client_line,
+            permit=permit or "",
+            schema=schema or "",
         )
-        report = self._take_round(server_round, outcomes)
-        return self._record(self._published()), report.metrics
+        self.roll = RollCall(
+            attendance,
+            self.machines,
+            seed=secrets.randbits(63) if seed is None else seed,
+            sampling=sampling,
+            late_answers=self.late_answers,
+            strategy=type(self).__name__,
+        )
+        self.state: StateT | None = None
+        self.acks: dict[str, int] = {}
+        """The last release aggregated of each machine."""
+        self.participation: dict[str, int | None] = {}
+        """The machines asked in the last round, and the number of the release aggregated of each, or None."""
+        self.history: list[RoundReport] = []
+        self.forecast: Forecast | None = None
+        """What the noise will leave of the model, as machines stated it before the first round; None without noise."""
+        self.leaving: Leaving | None = None
+        """Which machines leave before the end and when, as they stated it before the first round."""
+        self._clipping = ClippingWatch()
+        self.training: dict[int, TrainingFigures] = self._clipping.rounds
+        """What clipping did in each round; of simulated machines only, and not private."""
+        self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        self.largest_value = float(largest_value)
+        self.evaluate_every = evaluate_every
+        self.run_dry = run_dry
+        self.secure_aggregation = secure_aggregation
+        if secure_aggregation is not None:
+            able = self.sums_suffice and self.acknowledges and not self.trust.adds_noise
+            refuse_sums(secure_aggregation, "" if able else type(self).__name__)
+            helpers = Helpers(secure_aggregation, self.machines, self.message_type_of_queries)
+            self.trust = SecureRounds(secure_aggregation, helpers, self.largest_value)
+        self.trust.join(self.session)
+        self.trust.keep_beside(self.checkpoint)
+        if num_clients is not None:
+            self._settle(num_clients)
+        self.entries: dict[str, Any] = {} if centre is None else {protocol.CENTRE: centre_bytes(centre)}
+        """What every request says beside the protocol's own entries; plain values."""
+        self._grid: Grid | None = None  # None for machines that are asked without messages
+        self._timeout = _TIMEOUT_S
+        self._fresh_seed = seed is None
+        self._fresh_session = session is None or bool(permit)  # a permit may be renewed
+        self._on_round = on_round
+        self._layout: Layout = []
+        self._nodes: dict[str, int] = {}
+        self._observed: Mapping[str, TrainingFigures] = {}
+        self._start = ""
+        self._reasons: list[str] = []
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """None: a machine's loss or accuracy is not noised, so it is not asked for. Use ``evaluate_fn``."""
-        return []
+    @property
+    def num_clients(self) -> int:
+        """M; 0 as long as it is not known, which it is when a training begins."""
+        return self.roll.num_clients
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """None: see :meth:`configure_evaluate`."""
-        return None
+    @property
+    def clients_per_round(self) -> int:
+        """How many a round asks, and what a step divides by; 0 if not known yet."""
+        return self.roll.clients_per_round
+
+    @property
+    def seed(self) -> int:
+        """Of the sampler."""
+        return self.roll.seed
+
+    @property
+    def _secure(self) -> SecureRounds | None:
+        """The sums of masked releases, where there are such."""
+        return self.trust if isinstance(self.trust, SecureRounds) else None
+
+    # The update rule.
+
+    @abstractmethod
+    def initial_state(self, start: Vector) -> StateT:
+        """The state before the first round, from the initial model as one vector."""
+
+    @abstractmethod
+    def query_points(self, state: StateT) -> tuple[Vector, ...]:
+        """The points machines are asked to compute gradients at."""
+
+    @abstractmethod
+    def step(self, state: StateT, release_sum: Vector, server_round: int) -> StateT:
+        """The next state from the sum of a round's releases: pure."""
+
+    def next_state(self, state: StateT, release_sum: Vector, report: RoundReport) -> StateT:
+        """The state after a round: :meth:`step`; for subclasses whose step also depends on what the sum is made of."""
+        return self.step(state, release_sum, report.server_round)
+
+    @abstractmethod
+    def model(self, state: StateT) -> Vector:
+        """The model to publish."""
+
+    @property
+    def release_layout(self) -> Layout:
+        """The arrays of a release: the model's, where machines send nothing else."""
+        return self._layout
+
+    def settings(self) -> dict[str, Any]:
+        """What a checkpoint must agree on; plain values."""
+        entries = hashlib.sha256(repr(sorted(self.entries.items())).encode()).hexdigest()
+        return {
+            "strategy": type(self).__name__,
+            **self.roll.attendance.settings,
+            "seed": None if self._fresh_seed else self.seed,
+            "sampling": self.roll.sampling,
+            "session": None if self._fresh_session else self.session,
+            **self.trust.settings(),
+            **({"entries": entries} if self.entries else {}),
+        }
+
+    def asks_machines(self, server_round: int) -> bool:
+        """Whether a round asks any machine; for subclasses with rounds that are the server's own."""
+        return True
+
+    def check_reply(self, reply: Reply) -> bool:
+        """Whether a well-formed reply may be aggregated; for subclasses that expect more of their machines.
+
+        Under secure aggregation a reply has no release that could be looked at, on the cohort engine neither.
+        """
+        return True
+
+    @property
+    def worth_keeping(self) -> bool:
+        """Whether there is anything to save."""
+        return True
+
+    # A training, under Flower's interface.
 
     def start(  # type: ignore[override]
         self,
@@ -257,6 +440,14 @@ class ReleaseStrategy(PatientRounds[StateT], Strategy):
             check_something_came(self.history, self._reasons)
         return result
 
+    def summary(self) -> None:
+        """Log the strategy's settings."""
+        log(INFO, "\t├──> Machines: %s", self.roll.attendance.sentence())
+        for name, value in self.settings().items():
+            if name not in ("strategy", "num_clients", "clients_per_round"):
+                log(INFO, "\t├──> %s: %s", name, value)
+        log(INFO, "\t└──> Checkpoint: %s", self.checkpoint or "none")
+
     def ask_privacy(self, grid: Grid | DirectMachines, timeout: float = 60.0) -> Mapping[str, Mapping[str, Any]]:
         """What each connected machine says it has spent in this session, by name; independent of their data.
 
@@ -279,7 +470,7 @@ class ReleaseStrategy(PatientRounds[StateT], Strategy):
         """
         return self._statements(grid, timeout)
 
-    # Details.
+    # Before the first round: who is there, and what they say of themselves.
 
     def _statements(
         self, grid: Grid | DirectMachines, timeout: float, most: int | None = None
@@ -311,16 +502,21 @@ class ReleaseStrategy(PatientRounds[StateT], Strategy):
 
     def _meet(self, grid: Grid | DirectMachines) -> None:
         """Wait until enough machines can be asked: all of them the first time, for their names are learned then."""
-        needed = self._fewest_connected if self.machines.names else self._attendance.fewest
+        needed = self.roll.fewest_connected
         if not isinstance(grid, DirectMachines):
-            self.machines.meet(grid, needed) if self._secure is None else self._secure.helpers.meet(grid, needed)
+            self.trust.meet(self.machines, grid, needed)
         elif not self.machines.names:
             names = in_order(grid.names())
             if len(names) < needed:
                 raise NodesUnavailableError(f"Expected {needed} machines, got {len(names)}.")
-            self.machines.restore(names[: self._attendance.num_clients])
+            self.machines.restore(names[: self.roll.attendance.num_clients])
         if not self.clients_per_round:
             self._settle(len(self.machines.names))
+
+    def _settle(self, machines: int) -> None:
+        """Take note of how many machines the training has."""
+        needed = self.roll.settle(machines)
+        self.trust.settle(self.clients_per_round, needed)
 
     def _look_ahead(self, grid: Grid | DirectMachines, done: int, num_rounds: int, timeout: float) -> None:
         """Ask machines, before anything is spent, for how many rounds they last and what their noise will leave."""
@@ -332,24 +528,26 @@ class ReleaseStrategy(PatientRounds[StateT], Strategy):
         statements = self._statements(grid, timeout, _FEW if self.run_dry and simulated else None)
         if not self.run_dry:
             self._check_statements(statements)
-            if simulated or self._attendance.waits_for_all:
+            if simulated or self.roll.attendance.waits_for_all:
                 check_rounds(self._sample, statements, done, num_rounds)
         if not simulated:
-            self._foresee_leaving(statements, done, num_rounds)
+            self.leaving = self.roll.foresee(statements, done, num_rounds, run_dry=self.run_dry)
         if not self.foresees:
             return
-        self._say_what_is_dropped()
+        self.roll.say_what_is_dropped()
         self.forecast = forecast_of(
-            self._stated_noise(statements),
+            self.trust.read_noise(statements),
             num_parameters=vector_size(self.release_layout),
             machines=self.num_clients,
-            per_round=self._heard_per_round,
+            per_round=self.roll.heard_per_round,
             rounds=num_rounds,
         )
         log_forecast(self.forecast)
 
     def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
         """For subclasses that need more of their machines."""
+
+    # A round: its plan, what came back, and the step.
 
     def _run_round(
         self,
@@ -368,9 +566,214 @@ class ReleaseStrategy(PatientRounds[StateT], Strategy):
             return self._take_round(server_round, grid.answer(self._plan_round(server_round, None))).metrics
         messages = self.configure_train(server_round, initial_arrays, config, grid)
         with observing() as observer:  # simulated machines of this process
-            replies = self._exchange(grid, messages, server_round, timeout)
+            replies = self.roll.exchange(
+                *(grid, messages, self._nodes),
+                server_round=server_round,
+                least_releases=self.trust.least_releases,
+                timeout=timeout,
+            )
         self._observed = observer.machines
         return self.aggregate_train(server_round, replies)[1]
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample this round's machines and ask each of them; waits for enough of them to be connected.
+
+        Raises
+        ------
+        NodesUnavailableError
+            If fewer than ``clients_per_round`` machines are connected when the deadline passes.
+        """
+        self._ensure_state(arrays)
+        self._grid = grid
+        self._meet(grid)
+        self._nodes = self.machines.node_map()
+        request = self._plan_round(server_round, self._nodes)
+        points = {key: self._asked_at(point) for key, point in zip(self._QUERY_RECORDS, request.points, strict=False)}
+        return request_messages(config, request, points, self._nodes)
+
+    def _sample(self, server_round: int) -> list[str]:
+        """The machines to ask in a round."""
+        return self.roll.sample(server_round) if self.asks_machines(server_round) else []
+
+    def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
+        """Sample the machines of a round; what to ask those of them that can be reached (None: all can)."""
+        if self.state is None:
+            raise ConfigurationError("Expected a state before a round is planned.")
+        self.roll.give_up(reachable, self._timeout)
+        names = self._sample(server_round)
+        acks = {name: self._ack(name) for name in names if reachable is None or name in reachable}
+        said = self.machines.entries
+        if said:
+            check_permitted(said[protocol.PERMIT], self.session)  # of a training that was begun under another one
+        request = RoundRequest(
+            *(server_round, self.session, acks, self.acks if self.acknowledges else {}),
+            *(self.query_points(self.state), {**self.entries, **said}),
+            sums_suffice=self.sums_suffice and not self.trust.adds_noise,
+        )
+        self.roll.ask(names, acks)
+        self.trust.asked(acks.keys())
+        self._before_asking()
+        return request
+
+    def _before_asking(self) -> None:
+        """Write what must be known before a machine is asked."""
+        self.trust.before_asking(self._save)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add up the releases that can be believed and take one step of the update rule."""
+        asked = self.roll.answering(self._nodes)
+        layout, masked, replies = self.release_layout, self._secure is not None, list(replies)
+        say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
+        say_refusals(server_round, replies, self._reasons)
+        outcomes = [read_outcome(reply, layout, asked, self.largest_value, masked=masked) for reply in replies]
+        # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
+        outcomes.sort(
+            key=lambda outcome: by_length_and_name(outcome.machine) if isinstance(outcome, Reply) else (0, "")
+        )
+        report = self._take_round(server_round, outcomes)
+        return self._record(self._published()), report.metrics
+
+    def _take_round(self, server_round: int, outcomes: Iterable[Outcome]) -> RoundReport:
+        """Believe what can be believed and take one step of the update rule."""
+        if self.state is None:
+            raise ConfigurationError("Expected configure_train before aggregate_train.")
+        done = self.history[-1].server_round if self.history else 0
+        if server_round != done + 1:
+            raise ConfigurationError(f"Expected round {done + 1} after round {done}, got round {server_round}.")
+        size = vector_size(self.release_layout)
+        if self._secure is None:
+            release_sum = ReleaseSum(size)
+            report = self._believe(server_round, outcomes, release_sum)
+            return self._step(report, release_sum.total())
+        cohort, direct = CohortSum(size), self._grid is None
+        screened = self._secure.screened(outcomes, self.session, size, self._is_late, direct=direct)
+        self._secure.hold(cohort, self._believe(server_round, screened, cohort), self.roll.asked)
+        return self._open_held(self._secure)
+
+    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: Summation) -> RoundReport:
+        """Add the releases that can be believed to ``release_sum``, one after the other; the report of the round."""
+        aggregated: dict[str, int] = {}
+        refused: Counter[str] = Counter()
+        late = malformed = samples = 0
+        figures: dict[str, TrainingFigures] = {}
+        for outcome in outcomes:
+            if isinstance(outcome, TrainingFigures):
+                figures[ALL_MACHINES] = outcome
+            elif isinstance(outcome, Refusal):
+                refused[protocol.REFUSAL_NAMES.get(outcome.code, f"error-{outcome.code}")] += 1
+            elif isinstance(outcome, SummedReplies):
+                self._check_summed(outcome, aggregated)
+                release_sum.add_sum(outcome)
+                taken = dict(zip(outcome.machines, outcome.releases, strict=True))
+                if self._secure is None:
+                    self.acks.update(taken)
+                aggregated.update(taken)
+                samples += sum(outcome.samples)
+            elif outcome is None or not self._accepts(outcome):
+                malformed += 1
+            elif outcome.machine in aggregated or self._is_late(outcome):
+                late += 1
+            else:
+                release_sum.add(outcome)
+                if self._secure is None:  # else it counts once it is opened
+                    self.acks[outcome.machine] = outcome.release
+                aggregated[outcome.machine] = outcome.release
+                samples += outcome.samples
+                found = self._observed.get(outcome.machine) or TrainingFigures.read(outcome.metrics)
+                if found is not None:
+                    figures[outcome.machine] = found
+        self._clipping.take(server_round, figures)
+        self.participation = {name: aggregated.get(name) for name in self.roll.asked} | aggregated  # late ones, too
+        answered = len(aggregated) + late + malformed + sum(refused.values())
+        report = RoundReport(
+            server_round=server_round,
+            asked=self.roll.sampled,
+            aggregated=len(aggregated),
+            lost=max(self.roll.sampled - answered, 0),
+            late=late,
+            malformed=malformed,
+            refused=dict(sorted(refused.items())),
+            samples=samples,
+        )
+        report = self.roll.counted(report, self.participation, direct=self._grid is None)
+        self.trust.heard(self.participation)
+        if self._secure is None:  # else it is not over yet
+            log_losses(report)
+        return report
+
+    def _check_summed(self, replies: SummedReplies, aggregated: Mapping[str, int]) -> None:
+        """Refuse a sum with a release in it that does not count: nobody can take it out again."""
+        # Of many machines in every round: no object for each, and nothing asked of a check that accepts everything.
+        looks = type(self).check_reply is not ReleaseStrategy.check_reply
+        checked = (self._accepts(reply) for reply in replies.each()) if looks else repeat(True)
+        numbers = zip(replies.machines, replies.releases, replies.acks, checked, strict=False)
+        for machine, release, ack, accepted in numbers:
+            last = self.acks.get(machine, 0)
+            if machine in aggregated or ack != (last if self.acknowledges else 0) or release <= last or not accepted:
+                raise ConfigurationError(
+                    f"Expected a sum of releases that all count, got one with release {release} of machine "
+                    f"{machine!r} in it, which does not: an engine must hand it in by itself."
+                )
+
+    def _accepts(self, reply: Reply) -> bool:
+        """Whether strategy and trust find nothing wrong with what there is to see of a reply."""
+        seen = reply if self._secure is None else reply.hidden
+        return self.check_reply(seen) and self.trust.believes(seen, current=seen.ack == self._ack(seen.machine))
+
+    def _ack(self, name: str) -> int:
+        """What a machine is told was aggregated of it."""
+        return self.acks.get(name, 0) if self.acknowledges else 0
+
+    def _is_late(self, reply: Reply) -> bool:
+        """Whether another release of the machine was aggregated since this one was asked for.
+
+        A reply contains everything after the acknowledgement it was built on. Beside a reply that was aggregated since,
+        it would count a part of that twice.
+        """
+        late = reply.ack != self._ack(reply.machine) or reply.release <= self.acks.get(reply.machine, 0)
+        return late or self.roll.drops(reply.machine)
+
+    def _step(self, report: RoundReport, release_sum: Vector) -> RoundReport:
+        """The step of a round that is over."""
+        if self.state is None:
+            raise ConfigurationError("Expected a state before a step is taken.")
+        self.trust.check_round(report.server_round)
+        self.state = self.next_state(self.state, release_sum, report)
+        self.history.append(report)
+        return report
+
+    # Under masks a round is over when its sum is open.
+
+    def _open_held(self, secure: SecureRounds, *, resumed: bool = False) -> RoundReport:
+        """Have the set of a round opened, and take the step; also of a round that was interrupted there."""
+        held = secure.held
+        if held is None:
+            raise ConfigurationError("Expected a set of releases before it is opened.")
+        closed, total = secure.too_few(held), np.zeros(held.total.size)
+        if not closed and not resumed:  # else it may be open at a helper already, and the round must not be closed
+            if held.sealed:
+                # Before any helper is asked: once it may be open, there must never be another one in its place.
+                self._save()
+            closed = secure.greet(self._grid, held)
+        if not closed:
+            opened = secure.open(self._grid, self.session, held, self._timeout)
+            closed, total = (opened, total) if isinstance(opened, str) else ("", opened)
+        report = RoundReport(**held.report)
+        if closed:
+            report = replace(report, aggregated=0, samples=0, unopened=report.aggregated, closed=closed)
+            log(WARNING, "Round %d is closed: %s. Machines carry over what they released.", held.server_round, closed)
+        else:
+            secure.opened(held)
+            self.acks.update(held.releases)
+            log_losses(report)
+        taken = {} if closed else held.releases
+        self.participation = {name: taken.get(name) for name in held.asked} | taken
+        secure.held = None
+        return self._step(report, total)
 
     def _resume_round(self, secure: SecureRounds, grid: Grid | DirectMachines) -> RoundReport:
         """Go on where a server ended that may have asked helpers: with the very set that it had saved."""
@@ -380,10 +783,30 @@ class ReleaseStrategy(PatientRounds[StateT], Strategy):
         secure.helpers.meet(grid, 0)
         return self._open_held(secure, resumed=True)
 
+    # After a round.
+
+    def _save(self) -> None:
+        """Write a checkpoint."""
+        if self.checkpoint is None or self.state is None or not self.worth_keeping:
+            return
+        with self.trust.saving(self.history[-1].server_round if self.history else 0):
+            state = {f"state.{f.name}": getattr(self.state, f.name) for f in fields(self.state)}  # type: ignore[arg-type]
+            save_checkpoint(self.checkpoint, self._identity(), state | self._kept())
+
     def _after_round(
         self, server_round: int, grid: Grid | DirectMachines, config: ConfigRecord, timeout: float, result: Result
     ) -> None:
         """For subclasses whose machines are asked for more than releases."""
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """None: a machine's loss or accuracy is not noised, so it is not asked for. Use ``evaluate_fn``."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """None: see :meth:`configure_evaluate`."""
+        return None
 
     def _publish(
         self, server_round: int, num_rounds: int, evaluate_fn: EvaluateFunction | None, result: Result
@@ -399,3 +822,73 @@ class ReleaseStrategy(PatientRounds[StateT], Strategy):
             log(INFO, "\t└──> MetricRecord: %s", evaluation)
             result.evaluate_metrics_serverapp[server_round] = evaluation
         return evaluation
+
+    # What a checkpoint holds, and how a training goes on from it.
+
+    def _kept(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the update rule's state, plain values; :meth:`_restore` takes it back."""
+        return {
+            "server_round": self.history[-1].server_round if self.history else 0,
+            "acks": self.acks,
+            "machines": plain_names(self.machines.names),
+            "seed": self.seed,
+            "session": self.session,
+            "history": [plain(report) for report in self.history],
+            **self.trust.kept(),
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree on: the settings, the model's layout and where it started."""
+        layout = [[name, list(shape), str(dtype)] for name, shape, dtype in self._layout]
+        return {**self.settings(), "layout": layout, "start": self._start, **self.trust.identity()}
+
+    def _resume(self, result: Result) -> int:
+        """Load the checkpoint if there is one; the number of rounds done."""
+        self.trust.look_for()
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return 0
+        names = [f.name for f in fields(self.state_type)]
+        expected = {f"state.{name}" for name in names} | set(self._kept())
+        saved = load_checkpoint(self.checkpoint, self._identity(), expected)
+        self.trust.check_saved(saved)
+        self.state = self.state_type(**{name: saved[f"state.{name}"] for name in names})
+        self._restore(saved)
+        for report in self.history:
+            result.train_metrics_clientapp[report.server_round] = report.metrics
+        result.arrays = self._record(self._published())
+        log(INFO, "Resuming after round %d from %s.", saved["server_round"], self.checkpoint)
+        if self.trust.adds_noise:
+            self._save()  # before anybody is asked: it shows that the file can be written, and stops any other server
+        return int(saved["server_round"])
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        """Take back what :meth:`_kept` gave."""
+        self.acks = {str(name): int(ack) for name, ack in saved["acks"].items()}
+        self.machines.restore(restored_names(saved["machines"]))
+        if self.machines.names:  # else it was saved before any machine was met
+            self._settle(len(self.machines.names))
+        self.roll.seed, self.session = int(saved["seed"]), str(saved["session"])
+        self.trust.join(self.session)
+        self.history = [RoundReport(**report) for report in saved["history"]]
+        self.trust.restore(saved, self.machines.names)
+
+    # The model.
+
+    def _ensure_state(self, arrays: ArrayRecord) -> StateT:
+        """The state; made from the initial arrays if there is none yet."""
+        if self.state is None:
+            self._layout, start = model_vector(arrays)
+            self._start = hashlib.sha256(start.tobytes()).hexdigest()
+            self.state = self.initial_state(start)
+            self.trust.shape(vector_size(self._layout), vector_size(self.release_layout))
+        return self.state
+
+    def _published(self) -> Vector:
+        return self.model(self.state)  # type: ignore[arg-type]
+
+    def _record(self, vector: Vector) -> ArrayRecord:
+        return array_record(vector, self._layout)
+
+    def _asked_at(self, point: Vector) -> ArrayRecord:
+        """A query point as requests have it: the arrays of a model, where it says nothing else."""
+        return self._record(point)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from logging import INFO, WARNING
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Required, Unpack
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -17,11 +17,11 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, protocol
+from ...privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, protocol
 from ..rounds.layout import Vector
 from ..rounds.options import RoundOptions
 from ..rounds.replies import DirectMachines, RoundReport
-from .one_answer import OneAnswer
+from .one_answer import OneAnswer, one_sum
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,13 @@ class MeanState:
     """The mean of the features, shape (k,); zeros before the round."""
 
     mean: Vector
+
+
+class MeanOptions(RoundOptions, total=False):
+    """Options of :class:`MeanOfFeatures`, where they are described."""
+
+    num_features: Required[int]
+    num_clients: Required[int]
 
 
 class MeanOfFeatures(OneAnswer[MeanState]):
@@ -119,7 +126,11 @@ class MeanOfFeatures(OneAnswer[MeanState]):
         return ()
 
     def next_state(self, state: MeanState, release_sum: Vector, report: RoundReport) -> MeanState:
-        return self.step(state, release_sum / max(report.samples, 1), report.server_round)
+        if not report.samples:
+            return state  # nothing came
+        return self.step(
+            state, self.trust.noisy(release_sum, report.server_round) / report.samples, report.server_round
+        )
 
     def step(self, state: MeanState, release_sum: Vector, server_round: int) -> MeanState:
         """What :meth:`next_state` makes of the sum: the mean over the samples that are in it."""
@@ -130,3 +141,31 @@ class MeanOfFeatures(OneAnswer[MeanState]):
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "num_features": self.num_features}
+
+
+class TrustedMeanOfFeatures(MeanOfFeatures):
+    """The mean of the features, of machines that trust the server to add the noise.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        Of :func:`~murmurfl.privacy.centring_policy`, which all machines were configured with.
+    noise_keys : NoiseKeys, optional
+        See :class:`~murmurfl.strategies.trust.server_trust.TrustedServer`.
+    **options
+        See :class:`MeanOfFeatures`.
+
+    Notes
+    -----
+    **Formal guarantees.** The centre is mu-GDP for replacement of one sample of one machine, against everybody but the
+    server itself, provided machines are honest and links are private. Replies that state a larger sensitivity or
+    another grid than the policy's are dropped. A run that is interrupted and resumed has the same guarantee
+    (:class:`~murmurfl.strategies.trust.server_trust.TrustedServer`). With mechanism ``none``, which is refused
+    unless the keys are simulated, nothing is guaranteed. Proof: docs/proofs/sensitivities.md.
+    """
+
+    def __init__(
+        self, *, policy: PrivacyPolicy, noise_keys: NoiseKeys | None = None, **options: Unpack[MeanOptions]
+    ) -> None:
+        self.trust = one_sum(type(self), policy, noise_keys, "centring_policy")
+        super().__init__(**options)

@@ -6,16 +6,16 @@ in a session and a checkpoint of their own. All machines are asked, and each of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, TypeVar, Unpack
 
 from flwr.serverapp.strategy import Result
 
-from ...privacy import protocol
+from ...privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, protocol
+from ..rounds.attendance import LateAnswers
 from ..rounds.options import RoundOptions
-from ..rounds.replies import Reply, RoundReport, RoundRequest
-from ..rounds.stragglers import LateAnswers
+from ..rounds.replies import Reply, RoundReport
 from ..rounds.strategy import ReleaseStrategy
+from ..trust.server_trust import FreshNoise
 
 StateT = TypeVar("StateT")
 
@@ -72,19 +72,41 @@ class OneAnswer(ReleaseStrategy[StateT]):
         said += [f"{report.malformed} replies were malformed"] if report.malformed else []
         return "; ".join(said)
 
-    def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
-        request = super()._plan_round(server_round, reachable)
-        self._before_asking()
-        return request
-
     def _before_asking(self) -> None:
         """Save the session's name: in another one machines would count the release a second time."""
-        self._save()
-
-    def _save(self) -> None:
-        if self.worth_keeping:
-            super()._save()
+        if not self.trust.before_asking(self._save):
+            self._save()
 
     def _resume(self, result: Result) -> int:
         self._resumed = self.checkpoint is not None and self.checkpoint.exists()
         return super()._resume(result)
+
+
+def one_sum(strategy: type, policy: PrivacyPolicy, noise_keys: NoiseKeys | None, made_with: str) -> FreshNoise:
+    """The noise of a trusted server on the one sum of a :class:`OneAnswer`.
+
+    Parameters
+    ----------
+    strategy : type
+        Whose sum, for errors.
+    policy : PrivacyPolicy
+    noise_keys : NoiseKeys or None
+    made_with : str
+        What makes such policies.
+
+    Raises
+    ------
+    ConfigurationError
+        If machines of this policy may answer more than once, or from some of their samples.
+
+    Notes
+    -----
+    **Formal guarantees.** What is made of the sum is mu-GDP, as
+    :class:`~murmurfl.strategies.trust.server_trust.FreshNoise` says for one round.
+    """
+    if policy.order != "all" or policy.max_participations != 1:
+        raise ConfigurationError(
+            f"Expected for {strategy.__name__} a policy with order 'all' and max_participations 1, got "
+            f"{policy.order!r} and {policy.max_participations}: make it with {made_with}."
+        )
+    return FreshNoise(policy, 1, noise_keys)

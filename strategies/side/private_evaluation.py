@@ -17,13 +17,13 @@ from flwr.app import ArrayRecord, MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from ...privacy import EvaluationRows, MurmurflError, protocol
+from ...privacy import EvaluationRows, MurmurflError, NoiseKeys, PrivacyPolicy, protocol
 from ...privacy.side.evaluation_query import SCORES_SHARE
 from ..rounds.layout import Layout, Vector
 from ..rounds.options import RoundOptions
 from ..rounds.replies import DirectMachines, Reply, RoundReport
 from .evaluation_figures import EvaluationResult
-from .one_answer import OneAnswer
+from .one_answer import OneAnswer, one_sum
 
 _ROUNDING = 1e-9
 
@@ -38,6 +38,15 @@ class EvaluationState:
 
     model: Vector
     total: Vector
+
+
+class EvaluationOptions(RoundOptions, total=False):
+    """Options of :class:`PrivateEvaluation`, where they are described."""
+
+    num_clients: int | None
+    bins: int
+    scores_share: float
+    of_updates: bool
 
 
 class PrivateEvaluation(OneAnswer[EvaluationState]):
@@ -131,7 +140,7 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
     def result(self, state: EvaluationState, report: RoundReport) -> EvaluationResult:
         """What the sum of a round says."""
         heard = [self._stated[name] for name, release in self._heard().items() if release]
-        noise = math.hypot(self.own_noise_std(), *(std for std, _ in heard))
+        noise = math.hypot(self.trust.own_noise_std(self.rows.width), *(std for std, _ in heard))
         return EvaluationResult(
             right=self.rows.right(state.total, report.samples),
             right_std=self.rows.right_std(noise),
@@ -143,10 +152,6 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
             silent=self.rows.silent(state.total, report.samples),
             silent_std=self.rows.silent_std(noise),
         )
-
-    def own_noise_std(self) -> float:
-        """The standard deviation of the noise that the server adds: none."""
-        return 0.0
 
     @property
     def release_layout(self) -> Layout:
@@ -161,6 +166,11 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
     def step(self, state: EvaluationState, release_sum: Vector, server_round: int) -> EvaluationState:
         """The sum of the rows, as it is."""
         return EvaluationState(state.model, release_sum)
+
+    def next_state(self, state: EvaluationState, release_sum: Vector, report: RoundReport) -> EvaluationState:
+        if not report.samples:
+            return state  # nothing came
+        return self.step(state, self.trust.noisy(release_sum, report.server_round), report.server_round)
 
     def check_reply(self, reply: Reply) -> bool:
         stated = self._read(reply.metrics)
@@ -196,3 +206,31 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
     def _restore(self, saved: Mapping[str, Any]) -> None:
         super()._restore(saved)
         self._stated = {str(name): [float(value) for value in said] for name, said in saved["stated"].items()}
+
+
+class TrustedPrivateEvaluation(PrivateEvaluation):
+    """An evaluation of machines that trust the server to add the noise.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        Of :func:`~murmurfl.privacy.evaluation_policy`, which all machines were configured with.
+    noise_keys : NoiseKeys, optional
+        See :class:`~murmurfl.strategies.trust.server_trust.TrustedServer`.
+    **options
+        See :class:`PrivateEvaluation`.
+
+    Notes
+    -----
+    **Formal guarantees.** The figures are mu-GDP for replacement of one sample of one machine, against everybody but
+    the server itself, provided machines are honest and links are private. Replies that state a larger sensitivity or
+    another grid than the policy's are dropped. A run that is interrupted and resumed has the same guarantee
+    (:class:`~murmurfl.strategies.trust.server_trust.TrustedServer`). With mechanism ``none``, which is refused
+    unless the keys are simulated, nothing is guaranteed. Proof: docs/proofs/sensitivities.md.
+    """
+
+    def __init__(
+        self, *, policy: PrivacyPolicy, noise_keys: NoiseKeys | None = None, **options: Unpack[EvaluationOptions]
+    ) -> None:
+        self.trust = one_sum(type(self), policy, noise_keys, "evaluation_policy")
+        super().__init__(**options)

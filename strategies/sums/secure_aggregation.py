@@ -1,18 +1,34 @@
-"""What a strategy is told of secure aggregation, and how a run ends that cannot go on with it.
+"""Secure aggregation as a strategy is told of it, its helpers, and how a run ends that cannot go on with it.
 
 Machines hide their releases under masks, and helpers hand over what the masks of a whole cohort add up to
 (docs/secure-aggregation.md). The update rules do not change: they are given the sum of a round's releases, as ever.
+
+Nobody is asked to open before all helpers have answered a greeting, so a helper that is down costs a round and no more.
+Once one of them may have opened a set, it is that set or none: another one for the same round would be refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from logging import INFO, WARNING
 from typing import Any
 
-from ...privacy import ConfigurationError, MurmurflError
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError, MurmurflError, protocol
+from ...privacy.arrays import read_array
+from ...privacy.sums.opening_rule import Opening, is_opening, set_digest
 from ...privacy.sums.roster import MOST_HELPERS, MOST_MACHINES, Roster
+from ..rounds.known_machines import MachineDirectory, hello, introduction
+from ..rounds.replies import exchange
+from .summation import CohortSet
 
 _DIGEST_DIGITS = 64
 
@@ -136,3 +152,261 @@ def common_roster(said: Mapping[str, str], option: SecureAggregation) -> Roster:
             f"got {', '.join(map(repr, sorted(said)))}: set helpers to as many as the roster has, and start each once."
         )
     return first
+
+
+_GREETING_TIMEOUT_S = 20.0
+_OPENING_TIMEOUT_S = 600.0
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 10.0
+
+# What a helper answers that has not opened a set, and will not. Other failures may have come after it recorded it.
+_REFUSALS = (protocol.OPENING_REFUSED, protocol.MALFORMED_REQUEST, protocol.PROTOCOL_MISMATCH)
+
+
+class Helpers:
+    """The helpers of a training, as its server knows them.
+
+    Parameters
+    ----------
+    option : SecureAggregation
+    directory : MachineDirectory
+        Who is on which node.
+    message_type : str
+        Of the messages in which nodes are asked who they are.
+
+    Notes
+    -----
+    A helper opens by its own rule, whatever it is asked.
+    """
+
+    def __init__(self, option: SecureAggregation, directory: MachineDirectory, message_type: str) -> None:
+        self.option = option
+        self._directory = directory
+        self._message_type = message_type
+        self._roster: Roster | None = None
+
+    @property
+    def roster(self) -> Roster:
+        """The one roster of all helpers.
+
+        Raises
+        ------
+        ConfigurationError
+            If none was met yet.
+        """
+        if self._roster is None:
+            raise ConfigurationError("Expected helpers that were met before they are needed.")
+        return self._roster
+
+    def meet(self, grid: Grid, machines: int) -> None:
+        """Wait for so many machines and, the first time, for all helpers; learn the roster.
+
+        Raises
+        ------
+        NodesUnavailableError
+            If the deadline passes first.
+        ConfigurationError
+            If the helpers do not have one roster, or not the one to insist on.
+        """
+        if self._roster is not None:
+            self._directory.meet(grid, machines)
+            return
+        self._directory.meet(grid, machines, self.option.helpers, self._check_number)
+        found = {name: roster for name, (_, roster) in self._directory.helpers().items()}
+        self._roster = common_roster(found, self.option)
+        log(INFO, "Helpers: %s; roster %s.", ", ".join(map(repr, self.roster.helper_names)), self.roster.digest)
+
+    def _check_number(self) -> None:
+        """Refuse to wait for helpers that no roster has."""
+        for name, (_, text) in self._directory.helpers().items():
+            known = read_roster(text)
+            if known is not None and len(known.helpers) != self.option.helpers:
+                raise ConfigurationError(
+                    f"Expected helpers with a roster of {self.option.helpers} helpers, got {name!r} with one of "
+                    f"{len(known.helpers)}: set helpers to as many as the roster has."
+                )
+
+    def greet(self, grid: Grid, names: Iterable[str] | None = None) -> str:
+        """Wait for helpers (default all) to answer a greeting; why one of them does not, or empty."""
+        waiting = list(self.roster.helper_names if names is None else names)
+        problems: dict[str, str] = {}
+        deadline = time.monotonic() + self._directory.deadline_s
+        pause = _FIRST_PAUSE_S
+        while True:
+            self._directory.refresh(grid)
+            left = max(deadline - time.monotonic(), 0.0)
+            answers = self._ask_each(grid, waiting, self._hello, min(_GREETING_TIMEOUT_S, max(left, 1.0)))
+            for name, reply in answers.items():
+                said = None if reply is None else introduction(reply)
+                if said is not None and name in said.helpers:
+                    problems[name] = "" if same_roster(said.roster, self.roster) else "has another roster"
+            waiting = [name for name in waiting if problems.get(name) != ""]
+            left = deadline - time.monotonic()
+            if not waiting:
+                return ""
+            if left <= 0:
+                return " and ".join(f"helper {name!r} {problems.get(name, 'does not answer')}" for name in waiting)
+            self._directory.pause(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def open(self, grid: Grid, session: str, cohort: CohortSet, timeout: float) -> NDArray[np.uint64] | str:
+        """The sum of a set without its masks, modulo 2^64; or why all helpers refuse it.
+
+        Parameters
+        ----------
+        grid : Grid
+        session : str
+        cohort : CohortSet
+            Saved already: once asked for it may be opened, and nothing else in its place.
+        timeout : float
+            Seconds to wait for an answer.
+
+        Raises
+        ------
+        HelperUnavailableError
+            If after all patience an answer is still missing.
+        HelpersDisagreeError
+            If one has opened it, and another refuses.
+        """
+        request = _OpeningRequest(session, cohort, self.roster, self._message_type, self._directory.entries)
+        unmasked = cohort.total.copy()
+        missing = list(self.roster.helper_names)
+        problems: dict[str, str] = {}
+        for attempt in range(self.option.patience):
+            if attempt and (problem := self.greet(grid, missing)):
+                log(WARNING, "Round %d: %s. The same set is asked for again.", cohort.server_round, problem)
+                continue
+            replies = self._ask_each(grid, missing, request.message, min(timeout, _OPENING_TIMEOUT_S))
+            for name, reply in replies.items():
+                total, problem = request.read(name, reply)
+                if total is not None:
+                    unmasked -= total
+                    missing.remove(name)
+                else:
+                    problems[name] = problem
+                    log(WARNING, "Round %d: helper %r %s.", cohort.server_round, name, problem)
+            if not missing:
+                return unmasked
+            refusing = [name for name in missing if problems.get(name) == _OpeningRequest.REFUSES]
+            if len(refusing) == len(self.roster.helpers):
+                return f"refused by {_listed(refusing)}"
+            if refusing and len(missing) < len(self.roster.helpers):
+                raise HelpersDisagreeError(_disagreement(cohort, refusing))
+        raise HelperUnavailableError(_unanswered(cohort, missing, problems, self.option.patience))
+
+    def _hello(self, name: str, node_id: int) -> Message:
+        return hello(node_id, self._message_type, self._directory.entries)
+
+    def _ask_each(
+        self, grid: Grid, names: Iterable[str], message: Callable[[str, int], Message], timeout: float
+    ) -> dict[str, Message | None]:
+        """What each helper answers, or None; never two messages at a time to one node, for an error names no helper."""
+        nodes = {name: node_id for name, (node_id, _) in self._directory.helpers().items()}
+        answers: dict[str, Message | None] = dict.fromkeys(names)
+        for wave in _waves({name: nodes[name] for name in answers if name in nodes}):
+            for reply in exchange(grid, [message(name, node_id) for node_id, name in wave.items()], timeout):
+                name = wave.get(reply.metadata.src_node_id)
+                if name is not None:
+                    answers[name] = reply
+        return answers
+
+
+class _OpeningRequest:
+    """One set, as helpers are asked to open it, and what counts as an answer."""
+
+    REFUSES = "refuses to open the set"
+
+    def __init__(
+        self, session: str, cohort: CohortSet, roster: Roster, queries: str, entries: Mapping[str, str]
+    ) -> None:
+        self._session, self._cohort = session, cohort
+        # A ClientApp hands its mods, where a simulation's helpers may be, messages of the kinds that it knows itself.
+        self._message_type = protocol.QUERY_OPEN if queries == MessageType.QUERY else queries
+        self._entries = {entry.name: entry for entry in roster.helpers}
+        self._digest = set_digest(session, cohort.opening, cohort.sealed)
+        self._shared = {
+            **entries,
+            protocol.VERSION: protocol.PROTOCOL_VERSION,
+            protocol.ASK: protocol.ASK_OPEN,
+            protocol.SESSION: session,
+            protocol.OPENING: cohort.opening,
+            protocol.HEADER: [one.header for one in cohort.sealed],
+            protocol.SIGNATURE: [one.signature for one in cohort.sealed],
+            protocol.SEALS: [seal for one in cohort.sealed for seal in one.seals],
+        }
+
+    def message(self, name: str, node_id: int) -> Message:
+        """The request to one helper."""
+        config = ConfigRecord({**self._shared, protocol.HELPER: name})
+        return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=self._message_type)
+
+    def read(self, name: str, reply: Message | None) -> tuple[NDArray[np.uint64] | None, str]:
+        """A helper's total, or None and what came in its place."""
+        if reply is None:
+            return None, "does not answer"
+        if reply.has_error():
+            if reply.error.code in _REFUSALS:
+                return None, self.REFUSES
+            code = reply.error.code
+            return None, f"answers with {protocol.REFUSAL_NAMES.get(code, f'error {code}')}"
+        answer = _answer(reply)
+        if answer is None or answer.total.shape != self._cohort.total.shape:
+            return None, "gives an answer that this server does not understand"
+        expected = (name, self._cohort.opening, self._digest)
+        if (answer.helper, answer.opening, answer.set_digest) != expected:
+            return None, "gives an answer about another set"
+        if not is_opening(self._entries[name], self._session, answer):
+            return None, "gives an answer that is not signed with its key in the roster"
+        return answer.total, ""
+
+
+def _answer(reply: Message) -> Opening | None:
+    config, arrays = reply.content.get(protocol.CONFIG, None), reply.content.get(protocol.ARRAYS, None)
+    if not isinstance(config, ConfigRecord) or not isinstance(arrays, ArrayRecord) or len(arrays) != 1:
+        return None
+    helper, opening, digest, signature = (
+        config.get(key) for key in (protocol.HELPER, protocol.OPENING, protocol.SET_DIGEST, protocol.SIGNATURE)
+    )
+    if not (isinstance(helper, str) and isinstance(opening, str) and isinstance(digest, str)):
+        return None
+    (array,) = arrays.values()
+    try:
+        total = read_array(array.dtype, array.shape, array.data)
+    except (TypeError, ValueError):
+        return None
+    if not isinstance(signature, bytes) or total.dtype != np.dtype(np.uint64):
+        return None
+    return Opening(helper, opening, digest, total, signature)
+
+
+def _waves(nodes: Mapping[str, int]) -> Iterator[dict[int, str]]:
+    """The helpers by their nodes, in as few groups as have every node once: in a simulation some share one."""
+    left = dict(nodes)
+    while left:
+        wave: dict[int, str] = {}
+        for name, node_id in left.items():
+            wave.setdefault(node_id, name)
+        yield wave
+        left = {name: node_id for name, node_id in left.items() if wave[node_id] != name}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return " and ".join(f"helper {name!r}" for name in names)
+
+
+def _disagreement(cohort: CohortSet, refusing: list[str]) -> str:
+    return (
+        f"Expected all helpers to open the set of round {cohort.server_round}, got a refusal of {_listed(refusing)} "
+        "after another has opened it. Its opening record is not the one it had, or it was shown another set for this "
+        "round, or a machine sealed for it what is no seed: its log says which. The checkpoint holds the set; a helper "
+        "that lost its record needs a new key, and the training a new session."
+    )
+
+
+def _unanswered(cohort: CohortSet, missing: list[str], problems: Mapping[str, str], patience: int) -> str:
+    said = " and ".join(f"helper {name!r} {problems.get(name, 'does not answer')}" for name in missing)
+    return (
+        f"Expected all helpers to open the set of round {cohort.server_round}, asked {patience} times, but {said}. It "
+        "may be open at others, so no round can take its place. Start the helper again and resume from the checkpoint, "
+        "which holds the set."
+    )

@@ -11,17 +11,18 @@ from flwr.serverapp import Grid as FlowerGrid
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Grid
+from ..rounds.known_machines import MachineDirectory
 from ..rounds.layout import Vector
 from ..rounds.replies import Outcome, Reply, RoundReport
-from .opening_round import Helpers
-from .secure_aggregation import HelperUnavailableError, SecureAggregation, WrongSumError
+from ..trust.server_trust import UntrustedServer
+from .secure_aggregation import Helpers, HelperUnavailableError, SecureAggregation, WrongSumError
 from .summation import CohortSet, CohortSum, Screen, Terms
 
 _LARGEST_COUNT = 2.0**52  # of an honest release
 
 
-class SecureRounds:
-    """The sums of masked releases that a training has opened, and the set that is next.
+class SecureRounds(UntrustedServer):
+    """The trust of machines that release under masks: the sums that a training has opened, and the set that is next.
 
     Parameters
     ----------
@@ -47,21 +48,26 @@ class SecureRounds:
         self._terms: Terms | None = None
         self._warned: set[tuple[str, str]] = set()
         self._unreached = 0
+        self.least_releases = option.min_cohort
 
-    def settle(self, clients_per_round: int) -> None:
-        """Take note of m, how many machines a round asks.
+    def settings(self) -> dict[str, Any]:
+        return {"secure_aggregation": self.option.settled}
 
-        Raises
-        ------
-        ConfigurationError
-            If no round of so few could ever be opened.
-        """
-        if self.option.min_cohort > clients_per_round:
+    def meet(self, machines: MachineDirectory, grid: FlowerGrid, needed: int) -> None:
+        self.helpers.meet(grid, needed)
+
+    def settle(self, asked: int, needed: int) -> None:
+        if self.option.min_cohort > asked:
             raise ConfigurationError(
-                f"Expected min_cohort of at most clients_per_round = {clients_per_round}, got "
-                f"{self.option.min_cohort}: no round could ever be opened."
+                f"Expected min_cohort of at most clients_per_round = {asked}, got {self.option.min_cohort}: no round "
+                "could ever be opened."
             )
-        self._most = clients_per_round
+        self._most = asked
+        if self.option.min_cohort > needed:
+            raise ConfigurationError(
+                f"Expected rounds that wait for at least min_cohort = {self.option.min_cohort} machines, got "
+                f"{needed}: raise wait_for, or lower min_cohort."
+            )
 
     def screened(
         self, outcomes: Iterable[Outcome], session: str, size: int, is_late: Callable[[Reply], bool], *, direct: bool
@@ -149,15 +155,13 @@ class SecureRounds:
         self._terms = held.terms
 
     def kept(self) -> dict[str, Any]:
-        """What a checkpoint holds of this; :meth:`restore` takes it back."""
         terms = None if self._terms is None else list(self._terms)
         kept: dict[str, Any] = {"opened": {"ids": self._ids, "terms": terms}, "held": None}
         if self.held is not None:
             kept |= {"held": self.held.plain(), "held.total": self.held.total}
         return kept
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Take back what :meth:`kept` gave."""
+    def restore(self, saved: Mapping[str, Any], machines: Iterable[str]) -> None:
         self._ids = {str(name): str(one) for name, one in saved["opened"]["ids"].items()}
         terms = saved["opened"]["terms"]
         self._terms = None if terms is None else (str(terms[0]), str(terms[1]), float(terms[2]))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from murmurfl.clients import FullBatchClient, Mu2Client, NoisySGDClient, OwnedSamples, OwnerGradients
-from murmurfl.clients.messages.reply_records import statement_entries
+from murmurfl.clients.messages.answers import statement_entries
 from murmurfl.privacy import (
     ConfigurationError,
     LedgerError,

@@ -3,7 +3,7 @@
 import numpy as np
 from flwr.app import MessageType
 from murmurfl.privacy import derived_seed, protocol
-from murmurfl.strategies.rounds.stragglers import Clock
+from murmurfl.strategies.rounds.attendance import Clock
 
 from tests.harness.grid import NodesGrid
 

@@ -26,9 +26,9 @@ from murmurfl.strategies import (
     reduced_tree_momentum,
     tree_momentum,
 )
-from murmurfl.strategies.rounds import resuming
-from murmurfl.strategies.trusted import trusted_mu2, trusted_server
-from murmurfl.strategies.trusted.trusted_checkpoint import TrustedCheckpoint
+from murmurfl.strategies.rounds import strategy as rounds
+from murmurfl.strategies.trust import server_trust
+from murmurfl.strategies.trust.trusted_checkpoint import TrustedCheckpoint
 
 MACHINES, BATCHES, PASSES, D = 2, 5, 4, 200
 ROUNDS = BATCHES * PASSES
@@ -123,20 +123,22 @@ class Columns:
             return row
 
         monkeypatch.setattr(history, "_BLOCK", 8)  # so that mechanisms make their state again within these rounds
-        monkeypatch.setattr(trusted_server, "standard_normals", one)
+        monkeypatch.setattr(server_trust, "standard_normals", one)
         monkeypatch.setattr(
-            reduced_tree_momentum, "standard_normal_rows", lambda keys, *rest: np.array([one(k, *rest) for k in keys])
+            server_trust, "standard_normal_rows", lambda keys, *rest: np.array([one(k, *rest) for k in keys])
         )
         for module in (tree_momentum, correlated_momentum, reduced_tree_momentum):
             monkeypatch.setattr(module, "normalised_step", self._normalised(module.normalised_step))
 
+        mu2_step_itself = mu2.mu2_step
+
         def mu2_step(state, release_sum, server_round, *, noise, clients_per_round, **options):
             options |= {"noise": noise, "clients_per_round": clients_per_round}
-            after = mu2.mu2_step(state, release_sum, server_round, **options)
+            after = mu2_step_itself(state, release_sum, server_round, **options)
             self.of_model[after.x.tobytes()] = noise / clients_per_round
             return after
 
-        monkeypatch.setattr(trusted_mu2, "mu2_step", mu2_step)
+        monkeypatch.setattr(mu2, "mu2_step", mu2_step)
 
     def _normalised(self, step):
         def normalised_step(w, momentum, learning_rate):
@@ -153,7 +155,7 @@ class Deaths:
     def __init__(self, monkeypatch, plan=()):
         self.plan = list(plan)
         self.saved_round = 0
-        save, saved = resuming.save_checkpoint, TrustedCheckpoint.saved
+        save, saved = rounds.save_checkpoint, TrustedCheckpoint.saved
 
         def dying_save(path, identity, state):
             self.saved_round = state["server_round"]
@@ -165,7 +167,7 @@ class Deaths:
             saved(files, mark)
             self.at("mark moved", mark.server_round)
 
-        monkeypatch.setattr(resuming, "save_checkpoint", dying_save)
+        monkeypatch.setattr(rounds, "save_checkpoint", dying_save)
         monkeypatch.setattr(TrustedCheckpoint, "saved", dying_mark)
 
     def at(self, point, server_round):
@@ -210,12 +212,12 @@ def published_noise(kind, checkpoint, columns, deaths):
 def exact_mu(kind, subject, numbers, weights):
     """The largest |W^+ v| over all changes v that one sample can make in what was published."""
     lower = np.array([[0.3 * 0.7 ** (t - s) if s <= t else 0.0 for s in range(ROUNDS)] for t in range(ROUNDS)])
-    change = subject.policy.plan(D).sensitivity / MACHINES
+    change = subject.trust.policy.plan(D).sensitivity / MACHINES
     shifts = []
     if kind == "trusted-mu2":
         shifts = [change * (np.arange(ROUNDS) >= place) for place in range(ROUNDS)]
     elif kind == "reduced tree":
-        shifts = [lower @ gradient for gradient in _reduced_gradients(subject.changes(D))]
+        shifts = [lower @ gradient for gradient in _reduced_gradients(subject.trust.changes(D))]
     else:
         for place, signs in itertools.product(range(BATCHES), itertools.product((1, -1), repeat=PASSES - 1)):
             gradient = np.zeros(ROUNDS)

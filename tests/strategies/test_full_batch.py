@@ -16,6 +16,7 @@ from murmurfl.strategies import (
     full_batch_step,
 )
 from murmurfl.strategies.full_batch import query_point
+from murmurfl.strategies.trust.server_trust import FreshNoise
 
 D, T = 5, 6
 POLICY = PrivacyPolicy(
@@ -180,7 +181,7 @@ def trusted(**changes):
 def test_the_noise_of_all_rounds_is_that_of_mu(shares):
     """Exact, with the noise that is really added: the distance of neighbouring runs in everything published."""
     subject = trusted(shares=shares)
-    stds = np.array([subject.noise_std(D, t) for t in range(1, T + 1)])
+    stds = np.array([subject.trust.noise_std(D, t) for t in range(1, T + 1)])
     change = POLICY.plan(D).sensitivity
     assert 0.999 < math.sqrt(np.sum((change / stds) ** 2)) <= 1.0
     assert change >= 2 * 0.5
@@ -222,7 +223,7 @@ def test_a_trusted_server_publishes_sums_with_as_much_noise_as_it_says(shares):
 
 def test_noise_for_one_round_alone_is_noticed(monkeypatch):
     """The planted bug: Delta / mu in each of T rounds, as if a sample were in one of them."""
-    monkeypatch.setattr(TrustedFullBatch, "_often", 1.0)
+    monkeypatch.setattr(FreshNoise, "_often", 1.0)
     assert measured_mu(many(40)) > 0.9 * math.sqrt(T)
 
 

@@ -10,7 +10,7 @@ from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.privacy import ConfigurationError, protocol
 from murmurfl.privacy.permits import OwnerKey
 from murmurfl.strategies import CheckpointError, CorrelatedFedAvg, MeanOfFeatures, Mu2, PrivateEvaluation
-from murmurfl.strategies.rounds import training_rounds as rounds
+from murmurfl.strategies.rounds import strategy as rounds
 
 from tests.harness.grid import NodesGrid
 from tests.harness.secure import HELPERS, SecureGrid

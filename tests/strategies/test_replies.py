@@ -5,7 +5,7 @@ import pytest
 from murmurfl.privacy import Release
 from murmurfl.strategies import Reply
 from murmurfl.strategies.rounds.replies import SummedReplies
-from murmurfl.strategies.sums.release_sum import ReleaseSum
+from murmurfl.strategies.sums.summation import ReleaseSum
 
 SIZE = 5
 

@@ -4,9 +4,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.supercore.task_identity import TaskIdentity
 from murmurfl.privacy import protocol
-from murmurfl.strategies.rounds import asking as requests
-from murmurfl.strategies.rounds.asking import request_messages
-from murmurfl.strategies.rounds.replies import RoundRequest
+from murmurfl.strategies.rounds import replies as requests
+from murmurfl.strategies.rounds.replies import RoundRequest, request_messages
 
 from tests.harness.records import shown
 

@@ -14,7 +14,7 @@ from murmurfl.strategies import (
     SecureAggregation,
     WrongSumError,
 )
-from murmurfl.strategies.rounds import resuming
+from murmurfl.strategies.rounds import strategy as rounds
 
 from tests.harness.grid import NodesGrid
 from tests.harness.secure import HELPERS, Machines, SecureGrid, refusal, state_bytes
@@ -62,7 +62,7 @@ def in_round(grid, kind, helper, act, server_round=ROUND):
 
 def kill_at_saving(point, monkeypatch):
     """Kill the server when it writes its checkpoint in the round: before or after the file is there."""
-    real = resuming.save_checkpoint
+    real = rounds.save_checkpoint
 
     def save(path, settings, state):
         here = state["server_round"] == ROUND - 1 and state["held"] is not None
@@ -73,7 +73,7 @@ def kill_at_saving(point, monkeypatch):
         if (point == "after the set is saved" and here) or (point == "after the round is saved" and last):
             raise Killed
 
-    monkeypatch.setattr(resuming, "save_checkpoint", save)
+    monkeypatch.setattr(rounds, "save_checkpoint", save)
 
 
 def kill_at_helper(point, grid):
@@ -157,14 +157,14 @@ def test_a_helper_that_is_reached_and_then_silent_does_not_close_a_resumed_round
 def test_a_server_killed_before_a_set_is_saved_asks_its_machines_again_and_no_helper(tmp_path, monkeypatch):
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
     with monkeypatch.context() as patch:
-        real = resuming.save_checkpoint
+        real = rounds.save_checkpoint
 
         def save(path, settings, state):
             if state["server_round"] == ROUND - 1 and state["held"] is not None:
                 raise Killed
             real(path, settings, state)
 
-        patch.setattr(resuming, "save_checkpoint", save)
+        patch.setattr(rounds, "save_checkpoint", save)
         with pytest.raises(Killed):
             trained(build(secure={}, checkpoint=checkpoint), grid)
     assert sum(kind == "open" for kind, _ in grid.asked) == 2 * (ROUND - 1)
@@ -176,9 +176,9 @@ def test_a_server_killed_before_a_set_is_saved_asks_its_machines_again_and_no_he
 def test_a_bug_that_saves_the_set_too_late_is_seen(tmp_path, monkeypatch):
     """The planted bug: a checkpoint that does not hold the set, and a server that is killed once one has opened it."""
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
-    real = resuming.save_checkpoint
+    real = rounds.save_checkpoint
     monkeypatch.setattr(
-        resuming,
+        rounds,
         "save_checkpoint",
         lambda path, settings, state: None if state["held"] is not None else real(path, settings, state),
     )
@@ -421,7 +421,7 @@ def test_a_checkpoint_of_other_terms_is_refused_and_patience_is_none_of_them(tmp
 
 def test_checkpoints_without_secure_aggregation_have_nothing_new_in_them(tmp_path, monkeypatch):
     written = {}
-    monkeypatch.setattr(resuming, "save_checkpoint", lambda path, settings, state: written.update(settings | state))
+    monkeypatch.setattr(rounds, "save_checkpoint", lambda path, settings, state: written.update(settings | state))
     strategy = build(checkpoint=tmp_path / "checkpoint.npz")
     trained(strategy, NodesGrid(Machines(some, SHAPES, masked=False).app, 6), rounds=1)
     assert not {"secure_aggregation", "held", "opened", "held.total"} & set(written)

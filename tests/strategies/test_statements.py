@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from murmurfl.strategies.rounds.asked_statements import is_statement
+from murmurfl.strategies.rounds.replies import is_statement
 
 PLAIN = {
     "releases": 3,

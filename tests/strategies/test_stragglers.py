@@ -20,10 +20,8 @@ from murmurfl.strategies import (
     ShuffledAvg,
     TrustedMu2,
 )
-from murmurfl.strategies.rounds.attendance import Attendance
-from murmurfl.strategies.rounds.leaving import ReleasesLeft
-from murmurfl.strategies.rounds.stragglers import OpenRequests
-from murmurfl.strategies.rounds.training_rounds import Rounds
+from murmurfl.strategies.rounds.attendance import Attendance, OpenRequests, ReleasesLeft
+from murmurfl.strategies.rounds.strategy import ReleaseStrategy
 
 from tests.harness import secure_training
 from tests.harness.grid import NodesGrid
@@ -72,7 +70,7 @@ def trained(grid, rounds, *, kind=Mu2, machines=None, timeout=TIMEOUT, **options
     defaults = {"num_clients": machines, "clients_per_round": machines, "learning_rate": 0.05, "seed": 1}
     strategy = kind(**{**defaults, "session": "s", "node_deadline_s": 1.0, **options})
     if isinstance(grid, LateGrid):
-        strategy._requests.clock = grid.clock
+        strategy.roll.requests.clock = grid.clock
     strategy.start(grid, START, num_rounds=rounds, timeout=timeout)
     return strategy
 
@@ -96,7 +94,7 @@ def checked_run(seed, rounds, **options):
     """A training in trouble, looked at after every round; its reports."""
     grid = LateGrid(app(), 8, trouble(seed))
     strategy = Mu2(num_clients=8, learning_rate=0.05, seed=1, session="s", node_deadline_s=1.0, **options)
-    strategy._requests.clock = grid.clock
+    strategy.roll.requests.clock = grid.clock
     strategy._on_round = lambda report, metrics: assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
     strategy.start(grid, START, num_rounds=rounds, timeout=50.0)
     assert max(strategy.acks.values()) <= rounds
@@ -118,7 +116,7 @@ def test_so_it_is_in_many_trainings_in_trouble():
 
 def test_a_server_that_takes_a_late_answer_whatever_it_was_built_on_is_caught(monkeypatch):
     """It asks machines again while they compute, and believes both answers: what the first one has counts twice."""
-    monkeypatch.setattr(Rounds, "_is_late", lambda self, reply: False)
+    monkeypatch.setattr(ReleaseStrategy, "_is_late", lambda self, reply: False)
     monkeypatch.setattr(OpenRequests, "machines", frozenset())
     grid = LateGrid(app(), 4, twelve_seconds)
     strategy = trained(grid, 12, wait_for=0.75)
@@ -304,7 +302,7 @@ def test_a_late_release_under_masks_is_in_the_sum_of_the_round_in_which_it_comes
         made = secure_training.machines(masked=masked)
         late = LateSecureGrid(made, delay=twelve_seconds) if masked else LateGrid(made.app, 6, twelve_seconds)
         strategy = secure_training.build(secure={"min_cohort": floor} if masked else None, run_dry=True, **options)
-        strategy._requests.clock = late.clock
+        strategy.roll.requests.clock = late.clock
         runs.append(secure_training.trained(strategy, late, 10))
     assert secure_training.same(*runs)
     history = runs[0].history

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import ArrayRecord
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, SystemKeys
 from murmurfl.strategies import CheckpointError, Mu2
-from murmurfl.strategies.trusted.trusted_checkpoint import CheckpointMark, TrustedCheckpoint
+from murmurfl.strategies.trust.trusted_checkpoint import CheckpointMark, TrustedCheckpoint
 
 from tests.harness.trusted_runs import Deaths, Killed, Machines, policy, strategy
 
@@ -28,7 +28,7 @@ def no_waiting_for_the_disk(monkeypatch):
 
 def train(folder, rounds, kind="tree", machines=None, **changes):
     subject = strategy(kind, folder / "checkpoint", **changes)
-    machines = machines or Machines(subject.policy, SIZE)
+    machines = machines or Machines(subject.trust.policy, SIZE)
     subject.start(machines, START, num_rounds=rounds)
     return subject
 
@@ -66,14 +66,14 @@ def test_key_mark_and_checkpoint_are_its_owners_alone_and_there_before_the_first
             yield from super().answer(request)
 
     subject = train(tmp_path / "made", 2, machines=Looking(policy(), SIZE))
-    assert (tmp_path / "made" / "checkpoint.key").read_bytes() == subject._keys.secret_key
+    assert (tmp_path / "made" / "checkpoint.key").read_bytes() == subject.trust._keys.secret_key
     assert json.loads((tmp_path / "made" / "checkpoint.mark").read_text())["server_round"] == 2
-    assert subject._keys.secret_key not in (tmp_path / "made" / "checkpoint").read_bytes()
+    assert subject.trust._keys.secret_key not in (tmp_path / "made" / "checkpoint").read_bytes()
 
 
 def test_a_training_goes_on_with_its_key_and_in_its_session(folder):
     key, subject = (folder / "checkpoint.key").read_bytes(), train(folder, 6)
-    assert subject._keys.secret_key == key
+    assert subject.trust._keys.secret_key == key
     assert [report.server_round for report in subject.history] == list(range(1, 7))
 
 

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord
 from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, protocol
 from murmurfl.privacy.noise.normals import FINEST_GRID
 from murmurfl.strategies import NothingAggregatedError, Reply
-from murmurfl.strategies.trusted.trusted_server import could_be_honest
+from murmurfl.strategies.trust.server_trust import could_be_honest
 
 from tests.harness.trusted_runs import KINDS, MACHINES, ROUNDS, D, Machines, policy, strategy
 
@@ -119,7 +119,7 @@ def test_the_round_that_a_crash_cut_off_may_have_been_answered(tmp_path):
         resumed = strategy("trusted-mu2", tmp_path / "c")
         resumed.start(Scripted({2: [reply(release, 1, 2.0)]}), start, num_rounds=2 if believed else 1)
         if not believed:
-            assert not resumed.check_reply(reply(release, 1, 2.0))
+            assert not resumed._accepts(reply(release, 1, 2.0))
     assert resumed.history[1].aggregated == 1
 
 
@@ -148,11 +148,11 @@ def test_a_grid_too_fine_for_the_servers_noise_is_made_coarser_and_charged(kind,
     size = 1000
     terms = policy("tree" if kind != "trusted-mu2" else kind, mu=1e-3, delta=1e-6)
     subject = strategy(kind, tmp_path / "checkpoint", policy=terms)
-    machines, ours = terms.plan(size).grid, subject.noise_grid(size)
-    grid_per_std = ours.spacing / subject.unrounded_noise_std(size)
-    assert machines.spacing < FINEST_GRID * subject.unrounded_noise_std(size)
+    machines, ours = terms.plan(size).grid, subject.trust.noise_grid(size)
+    grid_per_std = ours.spacing / subject.trust.unrounded_noise_std(size)
+    assert machines.spacing < FINEST_GRID * subject.trust.unrounded_noise_std(size)
     assert FINEST_GRID < grid_per_std <= 4 * FINEST_GRID
-    assert subject.rounding_charge(size) == ours.charge(size)
+    assert subject.trust.rounding_charge(size) == ours.charge(size)
     published = subject.step(subject.initial_state(np.zeros(size)), np.zeros(size), 1)
     noise = {"trusted-mu2": "w", "tree": "noisy"}.get(kind)
     if noise is not None:
@@ -171,8 +171,8 @@ def test_a_mu_beyond_the_range_of_the_normals_is_refused_with_real_keys_and_infi
         real.step(real.initial_state(np.zeros(D)), np.zeros(D), 1)
     simulated = strategy(kind, None, policy=terms, noise_keys=SimulatedKeys(1, "server"))
     simulated.step(simulated.initial_state(np.zeros(D)), np.zeros(D), 1)
-    assert math.isinf(simulated.guaranteed_mu(D))
-    assert strategy(kind, None).guaranteed_mu(D) == 1.0
+    assert math.isinf(simulated.trust.guaranteed_mu(D))
+    assert strategy(kind, None).trust.guaranteed_mu(D) == 1.0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -183,4 +183,4 @@ def test_a_server_that_cannot_serve_its_mu_refuses_before_a_machine_is_asked(kin
         subject.start(machines, ArrayRecord([np.ones(D)]), num_rounds=ROUNDS)
     assert machines.seen == []
     assert not list(tmp_path.iterdir()), "and leaves no files"
-    assert math.isinf(subject.epsilon())
+    assert math.isinf(subject.trust.epsilon())

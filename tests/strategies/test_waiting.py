@@ -18,9 +18,9 @@ from murmurfl.strategies import (
     SecureAggregation,
 )
 from murmurfl.strategies.rounds import known_machines as machines
+from murmurfl.strategies.rounds.known_machines import Attending, Needed, pointless, shortage
 from murmurfl.strategies.rounds.look_ahead import is_hopeless
 from murmurfl.strategies.rounds.replies import RoundReport
-from murmurfl.strategies.rounds.waiting import Attending, Needed, pointless, shortage
 
 from tests.harness.grid import NodesGrid, ask_real_node
 from tests.harness.machines import training_config

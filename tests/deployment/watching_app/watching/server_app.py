@@ -19,8 +19,8 @@ from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import derived_seed, protocol
-from murmurfl.strategies.rounds import checkpoint, resuming
-from murmurfl.strategies.sums.opening_round import Helpers
+from murmurfl.strategies.rounds import strategy as rounds
+from murmurfl.strategies.sums.secure_aggregation import Helpers
 
 app = ServerApp()
 
@@ -128,7 +128,7 @@ def _copy(message):
 
 
 def _rig_the_checkpoint(here):
-    save, replace = resuming.save_checkpoint, Path.replace
+    save, replace = rounds.save_checkpoint, Path.replace
 
     def saving(path, settings, state):
         held = state.get("held")  # under secure aggregation there is a set to be opened in some checkpoints
@@ -146,7 +146,7 @@ def _rig_the_checkpoint(here):
             Path.replace = replace
         here(saved, number)
 
-    checkpoint.save_checkpoint = resuming.save_checkpoint = saving
+    rounds.save_checkpoint = saving
 
 
 def _rig_the_opening(here):

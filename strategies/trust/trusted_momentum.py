@@ -10,21 +10,22 @@ from typing import Any, ClassVar, Required, TypeVar, Unpack
 
 import numpy as np
 
-from ...privacy import ConfigurationError
+from ...privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
 from ..projected import check_step
+from ..rounds.attendance import LateAnswers
 from ..rounds.layout import Vector
+from ..rounds.options import ReleaseOptions
 from ..rounds.replies import Reply
-from ..rounds.stragglers import LateAnswers
-from .trusted_server import TrustedOptions, TrustedServer, could_be_honest
+from ..rounds.strategy import ReleaseStrategy
+from .server_trust import TrustedServer
 
 StateT = TypeVar("StateT")
 
 
-class MomentumOptions(TrustedOptions, total=False):
+class MomentumOptions(ReleaseOptions, total=False):
     """Options of :class:`TrustedMomentum`, where they are described."""
 
     learning_rate: Required[float]
-    alpha: Required[float]
 
 
 def normalised_step(w: Vector, momentum: Vector, learning_rate: float) -> Vector:
@@ -33,19 +34,51 @@ def normalised_step(w: Vector, momentum: Vector, learning_rate: float) -> Vector
     return w - (learning_rate / length) * momentum if length > 0 else w
 
 
-class TrustedMomentum(TrustedServer[StateT]):
+class MomentumNoise(TrustedServer):
+    """A trusted server's noise on a momentum of gradients in which samples return every N rounds; a base class.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        With ``release_rule="paper"``, and as many passes (``sample_participations``) of ``min_separation`` = N releases
+        as samples are used.
+    num_rounds, noise_keys
+        See :class:`~murmurfl.strategies.trust.server_trust.TrustedServer`.
+    alpha : float
+        Weight of a new gradient, 0 < alpha <= 1.
+
+    Notes
+    -----
+    **Formal guarantees.** Whatever of the momentum is published is mu-GDP, as :class:`TrustedMomentum` says.
+    """
+
+    def __init__(
+        self, policy: PrivacyPolicy, num_rounds: int, noise_keys: NoiseKeys | None = None, *, alpha: float
+    ) -> None:
+        super().__init__(policy, num_rounds, noise_keys)
+        if not 0 < alpha <= 1:
+            raise ConfigurationError(f"Expected 0 < alpha <= 1, got {alpha!r}.")
+        if policy.release_rule != "paper":
+            raise ConfigurationError(
+                f"Expected a policy with release_rule 'paper', got {policy.release_rule!r}: a contribution that "
+                "comes later has another weight."
+            )
+        self.alpha = float(alpha)
+        self.epoch = policy.min_separation if policy.sample_participations > 1 else num_rounds
+        """N."""
+
+
+class TrustedMomentum(ReleaseStrategy[StateT]):
     """Private momentum, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`; a base class.
 
     Parameters
     ----------
+    noise : MomentumNoise
     learning_rate : float
         eta > 0.
-    alpha : float
-        Weight of a new gradient, 0 < alpha <= 1.
     **options
-        See :class:`~murmurfl.strategies.trusted.trusted_server.TrustedServer`. Every machine is asked in every round:
-        ``clients_per_round`` is ``num_clients``. The policy has ``release_rule="paper"`` and as many passes
-        (``sample_participations``) of ``min_separation`` = N releases as samples are used.
+        See :class:`~murmurfl.strategies.ReleaseStrategy`. Every machine is asked in every round:
+        ``clients_per_round`` is ``num_clients``.
 
     Notes
     -----
@@ -56,27 +89,19 @@ class TrustedMomentum(TrustedServer[StateT]):
     its number is the round's, so a machine that misses a request is left out from then on (and every machine, if the
     server stops between its replies and its checkpoint), and replies that state a larger sensitivity or another grid
     than the policy's are dropped. A run that is interrupted and resumed has the same guarantee: noise that was drawn
-    before is the same when it is needed again (:class:`~murmurfl.strategies.trusted.trusted_server.TrustedServer`).
+    before is the same when it is needed again (:class:`~murmurfl.strategies.trust.server_trust.TrustedServer`).
     With mechanism ``none``, which is refused unless the keys are simulated, nothing is guaranteed. Proof:
     docs/proofs/sensitivities.md.
     """
 
     late_answers: ClassVar[LateAnswers] = "refused"  # a sample would not return after as many rounds
 
-    def __init__(self, *, learning_rate: float, alpha: float, **options: Unpack[TrustedOptions]) -> None:
+    def __init__(self, *, noise: MomentumNoise, learning_rate: float, **options: Unpack[ReleaseOptions]) -> None:
+        self.trust = noise
         super().__init__(**options)
         check_step(learning_rate)
-        if not 0 < alpha <= 1:
-            raise ConfigurationError(f"Expected 0 < alpha <= 1, got {alpha!r}.")
-        if self.policy.release_rule != "paper":
-            raise ConfigurationError(
-                f"Expected a policy with release_rule 'paper', got {self.policy.release_rule!r}: a contribution that "
-                "comes later has another weight."
-            )
         self.learning_rate = float(learning_rate)
-        self.alpha = float(alpha)
-        returning = self.policy.sample_participations > 1
-        self.epoch = self.policy.min_separation if returning else self.num_rounds
+        self._momentum = {"alpha": noise.alpha, "epoch": noise.epoch}
 
     def _settle(self, machines: int) -> None:
         super()._settle(machines)
@@ -87,8 +112,7 @@ class TrustedMomentum(TrustedServer[StateT]):
             )
 
     def settings(self) -> dict[str, Any]:
-        own = {"learning_rate": self.learning_rate, "alpha": self.alpha, "epoch": self.epoch}
-        return {**super().settings(), **own}
+        return {**super().settings(), "learning_rate": self.learning_rate, **self._momentum}
 
     def check_reply(self, reply: Reply) -> bool:
-        return reply.release == len(self.history) + 1 and could_be_honest(self.policy, reply, most_releases=1)
+        return reply.release == len(self.history) + 1

@@ -1,0 +1,1 @@
+"""Whom machines trust: whose noise is in a sum, and which words, checks and files follow."""

@@ -1,1 +1,0 @@
-"""Strategies with a trusted server, which adds the noise for everybody."""
