@@ -1,5 +1,6 @@
 """Machines whose rows are owners: what one owner can move, what an observer sees, and what the ledger knows."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -292,7 +293,7 @@ def test_a_machine_of_owners_states_its_unit():
 
 def test_a_mean_of_features_is_refused_beside_owners():
     policy = PrivacyPolicy(**{**COMMON, "budget_mu": 3.0}, batch_size=2)
-    mean: Any = object()
+    mean: Any = SimpleNamespace(option="centring")
     with pytest.raises(ConfigurationError, match="which counts samples"):
         NoisySGDClient(
             gradients(), Data().owned(), policy, MemoryLedger(), SimulatedKeys(1, "m"), name="m", centring=mean

@@ -160,16 +160,6 @@ def test_the_nightly_run_has_a_configuration_that_is_taken():
     RunConfig.from_mapping(tomllib.loads("\n".join(pairs)))
 
 
-def test_a_page_that_shows_a_unit_shows_the_file():
-    shown = []
-    for page in (ROOT / "docs").glob("*.md"):
-        for indent, text in re.findall(r"^( *)```ini\n(.*?)^ *```", page.read_text(), flags=re.DOTALL | re.MULTILINE):
-            unit = re.sub(rf"^{indent}", "", text, flags=re.MULTILINE)
-            assert unit in UNITS.values(), f"{page.name} shows a unit that is no file of examples/fleet"
-            shown.append(unit)
-    assert UNITS["murmurfl-node.service"] in shown
-
-
 def test_the_operators_file_is_read(tmp_path):
     path = tmp_path / "node.toml"
     text = (FLEET / "node.toml").read_text()

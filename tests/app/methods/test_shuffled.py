@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_refused():
         ({"public_samples": 5}, "public samples"),
         ({"public_samples": 600}, "public-samples"),
         ({"mechanism": "blt"}, "mechanism"),
-        ({"strategy": "mu2"}, "public-samples"),
+        ({"strategy": "mu2"}, "which does not read it"),
         ({"task": "crime"}, "synthetic-samples"),
         ({**CRIME, "model": "logistic"}, "'ridge'"),
         ({**CRIME, "public_samples": 30}, "public-samples"),
