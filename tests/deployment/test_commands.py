@@ -232,6 +232,7 @@ def test_an_owner_may_do_everything(closed):
         assert status not in (403, 415), (call, status, said)
 
 
+@pytest.mark.long
 def test_an_owners_day(closed, tmp_path):
     credentials = closed.folder / "credentials.yaml"
     credentials.unlink(missing_ok=True)
@@ -305,6 +306,7 @@ def reading_here():
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
+@pytest.mark.long
 def test_what_owners_submit_reads_neither_key_nor_database_where_another_user_starts_it(tmp_path):
     python = another_user()
     if python is None:
