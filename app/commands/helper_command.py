@@ -45,7 +45,7 @@ def helper(
         from ..nodes.preflight import Given
         from ..nodes.supernode import run_helper
         from ..nodes.taken_runs import TakenRuns
-        from ..nodes.watching.addresses import Addresses, watched
+        from ..nodes.watching.health import Addresses, watched
 
         refuse_without_check(check=check, as_json=as_json)
         if check:

@@ -53,7 +53,7 @@ def node(
         from ..nodes.preflight import Given
         from ..nodes.supernode import run_node
         from ..nodes.taken_runs import TakenRuns
-        from ..nodes.watching.addresses import Addresses, watched
+        from ..nodes.watching.health import Addresses, watched
 
         refuse_without_check(check=check, as_json=as_json, run_every=run_every)
         if check:

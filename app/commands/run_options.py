@@ -68,13 +68,8 @@ def settings_of(file: Path | None, assignments: list[str] | None) -> dict[str, V
 
     Parameters
     ----------
-    file : Path or None
     assignments : list of str or None
         Texts ``key=value``.
-
-    Raises
-    ------
-    ConfigurationError
     """
     made = layered({} if file is None else read_settings(file), parse_assignments(assignments or []))
     if names_own(made):

@@ -34,7 +34,7 @@ def server(
     serving.start_log()
     with serving.failing():
         from ..nodes.servers.watched_server import run_server
-        from ..nodes.watching.addresses import Addresses
+        from ..nodes.watching.health import Addresses
 
         addresses = Addresses(health_address, metrics_address)
         run_server(context.args, addresses, figures, serving.journal(), owners)

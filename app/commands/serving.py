@@ -46,14 +46,9 @@ LogDetails = Annotated[
 
 @dataclass(frozen=True)
 class Serving:
-    """How something that serves for long tells its operator what happens.
+    """How something that serves for long tells its operator what happens."""
 
-    Parameters
-    ----------
-    log_json, log_details, verbose : bool
-        As the options.
-    """
-
+    # log_json, log_details, verbose: as the options
     log_json: bool = False
     log_details: bool = False
     verbose: bool = False
@@ -114,12 +109,7 @@ CheckedAsJson = Annotated[bool, typer.Option("--json", help="With --check: print
 
 
 def refuse_without_check(*, check: bool, as_json: bool, run_every: float | None = None) -> None:
-    """Refuse options that nothing but a check reads, and a time that is none.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse options that nothing but a check reads, and a time that is none."""
     if not check and (as_json or run_every is not None):
         raise ConfigurationError("Expected --json and --run-every with --check only, got one without it.")
     if run_every is not None and not 0 < run_every < float("inf"):

@@ -133,7 +133,6 @@ def say(text: str, *, err: bool = False) -> None:
 
     Parameters
     ----------
-    text : str
     err : bool
         Whether to standard error.
     """
@@ -172,7 +171,6 @@ def aligned(rows: Sequence[Mapping[str, str]], columns: Sequence[str], right: Se
     ----------
     rows : sequence of mapping
         Texts.
-    columns : sequence of str
     right : sequence of str
         Columns of numbers.
     """
@@ -190,7 +188,6 @@ def say_table(title: str, rows: Sequence[Mapping[str, str]], labels: Sequence[st
 
     Parameters
     ----------
-    title : str
     rows : sequence of mapping
         Texts, alike in their keys; columns without any text are left out.
     labels : sequence of str

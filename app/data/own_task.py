@@ -68,7 +68,6 @@ def own_task(found: Any, name: str) -> Task:
     ----------
     found : Any
         What ``name`` names, and no Task.
-    name : str
 
     Raises
     ------
@@ -88,7 +87,6 @@ def checked(dataset: Dataset, setting: str) -> Dataset:
 
     Parameters
     ----------
-    dataset : Dataset
     setting : str
         What gave it, for the refusal.
 

@@ -71,7 +71,6 @@ class ByLabel(Partition):
             Of all training samples, in the data set's order.
         order : ndarray of shape (samples,), int64
             The numbers of all training samples, shuffled.
-        config : RunConfig
         generator : numpy.random.Generator
             For whatever else is drawn.
         """

@@ -71,12 +71,7 @@ class Parts(Sequence[NDArray[np.int64]]):
         return self._ends[machines] - self.sizes[machines]
 
     def shuffled(self, generator: np.random.Generator) -> Parts:
-        """The same with each machine's in an order of its own: that of ``generator.permutation`` of one after another.
-
-        Parameters
-        ----------
-        generator : numpy.random.Generator
-        """
+        """The same parts, each machine's in the order of one ``generator.permutation`` after another."""
         numbers = self.numbers.copy()
         for machines, size in self._alike():
             start = int(self._ends[machines.start]) - size
@@ -96,13 +91,7 @@ class Parts(Sequence[NDArray[np.int64]]):
 
 
 class Shards(Sequence[Shard]):
-    """Every machine's samples; a machine's is made when it is asked for.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    parts : Parts
-    """
+    """Every machine's samples; a machine's is made when it is asked for."""
 
     def __init__(self, dataset: Dataset, parts: Parts) -> None:
         self._dataset = dataset
@@ -118,7 +107,6 @@ class Shards(Sequence[Shard]):
 
         Parameters
         ----------
-        machines : sequence of int
         samples : sequence of slice
             As many of each.
         """
@@ -148,7 +136,6 @@ def shard_sizes(shards: Sequence[Any], used: Callable[[int], int] = int) -> list
 
     Parameters
     ----------
-    shards : sequence of Shard
     used : callable
         How many of so many samples count; by default all.
     """
@@ -207,7 +194,6 @@ class OwnedShards(Sequence[OwnedSamples]):
 
         Parameters
         ----------
-        machine : int
         secret : bytes
             Of its ledger (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`).
         places : int, optional

@@ -22,10 +22,8 @@ class Dataset:
 
     Parameters
     ----------
-    train_features, test_features : ndarray of shape (samples, features), float32
     train_labels, test_labels : ndarray of shape (samples,), int64
         Of the classes from 0; with one class, numbers to regress on.
-    num_classes : int
     machine_of : ndarray of shape (samples,), int64, optional
         Which machine a training sample belongs to, where the data say so.
     public_features, public_labels : ndarray, optional
@@ -159,12 +157,7 @@ class Task(ABC):
         return self.image_shape is not None
 
     def check(self, config: RunConfig) -> None:
-        """Refuse a run configuration that this task cannot serve.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a run configuration that this task cannot serve."""
         for key, allowed in (("model", self.models), ("partition", self.partitions)):
             got = getattr(config, key)
             if allowed is not None and got not in allowed:
@@ -197,7 +190,6 @@ class Task(ABC):
 
         Parameters
         ----------
-        config : RunConfig
         root : str
             The folder with the data sets, empty if there is none.
 
@@ -214,9 +206,6 @@ class Images:
 
     Parameters
     ----------
-    train, test : ndarray of shape (samples, height, width), uint8
-    train_labels, test_labels : ndarray of shape (samples,), int64
-    num_classes : int
     white : int
         The largest value that a pixel can have.
     """

@@ -34,12 +34,7 @@ DEFAULT_ROW_CACHE_MIB = 256.0
 
 
 class ExperimentKinds:
-    """Which machines of an experiment are alike: those with equal policies, where a method makes their clients alike.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    """
+    """Groups of like machines of an experiment: equal policies, and a method that makes their clients alike."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
@@ -85,7 +80,6 @@ class CohortMachines:
 
     Parameters
     ----------
-    experiment : Experiment
     row_cache_mib : float
         Most memory for keeping noise rows until they are taken back out, in MiB; what does not fit is regenerated,
         which costs a second drawing of the row.

@@ -52,10 +52,6 @@ def compiled_rows(quality: NoiseQuality) -> Callable[[ReleaseRule], CompiledRows
 class CompiledRows(RowByRow):
     """The arithmetic of a block in compiled loops, where noise is a row that cancels and a machine has one gradient.
 
-    Parameters
-    ----------
-    rule : ReleaseRule
-
     Notes
     -----
     Its counts are those of :class:`~murmurfl.privacy.noise.block_values.RowByRow` to the bit.

@@ -17,24 +17,12 @@ from .superlink import Launch
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """A run that completed.
+    """A run that completed."""
 
-    Parameters
-    ----------
-    run_id : int
-        Flower's id of the run.
-    status : str
-        ``finished:completed``.
-    seconds : float
-        From the call to the last process stopped.
-    log : str
-        The streamed log.
-    """
-
-    run_id: int
-    status: str
-    seconds: float
-    log: str
+    run_id: int  # flower's id of the run
+    status: str  # ``finished:completed``
+    seconds: float  # from the call to the last process stopped
+    log: str  # the streamed log
 
 
 def run_flower_app(
@@ -71,10 +59,6 @@ def run_flower_app(
     on_line : callable, optional
         Gets every line of the log as it comes, without Flower's colour codes and otherwise as it is, in the calling
         thread; default writes it to standard output.
-
-    Returns
-    -------
-    LaunchResult
 
     Raises
     ------

@@ -120,13 +120,8 @@ def checked_workers(workers: int | None, engine: str = "cohort", ray_address: st
     ----------
     workers : int or None
         None where nobody asked for any.
-    engine : str
     ray_address : str
         Of a Ray cluster; empty for this computer.
-
-    Raises
-    ------
-    ConfigurationError
     """
     if workers is not None and workers < 1:
         raise ConfigurationError(f"Expected workers >= 1, got {workers}.")

@@ -55,7 +55,6 @@ class RayPool(Pool):
     ----------
     ray : module
         Connected.
-    size : int
     search : list of str
         Folders in which workers look for modules after their own: things of one's own may lie there.
     where : str
@@ -167,7 +166,6 @@ def ray_pool(size: int, address: str = "", *, say: Say, most: int = 0, data_byte
         Of a Ray cluster: ``host:port``, ``auto`` or ``ray://host:port``. Empty for a private Ray on this computer.
     say : callable
         Told what is waited for.
-    most : int
     data_bytes : int
         About how much will be shared.
 
@@ -351,11 +349,6 @@ def opened_pool(
         Told what is waited for.
     data_bytes : int
         About how much will be shared.
-
-    Raises
-    ------
-    ConfigurationError
-    WorkerError
     """
     checked_workers(workers, ray_address=ray_address)
     asked = workers or (0 if ray_address else cores())

@@ -78,7 +78,6 @@ def run_cohort(
 
     Parameters
     ----------
-    config : RunConfig
     on_progress : callable, optional
         Called after every round.
     row_cache_mib : float

@@ -45,45 +45,28 @@ _HEARD = "heard"
 
 @dataclass(frozen=True)
 class _Question:
-    """What one worker is asked in a round, beside what all of them get.
-
-    Parameters
-    ----------
-    server_round : int
-    session : str
-    machines, acks : ndarray of int64
-        The numbers of machines that are asked, in order, and their acknowledgements: the worker's own, or all of them
-        where the gradients of a machine depend on which others are computed with them.
-    unanswered_for : list of int or None
-        Those of its machines whose last release was not aggregated; None where nothing is acknowledged at all.
-    sums_suffice : bool
-    """
+    """What one worker is asked in a round, beside what all of them get."""
 
     server_round: int
     session: str
+    # machines, acks: the numbers of machines that are asked, in order, and their acknowledgements: the worker's own,
+    # or all of them where the gradients of a machine depend on which others are computed with them
     machines: NDArray[np.int64]
     acks: NDArray[np.int64]
+    # Those of its machines whose last release was not aggregated; None where nothing is acknowledged at all
     unanswered_for: list[str] | None
     sums_suffice: bool
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Releases that were added up by a worker.
+    """Releases that were added up by a worker."""
 
-    Parameters
-    ----------
-    positions : ndarray of int64
-        Which of the machines asked they are of.
-    releases, samples : ndarray of int64
-        Of each.
-    counts, spacing, largest, metrics
-        Those of :class:`~murmurfl.strategies.rounds.replies.SummedReplies`.
-    """
-
-    positions: NDArray[np.int64]
+    positions: NDArray[np.int64]  # which of the machines asked they are of
+    # releases, samples: of each
     releases: NDArray[np.int64]
     samples: NDArray[np.int64]
+    # counts, spacing, largest, metrics: those of :class:`~murmurfl.strategies.rounds.replies.SummedReplies`
     counts: NDArray[np.int64]
     spacing: float
     largest: int
@@ -106,7 +89,6 @@ class WorkerMachines:
 
     Parameters
     ----------
-    experiment : Experiment
     pool : Pool
         With as many workers as there are machines, or fewer.
     row_cache_mib : float

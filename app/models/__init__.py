@@ -25,8 +25,6 @@ def make_model(
 
     Parameters
     ----------
-    name : str
-    num_features, num_classes : int
     feature_bound : float
         R of the linear models.
     constant : bool

@@ -22,7 +22,6 @@ class LinearModel(Model):
 
     Parameters
     ----------
-    num_features, num_classes : int
     feature_bound : float
         R, public: a sample's features are scaled down to this L2 norm wherever they are longer.
 
@@ -232,15 +231,7 @@ class MeanEstimation(Model):
 
 
 class Logistic(ModelKind):
-    """Logistic regression of two classes.
-
-    Parameters
-    ----------
-    name, sentence : str
-    model : type of LogisticRegression
-    convex : bool
-    online : OnlineConstants
-    """
+    """Logistic regression of two classes."""
 
     keys = frozenset({"feature-bound"})
     scores = True

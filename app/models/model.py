@@ -108,7 +108,6 @@ def area_under_curve(scores: NDArray[np.floating], labels: NDArray[Any]) -> floa
 
     Parameters
     ----------
-    scores : ndarray of shape (samples,)
     labels : ndarray of shape (samples,)
         0 or 1.
 
@@ -128,13 +127,7 @@ def area_under_curve(scores: NDArray[np.floating], labels: NDArray[Any]) -> floa
 
 @dataclass(frozen=True)
 class OnlineConstants:
-    """What the preset gives online federated learning with a model.
-
-    Parameters
-    ----------
-    clip_norm : float
-    learning_rate : float
-    """
+    """What the preset gives online federated learning with a model."""
 
     clip_norm: float = 1.0
     learning_rate: float = 0.05
@@ -169,12 +162,7 @@ class ModelKind(ABC):
     online: OnlineConstants = OnlineConstants()
 
     def check(self, config: RunKeys) -> None:
-        """Refuse a run configuration that this model cannot serve.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a run configuration that this model cannot serve."""
         if config.preset == "paper" and not self.paper_constants:
             with_constants = [repr(name) for name, kind in registry("model").items() if kind.paper_constants]
             raise ConfigurationError(
@@ -192,7 +180,6 @@ class ModelKind(ABC):
 
         Parameters
         ----------
-        num_features, num_classes : int
         feature_bound : float
             R of the linear models.
 

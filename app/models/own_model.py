@@ -101,7 +101,6 @@ def own_model(found: Any, name: str) -> ModelKind:
     ----------
     found : Any
         What ``name`` names, and no ModelKind.
-    name : str
 
     Raises
     ------

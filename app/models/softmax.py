@@ -17,7 +17,6 @@ class SoftmaxRegression(Model):
 
     Parameters
     ----------
-    num_features, num_classes : int
     bias : bool
         Whether there is one; features with a constant among them need none.
     """

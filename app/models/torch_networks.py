@@ -53,7 +53,6 @@ class PooledConvolution:
         Channels of the image.
     side : int
         Its height and width; an odd last row or column of the convolution is dropped, as pooling does.
-    filters : int
     """
 
     def __init__(self, channels: int, side: int, filters: int) -> None:
@@ -178,7 +177,6 @@ class SteadyRows:
     ----------
     gradients : callable
         As :class:`~murmurfl.clients.PerSampleGradients`; a batch is a pair of arrays.
-    shapes : sequence of tuple of int
     num_parameters : int
         d.
     """
@@ -383,7 +381,6 @@ class TorchModel(_InPyTorch):
     ----------
     module : torch.nn.Module
         It takes rows of ``num_features`` values and gives ``num_classes`` scores.
-    num_features, num_classes : int
     make : callable
         Makes another one.
     """

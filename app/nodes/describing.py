@@ -1,4 +1,4 @@
-"""What an operator's log says of a real machine: how much it releases, and what that guarantees."""
+"""An operator's log line about a real machine: how much it releases, and what that guarantees."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ...privacy.accounting.guarantee import RECORDS
 
 
 def describe(client: PrivateClient) -> str:
-    """A machine and what it guarantees, in one sentence for its operator's log."""
+    """Describe a machine and its guarantee in one sentence."""
     policy, plan = client.machine.policy, client.machine.plan
     name, releases = f"Machine {client.name}", policy.max_participations
     budget = rounded_up(policy.budget_mu or policy.mu)
     mean = None if client.centred is None else client.centred.machine
     evaluated = None if client.evaluated is None else client.evaluated.machine
     beside = client.parts.machines
-    # Whether anybody has more samples is somebody's data: what is said is the same either way.
+    # Whether an owner has more samples depends on data: the sentence does not.
     most = policy.samples_per_owner
     kept = f" Of each owner the first {most} samples are used, and any others left out." if most else ""
     if policy.trust == "trusted-server":

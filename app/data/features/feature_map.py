@@ -58,13 +58,8 @@ class Features(ABC):
 
         Parameters
         ----------
-        images : ndarray of shape (samples, height, width), uint8
         white : int
             The largest value that a pixel can have.
-
-        Returns
-        -------
-        ndarray of shape (samples, k), float32
 
         Notes
         -----

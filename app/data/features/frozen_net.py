@@ -128,10 +128,6 @@ def frozen_net(
     biases : sequence of ndarray
         Of each layer, with its normalisation worked in: running means that nothing here changes.
 
-    Returns
-    -------
-    ndarray of shape (samples, features)
-
     Notes
     -----
     Row i depends on image i alone.

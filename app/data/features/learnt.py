@@ -26,7 +26,6 @@ def framed(images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
 
     Parameters
     ----------
-    images : ndarray of shape (samples, height, width), uint8
     white : int
         The largest value that a pixel can have.
 
@@ -77,10 +76,6 @@ def stroke_net(values: NDArray[np.float32], name: str) -> NDArray[np.float32]:
     name : str
         Of the weights file.
 
-    Returns
-    -------
-    ndarray of shape (samples, 256)
-
     Notes
     -----
     Row i depends on image i alone.
@@ -108,7 +103,6 @@ class Learnt(OfImages):
 
     Parameters
     ----------
-    name, sentence : str
     files : sequence of str
         Weights that the parts rest on.
 

@@ -25,7 +25,6 @@ class FunctionFeatures(OfImages):
 
     Parameters
     ----------
-    function : callable
     name : str
         As the run configuration has it.
 
@@ -76,7 +75,6 @@ def own_features(found: Any, name: str) -> Features:
     ----------
     found : Any
         What ``name`` names, and no Features.
-    name : str
 
     Raises
     ------

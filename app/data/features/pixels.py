@@ -14,7 +14,6 @@ def pooled(images: NDArray[np.uint8], block: int) -> NDArray[np.float32]:
 
     Parameters
     ----------
-    images : ndarray of shape (samples, side, side), uint8
     block : int
         Pixels of a block's side; it divides the image's.
     """

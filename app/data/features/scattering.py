@@ -114,10 +114,6 @@ def scattering(values: NDArray[np.floating]) -> NDArray[np.floating]:
     values : ndarray of shape (samples, 28, 28)
         Pixels from 0 to 1; float32 or float64, and so is all arithmetic.
 
-    Returns
-    -------
-    ndarray of shape (samples, 81, 7, 7)
-
     Notes
     -----
     Row i depends on image i alone.

@@ -44,10 +44,6 @@ def whitened_scattering(
     floor : float
         Share of the largest variance that is added to every one, so that the smallest are not blown up.
 
-    Returns
-    -------
-    ndarray of shape (samples, 512)
-
     Notes
     -----
     Row i depends on image i alone: mean and covariance are those of random characters.

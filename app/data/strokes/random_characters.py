@@ -33,18 +33,10 @@ def keyed(*parts: object) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Alphabet:
-    """Random characters.
+    """Random characters."""
 
-    Parameters
-    ----------
-    points : ndarray of shape (classes, strokes, points, 2)
-        What each stroke goes through.
-    strokes : ndarray of shape (classes,), int64
-        How many strokes of each are drawn.
-    """
-
-    points: NDArray[np.float64]
-    strokes: NDArray[np.int64]
+    points: NDArray[np.float64]  # what each stroke goes through
+    strokes: NDArray[np.int64]  # how many strokes of each are drawn
 
     def __len__(self) -> int:
         return len(self.strokes)
@@ -70,7 +62,6 @@ def drawn(
 
     Parameters
     ----------
-    alphabet : Alphabet
     classes : ndarray of shape (images,), int64
         Which characters.
     generator : Generator

@@ -41,20 +41,10 @@ _EPSILON = 1e-5
 
 @dataclass
 class StrokeNet:
-    """Convolutions of 3 x 3, each normalised and cut at zero, the first two pooled by 2 x 2; a dense layer likewise.
+    """Convolutions of 3 x 3, each normalised and cut at zero, the first two pooled by 2 x 2; a dense layer likewise."""
 
-    Parameters
-    ----------
-    channels : tuple of int
-        Of the convolutions.
-    width : int
-        Of the dense layer: how many features the net gives.
-    classes : int
-    dtype : torch.dtype
-    """
-
-    channels: tuple[int, ...]
-    width: int
+    channels: tuple[int, ...]  # of the convolutions
+    width: int  # of the dense layer: how many features the net gives
     classes: int
     dtype: torch.dtype
     weights: list[torch.Tensor] = field(default_factory=list)
@@ -145,29 +135,16 @@ _SAID_EVERY = 500
 
 @dataclass(frozen=True)
 class Lesson:
-    """What one net learns, and for how long: everything that settles its weights.
+    """What one net learns, and for how long: everything that settles its weights."""
 
-    Parameters
-    ----------
-    seed : int
-        Settles alphabet, images and first weights.
-    classes, steps, batch : int
-    rate : float
-        Of the first steps; it falls linearly.
-    channels : tuple of int
-    width : int
-        Features of the net.
-    exact : bool
-        In float64 throughout; otherwise products in bfloat16, which is faster and differs from machine to machine.
-    """
-
-    seed: int
+    seed: int  # settles alphabet, images and first weights
     classes: int = 3000
     steps: int = 15000
     batch: int = 128
-    rate: float = 2e-3
+    rate: float = 2e-3  # of the first steps; it falls linearly
     channels: tuple[int, ...] = (16, 32, 64)
-    width: int = 256
+    width: int = 256  # features of the net
+    # In float64 throughout; otherwise products in bfloat16, which is faster and differs from machine to machine
     exact: bool = False
 
 

@@ -21,12 +21,7 @@ _NAMES = re.compile(rf"{TORCH_CPU}|{CUDA}(:\d+)?")
 
 
 def check_device_name(name: str) -> None:
-    """Refuse what is no name of a device, whether or not it is there.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse what is no name of a device, whether or not it is there."""
     if name != NUMPY and not _NAMES.fullmatch(name):
         raise ConfigurationError(
             f"Expected device {CUDA!r}, {CUDA + ':1'!r} (the second GPU) or {TORCH_CPU!r} (PyTorch's CPU backend, for "
@@ -41,14 +36,8 @@ def checked_device(name: str, engine: str = "cohort", workers: int | None = None
     ----------
     name : str
         Empty where nobody asked for one.
-    engine : str
-    workers : int or None
     ray_address : str
         Of a Ray cluster.
-
-    Raises
-    ------
-    ConfigurationError
     """
     check_device_name(name)
     if not name:

@@ -45,8 +45,6 @@ class DeviceArithmetic:
 
     Parameters
     ----------
-    rule : ReleaseRule
-    device : torch.device
     rows : RowTable
         Where normals are kept until a later release has taken them out.
     own_rows : bool
@@ -95,7 +93,6 @@ class DeviceBlocks:
 
     Parameters
     ----------
-    device : torch.device
     limit_bytes : int, optional
         The most memory for normals that are kept; by default a quarter of what a GPU has free.
     own_rows : bool
@@ -128,7 +125,6 @@ def machines_on(experiment: Experiment, device: str) -> CohortMachines:
 
     Parameters
     ----------
-    experiment : Experiment
     device : str
         ``cuda``, ``cuda:1`` and so on, or ``torch-cpu``.
 

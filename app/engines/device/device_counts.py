@@ -70,8 +70,6 @@ class DeviceOuterProducts(DeviceContributions):
 
     Parameters
     ----------
-    residuals : float64 tensor of shape (samples, classes)
-    features : float64 tensor of shape (samples, features)
     bias : bool
         Whether the layer has one.
     """
@@ -102,12 +100,7 @@ class DeviceOuterProducts(DeviceContributions):
 
 
 class DeviceRows(DeviceContributions):
-    """Contributions that are written out.
-
-    Parameters
-    ----------
-    rows : float64 tensor of shape (samples, d)
-    """
+    """Contributions that are written out."""
 
     def __init__(self, rows: torch.Tensor) -> None:
         self._rows = rows
@@ -143,14 +136,8 @@ def clipped_counts(stack: DeviceContributions, bound: RowBound, grid: Grid, rows
     ----------
     stack : DeviceContributions
         Rows of machine after machine.
-    bound : RowBound
-    grid : Grid
     rows_per_release : int
         b, rows of a machine.
-
-    Returns
-    -------
-    int64 tensor of shape (machines, d)
 
     Notes
     -----

@@ -36,11 +36,6 @@ _MOST_VALUES = 1 << 27
 class DeviceGradients(ABC):
     """A model's per-sample gradients on a device.
 
-    Parameters
-    ----------
-    model : Model
-    device : torch.device
-
     Attributes
     ----------
     shapes : list of tuple of int
@@ -79,8 +74,6 @@ class DeviceGradients(ABC):
         ----------
         points : sequence of sequences of ndarray
             Query points; they go to the device once.
-        weights : sequence of float, or of ndarray of shape (b,)
-        samples : DeviceBatch
         """
         if self._at[0] is not points:
             self._at = points, [self._sent(point) for point in points]

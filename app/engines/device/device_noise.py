@@ -52,7 +52,6 @@ class RowTable:
         Values of a row.
     most_rows : int
         The most to keep. The oldest go first, and are made again.
-    device : torch.device
     """
 
     def __init__(self, size: int, most_rows: int, device: torch.device) -> None:
@@ -69,13 +68,8 @@ class RowTable:
 
         Parameters
         ----------
-        names : sequence
         make : callable
             Rows of names.
-
-        Returns
-        -------
-        float32 tensor of shape (names, size)
         """
         here = [self._places.get(name) for name in names]
         missing = [i for i, place in enumerate(here) if place is None]
@@ -185,10 +179,8 @@ class DeviceNoise:
 
     Parameters
     ----------
-    plan : NoisePlan
     num_parameters : int
         d.
-    device : torch.device
     rows : RowTable
         Keeps the normals that a later release needs; those for which it has no room are made again.
 

@@ -101,12 +101,7 @@ def _mixed(product: torch.Tensor, other: torch.Tensor, shape: torch.Size) -> tor
 
 
 def check_known_answers(device: torch.device) -> None:
-    """Refuse a backend that computes other words than those that were published.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse a backend that computes other words than those that were published."""
     counters = torch.tensor([counter for counter, _, _ in KNOWN_ANSWERS], dtype=torch.int64, device=device)
     keys = torch.tensor([key for _, key, _ in KNOWN_ANSWERS], dtype=torch.int64, device=device)
     expected = [list(words) for _, _, words in KNOWN_ANSWERS]
@@ -149,14 +144,9 @@ def standard_normal_rows(
         One a row, from :func:`murmurfl.privacy.noise.keyed_noise.row_key`; 32 bytes, each used for one row only.
     size : int
         Values of a row, from 0.
-    device : torch.device
     blocks_together : int, optional
         How many blocks of four normals are computed at a time: it bounds the work memory, and changes no bit. By
         default as many as keep a GPU busy, or stay in a processor's cache.
-
-    Returns
-    -------
-    float32 tensor of shape (keys, size)
 
     Raises
     ------

@@ -19,13 +19,7 @@ else:
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """Samples of several machines, one after the other.
-
-    Parameters
-    ----------
-    features : tensor of shape (samples, features)
-    labels : tensor of shape (samples,)
-    """
+    """Samples of several machines, one after the other."""
 
     features: torch.Tensor
     labels: torch.Tensor
@@ -33,13 +27,7 @@ class DeviceBatch:
 
 @dataclass(frozen=True)
 class DeviceSamples:
-    """All training samples of a run.
-
-    Parameters
-    ----------
-    features : tensor of shape (samples, features)
-    labels : tensor of shape (samples,)
-    """
+    """All training samples of a run."""
 
     features: torch.Tensor
     labels: torch.Tensor
@@ -60,7 +48,6 @@ class DeviceShard:
 
     Parameters
     ----------
-    shard : Shard
     samples : DeviceSamples
         Those of the shard's data set.
     """
@@ -82,13 +69,7 @@ class DeviceShard:
 
 
 class DeviceShards(Sequence[DeviceShard]):
-    """The samples of all machines, made when they are looked at.
-
-    Parameters
-    ----------
-    shards : sequence of Shard
-    samples : DeviceSamples
-    """
+    """The samples of all machines, made when they are looked at."""
 
     def __init__(self, shards: Sequence[Shard], samples: DeviceSamples) -> None:
         self._shards, self._samples = shards, samples

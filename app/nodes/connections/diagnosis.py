@@ -1,7 +1,6 @@
-"""Why a node's connection to its SuperLink fails: one cause of a fixed list, and a sentence for its operator.
+"""Why a node cannot reach its SuperLink: one cause of a fixed list, and a sentence for its operator.
 
-No session of a node is begun, and none ends (:mod:`.fleet_contact`): one that is running with the same key notices
-nothing.
+A diagnosis begins and ends no session (:mod:`.fleet_contact`): a running node with the same key notices nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import ssl
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from flwr.supercore.error import ApiErrorCode
 
 from ....privacy import ConfigurationError
 from .connection import Connection
-from .fleet_contact import Answer, FleetApi, passing_key
+from .fleet_contact import CERTIFICATE_CAUSES, NO_SERVER_BEHIND, NOT_YET_VALID, FleetApi, causes_of, passing_key
 from .presented import Presented, presented_by, printable, tls_context, utc
 
 CAUSES = (
@@ -47,39 +46,26 @@ CAUSES = (
     "session-open",
     "ended",
 )
-"""Every cause there is; ``reached`` is the one in which nothing is wrong, and ``ended`` that of a SuperNode which was
-connected and ended though nothing is."""
+"""``reached``: nothing is wrong. ``ended``: a connected SuperNode ended although nothing is wrong."""
 
 AHEAD_S = float(SYSTEM_TIME_TOLERANCE)
-"""A node whose clock is so many seconds ahead of the server's is refused."""
+"""The server refuses a node whose clock is this many seconds ahead of its own."""
 
 BEHIND_S = float(TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)
-"""And one whose clock is so many seconds behind."""
+"""The server refuses a node whose clock is this many seconds behind its own."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What came of trying a connection.
+    """The outcome of trying a connection."""
 
-    Parameters
-    ----------
-    cause : str
-        One of :data:`CAUSES`.
-    sentence : str
-        For the operator: what was expected, what came, what to do. No part of it depends on anybody's data.
-    ahead_s : float, optional
-        By how much this machine's clock is ahead of the server's, to within two seconds; None where the server did not
-        say what time it is.
-    certificate_ends : float, optional
-        When the server's certificate ends, in seconds since 1970.
-    takes_commands : bool
-        Whether the server did what owners alone may have it do, for somebody without a login.
-    """
-
-    cause: str
+    cause: str  # one of :data:`CAUSES`
+    # For the operator: what was expected, what came, what to do. Independent of anybody's data.
     sentence: str
+    # Seconds by which this machine's clock is ahead of the server's, to within two; None if the server tells no time
     ahead_s: float | None = None
-    certificate_ends: float | None = None
+    certificate_ends: float | None = None  # when the server's certificate ends, in seconds since 1970
+    # Whether the server obeyed a command without a login
     takes_commands: bool = False
 
     def __post_init__(self) -> None:
@@ -87,17 +73,11 @@ class Diagnosis:
             raise ConfigurationError(f"Expected one of {', '.join(CAUSES)}, got {self.cause!r}.")
 
     def but(self, cause: str, sentence: str) -> Diagnosis:
-        """The same figures with another cause."""
         return replace(self, cause=cause, sentence=sentence)
 
 
 class Target:
-    """Where a connection goes, and how that is said.
-
-    Parameters
-    ----------
-    connection : Connection
-    """
+    """A connection's address, and the words for it."""
 
     def __init__(self, connection: Connection) -> None:
         host, _, port = connection.superlink.rpartition(":")
@@ -108,7 +88,7 @@ class Target:
         self.where = connection.superlink + (f" through {self._proxy()}" if self.proxied else "")
 
     def _proxy(self) -> str:
-        """Where the proxy is: the variable that names it may have a password in it."""
+        """The proxy's host and port only: the variable that names it may hold a password."""
         try:
             proxy = httpx.URL(urllib.request.getproxies()[self.scheme])
         except (httpx.InvalidURL, KeyError):
@@ -116,52 +96,44 @@ class Target:
         return f"the proxy {printable(proxy.host)}" + (f":{proxy.port}" if proxy.port else "")
 
     def sentence(self, expected: str, got: str, advice: str) -> str:
-        """What was expected there, what came, what to do."""
         return f"Expected {expected} at {self.where}, got {got}: {advice}."
 
     def no_superlink(self, got: str) -> Diagnosis:
-        """Somebody answered, or nobody, and it was not Flower's server."""
         advice = "correct the address, or ask who runs what stands in between"
         return Diagnosis("not-a-superlink", self.sentence("Flower's SuperLink", got, advice))
 
     def timed_out(self, timeout_s: float) -> Diagnosis:
-        """Nothing came in time."""
         advice = "the network is down, a firewall drops what is sent, or the server is overloaded"
         return Diagnosis("timed-out", self.sentence("an answer", f"none within {timeout_s:g} s", advice))
 
 
-__all__ = ["AHEAD_S", "BEHIND_S", "CAUSES", "Diagnosis", "diagnose"]
-
 _SPARE_S = 1.0
-_DATES_S = 2.0  # as exact as dates are
-_NO_SERVER_BEHIND = (502, 503, 504)
+_DATES_S = 2.0  # the precision of HTTP dates
 
 
 def diagnose(
     connection: Connection, timeout_s: float = 5.0, *, refused: bool = False, clock: Callable[[], float] = time.time
 ) -> Diagnosis:
-    """Try a connection as a SuperNode would, step by step, and say what came of it.
+    """Try a connection as a SuperNode would, step by step.
 
     Parameters
     ----------
-    connection : Connection
     timeout_s : float
-        For all of it, about.
+        For all steps together, about.
     refused : bool
         Whether a SuperNode with this connection was turned away just now. If nothing else is wrong, its old session is
         still open.
     clock : callable
-        What this machine takes for the time, in seconds since 1970.
+        This machine's time, in seconds since 1970.
 
     Notes
     -----
-    Releases nothing, and reads neither data nor ledger: what it sends depends on the connection, the time and the
-    node's key alone, and is what a SuperNode sends when it signs in, and one question that a server answers its owners
-    alone. No session of a node is begun or ended.
+    Releases nothing and reads neither data nor ledger. It sends what a SuperNode sends to sign in, and one question
+    that a server answers only its owners; both depend on the connection, the time and the key alone.
     """
     attempt = _Attempt(connection, timeout_s, clock)
     found: list[Diagnosis] = []
-    # A thread, for a name may take longer to be looked up than any socket waits.
+    # A thread, because a name may take longer to look up than any socket waits.
     thread = threading.Thread(target=lambda: found.append(attempt.diagnosis()), daemon=True, name="murmurfl-diagnosis")
     thread.start()
     thread.join(timeout_s + _SPARE_S)
@@ -171,15 +143,13 @@ def diagnose(
 
 
 class _Attempt:
-    """One try, and the words for what a SuperLink may say."""
-
     def __init__(self, connection: Connection, timeout_s: float, clock: Callable[[], float]) -> None:
         self.target = Target(connection)
         self._connection, self._timeout_s, self._clock = connection, timeout_s, clock
         self._client: httpx.Client | None = None
 
     def end(self) -> None:
-        """Hang up: a server that says a byte now and then would hold the thread for days."""
+        """Hang up: a server that sends a byte now and then would hold the thread for days."""
         if self._client is not None:
             self._client.close()
 
@@ -196,12 +166,9 @@ class _Attempt:
         except ConfigurationError as error:
             return Diagnosis("certificate-unknown", str(error))
         except httpx.HTTPError as error:
-            return self._unconnected(error)
-        except Exception as error:  # whatever somebody else's server made of it: an operator gets a cause all the same
+            return why_unconnected(self.target, error, self._timeout_s, self._clock())
+        except Exception as error:  # whatever the other side sent, the operator gets a cause
             return self.target.no_superlink(f"what Flower's client does not understand ({type(error).__name__})")
-
-    def _unconnected(self, error: httpx.HTTPError) -> Diagnosis:
-        return why_unconnected(self.target, error, self._timeout_s, self._clock())
 
     def _asked(self, superlink: FleetApi, *, registers: bool) -> Diagnosis:
         answer = superlink.may_begin(self._clock())
@@ -214,15 +181,16 @@ class _Attempt:
             return seen
         if answer.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
             return self._not_registered(seen) if registers else self._without_key(superlink, seen)
-        return self._another(answer)
+        if answer.status in NO_SERVER_BEHIND:
+            advice = "something in front of it answers in its place; have the SuperLink started"
+            return Diagnosis("unreachable", self.target.sentence("the SuperLink", f"HTTP {answer.status}", advice))
+        return self.target.no_superlink(f"HTTP {answer.status}")
 
     def _not_registered(self, seen: Diagnosis) -> Diagnosis:
         key = self._connection.private_key
         advice = f"have its operator run `flwr supernode register` with {key}.pub"
-        return seen.but(
-            "key-not-registered",
-            self.target.sentence("a key that the SuperLink knows", f"no such key ({key})", advice),
-        )
+        sentence = self.target.sentence("a key that the SuperLink knows", f"no such key ({key})", advice)
+        return seen.but("key-not-registered", sentence)
 
     def _without_key(self, superlink: FleetApi, seen: Diagnosis) -> Diagnosis:
         if superlink.takes_unknown_keys(self._clock()):
@@ -231,9 +199,9 @@ class _Attempt:
         return seen.but("key-missing", self.target.sentence("this node to have a key", "none", advice))
 
     def _not_authenticated(self, seen: Diagnosis) -> Diagnosis:
-        """The signature did not count: for its time, or because something in between changed the request.
+        """The signature did not count: because of its time, or because something in between changed the request.
 
-        Nothing is signed for another time to find out: whoever got it could pass for this node when that time comes.
+        Nothing is signed for another time to find out: whoever got that could pass for this node at that time.
         """
         if seen.ahead_s is None or -BEHIND_S + _DATES_S < seen.ahead_s < AHEAD_S - _DATES_S:
             return self.target.no_superlink("HTTP 401, though the clocks agree as far as it says")
@@ -245,14 +213,7 @@ class _Attempt:
             "of whichever is wrong.",
         )
 
-    def _another(self, answer: Answer) -> Diagnosis:
-        if answer.status in _NO_SERVER_BEHIND:
-            advice = "something in front of it answers in its place; have the SuperLink started"
-            return Diagnosis("unreachable", self.target.sentence("the SuperLink", f"HTTP {answer.status}", advice))
-        return self.target.no_superlink(f"HTTP {answer.status}")
-
     def session_open(self, seen: Diagnosis) -> Diagnosis:
-        """Nothing is wrong, and yet a SuperNode was turned away."""
         advice = (
             "the session of a node with the same key is still open; after a crash it ends by itself within a minute or "
             "so, and if it does not, another machine runs with this key"
@@ -265,6 +226,7 @@ class _KeyError(ConfigurationError):
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A node's private key, from an OpenSSH file without a passphrase."""
     with_advice = (
         f"Expected an elliptic-curve key without a passphrase at {path}, got something else: make one with `ssh-keygen "
         "-t ecdsa -b 384`, and have its public half registered."
@@ -278,29 +240,17 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-_NOT_YET, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64  # of OpenSSL's X509_V_ERR
-_CAUSES_OF_CERTIFICATES = {
-    _NOT_YET: "certificate-not-yet-valid",
-    _EXPIRED: "certificate-expired",
-    _OTHER_NAME: "certificate-name",
-    _OTHER_ADDRESS: "certificate-name",
-}
-
-
 def why_unconnected(target: Target, error: httpx.HTTPError, timeout_s: float, now: float) -> Diagnosis:
-    """Why a request got no answer.
+    """The reason why a request got no answer.
 
     Parameters
     ----------
-    target : Target
-    error : httpx.HTTPError
-        What the client said.
     timeout_s : float
-        For each step of looking again.
+        For each further look.
     now : float
-        What this machine takes for the time, in seconds since 1970.
+        This machine's time, in seconds since 1970.
     """
-    chain = list(_chain(error))
+    chain = causes_of(error)
     for one in chain:
         if isinstance(one, ssl.SSLCertVerificationError):
             return _not_believed(target, one.verify_code, timeout_s, now)
@@ -313,7 +263,6 @@ def why_unconnected(target: Target, error: httpx.HTTPError, timeout_s: float, no
 
 
 def _no_way(target: Target, chain: list[BaseException]) -> Diagnosis | None:
-    """What names, addresses and ports have to do with."""
     for one in chain:
         if isinstance(one, socket.gaierror):
             return Diagnosis(
@@ -329,7 +278,6 @@ def _no_way(target: Target, chain: list[BaseException]) -> Diagnosis | None:
 
 
 def _other_words(target: Target, error: httpx.HTTPError, chain: list[BaseException], timeout_s: float) -> Diagnosis:
-    """What comes when somebody listens and speaks something else."""
     insecure = target.connection.insecure
     if not insecure and any(isinstance(one, ssl.SSLError) for one in chain):
         advice = "the SuperLink was started with --insecure, or another service listens on that port"
@@ -346,25 +294,23 @@ def _other_words(target: Target, error: httpx.HTTPError, chain: list[BaseExcepti
 
 def _not_believed(target: Target, code: int, timeout_s: float, now: float) -> Diagnosis:
     came = None if target.proxied else presented_by(target.host, target.port, timeout_s)
-    cause = _CAUSES_OF_CERTIFICATES.get(code, "certificate-unknown")
+    cause = CERTIFICATE_CAUSES.get(code, "certificate-unknown")
     if cause == "certificate-name":
         sentence = _of_name(target, came)
     elif cause == "certificate-unknown":
         sentence = _of_authority(target, came)
     else:
-        sentence = _of_time(target, came, now, begins=code == _NOT_YET)
+        sentence = _of_time(target, came, now, begins=code == NOT_YET_VALID)
     return Diagnosis(cause, sentence, certificate_ends=came.ends if came else None)
 
 
 def _of_time(target: Target, came: Presented | None, now: float, *, begins: bool) -> str:
     limit = None if came is None else came.begins if begins else came.ends
-    its_own = limit is not None and (now < limit) == begins  # else one above it: an authority's
     verb = "begins" if begins else "ended"
-    got = (
-        f"one that {verb} {utc(limit)}"
-        if limit is not None and its_own
-        else f"one whose authority's {verb} at another time"
-    )
+    if limit is not None and (now < limit) == begins:
+        got = f"one that {verb} {utc(limit)}"
+    else:
+        got = f"one whose authority's {verb} at another time"
     return target.sentence(
         f"a certificate that is valid now, {utc(now)} by this machine's clock,",
         got,
@@ -374,9 +320,7 @@ def _of_time(target: Target, came: Presented | None, now: float, *, begins: bool
 
 def _of_name(target: Target, came: Presented | None) -> str:
     names = ", ".join(came.names) if came and came.names else "other names"
-    advice = (
-        "name the SuperLink as its certificate does, or have its operator make one with this subject alternative name"
-    )
+    advice = "name the SuperLink as its certificate does, or have one made with this subject alternative name"
     return target.sentence(f"a certificate for {target.host}", f"one for {names}", advice)
 
 
@@ -387,10 +331,3 @@ def _of_authority(target: Target, came: Presented | None) -> str:
     name = "compare" if roots else "name the root certificates of the SuperLink; compare"
     advice = f"{name} them with its operator by other means, for whoever is in between could show one of its own"
     return target.sentence(expected, got, advice)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    one: BaseException | None = error
-    while one is not None:
-        yield one
-        one = one.__cause__ or one.__context__

@@ -1,4 +1,4 @@
-"""A SuperLink's certificate: what it is for, until when it holds, and why it was not believed."""
+"""The certificate of a SuperLink: its names, its issuer, its validity, and the context that checks it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import httpx
 from cryptography import x509
-from cryptography.x509.oid import ExtensionOID
 
 from ....privacy import ConfigurationError
 
@@ -22,46 +21,32 @@ _LONGEST_NAME = 80
 
 @dataclass(frozen=True)
 class Presented:
-    """A certificate as it came, believed or not.
+    """A certificate as it came, trusted or not."""
 
-    Parameters
-    ----------
-    names : tuple of str
-        What it is for: host names and addresses, cut where somebody put many or long ones.
-    issuer : str
-        Who signed it, by its own word.
-    begins, ends : float
-        Its validity, in seconds since 1970.
-    """
-
-    names: tuple[str, ...]
-    issuer: str
+    names: tuple[str, ...]  # host names and addresses, cut if many or long
+    issuer: str  # as the certificate claims
+    # Validity, in seconds since 1970
     begins: float
     ends: float
 
     @classmethod
     def of(cls, der: bytes) -> Presented | None:
-        """What a certificate says of itself; None where it cannot be read."""
+        """Parse a certificate; None if it cannot be read."""
         try:
             certificate = x509.load_der_x509_certificate(der)
             validity = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
             return cls(_names(certificate), printable(certificate.issuer.rfc4514_string()), *validity)
-        except Exception:  # somebody else's bytes, whatever a parser makes of them
+        except Exception:  # a parser may fail in any way on somebody else's bytes
             return None
 
 
 def tls_context(root_certificates: Path | None) -> ssl.SSLContext:
-    """What a SuperLink's certificate is checked against, just as Flower's SuperNode does it.
-
-    Parameters
-    ----------
-    root_certificates : Path, optional
-        Of the connection.
+    """The context that checks a SuperLink's certificate, made as Flower's SuperNode makes it.
 
     Raises
     ------
     ConfigurationError
-        If there is no certificate in the file.
+        If the file holds no certificate.
     """
     if root_certificates is None:
         return httpx.create_ssl_context()
@@ -76,39 +61,31 @@ def tls_context(root_certificates: Path | None) -> ssl.SSLContext:
     return context
 
 
-def authority_ends(root_certificates: Path | None) -> float | None:
-    """When the last of the operator's root certificates ends, in seconds since 1970; None without a file of one's own.
-
-    Parameters
-    ----------
-    root_certificates : Path, optional
-        Of the connection.
-    """
-    if root_certificates is None:
-        return None
+def expiries(path: Path | None) -> list[float]:
+    """When each certificate in a PEM file expires, in seconds since 1970; empty if there is none that can be read."""
+    if path is None:
+        return []
     try:
-        roots = x509.load_pem_x509_certificates(root_certificates.read_bytes())
+        found = x509.load_pem_x509_certificates(path.read_bytes())
     except (OSError, ValueError):
-        return None
-    return max(root.not_valid_after_utc.timestamp() for root in roots)
+        return []  # whoever needs the file reports what is wrong with it
+    return [certificate.not_valid_after_utc.timestamp() for certificate in found]
 
 
 def presented_by(host: str, port: int, timeout_s: float) -> Presented | None:
-    """The certificate that whoever listens there shows, believed by nobody; None where none comes.
+    """The certificate that a host shows, unchecked; None if none comes.
 
     Parameters
     ----------
-    host : str
-    port : int
     timeout_s : float
-        For the connection, and again for all of TLS.
+        For connecting, and again for the TLS handshake.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         plain = socket.create_connection((host, port), timeout_s)
         with context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False) as secured:
-            # For a server that says a byte now and then: no single one of them comes too late.
+            # A server that sends a byte now and then never exceeds the socket's timeout.
             timer = threading.Timer(timeout_s, _hang_up, [secured])
             timer.start()
             try:
@@ -116,7 +93,7 @@ def presented_by(host: str, port: int, timeout_s: float) -> Presented | None:
                 der = secured.getpeercert(binary_form=True)
             finally:
                 timer.cancel()
-    except (OSError, ValueError, AttributeError):  # the last of a socket that was shut down meanwhile
+    except (OSError, ValueError, AttributeError):  # AttributeError: the socket was shut down meanwhile
         return None
     return Presented.of(der) if der else None
 
@@ -127,39 +104,18 @@ def _hang_up(connection: socket.socket) -> None:
 
 
 def printable(text: str) -> str:
-    """A text of somebody else's for an operator's log: one line, nothing that a terminal obeys, cut."""
+    """Somebody else's text for an operator's log: one line, cut, without control characters."""
     return "".join(c if c.isprintable() else " " for c in text[:_LONGEST_NAME])
 
 
 def utc(seconds: float) -> str:
-    """A time as an operator reads it."""
+    """A time for people to read."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _names(certificate: x509.Certificate) -> tuple[str, ...]:
     try:
-        extension = certificate.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME)
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
         return ()
-    values = (
-        [str(name.value) for name in extension.value]
-        if isinstance(extension.value, x509.SubjectAlternativeName)
-        else []
-    )
-    return tuple(printable(value) for value in values[:_MOST_NAMES])
-
-
-def first_expiry(path: Path | None) -> float | None:
-    """When the first of the certificates in a PEM file expires, in seconds since 1970; None where there are none.
-
-    Parameters
-    ----------
-    path : Path or None
-    """
-    if path is None:
-        return None
-    try:
-        found = x509.load_pem_x509_certificates(path.read_bytes())
-    except (OSError, ValueError):
-        return None  # who needs the file says what is wrong with it
-    return min((certificate.not_valid_after_utc.timestamp() for certificate in found), default=None)
+    return tuple(printable(str(name.value)) for name in list(extension.value)[:_MOST_NAMES])
