@@ -1,4 +1,4 @@
-"""Losses of one margin <w, a>, and of the distance to a sample: convex but for one, smooth, in closed form."""
+"""Losses of one margin <w, a> and of the distance to a sample, in closed form; smooth, and convex but for one."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ _LARGEST_RATE_TOGETHER = 0.5
 
 
 class LinearModel(Model):
-    """A loss of the margin <w, a> alone, without bias, in closed form and float64: convex and smooth.
+    """A loss of the margin <w, a> without bias, in closed form and float64: convex and smooth.
 
     Parameters
     ----------
     feature_bound : float
-        R, public: a sample's features are scaled down to this L2 norm wherever they are longer.
+        R, public: longer features are scaled down to this L2 norm.
 
     Notes
     -----
-    Declares itself convex and smooth for :class:`~murmurfl.clients.online_client.ConvexSmoothGradients`: the bound is
-    enforced on every sample by itself, so the declaration holds whatever the data are. Features that are not finite
-    count as zero.
+    Declares itself convex and smooth for :class:`~murmurfl.clients.online_client.ConvexSmoothGradients`: every sample
+    is bounded by itself, so the declaration holds for any data. Features that are not finite count as zero.
     """
 
     clips_contractively = True
@@ -55,7 +54,7 @@ class LinearModel(Model):
         return self.slopes(np.einsum("ij,ij->i", features, points), samples[1])[:, None] * features
 
     def bounded(self, features: NDArray[Any]) -> NDArray[np.float64]:
-        """Features as the model takes them: no longer than R."""
+        """Features with L2 norm at most R."""
         features = np.asarray(features, dtype=np.float64)
         squares = np.einsum("ij,ij->i", features, features)
         if np.isfinite(squares).all() and squares.max(initial=0.0) <= self.feature_bound**2:
@@ -65,12 +64,12 @@ class LinearModel(Model):
     @property
     @abstractmethod
     def smoothness(self) -> float:
-        """L, of every sample's loss."""
+        """L of every sample's loss."""
 
     @staticmethod
     @abstractmethod
     def losses(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
-        """The loss of a margin."""
+        """The loss by margin and label."""
 
     @staticmethod
     @abstractmethod
@@ -102,9 +101,8 @@ class LogisticRegression(LinearModel):
         """The mean loss over some samples and its gradient, for computing optima."""
         features = self.bounded(samples[0])
         margins = features @ weight
-        return float(self.losses(margins, samples[1]).mean()), self.slopes(margins, samples[1]) @ features / len(
-            margins
-        )
+        gradient = self.slopes(margins, samples[1]) @ features / len(margins)
+        return float(self.losses(margins, samples[1]).mean()), gradient
 
     @staticmethod
     def losses(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
@@ -117,11 +115,11 @@ class LogisticRegression(LinearModel):
 
 
 class NonconvexLogistic(LogisticRegression):
-    r"""Two-class logistic regression with a regulariser that is not convex, lambda sum_j w_j^2 / (1 + w_j^2).
+    """Two-class logistic regression with the nonconvex regulariser lambda sum_j w_j^2 / (1 + w_j^2).
 
-    A common test problem for methods that find stationary points (Antoniadis et al. 2011 have the penalty). Its
-    derivatives are bounded: |psi'| <= 3 sqrt(3) / 8 and |psi''| <= 2, so a sample's gradient is at most R + lambda
-    0.65 sqrt(d) long and (R^2 / 4 + 2 lambda)-smooth.
+    A common test problem for methods that find stationary points (the penalty is in Antoniadis et al. 2011). Its
+    derivatives are bounded, |psi'| <= 3 sqrt(3) / 8 and |psi''| <= 2, so a sample's gradient is at most
+    R + lambda 0.65 sqrt(d) long and (R^2 / 4 + 2 lambda)-smooth.
     """
 
     convex = False
@@ -160,7 +158,7 @@ class NonconvexLogistic(LogisticRegression):
 
 
 class RidgeRegression(LinearModel):
-    """Least squares (<w, a> - y)^2, the loss of jiang-2026's ridge regression: 2 R^2-smooth; no accuracy."""
+    """Least squares (<w, a> - y)^2, as in jiang-2026's ridge regression: 2 R^2-smooth; no accuracy."""
 
     def __init__(self, num_features: int, feature_bound: float) -> None:
         super().__init__(num_features, 1, feature_bound)
@@ -172,7 +170,7 @@ class RidgeRegression(LinearModel):
 
     @property
     def gradient_bound(self) -> float:
-        """None."""
+        """Infinite."""
         return math.inf
 
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.float64]:
@@ -231,7 +229,7 @@ class MeanEstimation(Model):
 
 
 class Logistic(ModelKind):
-    """Logistic regression of two classes."""
+    """Kinds of logistic regression of two classes."""
 
     keys = frozenset({"feature-bound"})
     scores = True
@@ -239,11 +237,7 @@ class Logistic(ModelKind):
     def __init__(
         self, name: str, sentence: str, model: type[LogisticRegression], *, convex: bool, online: OnlineConstants
     ) -> None:
-        self.name = name
-        self.convex = convex
-        self.sentence = sentence
-        self.online = online
-        self._model = model
+        self.name, self.sentence, self.convex, self.online, self._model = name, sentence, convex, online, model
 
     def sweeps(self, config: RunKeys) -> bool:
         return self.convex
@@ -283,7 +277,7 @@ class Mean(ModelKind):
     convex = True
 
     def sweeps(self, config: RunKeys) -> bool:
-        return config.learning_rate <= _LARGEST_RATE_TOGETHER  # products of 1 - eta are divided by
+        return config.learning_rate <= _LARGEST_RATE_TOGETHER  # products of 1 - eta are divisors
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
         return MeanEstimation(num_features)

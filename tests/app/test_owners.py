@@ -12,7 +12,7 @@ from murmurfl.app.commands.closing import closing_lines
 from murmurfl.app.commands.main import cli
 from murmurfl.app.data.shards import OwnedShards, Parts
 from murmurfl.app.data.task import Dataset
-from murmurfl.app.engines.device.support import check_on_device
+from murmurfl.app.engines.device.device_block import check_on_device
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.planning.noise_plans import make_plan, plan_lines
 from murmurfl.app.planning.person import Asked, Person, person_lines

@@ -1,4 +1,4 @@
-"""The values as they are, and their means over blocks."""
+"""Pixels as they are, and their means over blocks."""
 
 from __future__ import annotations
 
@@ -34,13 +34,7 @@ class Pixels(Features):
 
 
 class BlockMeans(OfMnist):
-    """Means over square blocks of pixels (:func:`pooled`).
-
-    Parameters
-    ----------
-    block : int
-        Pixels of a block's side.
-    """
+    """Means over square blocks of ``block`` pixels a side (:func:`pooled`)."""
 
     nonnegative = True
 

@@ -23,6 +23,8 @@ from ..connections.presented import expiries
 from .endpoint import HELPER, Address, Answer, Endpoint, Shown, Value
 from .journal import Entry, Journal
 
+logger = logging.getLogger(__name__)
+
 STARTING = "starting"
 CONNECTING = "connecting"
 DISCONNECTED = "disconnected"
@@ -103,8 +105,6 @@ class NodeHealth:
         if self._problem != problem:
             self._problem, self._since = problem, self._heard
 
-
-logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 5.0
 
@@ -239,8 +239,6 @@ class BudgetWatch:
 def _whole(seconds: float) -> float:
     return float(int(seconds))
 
-
-logger = logging.getLogger(__name__)
 
 HEALTH_PATH, METRICS_PATH = "/health", "/metrics"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
