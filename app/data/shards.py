@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,27 @@ from ...privacy.machine.record_owners import Owners
 from ...privacy.noise.noise_keys import derived_bytes
 from .task import Dataset, Shard
 
+T = TypeVar("T", covariant=True)
 
-class Parts(Sequence[NDArray[np.int64]]):
+
+class PerMachine(Sequence[T]):
+    """Things of machines, each made on access by :meth:`machine`."""
+
+    @abstractmethod
+    def machine(self, number: int) -> T:
+        """The thing of one machine."""
+
+    @overload
+    def __getitem__(self, number: int) -> T: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[T]: ...
+    def __getitem__(self, number: int | slice) -> T | Sequence[T]:
+        if isinstance(number, slice):
+            return [self.machine(i) for i in range(len(self))[number]]
+        return self.machine(number)
+
+
+class Parts(PerMachine[NDArray[np.int64]]):
     """Numbers of every machine's samples in the order in which it uses them; each machine's is a view.
 
     Parameters
@@ -56,14 +76,8 @@ class Parts(Sequence[NDArray[np.int64]]):
     def __len__(self) -> int:
         return len(self.sizes)
 
-    @overload
-    def __getitem__(self, machine: int) -> NDArray[np.int64]: ...
-    @overload
-    def __getitem__(self, machine: slice) -> Sequence[NDArray[np.int64]]: ...
-    def __getitem__(self, machine: int | slice) -> NDArray[np.int64] | Sequence[NDArray[np.int64]]:
-        if isinstance(machine, slice):
-            return [self[i] for i in range(len(self))[machine]]
-        end, size = self._ends[machine], self.sizes[machine]
+    def machine(self, number: int) -> NDArray[np.int64]:
+        end, size = self._ends[number], self.sizes[number]
         return self.numbers[end - size : end]
 
     def starts(self, machines: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -90,7 +104,7 @@ class Parts(Sequence[NDArray[np.int64]]):
             yield range(start, stop), int(self.sizes[start])
 
 
-class Shards(Sequence[Shard]):
+class Shards(PerMachine[Shard]):
     """Every machine's samples, each machine's made on access."""
 
     def __init__(self, dataset: Dataset, parts: Parts) -> None:
@@ -114,14 +128,8 @@ class Shards(Sequence[Shard]):
     def __len__(self) -> int:
         return len(self._parts)
 
-    @overload
-    def __getitem__(self, machine: int) -> Shard: ...
-    @overload
-    def __getitem__(self, machine: slice) -> Sequence[Shard]: ...
-    def __getitem__(self, machine: int | slice) -> Shard | Sequence[Shard]:
-        if isinstance(machine, slice):
-            return [self[i] for i in range(len(self))[machine]]
-        return Shard(self._dataset, self._parts[machine])
+    def machine(self, number: int) -> Shard:
+        return Shard(self._dataset, self._parts[number])
 
 
 def shard_sizes(shards: Sequence[Any], used: Callable[[int], int] = int) -> list[int]:
@@ -136,7 +144,7 @@ def shard_sizes(shards: Sequence[Any], used: Callable[[int], int] = int) -> list
     return [values[i] for i in place.tolist()]
 
 
-class OwnedShards(Sequence[OwnedSamples]):
+class OwnedShards(PerMachine[OwnedSamples]):
     """Machines whose samples are grouped by owner, at most ``most`` of each.
 
     Parameters
@@ -167,14 +175,8 @@ class OwnedShards(Sequence[OwnedSamples]):
     def __len__(self) -> int:
         return len(self._owners)
 
-    @overload
-    def __getitem__(self, machine: int) -> OwnedSamples: ...
-    @overload
-    def __getitem__(self, machine: slice) -> Sequence[OwnedSamples]: ...
-    def __getitem__(self, machine: int | slice) -> OwnedSamples | Sequence[OwnedSamples]:
-        if isinstance(machine, slice):
-            return [self[i] for i in range(len(self))[machine]]
-        return OwnedSamples(self._arrays, self._owners[machine])
+    def machine(self, number: int) -> OwnedSamples:
+        return OwnedSamples(self._arrays, self._owners[number])
 
     def real(self, machine: int, secret: bytes, places: int | None) -> OwnedSamples:
         """A real machine's samples, of data that name owners.

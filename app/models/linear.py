@@ -38,6 +38,7 @@ class LinearModel(Model):
         if not (math.isfinite(feature_bound) and feature_bound > 0):
             raise ConfigurationError(f"Expected feature-bound > 0 and finite, got {feature_bound!r}.")
         self.feature_bound = float(feature_bound)
+        self.smoothness = self.gradient_bound = math.inf  # of every sample's loss; a subclass knows better
         self.shapes = [(num_features,)]
         self.names = ["weight"]
 
@@ -61,11 +62,6 @@ class LinearModel(Model):
             return features
         return clip_per_sample(features, self.feature_bound)
 
-    @property
-    @abstractmethod
-    def smoothness(self) -> float:
-        """L of every sample's loss."""
-
     @staticmethod
     @abstractmethod
     def losses(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
@@ -82,16 +78,7 @@ class LogisticRegression(LinearModel):
 
     def __init__(self, num_features: int, feature_bound: float) -> None:
         super().__init__(num_features, 2, feature_bound)
-
-    @property
-    def smoothness(self) -> float:
-        """L = R^2 / 4."""
-        return self.feature_bound**2 / 4
-
-    @property
-    def gradient_bound(self) -> float:
-        """R."""
-        return self.feature_bound
+        self.smoothness, self.gradient_bound = self.feature_bound**2 / 4, self.feature_bound
 
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.float64]:
         margins = self.bounded(features) @ np.asarray(parameters[0], np.float64)
@@ -124,8 +111,12 @@ class NonconvexLogistic(LogisticRegression):
 
     convex = False
     clips_contractively = False
-    strength = 0.01
-    """lambda; public."""
+    strength = 0.01  # lambda; public
+
+    def __init__(self, num_features: int, feature_bound: float) -> None:
+        super().__init__(num_features, feature_bound)
+        self.smoothness += 2 * self.strength
+        self.gradient_bound += self.strength * 3 * math.sqrt(3 * num_features) / 8
 
     def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
         return super().__call__(parameters, samples) + self._penalty_gradient(np.asarray(parameters[0], np.float64))
@@ -143,16 +134,6 @@ class NonconvexLogistic(LogisticRegression):
         squares = np.square(np.asarray(parameters[0], np.float64))
         return loss + self.strength * float((squares / (1 + squares)).sum()), accuracy
 
-    @property
-    def smoothness(self) -> float:
-        """L = R^2 / 4 + 2 lambda."""
-        return super().smoothness + 2 * self.strength
-
-    @property
-    def gradient_bound(self) -> float:
-        """R + lambda 3 sqrt(3 d) / 8."""
-        return self.feature_bound + self.strength * 3 * math.sqrt(3 * self.num_features) / 8
-
     def _penalty_gradient(self, weight: NDArray[np.float64]) -> NDArray[np.float64]:
         return self.strength * 2 * weight / np.square(1 + np.square(weight))
 
@@ -162,16 +143,7 @@ class RidgeRegression(LinearModel):
 
     def __init__(self, num_features: int, feature_bound: float) -> None:
         super().__init__(num_features, 1, feature_bound)
-
-    @property
-    def smoothness(self) -> float:
-        """L = 2 R^2."""
-        return 2.0 * self.feature_bound**2
-
-    @property
-    def gradient_bound(self) -> float:
-        """Infinite."""
-        return math.inf
+        self.smoothness = 2.0 * self.feature_bound**2
 
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.float64]:
         return (self.bounded(features) @ np.asarray(parameters[0], np.float64))[:, None]

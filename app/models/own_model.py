@@ -37,8 +37,7 @@ class FunctionKind(ModelKind):
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
         made = self._made(num_features, num_classes)
-        torch = sys.modules.get("torch")  # whoever made a module has imported it
-        if torch is not None and isinstance(made, torch.nn.Module):
+        if _is_module(made):
             made = TorchModel(made, num_features, num_classes, lambda: self._made(num_features, num_classes))
         if not isinstance(made, Model):
             raise ConfigurationError(
@@ -105,5 +104,5 @@ def own_model(found: Any, name: str) -> ModelKind:
 
 
 def _is_module(found: Any) -> bool:
-    torch = sys.modules.get("torch")
+    torch = sys.modules.get("torch")  # whoever made a module has imported it
     return torch is not None and isinstance(found, torch.nn.Module)

@@ -414,28 +414,20 @@ class TorchModel(_InPyTorch):
         return np.concatenate(parts)
 
 
-class Perceptron(ModelKind):
-    """A small multilayer perceptron."""
+class Network(ModelKind):
+    """A built-in network in PyTorch."""
 
-    name = "mlp"
     keys = frozenset({"gradient-memory-mib"})
-    sentence = "a perceptron with one hidden layer of 32 tanh units, in PyTorch"
+
+    def __init__(self, name: str, sentence: str, model: Callable[[int, int], Model]) -> None:
+        self.name, self.sentence, self._model = name, sentence, model
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
         check_installed("torch", "torch", f"model = {self.name!r}")
-        return MultilayerPerceptron(num_features, num_classes)
+        return self._model(num_features, num_classes)
 
 
-class Convolutional(ModelKind):
-    """A small convolutional network."""
-
-    name = "cnn"
-    keys = frozenset({"gradient-memory-mib"})
-    sentence = "two convolutions and three dense layers, in PyTorch (zhang-2025)"
-
-    def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
-        check_installed("torch", "torch", f"model = {self.name!r}")
-        return ConvolutionalNetwork(num_features, num_classes)
-
-
-NETWORKS = (Perceptron(), Convolutional())
+NETWORKS = (
+    Network("mlp", "a perceptron with one hidden layer of 32 tanh units, in PyTorch", MultilayerPerceptron),
+    Network("cnn", "two convolutions and three dense layers, in PyTorch (zhang-2025)", ConvolutionalNetwork),
+)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...clients import PrivateClient
 from ...clients.adapters.update_policy import UpdatePolicy
-from ...privacy import LedgerSummary, SessionSummary, rounded_up
+from ...privacy import LedgerSummary, rounded_up
 from ...privacy.machine.admission import ROUNDING
 
 DAY_S = 86400.0
@@ -76,7 +75,7 @@ class Allowance:
     runs: int  # that may still begin
     releases: int | None  # that fresh samples allow, over all runs; None if samples are not used up
     open_releases: int  # of the newest run, if it is open
-    days: float | None  # that this lasts; None if the pace of runs is unknown
+    days: float | None  # until a run is refused or ends early for lack of samples; None if the pace is unknown
     every_days: float | None  # from one run's beginning to the next
     costs: Costs
 
@@ -91,9 +90,8 @@ class Allowance:
         """The allowance in one sentence for the operator; ``now`` in seconds since 1970."""
         costs = self.costs
         each = f"of mu = {rounded_up(costs.mu)} and up to {costs.releases} releases"
-        parts = [
-            f"the budget allows {_counted(self.runs, 'more run')} {each}" if self.runs else "no further run can begin"
-        ]
+        runs = f"the budget allows {_counted(self.runs, 'more run')} {each}"
+        parts = [runs if self.runs else "no further run can begin"]
         if self.releases is not None:
             parts.append(f"unused data allow {_counted(self.releases, 'more release')} of {costs.batch_size}")
         if self.open_releases:
@@ -141,8 +139,18 @@ def allowance_of(summary: LedgerSummary, costs: Costs, run_every_days: float | N
         open_releases = cap - trainings[-1].releases if isinstance(cap, int) else 0
         open_releases = max(open_releases if releases is None else min(open_releases, releases), 0)
     left = Allowance(0 if releases == 0 else by_budget, releases, open_releases, None, None, costs)
-    every = run_every_days or _pace(trainings)
-    return left if every is None else replace(left, every_days=every, days=_days(trainings, costs, left, every, now))
+    begun = sorted(session.first_release for session in trainings if session.first_release is not None)
+    every = run_every_days or ((begun[-1] - begun[0]) / (len(begun) - 1) / DAY_S if len(begun) > 1 else None)
+    if not every:
+        return left
+    runs = left.runs
+    if releases is not None:
+        made = [session.releases for session in trainings if session.releases]
+        a_run = sum(made) / len(made) if made else costs.releases
+        runs = min(runs, int(releases / max(a_run, 1.0)))
+    # The next run begins when it is due, at once if it is overdue.
+    first = max(every - (now - begun[-1]) / DAY_S, 0.0) if begun else 0.0
+    return replace(left, every_days=every, days=first + runs * every)
 
 
 def _runs(budget: float, reserved: float, each: float) -> int:
@@ -153,28 +161,6 @@ def _runs(budget: float, reserved: float, each: float) -> int:
         return int(_ENDLESS_DAYS)
     room = (budget * (1 + ROUNDING)) ** 2 - reserved**2
     return max(int(room / each**2), 0)
-
-
-def _pace(trainings: Sequence[SessionSummary]) -> float | None:
-    """Mean days between the beginnings of runs; None before the second."""
-    begun = _begun(trainings)
-    return (begun[-1] - begun[0]) / (len(begun) - 1) / DAY_S if len(begun) > 1 and begun[-1] > begun[0] else None
-
-
-def _begun(trainings: Sequence[SessionSummary]) -> list[float]:
-    return sorted(session.first_release for session in trainings if session.first_release is not None)
-
-
-def _days(trainings: Sequence[SessionSummary], costs: Costs, allowance: Allowance, every: float, now: float) -> float:
-    """Days until the first run that is refused, or ends early for lack of samples."""
-    begun, runs = _begun(trainings), allowance.runs
-    # The next run begins when it is due, at once if it is overdue.
-    first = max(every - (now - begun[-1]) / DAY_S, 0.0) if begun else 0.0
-    if allowance.releases is not None:
-        made = [session.releases for session in trainings if session.releases]
-        a_run = sum(made) / len(made) if made else costs.releases
-        runs = min(runs, int(allowance.releases / max(a_run, 1.0)))
-    return first + runs * every
 
 
 def _counted(number: int, what: str) -> str:

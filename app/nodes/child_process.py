@@ -21,6 +21,7 @@ _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*:\s*(.*)")
 # Said at every start, or at every attempt while a SuperLink is away, which the journal has once.
 _USUAL = ("EXPERIMENTAL: SuperExec authentication", "Connection attempt failed, retrying in")
 _JOIN_S = 2.0
+_GRACE_S = 10.0
 
 
 def follow_lines(stream: IO[bytes], say: Callable[[int, str], None] = flower_line) -> threading.Thread:
@@ -70,6 +71,17 @@ def follow_contact(pipe: int, journal: Journal, superlink: str) -> threading.Thr
     thread = threading.Thread(target=follow, daemon=True, name="murmurfl-contact")
     thread.start()
     return thread
+
+
+def end_process(process: subprocess.Popen[Any]) -> None:
+    """End a process: politely, and by force ten seconds later."""
+    process.terminate()
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
 
 
 @contextmanager

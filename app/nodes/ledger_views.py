@@ -190,7 +190,7 @@ def session_rows(summary: LedgerSummary) -> list[dict[str, str]]:
             **(_local_cells(session, summary.delta) if summary.summed else {}),
             "clip": f"{session.terms.get('clip_norm', '?')} a {session.terms.get('clip_unit', '?')}",
             "batch": str(session.terms.get("batch_size", "?")),
-            "noise": "none: the server's" if session.trusted else _noise(session.terms),
+            "noise": _noise(session),
             "state": "closed" if session.closed else "open",
         }
         for session in summary.sessions
@@ -202,8 +202,10 @@ def _local_cells(session: SessionSummary, delta: float) -> dict[str, str]:
     return {"mu, whatever happens": rounded_up(mu), "its epsilon": rounded_up(gdp_epsilon(mu, delta))}
 
 
-def _noise(terms: Mapping[str, Any]) -> str:
-    return f"{terms.get('mechanism', '?')}, std {terms.get('noise_std', math.nan):.3g}"
+def _noise(session: SessionSummary) -> str:
+    if session.trusted:
+        return "none: the server's"
+    return f"{session.terms.get('mechanism', '?')}, std {session.terms.get('noise_std', math.nan):.3g}"
 
 
 def _when(seconds: float | None) -> str:
@@ -246,7 +248,7 @@ def releases_rows(history: LedgerHistory, summary: LedgerSummary, *, short: bool
     short : bool
         Whether to cut names of sessions as far as they stay distinct.
     """
-    known = {session.session: session for session in summary.sessions}
+    known, columns = {session.session: session for session in summary.sessions}, (*COLUMNS[-2:], *LOCAL_COLUMNS)
     shown = _shortened(list(known)) if short else {}
     return [
         {
@@ -254,7 +256,7 @@ def releases_rows(history: LedgerHistory, summary: LedgerSummary, *, short: bool
             "session": shown.get(line.session, line.session),
             "number": str(line.release),
             "samples": _shown_samples(known.get(line.session)),
-            **_columns(line, summary),
+            **dict(zip(columns, map(_rounded, _figures(line, summary).values()), strict=False)),
         }
         for line in history.lines
     ]
@@ -291,10 +293,8 @@ def _figures(line: ReleaseLine, summary: LedgerSummary) -> dict[str, float]:
     return figures
 
 
-def _columns(line: ReleaseLine, summary: LedgerSummary) -> dict[str, str]:
-    names = (*COLUMNS[-2:], *LOCAL_COLUMNS)
-    values = _figures(line, summary).values()
-    return {name: rounded_up(mu) if math.isfinite(mu) else "none" for name, mu in zip(names, values, strict=False)}
+def _rounded(mu: float) -> str:
+    return rounded_up(mu) if math.isfinite(mu) else "none"
 
 
 def _samples(terms: Mapping[str, Any]) -> int | None:

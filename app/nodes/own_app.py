@@ -15,12 +15,11 @@ from flwr.clientapp import ClientApp
 
 from ...clients import CorrelatedNoiseMod, PrivateClient, UpdateNode
 from ...clients.adapters.private_app import PrivateClientApp
-from ...clients.adapters.update_policy import update_guarantee
 from ...clients.messages.answers import Answers
 from ...clients.nodes.operators_file import operators_values
 from ...clients.nodes.sample_node import SampleNode
 from ...clients.records.sources import Items
-from ...privacy import ConfigurationError, SQLiteLedger, rounded_up
+from ...privacy import ConfigurationError, SQLiteLedger
 from .node_config import NodeConfig
 
 OwnNode = UpdateNode | SampleNode
@@ -141,13 +140,3 @@ def own_client(
     client = app.real_machine(node, ledger=ledger, items=items)
     app.answer_as(client)
     return app, client
-
-
-def describe_own(node: UpdateNode) -> str:
-    """Describe a machine with its own ClientApp and its guarantee in one sentence."""
-    policy = node.policy(SQLiteLedger(node.ledger))
-    budget = rounded_up(policy.budget_mu or policy.mu)
-    return (
-        f"Machine {node.machine}: up to {policy.max_participations} releases of the updates of {node.app} a run, "
-        f"{update_guarantee(policy, policy.mu).sentence} Budget of all runs: mu = {budget}."
-    )

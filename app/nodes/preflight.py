@@ -19,11 +19,10 @@ from ...privacy.files import exposure
 from .allowance import DAY_S, Allowance, Costs, allowance_of
 from .connections.connection import Connection
 from .connections.connection_checks import Check, connection_checks, not_tried, worst
-from .describing import describe
+from .describing import describe, describe_helper, describe_own
 from .helper_config import HelperConfig
 from .node_config import NodeConfig
-from .own_app import OwnNode, describe_own, own_app, own_client, read_node
-from .supernode import describe_helper
+from .own_app import OwnNode, own_app, own_client, read_node
 from .taken_runs import TakenRuns
 
 _BYTES_OF_A_VALUE = 8
@@ -219,7 +218,10 @@ def _disk(files: Sequence[Path], num_parameters: int) -> Check:
     least = None
     for folder in dict.fromkeys(file.absolute().parent for file in files):
         try:
-            _write_something(folder)
+            with tempfile.TemporaryFile(dir=folder) as file:  # as a ledger's log and mark are written
+                file.write(bytes(4096))
+                file.flush()
+                os.fsync(file.fileno())
             status = os.statvfs(folder)
         except OSError as error:
             return Check(
@@ -238,13 +240,6 @@ def _disk(files: Sequence[Path], num_parameters: int) -> Check:
     if free < needed:
         return Check("disk", "failed", f"{said}: make room.")
     return Check("disk", "warning" if free < _COMFORTABLE * needed else "ok", f"{said}.")
-
-
-def _write_something(folder: Path) -> None:
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(bytes(4096))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _size(number: float) -> str:

@@ -63,7 +63,12 @@ def check_operators_file(path: Path) -> Iterator[Finding]:
     except MurmurflError as error:
         yield Finding(False, _because(error, _NO_START))
     yield _cohort(decided.min_cohort, decided.min_honest, len(roster.machines))
-    yield _helpers(roster)
+    names = ", ".join(repr(name) for name in roster.helper_names)
+    if len(roster.helper_names) == 1:
+        yield Finding(True, f"one helper, {names}: that it does not work with the server rests on it alone")
+    else:
+        text = f"{len(roster.helper_names)} helpers, {names}: one of them must not work with the server"
+        yield Finding(True, text)
 
 
 def _helper_findings(config: HelperConfig) -> Iterator[Finding]:
@@ -132,10 +137,3 @@ def _cohort(least: int, honest: int, machines: int) -> Finding:
         f"min-cohort = {least} of the roster's {machines} machines: {colluders} of a sum may work with the server, "
         f"{honest} must not; {machines - least} may be missing from a round",
     )
-
-
-def _helpers(roster: Roster) -> Finding:
-    names = ", ".join(repr(name) for name in roster.helper_names)
-    if len(roster.helper_names) == 1:
-        return Finding(True, f"one helper, {names}: that it does not work with the server rests on it alone")
-    return Finding(True, f"{len(roster.helper_names)} helpers, {names}: one of them must not work with the server")

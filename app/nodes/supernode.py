@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from flwr.app import Context, Message, MessageType, RecordDict
@@ -26,22 +25,20 @@ from ...clients.messages.answers import Answers
 from ...clients.messages.sums_helper import helper_app
 from ...clients.nodes.sample_node import SampleNode
 from ...clients.records.sources import Items
-from ...privacy import Opener, SQLiteLedger
+from ...privacy import SQLiteLedger
 from ..engines.loopback import free_port, interrupts_as_keyboard_interrupt, without_proxy
-from .child_process import followed
+from .child_process import end_process, followed
 from .connections.connection import Connection
 from .connections.reconnecting import Reconnecting
-from .describing import describe
+from .describing import describe, describe_helper, describe_own
 from .executor import LocalExecutor, environment_of_large_blocks, give_back_large_blocks
 from .helper_config import HelperConfig
 from .node_config import NodeConfig
-from .own_app import OwnNode, describe_own, own_app, own_client
+from .own_app import OwnNode, own_app, own_client
 from .taken_runs import TakenRuns, taking
 from .watching.journal import Journal, noting
 
 logger = logging.getLogger(__name__)
-
-_GRACE_S = 10.0
 
 
 def run_node(
@@ -113,17 +110,6 @@ def run_helper(
     journal = journal or Journal()
     journal.note("started", kind="helper", name=config.helper)
     _answer_forever(noting(taking(helper_app(opener), runs), journal), connection, journal)
-
-
-def describe_helper(config: HelperConfig, opener: Opener) -> str:
-    """Describe a helper in one sentence."""
-    roster = opener.roster
-    others = len(roster.helpers) - 1
-    beside = f"beside {others} other helper{'s' * (others != 1)}" if others else "as the only helper"
-    return (
-        f"Helper {config.helper}: opens sums of releases of the {len(roster.machines)} machines of the roster with "
-        f"digest {roster.digest}, {beside}, by the record at {config.record}."
-    )
 
 
 def _say(runs: TakenRuns | None) -> None:
@@ -228,10 +214,4 @@ def _serve(app: Answers, connection: Connection, secret: bytes, secret_file: Pat
             executor.serve(lambda: process.poll() is not None)
         finally:
             executor.close()
-            process.terminate()
-            try:
-                process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_GRACE_S)
+            end_process(process)

@@ -10,13 +10,14 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....clients.adapters.torch_model import ModuleGradients
 from ....privacy import ConfigurationError
+from ...data.shards import PerMachine
 from ...data.task import Shard
 from ...models.linear import LinearModel, LogisticRegression, MeanEstimation, NonconvexLogistic, RidgeRegression
 from ...models.model import Model, Parameters
@@ -73,7 +74,7 @@ class DeviceShard:
         return parts[0][0]._samples.batch(places)
 
 
-class DeviceShards(Sequence[DeviceShard]):
+class DeviceShards(PerMachine[DeviceShard]):
     """The samples of all machines, each made on access."""
 
     def __init__(self, shards: Sequence[Shard], samples: DeviceSamples) -> None:
@@ -82,15 +83,8 @@ class DeviceShards(Sequence[DeviceShard]):
     def __len__(self) -> int:
         return len(self._shards)
 
-    @overload
-    def __getitem__(self, machine: int) -> DeviceShard: ...
-    @overload
-    def __getitem__(self, machine: slice) -> list[DeviceShard]: ...
-    def __getitem__(self, machine: int | slice) -> DeviceShard | list[DeviceShard]:
-        chosen = self._shards[machine]
-        if isinstance(chosen, Shard):
-            return DeviceShard(chosen, self._samples)
-        return [DeviceShard(shard, self._samples) for shard in chosen]
+    def machine(self, number: int) -> DeviceShard:
+        return DeviceShard(self._shards[number], self._samples)
 
 
 Weight = float | NDArray[np.float64]

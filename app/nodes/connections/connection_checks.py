@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ....privacy import ConfigurationError
+from .certificate import expiries, utc
 from .connection import Connection
 from .diagnosis import AHEAD_S, BEHIND_S, Diagnosis, diagnose
-from .presented import expiries, utc
 
 STATES = ("ok", "warning", "failed", "not tried")
 

@@ -22,9 +22,9 @@ from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.supercore.error import ApiErrorCode
 
 from ....privacy import ConfigurationError
+from .certificate import Presented, presented_by, printable, tls_context, utc
 from .connection import Connection
 from .fleet_contact import CERTIFICATE_CAUSES, NO_SERVER_BEHIND, NOT_YET_VALID, FleetApi, causes_of, passing_key
-from .presented import Presented, presented_by, printable, tls_context, utc
 
 CAUSES = (
     "reached",

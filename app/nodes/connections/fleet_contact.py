@@ -42,7 +42,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Protobuf
 
-from .presented import Presented
+from .certificate import Presented
 
 _LONGEST_ANSWER = 64 * 1024
 _NEVER_ALLOWED_S = 0.0  # Flower allows heartbeats from 10 s on

@@ -18,7 +18,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from ....privacy import ConfigurationError
 from ....privacy.permits import LONGEST_LOGIN_S, OwnerKey
-from ..connections.presented import tls_context
+from ..connections.certificate import tls_context
 from .gate import name_of
 from .server_health import is_loopback
 

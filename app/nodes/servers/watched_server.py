@@ -25,8 +25,8 @@ from ....privacy import ConfigurationError, MurmurflError
 from ....privacy.files import create_private, exposure
 from ....strategies.rounds.monitor_file import FIGURES_VARIABLE, ServerFigures, read_figures
 from ...engines.loopback import executable, interrupts_as_keyboard_interrupt, without_proxy
-from ..child_process import follow_lines
-from ..connections.presented import expiries
+from ..child_process import end_process, follow_lines
+from ..connections.certificate import expiries
 from ..watching.endpoint import SERVER, Shown, Value
 from ..watching.health import Addresses, health_answer, shown
 from ..watching.journal import Journal
@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 15.0
 _SETTLED_S = 60.0
-_GRACE_S = 10.0
 _LOOK_EVERY_S = 1.0
 _LOOK_AT_FIRST_S = 0.1
 _DATABASE = "a SuperLink's database"
@@ -225,7 +224,9 @@ def _serve(server: _Server, folder: Path, health: ServerHealth, said: _Rounds) -
     finally:
         health.ended()
         for process, reading in reversed(processes):
-            _end(process, reading)
+            end_process(process)
+            if reading is not None:
+                reading.join(_LOOK_EVERY_S)  # a run's processes may hold the other end longer
     return next((process.returncode for process, _ in processes if process.returncode), 0)
 
 
@@ -243,17 +244,6 @@ def _started(
         start_new_session=True,
     )
     return process, follow_lines(process.stdout, line) if process.stdout else None
-
-
-def _end(process: subprocess.Popen[bytes], reading: threading.Thread | None) -> None:
-    process.terminate()
-    try:
-        process.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if reading is not None:
-        reading.join(_LOOK_EVERY_S)  # a run's processes may hold the other end longer
 
 
 def _superlink_line(level: int, text: str) -> None:

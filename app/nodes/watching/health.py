@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ....privacy import LedgerError, read_ledger
 from ....privacy.ledger.mark import BudgetLeft, budget_left
-from ..connections.presented import expiries
+from ..connections.certificate import expiries
 from .endpoint import HELPER, Address, Answer, Endpoint, Shown, Value
 from .journal import Entry, Journal
 
