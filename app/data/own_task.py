@@ -105,9 +105,13 @@ def checked(dataset: Dataset, setting: str) -> Dataset:
                 f"Expected {part}_features of {setting} to have {width} columns as train_features, got "
                 f"{np.shape(features)[1]}."
             )
+    count = len(dataset.train_labels)
     for name, whose in (("machine_of", dataset.machine_of), ("owner_of", dataset.owner_of)):
-        if whose is not None:
-            _check_whose(np.asarray(whose), len(dataset.train_labels), f"{name} of {setting}")
+        if whose is not None and (np.shape(whose) != (count,) or np.asarray(whose).dtype.kind not in "iu"):
+            raise ConfigurationError(
+                f"Expected {name} of {setting} to be integers of shape ({count},), one a training sample, got "
+                f"{np.asarray(whose).dtype} of shape {np.shape(whose)}."
+            )
     return replace(dataset, **arrays)
 
 
@@ -148,11 +152,3 @@ def _labels(values: Any, count: int, classes: int, what: str) -> NDArray[Any]:
     if array.dtype.kind == "f" or array.min() < 0 or array.max() >= classes:
         raise ConfigurationError(f"Expected {what} to be integers from 0 to {classes - 1}, got others.")
     return np.asarray(array, dtype=np.int64)
-
-
-def _check_whose(whose: NDArray[Any], count: int, what: str) -> None:
-    if whose.shape != (count,) or whose.dtype.kind not in "iu":
-        raise ConfigurationError(
-            f"Expected {what} to be integers of shape ({count},), one a training sample, got {whose.dtype} of shape "
-            f"{whose.shape}."
-        )

@@ -239,7 +239,11 @@ class RayPool(Pool):
         while waiting:
             ready, waiting = self._ray.wait(waiting, num_returns=len(waiting), timeout=_SAY_EVERY_S)
             for call in ready:
-                self._check_version(self._got(call, hello[call]))
+                if (found := self._got(call, hello[call])) != __version__:
+                    raise ConfigurationError(
+                        f"Expected murmurfl {__version__} on every node of {self._where}, as here, got {found}: "
+                        "install the same version there."
+                    )
             if waiting and time.monotonic() - started > _START_S:
                 raise WorkerError(
                     f"Expected {self.size} workers on {self._where} within {_START_S:.0f} s, got "
@@ -248,13 +252,6 @@ class RayPool(Pool):
                 )
             if waiting:
                 say(f"Waiting for {len(waiting)} of {self.size} workers on {self._where} ...")
-
-    def _check_version(self, found: str) -> None:
-        if found != __version__:
-            raise ConfigurationError(
-                f"Expected murmurfl {__version__} on every node of {self._where}, as here, got {found}: install the "
-                "same version there."
-            )
 
     def close(self) -> None:
         for actor in self._actors:
@@ -305,8 +302,12 @@ def ray_pool(size: int, address: str = "", *, say: Say, most: int = 0, data_byte
         pool: RayPool | None = None
         try:
             if address:
-                size = _on_cores(ray, size, most, where)
-            pool = RayPool(ray, size, _search_path(), where, say, spread=bool(address))
+                there = int(ray.cluster_resources().get("CPU", 0))
+                if size > there:
+                    raise ConfigurationError(f"Expected workers <= {there}, the cores of {where}, got {size}.")
+                size = size or max(min(there, most), 1)
+            search = [folder or str(Path.cwd()) for folder in sys.path]
+            pool = RayPool(ray, size, search, where, say, spread=bool(address))
             yield pool
         finally:
             protect()  # a second Ctrl-C must not stop the stopping
@@ -435,17 +436,6 @@ def _check_answers(address: str) -> None:
             f"Expected a Ray cluster at {address}, but nobody answers there ({error.strerror or error}): start one "
             "with `ray start --head` and give the address that it prints, or leave it out for workers on this computer."
         ) from error
-
-
-def _on_cores(ray: Any, size: int, most: int, where: str) -> int:
-    there = int(ray.cluster_resources().get("CPU", 0))
-    if size > there:
-        raise ConfigurationError(f"Expected workers <= {there}, the cores of {where}, got {size}.")
-    return size or max(min(there, most), 1)
-
-
-def _search_path() -> list[str]:
-    return [folder or str(Path.cwd()) for folder in sys.path]
 
 
 def _line(error: BaseException) -> str:

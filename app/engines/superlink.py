@@ -85,10 +85,7 @@ class Launch:
     """
 
     def __init__(self, app_dir: Path, deadline: float, timeout_s: float, on_line: Callable[[str], None]) -> None:
-        self.app_dir = app_dir
-        self.deadline = deadline
-        self.timeout_s = timeout_s
-        self.on_line = on_line
+        self.app_dir, self.deadline, self.timeout_s, self.on_line = app_dir, deadline, timeout_s, on_line
         self.lines: list[str] = []
         self.home: Path | None = None
         self.environment: dict[str, str] = {}

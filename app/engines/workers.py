@@ -123,7 +123,9 @@ class WorkerMachines:
     def answer(self, request: RoundRequest) -> Iterator[Outcome]:
         """The outcomes of a round's request, without lost replies."""
         shared = self._pool.share((request.points, dict(request.entries)))
-        own = self._split(request)
+        own: list[list[str]] = [[] for _ in range(self._pool.size)]
+        for name in request.acks:
+            own[int(name) % len(own)].append(name)
         asked = [list(request.acks)] * len(own) if self._asks_all else own
         calls = {
             self._pool.call(worker, answer_part, self._question(worker, request, asked[worker]), shared): worker
@@ -133,18 +135,14 @@ class WorkerMachines:
         answers: list[_Answer] = []
         for call, answer in self._pool.completed(list(calls)):
             worker = calls[call]
-            self._say(answer.said)
+            for message in answer.said:
+                if message not in self._said:  # several workers may say the same
+                    self._said.add(message)
+                    logger.warning("%s", message)
             for part in answer.parts:
                 yield self._summed(worker, part, asked[worker], request)
             answers.append(answer)
         yield from self._others(answers, request)
-
-    def _split(self, request: RoundRequest) -> list[list[str]]:
-        """The machines of each worker, in the request's order."""
-        names: list[list[str]] = [[] for _ in range(self._pool.size)]
-        for name in request.acks:
-            names[int(name) % len(names)].append(name)
-        return names
 
     def _question(self, worker: int, request: RoundRequest, names: Sequence[str]) -> _Question:
         sent, aggregated = self._sent[worker], request.aggregated
@@ -184,12 +182,6 @@ class WorkerMachines:
         figures = [one for answer in answers for one in answer.figures]
         if figures:
             yield ObservedFigures.united(figures)
-
-    def _say(self, messages: Iterable[str]) -> None:
-        for message in messages:
-            if message not in self._said:  # several workers may say the same
-                self._said.add(message)
-                logger.warning("%s", message)
 
     def statements(self, session: str, names: Sequence[str] | None = None) -> GroupedStatements:
         """What each machine has spent."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....clients import PrivateClient
-from ....privacy import ConfigurationError, MemoryLedger, PrivacyPolicy
+from ....privacy import ConfigurationError, MemoryLedger
 from ....privacy.ledger.ledger_block import StreamBlock
 from ....privacy.machine.clipping import StackedContributions
 from ....privacy.machine.prefix_sums import ReleaseRule
@@ -152,7 +152,9 @@ def check_on_device(experiment: Experiment) -> None:
         With what was expected and what to set.
     """
     config = experiment.config
-    policies = [experiment.policy(machine) for machine in _of_each_size(experiment)]
+    # Policies follow from the number of samples: one machine of each is enough.
+    of_each_size = {size: machine for machine, size in enumerate(experiment.sizes)}.values()
+    policies = [experiment.policy(machine) for machine in of_each_size]
     if config.noise_quality != "fast" and any(policy.adds_noise for policy in policies):
         raise ConfigurationError(
             f"Expected noise-quality = 'fast' on a device, got {config.noise_quality!r}: exact normals need float64's "
@@ -177,7 +179,12 @@ def check_on_device(experiment: Experiment) -> None:
             f"another, {_WITHOUT}."
         )
     for policy in policies:
-        _check_policy(policy)
+        if policy.sums_samples or not policy.clips_samples or policy.bound.moments is not None:
+            raise ConfigurationError(
+                "Expected machines that release the mean of a batch of clipped gradients on a device, got "
+                f"order {policy.order!r} and clip-unit {policy.clip_unit!r}: sums over all samples and whole updates "
+                f"are computed on the processor. Choose another strategy, {_WITHOUT}."
+            )
     for plan in experiment.plans():
         if plan.noise_std:
             check_mechanism_on_device(plan.mechanism)
@@ -186,22 +193,8 @@ def check_on_device(experiment: Experiment) -> None:
 _OFF = {"centring": "centring=none", "private-evaluation": "private-evaluation=0"}
 
 
-def _of_each_size(experiment: Experiment) -> list[int]:
-    """A machine of each number of samples: the policy follows from it."""
-    return list({size: machine for machine, size in enumerate(experiment.sizes)}.values())
-
-
-def _check_policy(policy: PrivacyPolicy) -> None:
-    if policy.sums_samples or not policy.clips_samples or policy.bound.moments is not None:
-        raise ConfigurationError(
-            "Expected machines that release the mean of a batch of clipped gradients on a device, got "
-            f"order {policy.order!r} and clip-unit {policy.clip_unit!r}: sums over all samples and whole updates are "
-            f"computed on the processor. Choose another strategy, {_WITHOUT}."
-        )
-
-
 def _asked_together(client: type[PrivateClient]) -> bool:
-    """Whether machines of a kind contribute what their weights of query points say, as the model computes it."""
+    """Whether machines of a kind contribute weighted gradients, as the model computes them."""
     plain = client.contribution is PrivateClient.contribution and client.release is PrivateClient.release
     together: Any = client.together
     return plain and together.__func__ is PrivateClient.__dict__["together"].__func__

@@ -168,8 +168,7 @@ class ServerHealth:
     """
 
     def __init__(self, answers: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
-        self._answers = answers
-        self._clock = clock
+        self._answers, self._clock = answers, clock
         self._started_at: float | None = None
         self._answered_at: float | None = None
         self._starts = 0

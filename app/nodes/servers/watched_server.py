@@ -292,8 +292,7 @@ class _Rounds:
     """Writes one journal entry for each round, by the file in which runs note them."""
 
     def __init__(self, folder: Path, journal: Journal) -> None:
-        self._folder = folder
-        self._journal = journal
+        self._folder, self._journal = folder, journal
         self._before = read_figures(folder) or ServerFigures()
 
     def look(self) -> None:
@@ -325,10 +324,7 @@ class ServerMetrics:
     """
 
     def __init__(self, health: ServerHealth, folder: Path, started: float, expiry: float | None = None) -> None:
-        self._health = health
-        self._folder = folder
-        self._started = started
-        self._expiry = expiry
+        self._health, self._folder, self._started, self._expiry = health, folder, started, expiry
 
     def read(self) -> dict[str, Value]:
         """The current metrics by name."""

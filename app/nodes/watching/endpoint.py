@@ -153,12 +153,15 @@ class Endpoint:
 
     async def _listen(self) -> None:
         self._ending = asyncio.Event()
+        host, port = self.address.host, self.address.port
         try:
-            listening = self._bound()
+            family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            listening = socket.create_server(place[:2], family=family, backlog=_WAITING)
         except OSError as error:
             self._failure = error
             return
         with listening:
+            listening.setblocking(False)
             self.address = Address(self.address.host, listening.getsockname()[1])
             self._started.set()
             accepting = self._loop.create_task(self._accept(listening))
@@ -167,13 +170,6 @@ class Endpoint:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _bound(self) -> socket.socket:
-        host, port = self.address.host, self.address.port
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        bound = socket.create_server(place[:2], family=family, backlog=_WAITING)
-        bound.setblocking(False)
-        return bound
 
     async def _accept(self, listening: socket.socket) -> None:
         while True:
