@@ -148,7 +148,7 @@ def test_a_key_of_another_length_is_refused_wherever_it_is(tmp_path, short):
         keys.SystemKeys(short)
 
 
-# What a real node executes must not even name a seeded source. Its public data splits may (`app/tasks/`).
+# What a real node executes must not even name a seeded source. Its public data splits may (`app/data/`).
 NODE_MODULES = (
     "app/nodes/node_config.py",
     "app/nodes/supernode.py",
