@@ -16,13 +16,13 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable
 
 from ..clients import ContextLedger, PrivateClient
 from ..clients.adapters.numpy_app import serving
 from ..clients.messages.sums_helper import answer_simulated_helper
 from ..clients.simulation.context_ledger import TravellingLedger, in_simulation, kept_by_node, state_travels
 from ..privacy import ConfigurationError, Ledger, MemoryLedger, RowCache, protocol
+from .nodes.flower_internals import ClientAppCallable
 from .nodes.installed import IN_BUNDLE, answered_as_installed
 from .nodes.node_config import configured_client, operators_file
 from .runs.experiment import prepare

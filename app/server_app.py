@@ -7,11 +7,10 @@ from logging import INFO
 from pathlib import Path
 
 from flwr.app import Context
-from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
-from flwr.superlink.grid import InMemoryGrid
 
 from ..privacy import ConfigurationError, MurmurflError
+from .nodes.flower_internals import log, simulation_grid
 from .runs.experiment import prepare
 from .runs.outcome import CHECKPOINT_NAME, RESULT_NAME
 from .runs.progress import Progress, RoundLine
@@ -64,7 +63,7 @@ def is_deployed(grid: Grid) -> bool:
     Seeded noise keys of a trusted server, seeded sessions and nodes with several names exist on Flower's simulation
     grid only; a grid this function does not know gets none of them.
     """
-    return not isinstance(grid, InMemoryGrid)
+    return simulation_grid(grid) is None
 
 
 def look_often(grid: Grid) -> None:
@@ -78,8 +77,8 @@ def look_often(grid: Grid) -> None:
     grid : Grid
         Of another kind it stays as it is.
     """
-    if isinstance(grid, InMemoryGrid):
-        grid.pull_interval = min(grid.pull_interval, _PULL_INTERVAL_S)
+    if (simulated := simulation_grid(grid)) is not None:
+        simulated.pull_interval = min(simulated.pull_interval, _PULL_INTERVAL_S)
 
 
 @app.main()

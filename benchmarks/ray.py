@@ -28,10 +28,10 @@ from typing import Any
 
 from flwr.app import Context, Message, MessageType, RecordDict
 from murmurfl.app.client_app import app as private_app
-from murmurfl.app.engines.flower_run import run_flower_app
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.engines.start import ray_environment, ray_overrides
+from murmurfl.app.engines.superlink import run_flower_app
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig

@@ -71,8 +71,7 @@ def measure(workers: int = 2, rounds: int = ROUNDS, repeats: int = 3) -> dict[st
     import logging
 
     from murmurfl.app.engines.cohort import CohortMachines
-    from murmurfl.app.engines.pool import computing_alone
-    from murmurfl.app.engines.ray_pool import opened_pool
+    from murmurfl.app.engines.pool import computing_alone, opened_pool
     from murmurfl.app.engines.workers import WorkerMachines
     from murmurfl.app.runs.experiment import prepare
 

@@ -1,4 +1,4 @@
-"""``murmurfl audit``: a run's claim held against a measurement, or a real node's against strange records."""
+"""``murmurfl audit``: measure a run against its claim, or a real node against strange records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shell goes on with when its user presses Tab: keys, what they may be, and the names there are."""
+"""Completions for a shell when its user presses Tab: keys, their values, and names."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..settings.catalogue import CATALOGUE
 from ..settings.run_config import run_keys
 
 _LONGEST_HELP = 60
-"""Characters; Typer wraps longer help at 80 columns, and shells take the second line for one more completion."""
+"""Characters; Typer wraps longer help at 80 columns, and shells take the second line for another completion."""
 
 Completion = tuple[str, str]
-"""What may stand there, and what it is, for shells that show that."""
+"""A text and its help, for shells that show it."""
 
 
 def _completion(text: str, sentence: str) -> Completion:
@@ -26,13 +26,7 @@ def _completion(text: str, sentence: str) -> Completion:
 
 
 def complete_assignment(incomplete: str) -> Iterator[Completion]:
-    """What ``--set`` can go on with: keys, and behind the ``=`` of one of them what it may be.
-
-    Parameters
-    ----------
-    incomplete : str
-        What has been typed of the option's value.
-    """
+    """Completions of ``--set``: keys, and behind the ``=`` of a key its values."""
     name, equals, typed = incomplete.partition("=")
     if not equals:
         yield from ((f"{key}=", sentence) for key, sentence in complete_key(name))
@@ -43,20 +37,20 @@ def complete_assignment(incomplete: str) -> Iterator[Completion]:
 
 
 def complete_key(incomplete: str) -> Iterator[Completion]:
-    """Keys that begin so."""
+    """Keys that begin with ``incomplete``."""
     for one in run_keys().values():
         if one.name.startswith(incomplete):
             yield _completion(one.name, one.sentence)
 
 
 def complete_paper(incomplete: str) -> Iterator[Completion]:
-    """Papers that begin so."""
+    """Papers that begin with ``incomplete``."""
     papers = CATALOGUE["paper"]
     return (_completion(name, papers.sentence(name)) for name in papers.names() if name.startswith(incomplete))
 
 
 def choices(one: Setting) -> list[Completion]:
-    """The names or texts a key may be, each with its sentence where it has one."""
+    """The names or texts that a key may be, each with its sentence if it has one."""
     if one.kind == "bool":
         return [("true", ""), ("false", "")]
     shelf = CATALOGUE.get(one.name)
@@ -66,8 +60,8 @@ def choices(one: Setting) -> list[Completion]:
 def in_any_shell(command: Callable[[], None]) -> None:
     """Run a command, which a shell may have started to ask for completions.
 
-    Bash takes an ``=`` for the end of a word: of ``--set strategy=mu`` it hands over three words, and wants what stands
-    behind the ``=`` alone. Here the three are put together for Typer, and the beginning is taken off again.
+    Bash ends a word at ``=``: it hands over ``--set strategy=mu`` as three words, and expects only what follows the
+    ``=``. Here the three are joined for Typer, and the beginning is removed again.
     """
     if os.environ.get("_MURMURFL_COMPLETE") != "complete_bash":
         command()

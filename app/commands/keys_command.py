@@ -1,4 +1,4 @@
-"""``murmurfl keys`` and ``murmurfl names``: what a run configuration may say, from where each key is declared."""
+"""``murmurfl keys`` and ``murmurfl names``: the keys and names of a run configuration, from their declarations."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def keys(
         if name is not None:
             if name not in run_keys():
                 raise unknown_key(name, run_keys())
-            _show(run_keys()[name], as_json)
+            _say_one(run_keys()[name], as_json)
         elif as_json:
             typer.echo(json.dumps(config_schema(), indent=2))
         elif as_toml:
             typer.echo(key_toml(), nl=False)
         else:
-            _show_all()
+            _say_all()
 
 
-def _show(one: Setting, as_json: bool) -> None:
+def _say_one(one: Setting, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(key_schema(one), indent=2))
         return
@@ -57,20 +57,13 @@ def _show(one: Setting, as_json: bool) -> None:
         say(f"  {choice:<{max(len(name) for name, _ in named)}}  {sentence}")
 
 
-def _show_all() -> None:
+def _say_all() -> None:
     widest = max(map(len, run_keys()))
     for one in run_keys().values():
         read = f" Read by {readers(one)}." if readers_of(one) else ""
-        default = shown(one.default)
-        say(f"{one.name:<{widest}}  {one.sentence} {_capitalised(expected(one))}; {_default(default)}.{read}")
-
-
-def _capitalised(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _default(text: str) -> str:
-    return f"default {text}" if text else "empty by default"
+        default, values = shown(one.default), expected(one)
+        default = f"default {default}" if default else "empty by default"
+        say(f"{one.name:<{widest}}  {one.sentence} {values[:1].upper()}{values[1:]}; {default}.{read}")
 
 
 def say_shelf(shelf: Shelf) -> None:

@@ -1,4 +1,4 @@
-"""``murmurfl ledger``: make a real node's ledger, show what was spent, go on after a rollback."""
+"""``murmurfl ledger``: make a real node's ledger, show what was spent, continue after a rollback."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from ..nodes.ledger_views import (
     releases_document,
     releases_notes,
     releases_rows,
+    rotate_key_of,
     session_rows,
 )
 from .run_options import AsJson
@@ -33,7 +34,7 @@ from .terminal import CommandLine, aligned, failing_clearly, say, say_table, wid
 
 _LOCAL_BUDGET = "For secure aggregation: the budget, as a mu, of what holds even if nobody else is honest."
 _WIDE = 110
-"""Columns in which a line of a release has room for both figures of secure aggregation."""
+"""Columns from which a release's line has room for both figures of secure aggregation."""
 
 ledger_cli = CommandLine(help="A real node's ledger: make it, show it, mend it.")
 
@@ -57,15 +58,8 @@ def create(
         if (epsilon is None) == (mu is None):
             raise ConfigurationError("Expected the budget as --epsilon or as --mu, got both or neither.")
         budget = mu if epsilon is None else gdp_mu(epsilon, delta)
-        SQLiteLedger.create(
-            path,
-            budget_mu=budget or 0.0,
-            delta=delta,
-            budget_local_mu=budget_local_mu,
-            data=data,
-            mark=mark,
-            key_file=key_file,
-        )
+        budgets = {"budget_mu": budget or 0.0, "budget_local_mu": budget_local_mu}
+        SQLiteLedger.create(path, **budgets, delta=delta, data=data, mark=mark, key_file=key_file)
         for line in ledger_lines(read_ledger(path), path):
             say(line)
 
@@ -158,7 +152,6 @@ def rotate(
     yes: Yes = False,
 ) -> None:
     """Give a node's ledger a new noise key and destroy the old one; stop the node first, and start it again."""
-    from ..nodes.ledger_views import rotate_key_of
     from ..nodes.own_app import read_node
 
     _ask(
@@ -176,6 +169,6 @@ def rotate(
 
 
 def _ask(yes: bool, question: str) -> None:
-    """End the command unless its user, or ``--yes``, says so."""
+    """End the command unless its user, or ``--yes``, agrees."""
     if not yes:
         typer.confirm(question, abort=True)

@@ -1,4 +1,4 @@
-"""The ``murmurfl`` command: its parts, put together."""
+"""The ``murmurfl`` command, composed of its parts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import typer
 from ..version import __version__
 from .audit_command import audit
 from .completion import in_any_shell
-from .helper_command import helper
 from .keys_command import keys, list_names
 from .ledger_command import ledger_cli
 from .list_command import list_runs
-from .node_command import deploy_demo, node
+from .node_command import deploy_demo, helper, node
 from .owner_command import owner_cli
 from .plan_command import plan
 from .report_command import report

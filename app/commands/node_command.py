@@ -1,4 +1,4 @@
-"""The commands for real nodes: ``murmurfl node`` and ``murmurfl deploy-demo``."""
+"""The commands for real nodes: ``murmurfl node``, ``murmurfl helper`` and ``murmurfl deploy-demo``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .serving import (
     MetricsAddress,
     RunEvery,
     Serving,
-    check_node_and_end,
     refuse_without_check,
+    say_checks_and_end,
 )
 from .terminal import fail, failing_clearly, say
 
@@ -44,26 +44,66 @@ def node(
     metrics_address: MetricsAddress = "",
 ) -> None:
     """Take part with this machine's own data, policy and ledger; only code runs that is installed here."""
-    from ..nodes.own_app import read_node
+    reach = superlink, root_certificates, auth_private_key, insecure
+    serving, shown = Serving(log_json, log_details, verbose), (health_address, metrics_address)
+    _take_part("node", config, reach, serving, shown, check=check, as_json=as_json, run_every=run_every)
 
-    serving = Serving(log_json, log_details, verbose)
+
+def helper(
+    config: Annotated[Path, typer.Argument(help="The helper's configuration (TOML); see docs/deployment.md.")],
+    superlink: SuperLink = "",
+    root_certificates: RootCertificates = None,
+    auth_private_key: NodeKey = None,
+    insecure: Insecure = False,
+    check: Checked = False,
+    as_json: CheckedAsJson = False,
+    log_json: LogJSON = False,
+    log_details: LogDetails = False,
+    verbose: Verbose = False,
+    health_address: HealthAddress = "",
+    metrics_address: MetricsAddress = "",
+) -> None:
+    """Help a server to sums of releases and to nothing smaller: it gets seeds of masks, never a release."""
+    reach = superlink, root_certificates, auth_private_key, insecure
+    serving, shown = Serving(log_json, log_details, verbose), (health_address, metrics_address)
+    _take_part("helper", config, reach, serving, shown, check=check, as_json=as_json)
+
+
+def _take_part(
+    kind: str,
+    config: Path,
+    reach: tuple[str, Path | None, Path | None, bool],
+    serving: Serving,
+    shown: tuple[str, str],
+    *,
+    check: bool,
+    as_json: bool,
+    run_every: float | None = None,
+) -> None:
+    """Run a node or a helper, or check it."""
     serving.start_log(watched=check)
     with serving.failing():
         from ..nodes.connections.connection import Connection
-        from ..nodes.preflight import Given
-        from ..nodes.supernode import run_node
+        from ..nodes.helper_config import HelperConfig
+        from ..nodes.own_app import read_node
+        from ..nodes.preflight import Given, check_helper, check_node
+        from ..nodes.supernode import run_helper, run_node
         from ..nodes.taken_runs import TakenRuns
-        from ..nodes.watching.addresses import Addresses, watched
+        from ..nodes.watching.health import Addresses, watched
 
         refuse_without_check(check=check, as_json=as_json, run_every=run_every)
         if check:
-            given = Given(superlink, root_certificates, auth_private_key, insecure)
-            check_node_and_end(config, given, run_every=run_every, as_json=as_json)
-        else:
-            settings, runs = read_node(config, runs_kept=True), TakenRuns.read(config)
-            reached = Connection.read(config, superlink, root_certificates, auth_private_key, insecure)
-            journal, addresses = serving.journal(), Addresses(health_address, metrics_address)
-            with watched("node", journal, addresses, Path(settings.ledger), reached.root_certificates):
+            given, is_node = Given(*reach), kind == "node"
+            found = check_node(config, given, run_every_days=run_every) if is_node else check_helper(config, given)
+            say_checks_and_end(found, as_json=as_json)
+            return
+        settings = (read_node if kind == "node" else HelperConfig.read)(config, runs_kept=True)
+        runs, reached, journal = TakenRuns.read(config), Connection.read(config, *reach), serving.journal()
+        ledger = None if isinstance(settings, HelperConfig) else Path(settings.ledger)
+        with watched(kind, journal, Addresses(*shown), ledger, reached.root_certificates):
+            if isinstance(settings, HelperConfig):
+                run_helper(settings, reached, journal, runs)
+            else:
                 run_node(settings, reached, journal, runs)
 
 

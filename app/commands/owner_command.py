@@ -1,4 +1,4 @@
-"""``murmurfl owner``: keys, permits and logins of those whose runs machines take, made away from the server."""
+"""``murmurfl owner``: keys, permits and logins of the people whose runs machines take, made away from the server."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from typing import Annotated
 import typer
 
 from ...privacy import ConfigurationError
+from ...privacy.files import create_private
+from ...privacy.permits import OwnerKey, PermitError, read_permit, shown_time, verified_permit
+from ..nodes.owner_key import read_owner_key, write_owner_key
 from .run_options import AsJson
 from .terminal import CommandLine, failing_clearly, say
 
@@ -29,9 +32,6 @@ KeyPath = Annotated[
 @owner_cli.command()
 def key(path: KeyPath) -> None:
     """Make an owner's private key, and say the public half that operators list; overwrites nothing."""
-    from ...privacy.permits import OwnerKey
-    from ..nodes.owner_key import write_owner_key
-
     with failing_clearly():
         made = OwnerKey.generate()
         write_owner_key(path, made)
@@ -43,8 +43,6 @@ def key(path: KeyPath) -> None:
 @owner_cli.command()
 def public(path: KeyPath) -> None:
     """Say the public half of a key and the file's name, as a line of the list for `murmurfl server --owners`."""
-    from ..nodes.owner_key import read_owner_key
-
     with failing_clearly():
         typer.echo(f"{read_owner_key(path).public.hex()} {path.stem}")
 
@@ -59,9 +57,6 @@ def login(
     hours: Annotated[float, typer.Option(help="How long it lasts, at most 744.")] = 12.0,
 ) -> None:
     """Log in to a server that takes commands of owners alone; `flwr` sends the login from then on."""
-    from ...privacy.permits import shown_time
-    from ..nodes.owner_key import read_owner_key
-
     with failing_clearly():
         owner = read_owner_key(path)
         from ..nodes.servers.login import log_in
@@ -95,9 +90,6 @@ def permit(
     ] = None,
 ) -> None:
     """Sign a permit for one run: one line, the run key `permit`."""
-    from ...privacy.files import create_private
-    from ...privacy.permits import verified_permit
-    from ..nodes.owner_key import read_owner_key
     from ..runs.permitted_run import EVALUATION, MEAN, part_session
 
     with failing_clearly():
@@ -106,7 +98,7 @@ def permit(
         owner, now = read_owner_key(path), int(time.time())
         first = _time(begin) if begin else now
         if renew:
-            # Whoever hands it over may have made it up: only what this key has signed is signed again.
+            # Whoever hands it over may have made it up: renew only what this key has signed.
             old = verified_permit(renew, [owner.public])
             sessions, bundle = old.sessions, old.bundle
         else:
@@ -130,10 +122,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show what a permit says, and whether the owner that it names has signed it."""
-    from ...privacy.permits import read_permit
-
     with failing_clearly():
-        found = read_permit(text)
+        found, signed = read_permit(text), _is_signed(text)
         if as_json:
             document = {
                 "owner": found.owner.hex(),
@@ -141,12 +131,12 @@ def show(
                 "bundle": found.bundle,
                 "not-before": found.not_before,
                 "until": found.until,
-                "signed": _is_signed(text),
+                "signed": signed,
             }
             typer.echo(json.dumps(document, indent=2))
         else:
             _say_permit(text)
-        if not _is_signed(text):
+        if not signed:
             raise ConfigurationError("Expected a permit that its owner signed, got another signature: do not use it.")
 
 
@@ -160,9 +150,9 @@ def bundle(
     with failing_clearly():
         if not (folder / "pyproject.toml").is_file():
             raise ConfigurationError(f"Expected a Flower project in {folder}, got a folder without pyproject.toml.")
-        from flwr.cli.build import build_fab_from_disk
+        from ..nodes.flower_internals import bundle_of
 
-        content = build_fab_from_disk(folder)
+        content = bundle_of(folder)
     typer.echo(hashlib.sha256(content).hexdigest())
 
 
@@ -174,8 +164,6 @@ def _time(text: str) -> int:
 
 
 def _is_signed(text: str) -> bool:
-    from ...privacy.permits import PermitError, read_permit, verified_permit
-
     try:
         verified_permit(text, [read_permit(text).owner])
     except PermitError:
@@ -184,8 +172,6 @@ def _is_signed(text: str) -> bool:
 
 
 def _say_permit(text: str, *, err: bool = False) -> None:
-    from ...privacy.permits import read_permit, shown_time
-
     found = read_permit(text)
     say(f"owner     {found.owner.hex()}", err=err)
     say(f"sessions  {', '.join(found.sessions)}", err=err)

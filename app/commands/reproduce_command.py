@@ -83,7 +83,7 @@ def reproduce(
 
 
 def _made(paper: Paper, cells: list[Cell], folder: Path, *, bar: bool, **options: Any) -> dict[str, Any]:
-    """The document of a reproduction, with a bar that says how far it is."""
+    """The document of a reproduction, with a progress bar."""
     from ..papers.reproduction import reproduce as make
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

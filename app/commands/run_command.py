@@ -78,8 +78,8 @@ def run(
 
 
 def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
-    from ..engines.flower_run import run_flower_app
     from ..engines.start import app_folder, num_nodes, ray_environment, ray_overrides
+    from ..engines.superlink import run_flower_app
     from ..runs.experiment import prepare
     from ..runs.outcome import RESULT_NAME
     from ..runs.run_guarantees import expected_guarantee

@@ -1,4 +1,4 @@
-"""The options that say what is run and where its files go, for every command that runs, plans or measures."""
+"""Options of what is run and where its files go, for every command that runs, plans or measures."""
 
 from __future__ import annotations
 
@@ -62,19 +62,9 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's whole lo
 
 
 def settings_of(file: Path | None, assignments: list[str] | None) -> dict[str, Value]:
-    """The settings of a file and of a command line, by hyphenated key; the latter win.
+    """The settings of a file and of ``key=value`` texts, by hyphenated key; the latter win.
 
-    If they name something of one's own, the current folder is searched for it from now on.
-
-    Parameters
-    ----------
-    file : Path or None
-    assignments : list of str or None
-        Texts ``key=value``.
-
-    Raises
-    ------
-    ConfigurationError
+    If they name a user's own thing, the current folder is searched for it from now on.
     """
     made = layered({} if file is None else read_settings(file), parse_assignments(assignments or []))
     if names_own(made):
@@ -84,9 +74,9 @@ def settings_of(file: Path | None, assignments: list[str] | None) -> dict[str, V
 
 @contextmanager
 def folder_for(out: Path, name: str | None, beginning: str) -> Iterator[Path]:
-    """The folder of a run: ``out / name``, or without a name a new one called after the time.
+    """The folder of a run: ``out / name``, or without a name a new one named by the time.
 
-    The latter is this run's own, also beside others that start in the same second; if nothing is put into it, it goes.
+    The latter is unique even among runs that start in the same second, and is removed if it stays empty.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""``murmurfl schema``: what a record is, drafted from a file for a person to review, and read back."""
+"""``murmurfl schema``: draft what a record is from a file, for a person to review, and read it back."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def schema(
 
 
 def _heading(file: Path, found: Draft) -> list[str]:
-    """What a person who reviews a draft has to know, as lines of comments; names are quoted, so that none ends one."""
+    """Comment lines for a person who reviews a draft; names are quoted, so that none ends a comment."""
     said = [
         f"Drafted from {file.name!r}; reviewed by nobody yet.",
         "Read it, remove what is private, then set reviewed = true.",

@@ -1,4 +1,4 @@
-"""``murmurfl server``: Flower's SuperLink behind a gate, with health, figures and a line for each round."""
+"""``murmurfl server``: Flower's SuperLink behind a gate, with health, metrics and a log line for each round."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def server(
     verbose: Verbose = False,
 ) -> None:
     """Run Flower's SuperLink: takes its options too, starts it again when it ends, shows how it is."""
-    # What Flower or a strategy says here is the server's own: no data of a machine is among it.
+    # Details, because a server's log contains no data of a machine.
     serving = Serving(log_json, log_details=True, verbose=verbose)
     serving.start_log()
     with serving.failing():
         from ..nodes.servers.watched_server import run_server
-        from ..nodes.watching.addresses import Addresses
+        from ..nodes.watching.health import Addresses
 
         addresses = Addresses(health_address, metrics_address)
         run_server(context.args, addresses, figures, serving.journal(), owners)

@@ -1,9 +1,11 @@
-"""Options shared by nodes, helpers and servers, and their ``--check``: what can be tried before one starts."""
+"""Options shared by nodes, helpers and servers, and the output of ``--check``."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,23 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...privacy import MurmurflError
-from .terminal import FAILED, INTERRUPTED, failing_clearly
+from ...privacy import ConfigurationError, MurmurflError
+from .terminal import FAILED, INTERRUPTED, fail, failing_clearly, say
 
 if TYPE_CHECKING:
+    from ..nodes.preflight import Preflight
     from ..nodes.watching.journal import Journal
-
-import json
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from ...privacy import ConfigurationError
-from .terminal import fail, say
-
-if TYPE_CHECKING:
-    from ..nodes.preflight import Given, Preflight
-
 
 HealthAddress = Annotated[
     str, typer.Option(metavar="[HOST:]PORT", help="Answer /health there; a port alone: for this computer only.")
@@ -46,25 +37,19 @@ LogDetails = Annotated[
 
 @dataclass(frozen=True)
 class Serving:
-    """How something that serves for long tells its operator what happens.
-
-    Parameters
-    ----------
-    log_json, log_details, verbose : bool
-        As the options.
-    """
+    """How a long-running process reports to its operator; fields as the options."""
 
     log_json: bool = False
     log_details: bool = False
     verbose: bool = False
 
     def start_log(self, *, watched: bool = False) -> None:
-        """Have everything from here on written as a node's log, to standard error.
+        """Write everything from here on as a node's log, to standard error.
 
         Parameters
         ----------
         watched : bool
-            Whether somebody looks on, and nothing is kept: then there are details.
+            Whether somebody looks on and nothing is kept; then details are shown.
         """
         from ..nodes.watching.node_log import LogSettings, start_log
 
@@ -81,7 +66,7 @@ class Serving:
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """As :func:`~.failing.failing_clearly`; where the log is for programs, its last line says why."""
+        """Like :func:`~.terminal.failing_clearly`; a log for programs ends with the reason."""
         if not self.log_json:
             with failing_clearly():
                 yield
@@ -114,35 +99,17 @@ CheckedAsJson = Annotated[bool, typer.Option("--json", help="With --check: print
 
 
 def refuse_without_check(*, check: bool, as_json: bool, run_every: float | None = None) -> None:
-    """Refuse options that nothing but a check reads, and a time that is none.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Raise if options that only a check reads come without it, or the time is impossible."""
     if not check and (as_json or run_every is not None):
         raise ConfigurationError("Expected --json and --run-every with --check only, got one without it.")
     if run_every is not None and not 0 < run_every < float("inf"):
         raise ConfigurationError(f"Expected --run-every to be a number of days > 0, got {run_every!r}.")
 
 
-def check_node_and_end(config: Path, given: Given, *, run_every: float | None, as_json: bool) -> None:
-    """Print what came of a node's checks; exit code 1 if one failed."""
-    from ..nodes.preflight import check_node
-
-    _end(check_node(config, given, run_every_days=run_every), as_json=as_json)
-
-
-def check_helper_and_end(config: Path, given: Given, *, as_json: bool) -> None:
-    """Print what came of a helper's checks; exit code 1 if one failed."""
-    from ..nodes.preflight import check_helper
-
-    _end(check_helper(config, given), as_json=as_json)
-
-
-def _end(found: Preflight, *, as_json: bool) -> None:
+def say_checks_and_end(found: Preflight, *, as_json: bool) -> None:
+    """Print the outcome of checks; exit code 1 if one failed."""
     failed = [check for check in found.checks if check.state == "failed"]
-    # What keeps a node from starting is said as when it is started.
+    # The reason why a node does not start reads as at a start.
     first = next((check for check in failed if check.name == "configuration"), None)
     if as_json:
         typer.echo(json.dumps(found.document(time.time()), indent=2, allow_nan=False))

@@ -1,10 +1,10 @@
-"""What people read: lines and tables no wider than their terminal, help, and one clear line where a command fails.
+"""Output for people: lines and tables no wider than their terminal, help, and one clear line where a command fails.
 
-In a file or a pipe, where nobody's window ends, a line is as long as what it says, and stays one line for tools. The
-environment variable COLUMNS sets a width anywhere.
+In a file or a pipe, a line is as long as its text, and stays one line for tools. The environment variable COLUMNS sets
+a width anywhere.
 
-A Typer application whose help does not depend on which click is installed beside it. Flower holds Typer below 0.21.
-With click 8.4 and later that Typer says the hint at a mistyped command twice, and with click 8.5 it loses the help of
+:class:`CommandLine` is a Typer application whose help does not depend on the installed click. Flower holds Typer below
+0.21. With click 8.4 and later, that Typer repeats the hint at a mistyped command; with click 8.5 it loses the help of
 every argument, because click's own ``Parameter`` has a ``help`` now and clears Typer's.
 """
 
@@ -31,7 +31,7 @@ from ...privacy import MurmurflError
 
 FAILED = 1
 MISUSED = 2
-"""What click returns for options that are missing or unknown."""
+"""Click's code for missing or unknown options."""
 CLAIM_REFUTED = 3
 INTERRUPTED = 130
 
@@ -46,7 +46,7 @@ def fail(message: str, code: int = FAILED) -> NoReturn:
 def failing_clearly() -> Iterator[None]:
     """Turn an error of ours, of the operating system or of the keyboard into one line and an exit code.
 
-    Any other error is a mistake in the program: its traceback is shown as it is.
+    Any other error is a bug: its traceback is shown.
     """
     try:
         yield
@@ -59,19 +59,13 @@ def failing_clearly() -> Iterator[None]:
 
 
 class CommandLine(typer.Typer):
-    """A :class:`typer.Typer` of commands with the help of their arguments, and with one hint at a mistyped one.
-
-    Parameters
-    ----------
-    **options
-        Those of :class:`typer.Typer`.
-    """
+    """A :class:`typer.Typer` whose commands show their arguments' help, with one hint at a mistyped command."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"cls": _Commands, "no_args_is_help": True, **options})
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
-        """As Typer's own; the command shows the help of its arguments."""
+        """Like Typer's; the command shows the help of its arguments."""
         return super().command(name, **{"cls": _Command, **options})
 
 
@@ -96,28 +90,21 @@ class _Commands(TyperGroup):
 
 _LEAST = 20
 _MOST_NATURAL = 10_000
-# Of a table's border and padding: " | " between columns and "| " and " |" around them.
-_BETWEEN, _AROUND = 3, 1
-# Of two or more spaces after a name: what follows is its value, and goes on below itself.
+_BETWEEN, _AROUND = 3, 1  # a table's border and padding: " | " between columns, "| " and " |" around them
+# A name and two or more spaces; the value behind them continues below itself.
 _NAMED = re.compile(r"\s*\S+(?: \S+){0,2}? {2,}(?=\S)")
 _WIDEST_LABEL = 24
 
 
 def width(*, err: bool = False) -> int | None:
-    """Columns of the terminal, or of COLUMNS; None where there is neither.
-
-    Parameters
-    ----------
-    err : bool
-        Whether of standard error.
-    """
+    """Columns of the terminal, or of COLUMNS; None if there is neither. ``err``: of standard error."""
     if not os.environ.get("COLUMNS", "").isdigit() and not (sys.stderr if err else sys.stdout).isatty():
         return None
     return max(shutil.get_terminal_size().columns, _LEAST)
 
 
 def wrapped(line: str, columns: int | None) -> str:
-    """A line as several, if it must be: what has a name goes on below its value. Words, paths say, stay whole."""
+    """A line as several if it must be: a value continues below itself. Words, such as paths, stay whole."""
     if columns is None or len(line) <= columns:
         return line
     named = _NAMED.match(line)
@@ -129,27 +116,14 @@ def wrapped(line: str, columns: int | None) -> str:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print lines for people, wrapped where there is a terminal.
-
-    Parameters
-    ----------
-    text : str
-    err : bool
-        Whether to standard error.
-    """
+    """Print lines for people, wrapped to the terminal; ``err``: to standard error."""
     columns = width(err=err)
     for line in text.split("\n"):
         typer.echo(wrapped(line, columns), err=err)
 
 
 def say_command(text: str) -> None:
-    """Print a command so that it can be copied: where it has no room it goes on behind a backslash.
-
-    Parameters
-    ----------
-    text : str
-        Perhaps indented.
-    """
+    """Print a command, perhaps indented, so that it can be copied: a long one continues behind a backslash."""
     columns = width()
     if columns is None or len(text) <= columns:
         typer.echo(text)
@@ -166,13 +140,10 @@ def say_command(text: str) -> None:
 
 
 def aligned(rows: Sequence[Mapping[str, str]], columns: Sequence[str], right: Sequence[str]) -> list[str]:
-    """Columns under their headings, two spaces apart: more of them have room than in a table with lines.
+    """Columns under their headings, two spaces apart, which takes less room than a table with lines.
 
     Parameters
     ----------
-    rows : sequence of mapping
-        Texts.
-    columns : sequence of str
     right : sequence of str
         Columns of numbers.
     """
@@ -186,15 +157,14 @@ def aligned(rows: Sequence[Mapping[str, str]], columns: Sequence[str], right: Se
 
 
 def say_table(title: str, rows: Sequence[Mapping[str, str]], labels: Sequence[str]) -> None:
-    """Print a table; one that is wider than the terminal comes in parts, each with the columns that say whose a row is.
+    """Print a table; one wider than the terminal comes in parts, each with the columns that label its rows.
 
     Parameters
     ----------
-    title : str
     rows : sequence of mapping
-        Texts, alike in their keys; columns without any text are left out.
+        Texts with equal keys; columns without any text are left out.
     labels : sequence of str
-        Columns that say whose a row is; they stand on the left, and may be folded.
+        Columns that label a row; they stand on the left, and may be folded.
     """
     columns = [name for name in rows[0] if name in labels or any(row[name] for row in rows)]
     available = width()

@@ -1,4 +1,4 @@
-"""The digits that scikit-learn brings along: the default task, with nothing to download."""
+"""The digits of scikit-learn: the default task, with nothing to download."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from ...privacy import derived_seed
 from ..settings.run_config import RunConfig
 from .task import Images, ImageTask, Tuned
 
-# Who is in the test set is fixed, whatever the run's seed.
-_TEST_SHARE = 0.2
+_TEST_SHARE = 0.2  # the test set is fixed, whatever the run's seed
 
 
 class Digits(ImageTask):

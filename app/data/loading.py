@@ -1,4 +1,4 @@
-"""The data of a run configuration: files found, loaded once, held out or reduced, and split among the machines."""
+"""The data of a run configuration: found, loaded once, held out or reduced, and split among the machines."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, derived_seed
 from ..settings.registry import registry
@@ -22,7 +23,7 @@ from .task import Dataset, Shard, Task, settings
 
 
 def data_file(root: str, name: str) -> Path:
-    """A file under the data root.
+    """Path of a file under the data root.
 
     Raises
     ------
@@ -39,7 +40,7 @@ def data_file(root: str, name: str) -> Path:
 
 
 def table_rows(path: Path) -> list[list[str]]:
-    """The rows of a packed CSV file, without its heading."""
+    """Rows of a gzipped CSV file, without its header."""
     with gzip.open(path, "rt") as file:
         return list(csv.reader(file))[1:]
 
@@ -50,7 +51,7 @@ def load_dataset(config: RunConfig) -> Dataset:
     Raises
     ------
     ConfigurationError
-        If the data are not where the configuration says, or more validation samples are asked for than there are.
+        If the data are not where the configuration says, or are too few for what it sets aside.
     """
     dataset = loaded(config)
     if config.validation_samples:
@@ -61,20 +62,20 @@ def load_dataset(config: RunConfig) -> Dataset:
 
 
 def loaded(config: RunConfig) -> Dataset:
-    """What the task of a run configuration has, before anything of it is set aside."""
+    """All data of a run configuration's task, before anything is set aside."""
     wanted = wanted_by(config)
     return _given[wanted] if wanted in _given else _loaded(wanted)
 
 
 def wanted_by(config: RunConfig) -> Hashable:
-    """What settles the data of a run configuration: alike for two of them, so are their data."""
+    """A key of a run configuration's data: equal keys, equal data."""
     root = config.data_root or os.environ.get("MURMURFL_DATA", "")
     task: Task = registry("task")[config.task]
     return _Wanted(task, config.features, root, settings(task.reads, config), config)
 
 
 def give(config: RunConfig, dataset: Dataset) -> None:
-    """Have a run configuration's data from elsewhere (:func:`loaded`) rather than from this computer's disk."""
+    """Provide a run configuration's data (:func:`loaded`), so that they are not read from this computer's disk."""
     wanted = wanted_by(config)
     _given.pop(wanted, None)
     while len(_given) >= _MOST_GIVEN:
@@ -87,7 +88,7 @@ _given: dict[Hashable, Dataset] = {}
 
 
 def public_shard(dataset: Dataset, first: int) -> Shard | None:
-    """A data set's public samples in a fixed order, from number ``first`` on and around; None if it has none.
+    """A data set's public samples in cyclic order from number ``first`` on; None if it has none.
 
     Machines that start at different numbers use different samples first.
     """
@@ -123,7 +124,7 @@ def load_shards(config: RunConfig, dataset: Dataset) -> Shards | OwnedShards:
     shards = OwnedShards(dataset, parts, most, config.seed) if most else Shards(dataset, parts)
     least, rows = int(shards.sizes.min()), "owners" if most else "samples"
     if "batch-size" not in registry("strategy")[config.strategy].keys:
-        if least < 1:  # each of its releases is made from all samples of a machine
+        if least < 1:  # each release uses all samples of a machine
             raise ConfigurationError("Expected at least one sample for each machine, got none: use fewer machines.")
         return shards
     if config.batch_size > least:
@@ -141,7 +142,7 @@ def load_shards(config: RunConfig, dataset: Dataset) -> Shards | OwnedShards:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What settles a task's data, and the run configuration that asks for them."""
+    """What determines a task's data, and the run configuration that asks for them."""
 
     task: Task
     features: str
@@ -160,16 +161,9 @@ def _held_out(dataset: Dataset, count: int) -> Dataset:
     if count >= total:
         raise ConfigurationError(f"Expected validation-samples < {total}, got {count}.")
     order = np.random.Generator(np.random.Philox(key=derived_seed("validation"))).permutation(total)
-    held, kept = order[:count], order[count:]
-    return replace(
-        dataset,
-        train_features=dataset.train_features[kept],
-        train_labels=dataset.train_labels[kept],
-        test_features=dataset.train_features[held],
-        test_labels=dataset.train_labels[held],
-        machine_of=None,
-        owner_of=None if dataset.owner_of is None else dataset.owner_of[kept],
-    )
+    test_features, test_labels = dataset.train_features[order[:count]], dataset.train_labels[order[:count]]
+    rest = _only(dataset, order[count:])
+    return replace(rest, test_features=test_features, test_labels=test_labels, machine_of=None)
 
 
 def _fewer(dataset: Dataset, count: int) -> Dataset:
@@ -177,14 +171,7 @@ def _fewer(dataset: Dataset, count: int) -> Dataset:
     if count > total:
         raise ConfigurationError(f"Expected training-samples <= {total}, got {count}.")
     order = np.random.Generator(np.random.Philox(key=derived_seed("training samples"))).permutation(total)
-    kept = np.sort(order[:count])
-    return replace(
-        dataset,
-        train_features=dataset.train_features[kept],
-        train_labels=dataset.train_labels[kept],
-        machine_of=None if dataset.machine_of is None else dataset.machine_of[kept],
-        owner_of=None if dataset.owner_of is None else dataset.owner_of[kept],
-    )
+    return _only(dataset, np.sort(order[:count]))
 
 
 def _with_public(dataset: Dataset, count: int) -> Dataset:
@@ -196,13 +183,17 @@ def _with_public(dataset: Dataset, count: int) -> Dataset:
     if count >= total:
         raise ConfigurationError(f"Expected public-samples < {total}, got {count}.")
     order = np.random.Generator(np.random.Philox(key=derived_seed("public samples"))).permutation(total)
-    public, kept = order[:count], np.sort(order[count:])
+    public_features, public_labels = dataset.train_features[order[:count]], dataset.train_labels[order[:count]]
+    rest = _only(dataset, np.sort(order[count:]))
+    return replace(rest, public_features=public_features, public_labels=public_labels)
+
+
+def _only(dataset: Dataset, kept: NDArray[np.int64]) -> Dataset:
+    """A data set with some of its training samples."""
     return replace(
         dataset,
         train_features=dataset.train_features[kept],
         train_labels=dataset.train_labels[kept],
         machine_of=None if dataset.machine_of is None else dataset.machine_of[kept],
         owner_of=None if dataset.owner_of is None else dataset.owner_of[kept],
-        public_features=dataset.train_features[public],
-        public_labels=dataset.train_labels[public],
     )

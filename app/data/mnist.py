@@ -1,4 +1,4 @@
-"""MNIST, read by torchvision from a data root: ten digits, or whether they are odd."""
+"""MNIST, read by torchvision from a data root: ten digits, or their parity."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .task import Images, ImageTask, Tuned
 
 
 class Mnist(ImageTask):
-    """60,000 handwritten digits of 28 x 28 pixels, and 10,000 to test with."""
+    """60,000 handwritten digits of 28 x 28 pixels, and 10,000 for testing."""
 
     name = "mnist"
     sentence = "MNIST: 60,000 handwritten digits of 28 x 28 pixels, from data-root"
@@ -27,7 +27,7 @@ class Mnist(ImageTask):
     tuned: ClassVar[Mapping[str, Tuned]] = {
         "pixels": Tuned(8.0, 110.0, 0.5, 4.0, 0.0135, 20.0, 150.0, 600.0),
         "oriented-gradients": Tuned(1.0, 700.0, 1.0, 1.0, 0.15, 1000.0, 60.0, 140.0),
-        # The same, for features of norm 1 and not 4.
+        # The same for features of norm 1 instead of 4.
         **dict.fromkeys(
             ("soft-gradients", "strokes", "scattering", "scattering+strokes"),
             Tuned(0.25, 11200.0, 1.0, 0.25, 2.4, 4000.0, 60.0, 140.0),
@@ -39,7 +39,7 @@ class Mnist(ImageTask):
 
 
 class MnistParity(ImageTask):
-    """MNIST's images, with two classes: even digits and odd ones."""
+    """MNIST's images in two classes: even and odd digits."""
 
     name = "mnist-parity"
     sentence = "MNIST's images in two classes, even digits and odd ones"
@@ -52,21 +52,21 @@ class MnistParity(ImageTask):
 
 
 def read_mnist(root: str, download: bool, setting: str) -> Images:
-    """MNIST as it comes.
+    """Read MNIST.
 
     Parameters
     ----------
     root : str
         The data root, empty if there is none.
     download : bool
-        Whether it may be fetched into the data root.
+        Whether to fetch missing files into the data root.
     setting : str
         What asks for it, for a refusal.
 
     Raises
     ------
     ConfigurationError
-        If it is not there, or torchvision is not.
+        If MNIST or torchvision is missing.
     """
     fetch, read_images, read_labels = _torchvision(setting)
     if not root:
@@ -90,7 +90,7 @@ def read_mnist(root: str, download: bool, setting: str) -> Images:
 
 
 def _torchvision(setting: str) -> tuple[Callable[..., Any], Callable[[str], Any], Callable[[str], Any]]:
-    """What fetches MNIST, what reads images and what reads labels."""
+    """Functions that fetch MNIST, read images, and read labels."""
     try:
         check_installed("torchvision", "torch", setting)
         from torchvision.datasets import MNIST
@@ -104,7 +104,7 @@ def _torchvision(setting: str) -> tuple[Callable[..., Any], Callable[[str], Any]
 
 
 def _read_idx(folder: Path, name: str, read: Callable[[str], Any]) -> NDArray[Any]:
-    """Read an idx file with torchvision; a data root may be read-only, so a packed one is unpacked elsewhere."""
+    """Read an idx file with torchvision; a packed one is unpacked elsewhere, since a data root may be read-only."""
     import gzip
     import tempfile
 

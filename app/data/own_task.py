@@ -1,9 +1,9 @@
-"""A user's own data: a function that returns them, and what any data must be like.
+"""A user's own data: a function that returns them, and the checks that any data must pass.
 
 ``task = package.module:make_task`` names a :class:`~murmurfl.app.data.task.Task`, or a function. The function may take
 the run configuration, and returns a :class:`~murmurfl.app.data.task.Dataset` or four arrays: training features and
-labels, test features and labels. It is called in every process that needs the data, so it must return the same each
-time: randomness in it comes from a seed.
+labels, test features and labels. Every process that needs the data calls it, so it must return the same each time:
+randomness in it comes from a seed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,7 @@ _ARRAYS = 4
 
 
 class FunctionTask(Task):
-    """A task that is a function of the user's.
-
-    Parameters
-    ----------
-    function : callable
-        With one parameter, the run configuration, or with none.
-    name : str
-        As the run configuration has it.
-    """
+    """A task made of a user's function, with one parameter, the run configuration, or none."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.name = name
@@ -62,13 +54,7 @@ class FunctionTask(Task):
 
 
 def own_task(found: Any, name: str) -> Task:
-    """The task that a user's object is.
-
-    Parameters
-    ----------
-    found : Any
-        What ``name`` names, and no Task.
-    name : str
+    """The task of a user's object that is no Task itself.
 
     Raises
     ------
@@ -84,18 +70,17 @@ def own_task(found: Any, name: str) -> Task:
 
 
 def checked(dataset: Dataset, setting: str) -> Dataset:
-    """A data set whose arrays fit each other, in the types that models take.
+    """Return a data set in the types that models take, once its arrays fit each other.
 
     Parameters
     ----------
-    dataset : Dataset
     setting : str
         What gave it, for the refusal.
 
     Raises
     ------
     ConfigurationError
-        Which array is wrong, and how; it says nothing of any one sample.
+        With the wrong array and its error; it reveals nothing of any one sample.
     """
     if not isinstance(dataset, Dataset):
         raise ConfigurationError(f"Expected {setting} to give a Dataset, got {type(dataset).__name__}.")
@@ -120,23 +105,27 @@ def checked(dataset: Dataset, setting: str) -> Dataset:
                 f"Expected {part}_features of {setting} to have {width} columns as train_features, got "
                 f"{np.shape(features)[1]}."
             )
+    count = len(dataset.train_labels)
     for name, whose in (("machine_of", dataset.machine_of), ("owner_of", dataset.owner_of)):
-        if whose is not None:
-            _check_whose(np.asarray(whose), len(dataset.train_labels), f"{name} of {setting}")
+        if whose is not None and (np.shape(whose) != (count,) or np.asarray(whose).dtype.kind not in "iu"):
+            raise ConfigurationError(
+                f"Expected {name} of {setting} to be integers of shape ({count},), one a training sample, got "
+                f"{np.asarray(whose).dtype} of shape {np.shape(whose)}."
+            )
     return replace(dataset, **arrays)
 
 
 def _takes_config(function: Callable[..., Any]) -> bool:
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:  # a callable that tells nothing of its parameters
+    except ValueError:  # no signature
         return False
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     return any(one.default is one.empty or one.name == "config" for one in positional)
 
 
 def _classes(*labels: NDArray[Any]) -> int:
-    """Of labels that are integers, one more than the largest; other labels are numbers to regress on."""
+    """The largest label plus one if labels are integers, else 1: numbers to regress on."""
     if any(part.dtype.kind not in "iub" or not part.size for part in labels):
         return 1
     return int(max(part.max() for part in labels)) + 1
@@ -159,15 +148,7 @@ def _labels(values: Any, count: int, classes: int, what: str) -> NDArray[Any]:
             f"{array.shape}."
         )
     if classes == 1:
-        return array  # what is predicted is a number, if anything is
+        return array  # numbers to regress on
     if array.dtype.kind == "f" or array.min() < 0 or array.max() >= classes:
         raise ConfigurationError(f"Expected {what} to be integers from 0 to {classes - 1}, got others.")
     return np.asarray(array, dtype=np.int64)
-
-
-def _check_whose(whose: NDArray[Any], count: int, what: str) -> None:
-    if whose.shape != (count,) or whose.dtype.kind not in "iu":
-        raise ConfigurationError(
-            f"Expected {what} to be integers of shape ({count},), one a training sample, got {whose.dtype} of shape "
-            f"{whose.shape}."
-        )

@@ -1,4 +1,4 @@
-"""How a data set is split among machines, by a seed of the run's."""
+"""How a data set is split among machines, by the run's seed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ class Partition(ABC):
 
     Attributes
     ----------
-    name, sentence : str
     keys : frozenset of str
-        Hyphenated run-config keys that this partition reads and others need not.
+        Hyphenated run-config keys that only this partition reads.
     """
 
     name: str = ""
@@ -35,11 +34,11 @@ class Partition(ABC):
     keys: frozenset[str] = frozenset()
 
     def check(self, config: RunConfig) -> None:  # noqa: B027 - most refuse nothing
-        """Refuse a run configuration that this partition cannot serve."""
+        """Raise if this partition cannot serve a run configuration."""
 
     @abstractmethod
     def parts(self, dataset: Dataset, config: RunConfig) -> Sequence[NDArray[np.int64]]:
-        """The numbers of every machine's training samples, each machine's in the order it uses them.
+        """Numbers of every machine's training samples, in the order in which it uses them.
 
         Raises
         ------
@@ -49,12 +48,12 @@ class Partition(ABC):
 
 
 class ByLabel(Partition):
-    """A partition that sees nothing of the samples but their labels, and takes them in a seeded order.
+    """A partition that sees only the samples' labels, and takes samples in a seeded order.
 
     Attributes
     ----------
     reads : frozenset of str, optional
-        Fields of the run configuration that settle it; None for any of them.
+        Fields of the run configuration that determine it; None for all.
     """
 
     reads: frozenset[str] | None = None
@@ -63,17 +62,16 @@ class ByLabel(Partition):
     def split(
         self, labels: NDArray[Any], order: NDArray[np.int64], config: RunConfig, generator: np.random.Generator
     ) -> Sequence[NDArray[np.int64]]:
-        """The shuffled numbers of ``order`` as parts, one a machine.
+        """Split the shuffled numbers of ``order`` into parts, one a machine.
 
         Parameters
         ----------
         labels : ndarray of shape (samples,)
             Of all training samples, in the data set's order.
         order : ndarray of shape (samples,), int64
-            The numbers of all training samples, shuffled.
-        config : RunConfig
+            Shuffled numbers of all training samples.
         generator : numpy.random.Generator
-            For whatever else is drawn.
+            For other draws.
         """
 
     def parts(self, dataset: Dataset, config: RunConfig) -> Sequence[NDArray[np.int64]]:
@@ -84,7 +82,7 @@ class ByLabel(Partition):
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What settles a partition, and the run configuration that asks for it."""
+    """What determines a partition, and the run configuration that asks for it."""
 
     partition: ByLabel
     digest: bytes
@@ -100,12 +98,12 @@ def _parts(wanted: _Wanted) -> Parts:
     generator = np.random.Generator(np.random.Philox(key=derived_seed("partition", config.seed)))
     order = generator.permutation(len(labels))
     parts = Parts.together(wanted.partition.split(labels, order, config, generator))
-    # A partitioner may group a machine's samples by label; it uses them in order, so the order must not tell labels.
+    # A machine uses its samples in order, which must not reveal labels; a partitioner may group samples by label.
     return parts.shuffled(generator)
 
 
 class Iid(ByLabel):
-    """As many samples for each machine, drawn at random."""
+    """Equally many samples for each machine, drawn at random."""
 
     name = "iid"
     sentence = "as many samples for each machine, drawn at random"
@@ -197,7 +195,7 @@ class Unequal(ByLabel):
 
 
 class OwnPartition(Partition):
-    """The machines the data come with, each with its samples in a seeded order."""
+    """The machines that the data come with, each with its samples in a seeded order."""
 
     name = "own"
     sentence = "the machines that the data come with"

@@ -1,8 +1,8 @@
-"""The data of jiang-2026, built as its appendix H.2 says: private samples, and public ones of another distribution.
+"""The data of jiang-2026 (appendix H.2): private samples, and public ones of another distribution.
 
-The paper measures the empirical risk on the private samples themselves, so those are the evaluation set here too: a
-figure for research, which no real server has. Whatever the paper leaves open is settled by public knowledge alone:
-constants, and statistics of the public samples.
+The paper measures the empirical risk on the private samples, so they are the evaluation set here too: a figure for
+research, which no real server has. What the paper leaves open follows from public knowledge: constants, and statistics
+of the public samples.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from .task import Dataset, Task
 Samples = tuple[NDArray[np.floating], NDArray[Any]]
 
 _PUBLIC_DEFAULTS = 10
-# Features in units of the public samples' spread are cut here.
-_LARGEST_DEVIATION = 4.0
+_LARGEST_DEVIATION = 4.0  # at which features are cut, in units of the public samples' spread
 _TYPICAL_NORM = 10.0
 
 
@@ -34,7 +33,7 @@ class PublicTask(Task):
     Attributes
     ----------
     num_classes : int
-        1 where there is a number to regress on, or nothing to predict.
+        1 if there is a number to regress on, or nothing to predict.
     paper_size : tuple of int
         n and d of the paper (table 6).
     """
@@ -46,7 +45,7 @@ class PublicTask(Task):
 
     @abstractmethod
     def samples(self, config: RunConfig, root: str) -> tuple[Samples, Samples]:
-        """The private samples and the public ones: features and labels of each."""
+        """Features and labels of the private samples, and of the public ones."""
 
     def load(self, config: RunConfig, root: str) -> Dataset:
         (features, labels), (public_features, public_labels) = self.samples(config, root)
@@ -84,9 +83,9 @@ class Mnist69(PublicTask):
 
 
 class Cifar10Ridge(PublicTask):
-    """100 images of each class, and 250 others of each of the first four; the class's number is what is predicted.
+    """100 images of each class, and 250 others of each of the first four; the class's number is predicted.
 
-    The paper says 200 of each of ten classes and n = 1,000, which cannot both be; n is that of its table 6.
+    The paper says 200 of each of ten classes and n = 1,000, which contradict each other; n is that of its table 6.
     """
 
     name = "cifar10-ridge"
@@ -103,7 +102,7 @@ class Cifar10Ridge(PublicTask):
             images, labels = file["images"].reshape(len(file["labels"]), -1) / 255.0, file["labels"].astype(np.float64)
         private = np.concatenate([np.flatnonzero(labels == c)[:100] for c in range(10)])
         public = np.concatenate([np.flatnonzero(labels == c)[200:450] for c in range(4)])
-        # In the file's order one class follows the other, and public samples are used in order.
+        # The file has one class after the other, and public samples are used in order.
         public = np.random.Generator(np.random.Philox(key=derived_seed("cifar10-ridge, public"))).permutation(public)
         return (images[private], labels[private]), (images[public], labels[public])
 
@@ -187,10 +186,11 @@ class CreditCard(PublicTask):
 
 
 def _standardised(private: NDArray[np.float64], public: NDArray[np.float64]) -> tuple[Samples, Samples]:
-    """Features less the public samples' mean over their spread, cut, a typical sample as long as the paper's clip norm.
+    """Features standardised by the public samples' mean and spread, cut, with the paper's clip norm as a typical
+    length.
 
     The last column is the label. The paper gives no scale; with this one its clip of 10 hardly ever binds, and noise
-    made for gradients of length 10 meets gradients about as long.
+    for gradients of length 10 meets gradients about as long.
     """
     mean, spread = public[:, :-1].mean(axis=0), public[:, :-1].std(axis=0)
     constant = spread == 0
@@ -206,4 +206,4 @@ def _standardised(private: NDArray[np.float64], public: NDArray[np.float64]) -> 
 PUBLIC_TASKS = (Mnist69(), Cifar10Ridge(), Crime(), Compas(), CreditCard())
 
 PAPER_SIZES = {task.name: task.paper_size for task in PUBLIC_TASKS}
-"""n and d of the paper, by the name of the task."""
+"""n and d of the paper, by task."""

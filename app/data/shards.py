@@ -1,9 +1,10 @@
-"""Who has which samples, by machine and by owner: one array of sample numbers, and where each machine's begin."""
+"""Which machine and which owner has which samples, as one array of sample numbers."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +15,35 @@ from ...privacy.machine.record_owners import Owners
 from ...privacy.noise.noise_keys import derived_bytes
 from .task import Dataset, Shard
 
+T = TypeVar("T", covariant=True)
 
-class Parts(Sequence[NDArray[np.int64]]):
-    """The numbers of every machine's samples, in the order it uses them; a machine's are a view, made when asked for.
+
+class PerMachine(Sequence[T]):
+    """Things of machines, each made on access by :meth:`machine`."""
+
+    @abstractmethod
+    def machine(self, number: int) -> T:
+        """The thing of one machine."""
+
+    @overload
+    def __getitem__(self, number: int) -> T: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[T]: ...
+    def __getitem__(self, number: int | slice) -> T | Sequence[T]:
+        if isinstance(number, slice):
+            return [self.machine(i) for i in range(len(self))[number]]
+        return self.machine(number)
+
+
+class Parts(PerMachine[NDArray[np.int64]]):
+    """Numbers of every machine's samples in the order in which it uses them; each machine's is a view.
 
     Parameters
     ----------
     numbers : ndarray of shape (samples,), int64
-        Of all machines, one after the other.
+        Of all machines, one machine after the other.
     sizes : ndarray of shape (M,), int64
-        How many each machine has.
+        Samples of each machine.
     """
 
     def __init__(self, numbers: NDArray[np.int64], sizes: NDArray[np.integer]) -> None:
@@ -33,7 +53,7 @@ class Parts(Sequence[NDArray[np.int64]]):
 
     @classmethod
     def together(cls, parts: Iterable[NDArray[np.integer]]) -> Parts:
-        """Parts that are arrays of their own, in one."""
+        """Parts from one array for each machine."""
         if isinstance(parts, Parts):
             return parts
         arrays = [np.asarray(part, dtype=np.int64) for part in parts]
@@ -42,13 +62,13 @@ class Parts(Sequence[NDArray[np.int64]]):
 
     @classmethod
     def even(cls, numbers: NDArray[np.int64], machines: int) -> Parts:
-        """As many for each machine; where that cannot be, the first ones have one more."""
+        """Equal parts; if that is impossible, the first ones have one more."""
         each, more = divmod(len(numbers), machines)
         return cls(numbers, np.repeat([each + 1, each], [more, machines - more]))
 
     @classmethod
     def of_owners(cls, owner: NDArray[np.integer], machines: int) -> Parts:
-        """Machine i's are those with i in ``owner``, ascending."""
+        """Parts in which machine i has the samples with i in ``owner``, ascending."""
         order = np.argsort(owner, kind="stable").astype(np.int64, copy=False)
         first, last = np.searchsorted(owner[order], [0, machines])
         return cls(order[first:last], np.bincount(owner[order[first:last]], minlength=machines))
@@ -56,32 +76,21 @@ class Parts(Sequence[NDArray[np.int64]]):
     def __len__(self) -> int:
         return len(self.sizes)
 
-    @overload
-    def __getitem__(self, machine: int) -> NDArray[np.int64]: ...
-    @overload
-    def __getitem__(self, machine: slice) -> Sequence[NDArray[np.int64]]: ...
-    def __getitem__(self, machine: int | slice) -> NDArray[np.int64] | Sequence[NDArray[np.int64]]:
-        if isinstance(machine, slice):
-            return [self[i] for i in range(len(self))[machine]]
-        end, size = self._ends[machine], self.sizes[machine]
+    def machine(self, number: int) -> NDArray[np.int64]:
+        end, size = self._ends[number], self.sizes[number]
         return self.numbers[end - size : end]
 
     def starts(self, machines: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Where some machines' samples begin in :attr:`numbers`."""
+        """Positions in :attr:`numbers` where some machines' samples begin."""
         return self._ends[machines] - self.sizes[machines]
 
     def shuffled(self, generator: np.random.Generator) -> Parts:
-        """The same with each machine's in an order of its own: that of ``generator.permutation`` of one after another.
-
-        Parameters
-        ----------
-        generator : numpy.random.Generator
-        """
+        """The same parts, each machine's in the order of one ``generator.permutation`` after another."""
         numbers = self.numbers.copy()
         for machines, size in self._alike():
             start = int(self._ends[machines.start]) - size
             stop = start + size * len(machines)
-            # A part of one sample takes nothing from a generator; parts of one size are rows, shuffled in turn.
+            # Shuffling one sample would draw nothing; parts of equal size are rows, shuffled in turn.
             if size > 1 and len(machines) == 1:
                 generator.shuffle(numbers[start:stop])
             elif size > 1:
@@ -89,20 +98,14 @@ class Parts(Sequence[NDArray[np.int64]]):
         return Parts(numbers, self.sizes)
 
     def _alike(self) -> Iterator[tuple[range, int]]:
-        """Neighbours with as many samples, and how many."""
+        """Runs of neighbours with equally many samples, and that number."""
         starts = np.flatnonzero(np.diff(self.sizes, prepend=-1))
         for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(self)], strict=True):
             yield range(start, stop), int(self.sizes[start])
 
 
-class Shards(Sequence[Shard]):
-    """Every machine's samples; a machine's is made when it is asked for.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    parts : Parts
-    """
+class Shards(PerMachine[Shard]):
+    """Every machine's samples, each machine's made on access."""
 
     def __init__(self, dataset: Dataset, parts: Parts) -> None:
         self._dataset = dataset
@@ -110,18 +113,10 @@ class Shards(Sequence[Shard]):
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """How many samples each machine has."""
         return self._parts.sizes
 
     def batch(self, machines: Sequence[int], samples: Sequence[slice]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Some samples of each of several machines, machine after machine.
-
-        Parameters
-        ----------
-        machines : sequence of int
-        samples : sequence of slice
-            As many of each.
-        """
+        """Equally many samples of each of several machines, one machine after the other."""
         starts = np.array([chosen.start for chosen in samples])
         counts = np.array([chosen.stop for chosen in samples]) - starts
         if (counts != counts[0]).any() or (starts + counts > self.sizes[np.asarray(machines)]).any():
@@ -133,25 +128,12 @@ class Shards(Sequence[Shard]):
     def __len__(self) -> int:
         return len(self._parts)
 
-    @overload
-    def __getitem__(self, machine: int) -> Shard: ...
-    @overload
-    def __getitem__(self, machine: slice) -> Sequence[Shard]: ...
-    def __getitem__(self, machine: int | slice) -> Shard | Sequence[Shard]:
-        if isinstance(machine, slice):
-            return [self[i] for i in range(len(self))[machine]]
-        return Shard(self._dataset, self._parts[machine])
+    def machine(self, number: int) -> Shard:
+        return Shard(self._dataset, self._parts[number])
 
 
 def shard_sizes(shards: Sequence[Any], used: Callable[[int], int] = int) -> list[int]:
-    """How many samples each machine has; equal numbers are one object, whatever the number of machines.
-
-    Parameters
-    ----------
-    shards : sequence of Shard
-    used : callable
-        How many of so many samples count; by default all.
-    """
+    """Samples of each machine, of which ``used`` says how many count; equal numbers are one object."""
     sizes = getattr(shards, "sizes", None)
     if sizes is None:
         return [used(len(shard)) for shard in shards]
@@ -162,25 +144,25 @@ def shard_sizes(shards: Sequence[Any], used: Callable[[int], int] = int) -> list
     return [values[i] for i in place.tolist()]
 
 
-class OwnedShards(Sequence[OwnedSamples]):
-    """Machines whose samples are grouped by owner, at most so many of each.
+class OwnedShards(PerMachine[OwnedSamples]):
+    """Machines whose samples are grouped by owner, at most ``most`` of each.
 
     Parameters
     ----------
     dataset : Dataset
-        Which says whose its samples are. If it does not, every ``most`` samples of a machine, in the order in which it
-        has them, stand for one owner's: what it costs to protect owners can be seen with any data.
+        If it names no owners, every ``most`` consecutive samples of a machine stand for one owner's, which shows on any
+        data what protecting owners costs.
     parts : Parts
-        Which samples each machine has. An owner whose samples are on several machines is one on each of them.
+        An owner with samples on several machines is one on each of them.
     most : int
         j, samples of an owner that are used.
     seed : int
-        Of the run, from which simulated machines have their secrets.
+        Of the run; simulated machines' secrets follow from it.
 
     Notes
     -----
-    Simulated machines alone: each of their owners has a place of its own (:meth:`~murmurfl.privacy.Owners.one_each`),
-    where owners of real ones fall into places (:meth:`real`).
+    For simulated machines: each owner has a place of its own (:meth:`~murmurfl.privacy.Owners.one_each`). Owners of
+    real machines fall into places (:meth:`real`).
     """
 
     def __init__(self, dataset: Dataset, parts: Parts, most: int, seed: int) -> None:
@@ -188,35 +170,28 @@ class OwnedShards(Sequence[OwnedSamples]):
         self._owner_of, self._parts, self._most = dataset.owner_of, parts, most
         self._owners = [self._simulated(machine, part, seed) for machine, part in enumerate(parts)]
         self.sizes: NDArray[np.int64] = np.array([len(owners) for owners in self._owners], dtype=np.int64)
-        """How many owners each machine has."""
+        """Number of owners of each machine."""
 
     def __len__(self) -> int:
         return len(self._owners)
 
-    @overload
-    def __getitem__(self, machine: int) -> OwnedSamples: ...
-    @overload
-    def __getitem__(self, machine: slice) -> Sequence[OwnedSamples]: ...
-    def __getitem__(self, machine: int | slice) -> OwnedSamples | Sequence[OwnedSamples]:
-        if isinstance(machine, slice):
-            return [self[i] for i in range(len(self))[machine]]
-        return OwnedSamples(self._arrays, self._owners[machine])
+    def machine(self, number: int) -> OwnedSamples:
+        return OwnedSamples(self._arrays, self._owners[number])
 
     def real(self, machine: int, secret: bytes, places: int | None) -> OwnedSamples:
-        """The samples of a real machine, of data that say whose they are.
+        """A real machine's samples, of data that name owners.
 
         Parameters
         ----------
-        machine : int
         secret : bytes
             Of its ledger (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`).
         places : int, optional
-            As its operator has settled it; default the number of owners.
+            As its operator has decided; default the number of owners.
 
         Raises
         ------
         ConfigurationError
-            If the data do not say it: stand-ins are for simulation.
+            If the data name no owners: stand-ins are for simulation.
         """
         if self._owner_of is None:
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Data made up on the spot: nothing to download, and of any size."""
+"""Synthetic data: nothing to download, and of any size."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Tables of people with two classes, split into training and test: what a model is worth there is its AUC.
+"""Tables of people with two classes; a model's worth there is its AUC.
 
-Every value is scaled by constants that anybody may know (a limit of 10,000 dollars, an age of 40), never by statistics
-of the samples, so that scaling costs no privacy. A constant 0.7 is appended, and every row is scaled to length 1 by
-itself.
+Every value is scaled by public constants (a limit of 10,000 dollars, an age of 40), never by statistics of the samples,
+so scaling costs no privacy. A constant 0.7 is appended, and every row is scaled to length 1 by itself.
 """
 
 from __future__ import annotations
@@ -21,15 +20,12 @@ from .task import Dataset, Task, Tuned
 _CONSTANT = 0.7
 _TRAINING_SHARE = 0.8
 _SPLIT = 1
-"""Who is in which part: the seed of NumPy's own generator, so that others can make the same split."""
+"""Seed of the split, for NumPy's own generator, so that others can make the same one."""
 _MONTHS = 6
 
 
 class TabularTask(Task):
-    """Rows of length 1, with a constant among their values.
-
-    Who is in the test set is fixed, whatever the run's seed.
-    """
+    """Rows of length 1 with a constant among their values; the test set is fixed, whatever the run's seed."""
 
     reads = frozenset()
     constant = True
@@ -43,7 +39,7 @@ class TabularTask(Task):
         values, labels = self.rows(root)
         rows = unit_rows(values)
         order = np.random.Generator(np.random.PCG64(_SPLIT)).permutation(len(labels))
-        # Whole hundreds, so that a hundred machines have as many each.
+        # Whole hundreds, so that a hundred machines have equally many.
         train, test = np.split(order, [int(len(labels) * _TRAINING_SHARE) // 100 * 100])
         return Dataset(rows[train], labels[train], rows[test], labels[test], 2)
 
@@ -101,5 +97,5 @@ def unit_rows(values: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def _logarithm(amounts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Amounts of money of either sign between about -1 and 1."""
+    """Signed amounts of money, mapped to about -1 to 1."""
     return np.sign(amounts) * np.log1p(np.abs(amounts)) / 14

@@ -1,4 +1,4 @@
-"""What a task is: a data set, and what the rest of the application must know of it before it is loaded."""
+"""The interface of a task: a data set, and what the application must know of it before it is loaded."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ class Dataset:
 
     Parameters
     ----------
-    train_features, test_features : ndarray of shape (samples, features), float32
     train_labels, test_labels : ndarray of shape (samples,), int64
-        Of the classes from 0; with one class, numbers to regress on.
-    num_classes : int
+        Classes from 0; with one class, numbers to regress on.
     machine_of : ndarray of shape (samples,), int64, optional
-        Which machine a training sample belongs to, where the data say so.
+        Machine of each training sample.
     public_features, public_labels : ndarray, optional
-        Samples that are nobody's secret, where there are any; as those for training.
+        Samples that are nobody's secret, like those for training.
     owner_of : ndarray of shape (samples,), int64, optional
-        Whose a training sample is, where the data say so: read with ``samples-per-owner``.
+        Owner of each training sample, read with ``samples-per-owner``.
     """
 
     train_features: NDArray[np.float32]
@@ -51,7 +49,7 @@ class Dataset:
 
 
 class Shard:
-    """One machine's samples, in the order it uses them."""
+    """One machine's samples, in the order in which it uses them."""
 
     def __init__(self, dataset: Dataset, indices: NDArray[np.int64]) -> None:
         self._dataset = dataset
@@ -65,7 +63,7 @@ class Shard:
         return self._dataset.train_features[chosen], self._dataset.train_labels[chosen]
 
     def places(self, samples: slice) -> NDArray[np.int64]:
-        """Where among the data set's training samples some of this machine's are."""
+        """Positions of some of this machine's samples among the data set's training samples."""
         return self._indices[samples]
 
     @classmethod
@@ -84,8 +82,8 @@ class Tuned:
     Noisy SGD: eta = sgd_rate x mu b sqrt(m / T), because its noise adds up over the rounds; with samples that return P
     times the noise is sqrt(P) times as large.
 
-    Both steps grow with mu, as long as noise limits them. ``mu2_most`` and ``sgd_most`` are the most that eta L may be,
-    where the curvature of the loss takes over.
+    Both steps grow with mu, as long as noise limits them. ``mu2_most`` and ``sgd_most`` bound eta L where the curvature
+    of the loss takes over.
     """
 
     mu2_clip_norm: float
@@ -99,40 +97,38 @@ class Tuned:
 
 
 UNTUNED = Tuned(8.0, 110.0, 0.5, 4.0, 0.0135, 20.0, 60.0, 80.0)
-"""For tasks and features without constants of their own: MNIST's rates, and the most careful bounds of all tasks'."""
+"""For tasks and features without constants of their own: MNIST's rates, and the most careful bounds of all tasks."""
 
 SYNTHETIC_FEATURE_BOUND = 12.0
-"""Of the synthetic(alpha, beta) task with 100 features, whose samples have norms around 10."""
+"""For synthetic(alpha, beta) with 100 features, whose samples have norms around 10."""
 
 
 class Task(ABC):
     """A data set that a run configuration can name.
 
-    A user's own is a subclass, named ``package.module:Class``. Where there is nothing to say but the data, a function
-    that returns them will do (:mod:`.own_task`).
+    A user's own is a subclass, named ``package.module:Class``. If there are only data, a function that returns them is
+    enough (:mod:`.own_task`).
 
     Attributes
     ----------
-    name : str
     sentence : str
         What it is, for help and documentation.
     keys : frozenset of str
-        Hyphenated run-config keys that this task reads and others need not.
+        Hyphenated run-config keys that only this task reads.
     reads : frozenset of str, optional
-        Fields of the run configuration that settle its data, so that runs that differ in others load them once; None
-        for any of them.
+        Fields of the run configuration that determine its data, which runs that agree in them load once; None for all.
     models : tuple of str, optional
         Names of the models that fit; None for any.
     partitions : tuple of str, optional
-        Names of the partitions that fit; None for any, of which ``own`` needs data that say whose they are.
+        Names of the partitions that fit; None for any, of which ``own`` needs data that name machines.
     image_shape : tuple of int, optional
         Height and width of its images; features other than ``pixels`` are made from images.
     public : bool
-        Whether it comes with public samples of its own.
+        Whether it has public samples of its own.
     constant : bool
-        Whether there is a constant among its values, so that a linear model needs no bias.
+        Whether its values include a constant, so that a linear model needs no bias.
     feature_bound : float
-        R of the linear models: they scale longer features down to it. Public knowledge, never taken from the data.
+        R of the linear models, which scale longer features down to it. Public knowledge, never taken from the data.
     regularizer, regularizer_strength : str, float
         psi of ``shuffled`` and its lambda or radius.
     tuned : mapping of str to Tuned
@@ -159,12 +155,7 @@ class Task(ABC):
         return self.image_shape is not None
 
     def check(self, config: RunConfig) -> None:
-        """Refuse a run configuration that this task cannot serve.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Raise if this task cannot serve a run configuration."""
         for key, allowed in (("model", self.models), ("partition", self.partitions)):
             got = getattr(config, key)
             if allowed is not None and got not in allowed:
@@ -172,12 +163,12 @@ class Task(ABC):
                 raise ConfigurationError(f"Expected {key} to be {names} for this task, got {got!r}.")
 
     def squared_norm_bound(self, features: str, num_features: int, feature_bound: float) -> float:
-        """The most that ||x||^2 can be for the features x of a sample, by how they are made.
+        """Largest possible ||x||^2 of a sample's features x, by how they are made.
 
         Parameters
         ----------
         features : str
-            The name of the features.
+            Name of the features.
         num_features : int
             Values of one sample, without the bias.
         feature_bound : float
@@ -185,8 +176,8 @@ class Task(ABC):
 
         Notes
         -----
-        It serves to bound steps, and no guarantee rests on it. Here features without a bound of their own are taken
-        to be in [0, 1], as pixels and their means are; a task for which that is wrong says so.
+        It bounds steps; no guarantee depends on it. Features without a bound of their own are taken to be in [0, 1], as
+        pixels and their means are; a task for which that is wrong overrides this.
         """
         bound = registry("features")[features].norm_bound
         return float(num_features) if bound is None else bound**2
@@ -197,9 +188,8 @@ class Task(ABC):
 
         Parameters
         ----------
-        config : RunConfig
         root : str
-            The folder with the data sets, empty if there is none.
+            Folder with the data sets, empty if there is none.
 
         Raises
         ------
@@ -214,11 +204,8 @@ class Images:
 
     Parameters
     ----------
-    train, test : ndarray of shape (samples, height, width), uint8
-    train_labels, test_labels : ndarray of shape (samples,), int64
-    num_classes : int
     white : int
-        The largest value that a pixel can have.
+        Largest possible value of a pixel.
     """
 
     train: NDArray[np.uint8]
@@ -234,7 +221,7 @@ class ImageTask(Task):
 
     @abstractmethod
     def images(self, config: RunConfig, root: str) -> Images:
-        """The images, as :meth:`Task.load` would."""
+        """The images; parameters and errors as :meth:`Task.load`."""
 
     def load(self, config: RunConfig, root: str) -> Dataset:
         images = self.images(config, root)
@@ -244,5 +231,5 @@ class ImageTask(Task):
 
 
 def settings(reads: frozenset[str] | None, config: RunConfig) -> Hashable:
-    """The values of some fields of a run configuration, to find again what was made from them; all if None."""
+    """Values of some fields of a run configuration, as a key of what follows from them; all fields if None."""
     return config if reads is None else tuple((name, getattr(config, name)) for name in sorted(reads))

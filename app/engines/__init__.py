@@ -1,4 +1,4 @@
-"""What carries a simulated run's messages: each engine gives the same model for the same seed."""
+"""The engines of a simulated run; each gives the same model for the same seed."""
 
 from .pool import WorkerError
 from .start import ENGINES, run_cohort, run_document, run_in_process, run_on_ray

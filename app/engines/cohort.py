@@ -1,8 +1,8 @@
 """The cohort engine: a strategy and its simulated machines in one process, without messages between them.
 
-The strategy is the same object as on every engine, and the machines are the same clients. This engine only leaves out
-that requests and releases become messages and back, computes the gradients of many machines together, and keeps what
-their ledgers hold as arrays with a row for each machine.
+The strategy and the clients are the same as on every engine. This engine only skips turning requests and releases into
+messages and back, computes the gradients of many machines together, and keeps their ledgers as arrays with a row for
+each machine.
 """
 
 from __future__ import annotations
@@ -30,53 +30,44 @@ from ..runs.machine_statements import GroupedStatements, said_alike
 from .compiled import compiled_rows, worth_compiling
 
 DEFAULT_ROW_CACHE_MIB = 256.0
-"""Noise rows kept for taking back out, in MiB; beyond it they are regenerated."""
+"""Memory for noise rows until they are removed again, in MiB; rows beyond it are regenerated."""
 
 
 class ExperimentKinds:
-    """Which machines of an experiment are alike: those with equal policies, where a method makes their clients alike.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    """
+    """Groups of like machines of an experiment: equal policies, and a method that makes their clients alike."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
         self.alike = experiment.method.clients_alike()
-        """Whether any are."""
         self.num_samples: NDArray[np.int64] = np.asarray(experiment.sizes, dtype=np.int64)
         self.ledgers = BlockLedger(len(self.num_samples))
         sizes = np.unique(self.num_samples)
         self._only_kind = int(sizes[0]) if self.alike and len(sizes) == 1 else None
 
     def row(self, name: str) -> int:
-        """A machine's row: its number."""
         return int(name)
 
     def kind(self, name: str) -> Hashable | None:
-        """The number of samples, from which policies follow."""
+        """The number of samples, which determines the policy."""
         if self._only_kind is not None:
             return self._only_kind
         return int(self.num_samples[int(name)]) if self.alike else None
 
     def told_apart(self, rows: NDArray[np.integer]) -> list[NDArray[np.int64]]:
-        """Columns in which machines agree that state the same of themselves."""
+        """Columns; machines that agree in all of them make the same statement."""
         return [self.num_samples[rows], *self.ledgers.figures(np.asarray(rows, dtype=np.intp))]
 
     def batch(self, chosen: Sequence[tuple[str, slice]]) -> Any:
-        """Some samples of machines as one batch, machine after machine."""
+        """Samples of several machines as one batch."""
         shards = self._experiment.shards
         if isinstance(shards, Shards):
             return shards.batch([int(name) for name, _ in chosen], [samples for _, samples in chosen])
         return stacked_samples([(shards[int(name)], samples) for name, samples in chosen])
 
     def samples(self, name: str) -> Shard:
-        """A machine's samples."""
         return self._experiment.shards[int(name)]
 
     def keys(self, row: int) -> SimulatedKeys:
-        """A machine's keys."""
         return SimulatedKeys(self._experiment.config.seed, str(row))
 
 
@@ -85,19 +76,17 @@ class CohortMachines:
 
     Parameters
     ----------
-    experiment : Experiment
     row_cache_mib : float
-        Most memory for keeping noise rows until they are taken back out, in MiB; what does not fit is regenerated,
-        which costs a second drawing of the row.
+        Memory for noise rows until they are removed again, in MiB; other rows are drawn a second time.
     ledgers : mapping, optional
-        The machines' ledgers by name, where other sessions use them too; new ones by default.
+        The machines' ledgers by name, if other sessions use them too; default new ones.
     machines : sequence of int, optional
-        The machines that are computed here, where others are computed elsewhere; all by default. Every request must
-        still name all machines that are asked: the products of a round's matrices, and who may release, follow from it.
+        The machines to compute here; default all. Every request must still name all machines that are asked: the
+        products of a round's matrices, and who may release, depend on them.
 
     Notes
     -----
-    Under secure aggregation there are no masks and no helpers: masks cancel exactly, so sums are the same without them,
+    Secure aggregation needs neither masks nor helpers here: masks cancel exactly, so sums are the same without them,
     and nothing leaves this process.
     """
 
@@ -114,7 +103,9 @@ class CohortMachines:
         kinds = ExperimentKinds(experiment)
         own = kinds.ledgers.ledger if ledgers is None else lambda row: ledgers[str(row)]
         self._kinds = kinds if ledgers is None and kinds.alike else None
-        self._here = None if machines is None else _names_of(machines)
+        self._here: Collection[str] | None = None
+        if machines is not None:
+            self._here = NumberedNames(machines) if isinstance(machines, range) else frozenset(map(str, machines))
         self.cohort = Cohort(
             NumberedNames(experiment.config.num_clients),
             lambda name: experiment.client(int(name), own(int(name)), rows),
@@ -128,7 +119,6 @@ class CohortMachines:
         self._layout = [(values.shape, values.dtype, math.prod(values.shape)) for values in initial]
 
     def names(self) -> Sequence[str]:
-        """All machines."""
         return self.cohort.names()
 
     @property
@@ -138,31 +128,28 @@ class CohortMachines:
         return here if isinstance(here, Sequence) else sorted(here, key=int)
 
     def answer(self, request: RoundRequest) -> Iterator[Outcome]:
-        """What came back of a round's request; lost replies are missing."""
+        """The outcomes of a round's request, without lost replies."""
         self._acknowledge(request, self._sent)
         points = [self._arrays(point) for point in request.points]
         if not all(np.isfinite(values).all() for point in points for values in point):
             here = [name for name in request.acks if self._here is None or name in self._here]
             yield from (Refusal(protocol.MALFORMED_REQUEST) for _ in here)  # as a client that reads messages
             return
+        asked = (request.server_round, request.session, request.acks, points, request.entries)
         with observing() as observer:
-            yield from self._outcomes(request, points)
+            for answer in self.cohort.answers(*asked):
+                if isinstance(answer, BlockAnswer):
+                    for part in answer.parts:
+                        yield from self._part(request, answer, part)
+                else:
+                    yield from self._single(request, *answer[0])
         figures = observer.figures()
         if figures is not None:
             yield figures
 
-    def _outcomes(self, request: RoundRequest, points: list[Any]) -> Iterator[Outcome]:
-        asked = (request.server_round, request.session, request.acks, points, request.entries)
-        for answer in self.cohort.answers(*asked):
-            if isinstance(answer, BlockAnswer):
-                for part in answer.parts:
-                    yield from self._part(request, answer, part)
-            else:
-                yield from self._single(request, *answer[0])
-
     def _single(self, request: RoundRequest, name: str, outcome: Release | RefusedError) -> Iterator[Outcome]:
-        """What came back of a machine that was asked by itself."""
-        # A mean of features, or an evaluation, is another release of another session: the only one, never acknowledged.
+        """The outcome of a machine that was asked alone."""
+        # A mean of features or an evaluation is the only release of its session, and is never acknowledged.
         of = request.entries.get(protocol.RELEASE_OF, "gradients")
         if self._is_lost(request, name):
             return
@@ -177,7 +164,7 @@ class CohortMachines:
             self._acknowledge(request, [name])
 
     def _part(self, request: RoundRequest, answer: BlockAnswer, part: PartAnswer) -> Iterator[Outcome]:
-        """What came back of machines that were asked together."""
+        """The outcomes of machines that were asked together."""
         for name, refusal in part.refused():
             if not self._is_lost(request, name):
                 yield Refusal(refusal.code)
@@ -228,17 +215,12 @@ class CohortMachines:
         for shape, dtype, size in self._layout:
             arrays.append(np.asarray(point[start : start + size].reshape(shape), dtype=dtype))
             start += size
-        # A point may say more than a model: one more array.
+        # A point may hold one more array than the model.
         return [*arrays, *([point[start:]] if start < len(point) else [])]
 
 
-def _names_of(machines: Sequence[int]) -> Collection[str]:
-    """The names of some machines, to be found quickly."""
-    return NumberedNames(machines) if isinstance(machines, range) else frozenset(map(str, machines))
-
-
 def _summed(part: PartAnswer, came: list[tuple[int, str]], metrics: Mapping[str, Any]) -> SummedReplies:
-    """Releases as their sum."""
+    """Several releases as their sum."""
     streams, block = part.releases.streams, part.part.block
     places, spacing = [i for i, _ in came], block.plan.grid.spacing
     return SummedReplies(

@@ -1,9 +1,9 @@
-"""The values of a block of releases by compiled loops: the same integers as NumPy's, in one pass over each row.
+"""Compiled loops for the values of a block of releases: the same integers as NumPy's, in one pass over each row.
 
-NumPy takes nine passes to round a contribution and a row of noise, to add the one and to take the last one out again;
-a loop that numba compiles takes one. It is arithmetic alone, behind
-:class:`~murmurfl.privacy.machine.machine_block.BlockArithmetic`: normals, admission, what is carried over and what is
-recorded are where they always are, and what it cannot do is left to NumPy row by row.
+NumPy takes nine passes to round a contribution and a row of noise, to add the row and to remove the last one; a loop
+compiled by numba takes one. It replaces arithmetic only
+(:class:`~murmurfl.privacy.machine.machine_block.BlockArithmetic`): normals, admission, what is carried over and what is
+recorded stay where they are, and NumPy does what the loop cannot, row by row.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from operator import is_
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,18 +30,18 @@ from ...privacy.noise.noise_stream import Past
 from ..runs.experiment import Experiment
 
 WORTH_COMPILING = 1 << 28
-"""Values of releases of a run from which compiling, a second or two, is soon made up for."""
+"""Values of a run's releases from which compiling, which takes a second or two, pays off."""
 
 
 def worth_compiling(experiment: Experiment) -> bool:
-    """Whether there is a compiler, and a run is long enough to make up for the second or two that it takes."""
+    """Whether numba is installed and the run is long enough for compiling to pay off."""
     config = experiment.config
     values = experiment.num_rounds * config.asked_per_round * experiment.model.num_parameters
     return values >= WORTH_COMPILING and find_spec("numba") is not None
 
 
 def compiled_rows(quality: NoiseQuality) -> Callable[[ReleaseRule], CompiledRows]:
-    """What makes the arithmetic of blocks, compiled by now for normals of a quality."""
+    """The maker of a block's arithmetic, compiled already for normals of this quality."""
     dense, outer = _loops()
     for normals in standard_normal_rows([bytes(KEY_BYTES)], 2, quality):
         for again in (False, True):
@@ -50,15 +51,11 @@ def compiled_rows(quality: NoiseQuality) -> Callable[[ReleaseRule], CompiledRows
 
 
 class CompiledRows(RowByRow):
-    """The arithmetic of a block in compiled loops, where noise is a row that cancels and a machine has one gradient.
-
-    Parameters
-    ----------
-    rule : ReleaseRule
+    """Compiled arithmetic of a block, for cancelling noise and one gradient a machine.
 
     Notes
     -----
-    Its counts are those of :class:`~murmurfl.privacy.noise.block_values.RowByRow` to the bit.
+    Its counts equal those of :class:`~murmurfl.privacy.noise.block_values.RowByRow` to the bit.
     """
 
     def __init__(self, rule: ReleaseRule) -> None:
@@ -69,7 +66,7 @@ class CompiledRows(RowByRow):
         self, streams: StreamBlock, contributions: StackedContributions, keys: Sequence[bytes], nonces: Sequence[bytes]
     ) -> list[Counts]:
         policy, noise = self._rule.policy, self._rule.noise
-        # A class of one's own may override what a row of noise is made of.
+        # A subclass may override what a noise row is made of.
         simple = type(noise.plan.mechanism) is CancellingNoise and noise.plan.noise_std > 0.0
         if not simple or policy.rows_per_release != 1 or policy.bound.nonnegative:
             return super().noised(streams, contributions, keys, nonces)
@@ -79,7 +76,7 @@ class CompiledRows(RowByRow):
             return super().noised(streams, contributions, keys, nonces)
         if policy.bound.observed:
             observe_releases(norms[:, None], policy.clip_norm)
-        noise.plan.grid.marked(np.empty(0), policy.clip_norm)  # that clipped values fit the grid
+        noise.plan.grid.marked(np.empty(0), policy.clip_norm)  # raises if clipped values do not fit the grid
         made: list[Counts] = []
         total = np.zeros(noise.num_parameters, np.int64)
         write = _writer(contributions, scales * (1.0 / noise.plan.grid.spacing), noise.num_parameters)
@@ -88,7 +85,7 @@ class CompiledRows(RowByRow):
         past = zip(streams.release.tolist(), streams.nonces, streams.noise_state, strict=True)
         for row, (before, key, nonce, values) in enumerate(zip(past, keys, nonces, normals, strict=True)):
             factor, last = noise.last_row(Past(*before), key)
-            counts = np.empty(noise.num_parameters, np.int64)  # small enough to be had again and again
+            counts = np.empty(noise.num_parameters, np.int64)
             write(row, values, factor, last is not None, noise.kept(key, nonce, last), counts, total)
             made.append(counts)
         streams.nonces, streams.noise_state = list(nonces), [()] * len(made)
@@ -97,58 +94,42 @@ class CompiledRows(RowByRow):
 
     def total(self, counts: Sequence[Counts], places: Sequence[int]) -> Counts:
         made, total, nothing_carried = self._last
-        # What was carried over was added to the rows since.
+        # Otherwise what was carried over was added to the rows since.
         if nothing_carried and len(places) == len(counts) == len(made) and all(map(is_, counts, made)):
             return total
         return super().total(counts, places)
 
 
 Write = Callable[[int, NDArray[np.floating], float, bool, Counts, Counts, Counts], None]
-"""Writes one row: its number, normals, their factor, whether there is a last row, that row, room, and a sum."""
+"""Writes one row: its number, normals, their factor, whether there is a last row, that row, an output, and a sum."""
 
 
 def _writer(contributions: StackedContributions, factors: NDArray[np.float64], size: int) -> Write:
-    """What writes the counts of one machine's release, and puts its noise in the place of that of the last one."""
+    """Return a function that writes one machine's counts and replaces its last noise row."""
     dense, outer = _loops()
     if type(contributions) is OuterProducts:
         residuals = contributions.residuals * factors[:, None]
         features, bias = contributions.features, contributions.bias
 
-        def write_outer(
-            row: int,
-            normals: NDArray[np.floating],
-            factor: float,
-            again: bool,
-            last: Counts,
-            made: Counts,
-            total: Counts,
-        ) -> None:
-            outer(residuals[row], features[row], bias, normals, factor, again, last, made, total)
+        def write_outer(row: int, *noise_and_counts: Any) -> None:
+            outer(residuals[row], features[row], bias, *noise_and_counts)
 
         return write_outer
     scratch = np.empty(size)
 
-    def write_dense(
-        row: int,
-        normals: NDArray[np.floating],
-        factor: float,
-        again: bool,
-        last: Counts,
-        made: Counts,
-        total: Counts,
-    ) -> None:
+    def write_dense(row: int, *noise_and_counts: Any) -> None:
         contributions.write(row, float(factors[row]), scratch)
-        dense(scratch, normals, factor, again, last, made, total)
+        dense(scratch, *noise_and_counts)
 
     return write_dense
 
 
 @cache
 def _loops() -> tuple[Callable[..., None], Callable[..., None]]:
-    """The compiled loops, made when they are first needed; without ``fastmath``: all is rounded as NumPy's."""
+    """The compiled loops, without ``fastmath``: everything is rounded as in NumPy."""
     from numba import njit
 
-    mark = MARK  # rows of noise are kept as NumPy keeps them, so that either can go on after the other
+    mark = MARK  # noise rows are kept as NumPy keeps them, so that either can continue after the other
 
     @njit
     def dense(values, normals, factor, again, last, made, total):

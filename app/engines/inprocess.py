@@ -31,12 +31,10 @@ class InProcessGrid(Grid):
 
     Parameters
     ----------
-    client_app : ClientApp
-        What every node runs.
     num_nodes : int
-        Nodes; a node's ``partition-id`` is its number.
+        A node's ``partition-id`` is its number.
     run_config : mapping
-        The run configuration the nodes see.
+        The run configuration that the nodes see.
     """
 
     def __init__(self, client_app: ClientApp, num_nodes: int, run_config: Mapping[str, Any]) -> None:
@@ -59,7 +57,7 @@ class InProcessGrid(Grid):
         self._claim_identity()
 
     def _claim_identity(self) -> None:
-        # `Message(...)` takes its sender from here; a SuperLink would have set it when it started the ServerApp.
+        # `Message(...)` takes its sender from here; a SuperLink sets it when it starts the ServerApp.
         TaskIdentity.task_id = 1
         TaskIdentity.run_id = self._run.run_id
         TaskIdentity.node_id = _SERVER_NODE
@@ -105,14 +103,14 @@ class InProcessGrid(Grid):
         with simulated_in_process(self._kept[context.node_id]):
             try:
                 reply = self._client_app(delivered, context)
-            except Exception as error:  # as a SuperNode does: the node lives on, and the server gets an error reply
+            except Exception as error:  # as a SuperNode: the node lives on, and the server gets an error reply
                 reply = Message(Error(_UNKNOWN_ERROR, str(error)), reply_to=delivered)
         reply.metadata.__dict__["_message_id"] = self._next_identifier()
         return reply
 
 
 def _delivered(message: Message, identifier: str) -> Message:
-    """A message as its node gets it: records of its own, since a strategy may hand the same ones to all of them."""
+    """A message as its node gets it, with records of its own: a strategy may hand the same ones to all nodes."""
     metadata = Metadata.__new__(Metadata)
     metadata.__dict__.update(message.metadata.__dict__, _message_id=identifier)
     content = message.content.copy()
@@ -125,7 +123,7 @@ def _delivered(message: Message, identifier: str) -> Message:
 
 
 def _own_record(record: Any) -> Any:
-    """A record whose node may change it and everything in it. Its values were checked when they were put in."""
+    """A copy of a record that its node may change; the values were checked when they were put in."""
     own = record.copy()
     values = own.__dict__["_data"]
     for key, value in values.items():
@@ -133,7 +131,7 @@ def _own_record(record: Any) -> Any:
             continue
         if isinstance(value, Array):
             values[key] = Array.__new__(Array)
-            values[key].__dict__.update(value.__dict__)  # what it holds cannot change: strings, integers, bytes
+            values[key].__dict__.update(value.__dict__)  # strings, integers and bytes cannot change
         elif isinstance(value, list):
             values[key] = list(value)
     return own

@@ -1,6 +1,6 @@
 """Flower's commands, servers and processes on this machine: where they are, how they are found and ended.
 
-Servers of a run listen on the loopback interface alone.
+A run's servers listen on the loopback interface only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from types import FrameType
 from ...privacy import ConfigurationError, MurmurflError
 
 MARKER = "MURMURFL_LAUNCH"
-"""An environment variable that tells a launch's processes from all others."""
+"""Environment variable that marks a launch's processes."""
 
 _TAIL_LINES = 30
 # Ray puts sockets at HOME/ray/session_<date>_<pid>/sockets/plasma_store, and a socket's path has 103 bytes on macOS.
@@ -37,14 +37,14 @@ _DROPPED_VARIABLES = ("RAY_ADDRESS", "FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INT
 
 
 class LaunchError(MurmurflError, RuntimeError):
-    """The run was refused, failed, was interrupted, or did not end in time.
+    """A run was refused, failed, was interrupted, or did not end in time.
 
     Parameters
     ----------
     reason : str
         One line.
     log : str
-        The log as far as it was streamed; its last lines follow the reason in the message.
+        The log so far; its last lines follow the reason in the message.
     """
 
     def __init__(self, reason: str, log: str = "") -> None:
@@ -61,14 +61,14 @@ def scratch_parent() -> str | None:
 
 
 def launch_environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
-    """The caller's own environment with these additions, bent so that the run stays in its scratch home."""
+    """The caller's environment with additions, changed so that the run stays in its scratch home."""
     merged = {**os.environ, **extra}
     for name in _DROPPED_VARIABLES:
         merged.pop(name, None)
     merged.update(without_proxy(merged))
     merged.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
-    # Up to so many bytes Ray hands a message over by itself; a larger one goes through its object store, for two more
-    # milliseconds each way. Its own limit, 100 KiB, is below the messages of most models.
+    # Larger messages pass Ray's object store, for two more milliseconds each way. Ray's own limit, 100 KiB, is below
+    # the messages of most models.
     merged.setdefault("RAY_max_direct_call_object_size", str(1 << 20))
     return {
         **merged,
@@ -77,12 +77,12 @@ def launch_environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
-        # Ray: its files in the scratch home, no report home, and since it listens on every interface, a password.
+        # Ray: files in the scratch home, no reports to its makers, and a token, since it listens on every interface.
         "RAY_TMPDIR": str(home),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "SPT_NOENV": "1",  # keeps Ray's process titles off the environment that stop() looks for
+        "SPT_NOENV": "1",  # Ray's process titles would overwrite the environment that stop() looks for
         "PYTHONUNBUFFERED": "1",
         "PYTHONIOENCODING": "utf-8",
         # Flower starts its other executables by name.
@@ -91,13 +91,13 @@ def launch_environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that keep the loopback address from going through a proxy: Flower's HTTP clients read them."""
+    """Variables that keep Flower's HTTP clients from using a proxy for the loopback address."""
     names = ("NO_PROXY", "no_proxy")
     return {name: ",".join(filter(None, [environment.get(name, ""), "127.0.0.1", "localhost"])) for name in names}
 
 
 def executable(name: str) -> str:
-    """The path of one of Flower's commands, or of murmurfl's, beside this interpreter.
+    """Path of a command of Flower's or murmurfl's beside this interpreter.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def executable(name: str) -> str:
 
 
 def free_port() -> int:
-    """A port of the loopback interface nobody listens on at the moment."""
+    """A free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -126,7 +126,7 @@ def is_listening(port: int) -> bool:
 
 
 def is_healthy(port: int, tls: ssl.SSLContext | None) -> bool:
-    """Whether a server of Flower's on a port of the loopback interface says that it is well."""
+    """Whether a server of Flower's on a port of the loopback interface reports that it is well."""
     if tls is None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
     else:
@@ -169,15 +169,15 @@ _PROC = Path("/proc")
 class _Process:
     pid: int
     parent: int
-    born: str  # with the pid it names a process for good: pids come round again
+    born: str  # pids are reused; pid and birth name a process for good
     marked: bool
 
 
 class Processes:
-    """The processes with a marker in their environment, and all that descend from them.
+    """The processes with a marker in their environment, and all their descendants.
 
-    The environment finds what was detached or orphaned, and descent finds what overwrote or dropped its environment.
-    Whatever was found once is remembered, because it may be orphaned afterwards.
+    The environment finds detached and orphaned processes; descent finds those that changed their environment. Every one
+    found is remembered, because it may be orphaned afterwards.
     """
 
     def __init__(self, marker: str) -> None:
@@ -185,7 +185,7 @@ class Processes:
         self._known: set[tuple[int, str]] = set()
 
     def living(self, own: set[int]) -> list[int]:
-        """Those alive now, and those of ``own`` and their descendants, in ascending order."""
+        """Living processes with the marker, those of ``own``, and their descendants, in ascending order."""
         table = list(_process_table(self._marker))
         found = {p.pid for p in table if p.marked or p.pid in own or (p.pid, p.born) in self._known}
         grew = True
@@ -216,7 +216,7 @@ def _process_table(marker: str) -> Iterator[_Process]:
 
 
 def _process_table_by_ps(marker: str) -> Iterator[_Process]:
-    """The same where there is no /proc (macOS): ``e`` prints the environment after the command."""
+    """The same without /proc (macOS): ``e`` prints the environment after the command."""
     try:
         listing = subprocess.run(
             ["ps", "axeww", "-o", "pid=,ppid=,stat=,lstart=,command="],
@@ -236,10 +236,10 @@ def _process_table_by_ps(marker: str) -> Iterator[_Process]:
 
 @contextmanager
 def interrupts_as_keyboard_interrupt() -> Iterator[Callable[[], None]]:
-    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that the run is cleaned up after them too.
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that they, too, lead to a clean-up.
 
-    Yields a function that makes this thread deaf to them and to SIGINT until the block ends. Signals belong to the
-    main thread: in any other this does nothing.
+    Yields a function that ignores them and SIGINT until the block ends. Does nothing outside the main thread, which
+    alone gets signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None

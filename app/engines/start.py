@@ -1,4 +1,4 @@
-"""The engines a configuration can be run on, each to the same model for the same seed."""
+"""Run a configuration on an engine; each gives the same model for the same seed."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ from ..settings.registry import registry
 from ..settings.run_config import RunConfig
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
 from .device.backend import checked_device
-from .flower_run import run_flower_app
 from .inprocess import InProcessGrid
-from .pool import checked_workers
-from .ray_pool import opened_pool
+from .pool import checked_workers, opened_pool
+from .superlink import run_flower_app
 from .workers import WorkerMachines
 
 ENGINES = ("cohort", "inprocess", "ray")
 
 
 def run_document(config: RunConfig, engine: str) -> dict[str, Any]:
-    """One run on an engine; its result document, as plain values.
+    """Run a configuration on an engine; return its result document as plain values.
 
     Raises
     ------
@@ -55,10 +54,9 @@ def run_document(config: RunConfig, engine: str) -> dict[str, Any]:
 
 
 def run_in_process(config: RunConfig, *, on_progress: Callable[[Progress], None] | None = None) -> RunResult:
-    """Run a configuration on the in-process grid.
+    """Run a configuration on the in-process grid, without a checkpoint.
 
-    Parameters, result and errors are those of :func:`~murmurfl.app.runs.training_run.run_experiment`. It leaves no
-    checkpoint.
+    Parameters, result and errors are those of :func:`~murmurfl.app.runs.training_run.run_experiment`.
     """
     prepare(config)
     grid = InProcessGrid(app, num_nodes(config), config.to_mapping())
@@ -79,27 +77,25 @@ def run_cohort(
 
     Parameters
     ----------
-    config : RunConfig
     on_progress : callable, optional
         Called after every round.
     row_cache_mib : float
-        :class:`~murmurfl.app.engines.cohort.CohortMachines`'s, of all processes together.
+        As for :class:`~murmurfl.app.engines.cohort.CohortMachines`, of all processes together.
     workers : int, optional
-        Over how many processes the machines are spread; by default, and with one, they are in this one. The model is
-        the same to the last bit.
+        Number of processes over which the machines are spread; default this one. The model is the same to the last bit.
     ray_address : str
-        A Ray cluster on which the workers are, ``host:port``, ``auto`` or ``ray://host:port``; by default they are on
-        this computer. Its nodes have murmurfl, and get the data from here. Without ``workers`` as many as it has cores.
+        A Ray cluster for the workers, ``host:port``, ``auto`` or ``ray://host:port``; default this computer. Its nodes
+        have murmurfl and get the data from here. The default of ``workers`` is its number of cores.
     say : callable, optional
         Told what is waited for, in a sentence; default Flower's log.
     device : str
-        What computes gradients, clipping, grid and noise: ``cuda`` or ``cuda:1`` for a GPU, ``torch-cpu`` for the same
-        path on PyTorch's CPU backend, in tests; by default NumPy. Noise of a device has other bits and the same law.
+        Computes gradients, clipping, grid and noise: ``cuda`` or ``cuda:1`` for a GPU, ``torch-cpu`` for the same path
+        on PyTorch's CPU backend, in tests; default NumPy. Noise of a device has other bits and the same law.
 
     Returns
     -------
     RunResult
-        It leaves no checkpoint.
+        Without a checkpoint.
 
     Raises
     ------
@@ -108,7 +104,7 @@ def run_cohort(
     ConfigurationError
         If there is no such cluster or device, or the device cannot compute this configuration; nothing was started.
     WorkerError
-        If a worker could not be started, or is gone: there is no result then.
+        If a worker does not start, or is gone; there is no result.
     """
     checked_workers(workers, ray_address=ray_address)
     checked_device(device, "cohort", workers, ray_address)
@@ -137,7 +133,7 @@ def run_cohort(
 
 
 def run_on_ray(config: RunConfig, *, timeout_s: float = 3600.0) -> dict[str, Any]:
-    """Run a configuration through ``flwr run`` on Ray, files and all in a scratch folder; its result document.
+    """Run a configuration through ``flwr run`` on Ray in a scratch folder; return its result document.
 
     Raises
     ------
@@ -158,28 +154,25 @@ def run_on_ray(config: RunConfig, *, timeout_s: float = 3600.0) -> dict[str, Any
 
 
 def num_nodes(config: RunConfig) -> int:
-    """Nodes that an engine with messages starts: one for each machine, and under secure aggregation each helper."""
+    """Nodes on an engine with messages: one for each machine and, under secure aggregation, each helper."""
     return len(participant_names(config))
 
 
 def ray_environment(config: RunConfig) -> dict[str, str]:
-    """What the environment of Ray's processes needs beyond this one's, for a run of this configuration."""
-    offline = {"HF_HUB_OFFLINE": "1"}  # partitions are made here: nothing is asked of the hub
+    """Environment variables that Ray's processes need for a run of this configuration."""
+    offline = {"HF_HUB_OFFLINE": "1"}  # partitions are made here, without the hub
     return {**offline, WEIGHTS_VARIABLE: str(FOLDER), **environment_for(config)}  # a bundle has no weights
 
 
 def ray_overrides(config: RunConfig) -> dict[str, bool | int | float | str]:
-    """The configuration as overrides, with files and folders as absolute paths: Ray's workers stand elsewhere."""
-    root, features = (
-        config.data_root or os.environ.get("MURMURFL_DATA", ""),
-        registry("features").located(config.features),
-    )
+    """The configuration as overrides, with absolute paths: Ray's workers have other working directories."""
+    root = config.data_root or os.environ.get("MURMURFL_DATA", "")
     root = str(Path(root).expanduser().resolve()) if root else ""
-    return {**config.to_mapping(), "data-root": root, "features": features}
+    return {**config.to_mapping(), "data-root": root, "features": registry("features").located(config.features)}
 
 
 def app_folder() -> Path:
-    """The checkout this package runs from: what ``flwr run`` needs.
+    """The checkout that this package runs from, which ``flwr run`` needs.
 
     Raises
     ------

@@ -1,13 +1,13 @@
-"""A SuperLink of one run, started, followed and stopped, so that ``flwr run`` leaves nothing behind.
+"""Run a Flower App through the real ``flwr run`` on a SuperLink of its own, and leave nothing behind.
 
 ``flwr run`` alone starts a daemon that stays, writes into the user's Flower home, returns 0 when the run failed, and
-may edit the app's pyproject.toml. Here every run gets its own SuperLink, on a free loopback port, with a scratch home;
-``flwr run`` submits to it and streams its log, ``flwr ls`` says whether it succeeded; and whatever happens, every
-process is stopped, the port closed and the scratch home removed before the call returns.
+may edit the app's pyproject.toml. Here every run gets its own SuperLink, on a free loopback port, with a scratch home.
+``flwr run`` submits to it and streams its log, ``flwr ls`` tells whether the run succeeded. Before the call returns,
+every process is stopped, the port closed and the scratch home removed.
 
-The SuperLink is started here and not by ``flwr run``. So it is our child, its start may take as long as a busy computer
-needs (``flwr run`` gives it 15 s), and its own log can explain a refusal. It stands behind the gate of `murmurfl
-server`, and takes the commands of a key that goes with it: nobody else on this computer can have it run something.
+The SuperLink is our child and not one of ``flwr run``, which gives it 15 s: its start may take as long as a busy
+computer needs, and its log can explain a refusal. It stands behind the gate of `murmurfl server` and obeys a key made
+for it: nobody else on this computer can make it run anything.
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ import shutil
 import signal
 import ssl
 import subprocess
+import sys
 import tempfile
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 
+from ...privacy import ConfigurationError
 from ...privacy.files import write_private
 from ...privacy.permits import LONGEST_LOGIN_S, OwnerKey
 from ..nodes.servers.gate import server_name
@@ -38,12 +42,15 @@ from .loopback import (
     MARKER,
     LaunchError,
     Processes,
+    Scalar,
     executable,
     free_port,
+    interrupts_as_keyboard_interrupt,
     is_healthy,
     is_listening,
     launch_environment,
     scratch_parent,
+    toml_document,
 )
 
 CONNECTION_NAME = "murmurfl-launch"
@@ -54,7 +61,7 @@ _START_TIMEOUT_S = 90.0
 _STATUS_TIMEOUT_S = 60.0
 _PORT_ATTEMPTS = 3
 _PORT_TIMEOUT_S = 3.0
-# First politely to what was started here, which takes its own children along; then to every process; then by force.
+# Politely to the processes started here, which end their own children; then to every process; then by force.
 _STOP_STEPS = (
     (3.0, signal.SIGTERM, False),
     (2.0, signal.SIGTERM, True),
@@ -65,25 +72,20 @@ _NO_DETAILS = ("", "N/A")
 
 
 class Launch:
-    """One call's processes, scratch home and log.
+    """Processes, scratch home and log of one call.
 
     Parameters
     ----------
-    app_dir : Path
-        The Flower App.
     deadline : float
-        On the monotonic clock.
+        Monotonic seconds.
     timeout_s : float
-        What the deadline was, for the message.
+        For the message when the deadline has passed.
     on_line : callable
-        Gets the lines of the run's log.
+        Receives the lines of the run's log.
     """
 
     def __init__(self, app_dir: Path, deadline: float, timeout_s: float, on_line: Callable[[str], None]) -> None:
-        self.app_dir = app_dir
-        self.deadline = deadline
-        self.timeout_s = timeout_s
-        self.on_line = on_line
+        self.app_dir, self.deadline, self.timeout_s, self.on_line = app_dir, deadline, timeout_s, on_line
         self.lines: list[str] = []
         self.home: Path | None = None
         self.environment: dict[str, str] = {}
@@ -94,11 +96,10 @@ class Launch:
 
     @property
     def log(self) -> str:
-        """The run's log so far."""
         return "\n".join(self.lines)
 
     def prepare(self, overrides: str, environment: Mapping[str, str]) -> None:
-        """Make the scratch home, with the run configuration's overrides in it."""
+        """Make the scratch home with the run configuration's overrides."""
         self.home = Path(tempfile.mkdtemp(prefix="murmurfl-", dir=scratch_parent())).resolve()
         self.environment = launch_environment(self.home, environment)
         (self.home / "run-config.toml").write_text(overrides, encoding="utf-8")
@@ -111,22 +112,10 @@ class Launch:
             self.port = port = free_port()
             log = home / "superlink.log"
             with log.open("wb") as output:
-                self.superlink = process = self.start_process(
-                    [
-                        executable("murmurfl"),
-                        "server",
-                        "--verbose",
-                        "--owners",
-                        str(home / _OWNERS),
-                        *self.superlink_options(),
-                        "--host",
-                        "127.0.0.1",
-                        "--port",
-                        str(port),
-                        "--disable-runtime-dependency-installation",
-                    ],
-                    stdout=output,
-                )
+                command = [executable("murmurfl"), "server", "--verbose", "--owners", str(home / _OWNERS)]
+                command += [*self.superlink_options(), "--host", "127.0.0.1", "--port", str(port)]
+                command += ["--disable-runtime-dependency-installation"]
+                self.superlink = process = self.start_process(command, stdout=output)
             limit = min(self.deadline, time.monotonic() + _START_TIMEOUT_S)
             while process.poll() is None and not is_healthy(port, self.tls()):
                 if time.monotonic() > limit:
@@ -147,7 +136,7 @@ class Launch:
         raise LaunchError("The SuperLink ended while it started.", self._superlink_log())
 
     def superlink_options(self) -> list[str]:
-        """What kind of SuperLink: one of the simulation, with plain HTTP on the loopback address only."""
+        """Options of the SuperLink: a simulation, with plain HTTP on the loopback address only."""
         return ["--insecure", "--simulation"]
 
     def connection(self) -> str:
@@ -159,7 +148,7 @@ class Launch:
         return None
 
     def tls(self) -> ssl.SSLContext | None:
-        """What the SuperLink's certificate is checked against; None for plain HTTP."""
+        """The context that checks the certificate; None for plain HTTP."""
         return None
 
     def run(self, federation: str, *, has_overrides: bool) -> tuple[int, str]:
@@ -168,7 +157,7 @@ class Launch:
         command = [executable("flwr"), "run", str(self.app_dir), CONNECTION_NAME, "--stream"]
         command += ["--federation-config", federation] if federation else []
         if has_overrides:
-            # A file, because flwr's parser of key="value" arguments has no escapes.
+            # A file, because flwr's parser of key="value" has no escapes.
             command += ["--run-config", str(home / "run-config.toml")]
         code = self._follow(command)
         while True:
@@ -178,7 +167,7 @@ class Launch:
             status = str(runs[0].get("status", ""))
             if status.startswith("finished"):
                 break
-            # The stream broke, the run goes on.
+            # The stream broke; the run continues.
             self.check_time()
             time.sleep(1.0)
         self._earlier.add(str(runs[0].get("run-id")))
@@ -187,7 +176,7 @@ class Launch:
         return int(runs[0]["run-id"]), status
 
     def stop(self) -> list[int]:
-        """Stop every process of this launch, then remove its home; returns the processes that would not stop."""
+        """Stop every process of this launch and remove its home; return the processes that would not stop."""
         if self.home is None:
             return []
         processes = Processes(f"{MARKER}={self.environment.get(MARKER)}")
@@ -196,7 +185,7 @@ class Launch:
             limit = time.monotonic() + grace_s
             asked: set[int] = set()
             while True:
-                # poll() reaps a process; from then on its number may be another process's, and must not be signalled.
+                # poll() reaps a process; its number may then be another process's, which must not be signalled.
                 own = {process.pid for process in self.processes if process.poll() is None}
                 left = processes.living(own)
                 for pid in left:
@@ -218,8 +207,8 @@ class Launch:
     def start_process(
         self, command: list[str], *, stdout: int | IO[bytes], stderr: int = subprocess.STDOUT, **options: Any
     ) -> subprocess.Popen[Any]:
-        """Start a process of this launch, in its environment."""
-        # In a session of its own, so that Ctrl-C in the terminal reaches us alone and we stop the rest in order.
+        """Start a process in the environment of this launch."""
+        # A session of its own: Ctrl-C in the terminal reaches only us, and we stop the rest in order.
         process = subprocess.Popen(
             command,
             env=self.environment,
@@ -233,8 +222,8 @@ class Launch:
         return process
 
     def _follow(self, command: list[str]) -> int:
-        """Run ``flwr run --stream`` and hand on its lines; the exit code says only whether the run was accepted."""
-        # In the scratch home, because flwr looks for legacy settings where it stands; unbuffered, to see lines live.
+        """Run ``flwr run --stream`` and pass on its lines; the exit code tells only whether the run was accepted."""
+        # In the scratch home, because flwr looks for legacy settings in its working directory.
         process = self.start_process(
             command, stdout=subprocess.PIPE, cwd=self.scratch(), text=True, encoding="utf-8", errors="replace"
         )
@@ -247,7 +236,7 @@ class Launch:
                     arrived.put(_ANSI.sub("", line.rstrip("\n")))
             arrived.put(None)
 
-        # A thread, because reading blocks for as long as the run says nothing, and a silent run must time out too.
+        # A thread, because reading blocks while the run is silent, and a silent run must time out too.
         threading.Thread(target=read, daemon=True, name="murmurfl-launch-log").start()
         while True:
             self.check_time()
@@ -265,7 +254,7 @@ class Launch:
             self.on_line(line)
 
     def _runs(self) -> list[dict]:
-        """The runs of this launch's SuperLink; a refused one is not among them."""
+        """The accepted runs of this launch's SuperLink."""
         limit = min(self.deadline, time.monotonic() + _STATUS_TIMEOUT_S)
         while True:
             process = self.start_process(
@@ -295,7 +284,7 @@ class Launch:
             raise LaunchError(f"The run did not end within {self.timeout_s:g} s and was stopped.", self.log)
 
     def scratch(self) -> Path:
-        """The scratch home, which goes with the launch."""
+        """The scratch home, which is removed with the launch."""
         if self.home is None:
             raise LaunchError("Expected prepare() first.")
         return self.home
@@ -309,7 +298,7 @@ class Launch:
         return ""
 
     def _refusal(self, code: int) -> str:
-        """Flower's message, taken out of its box, and the detail that only the SuperLink's log has."""
+        """Flower's message without its box, and the detail that only the SuperLink's log has."""
         lines = [line.strip() for line in self.lines]
         boxed = [line.strip("│ ") for line in lines if line.startswith("│")]
         words = boxed or [line for line in lines if line][-1:] or [f"exit code {code}"]
@@ -317,7 +306,7 @@ class Launch:
         return f"Flower refused the run: {' '.join([*words, *details[-1:]])}"
 
     def _reason(self, status: str, details: str) -> str:
-        """The last line of the exception that ended the run, where there was one."""
+        """The last line of the exception that ended the run, if there was one."""
         details = "" if details in _NO_DETAILS else details
         prefix, _, message = details.partition("failed with exception: ")
         if not message and not details.startswith("Simulation failed with exception"):
@@ -329,3 +318,129 @@ class Launch:
             if re.match(r"(?:\w+\.)*[A-Za-z_]\w*(?:: |$)", text) and text.endswith(first):
                 return f"The run failed: {text}"
         return f"The run failed: {first or prefix}"
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """A completed run."""
+
+    run_id: int
+    status: str  # ``finished:completed``
+    seconds: float  # from the call until the last process stopped
+    log: str
+
+
+def run_flower_app(
+    app_dir: Path,
+    *,
+    run_config: Mapping[str, Scalar] | None = None,
+    num_supernodes: int,
+    client_cpus: float = 1,
+    total_cpus: int | None = None,
+    timeout_s: float = 3600.0,
+    environment: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] | None = None,
+) -> LaunchResult:
+    """Complete a run of a Flower App on the Ray simulation engine.
+
+    The ServerApp's working directory is the caller's. Several calls may run at once, in threads or processes.
+
+    Parameters
+    ----------
+    app_dir : Path
+        Folder with the app's pyproject.toml, which is left byte for byte as it is.
+    run_config : mapping, optional
+        Overrides of ``[tool.flwr.app.config]``; Flower refuses keys that are not there.
+    num_supernodes : int
+        Virtual nodes.
+    client_cpus : float
+        Cores of a working virtual node, which limits how many work at once. Flower takes whole numbers only.
+    total_cpus : int, optional
+        Cores for Ray; default all that this process may use.
+    timeout_s : float
+        For everything but the stopping, in seconds.
+    environment : mapping, optional
+        Further environment variables for the run's processes, ServerApp and ClientApps included.
+    on_line : callable, optional
+        Receives every line of the log, without Flower's colour codes, in the calling thread; default writes it to
+        standard output.
+
+    Raises
+    ------
+    LaunchError
+        If the run did not complete: the exception that ended the ServerApp, Flower's refusal, a timeout, an interrupt
+        (SIGINT, or SIGTERM and SIGHUP where nobody else handles them). Raised after everything is stopped.
+    ConfigurationError
+        If an argument is impossible; nothing was started.
+    """
+    started = time.monotonic()
+    app_dir = Path(app_dir).expanduser().resolve()
+    federation = _federation_config(num_supernodes, client_cpus, total_cpus)
+    overrides = toml_document(run_config or {})
+    project = app_dir / "pyproject.toml"
+    before = _project_bytes(project)
+    launch = Launch(app_dir, started + timeout_s, timeout_s, on_line or _write_line)
+    failure: LaunchError | None = None
+    run_id, status = 0, ""
+    with interrupts_as_keyboard_interrupt() as protect:
+        try:
+            launch.prepare(overrides, environment or {})
+            launch.start_superlink()
+            run_id, status = launch.run(federation, has_overrides=bool(run_config))
+        except LaunchError as error:
+            failure = error
+        except KeyboardInterrupt as interrupt:
+            failure = LaunchError(f"The run was interrupted ({str(interrupt) or 'SIGINT'}).", launch.log)
+            failure.__cause__ = interrupt
+        finally:
+            protect()  # a second Ctrl-C must not stop the stopping
+            left = launch.stop()
+            changed = not project.is_file() or project.read_bytes() != before
+            if changed:
+                project.write_bytes(before)
+    if failure is not None:
+        raise failure
+    if left:
+        raise LaunchError(f"The run ended, but these processes of it could not be stopped: {left}.", launch.log)
+    if changed:
+        raise LaunchError(f"Expected {project} to stay as it was, but the run changed it; it is restored.", launch.log)
+    return LaunchResult(run_id, status, time.monotonic() - started, launch.log)
+
+
+def _write_line(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _project_bytes(project: Path) -> bytes:
+    """The app's pyproject.toml; raises if ``flwr run`` would rewrite it."""
+    try:
+        content = project.read_bytes()
+    except OSError:
+        raise LaunchError(f"Expected a Flower App, got no pyproject.toml in {project.parent}.") from None
+    try:
+        flower = tomllib.loads(content.decode("utf-8")).get("tool", {}).get("flwr", {})
+    except ValueError as error:
+        raise LaunchError(f"Expected valid TOML in {project}, got: {error}") from error
+    if "federations" in flower:
+        raise LaunchError(
+            f"Expected no [tool.flwr.federations] in {project}: it is obsolete, and Flower would comment it out."
+        )
+    return content
+
+
+def _federation_config(num_supernodes: int, client_cpus: float, total_cpus: int | None) -> str:
+    """The ``--federation-config`` argument. Flower itself keeps Ray's dashboard off."""
+    if num_supernodes < 1:
+        raise ConfigurationError(f"Expected num_supernodes >= 1, got {num_supernodes}.")
+    if not client_cpus >= 1 or client_cpus % 1:
+        raise ConfigurationError(f"Expected a whole client_cpus >= 1 (Flower takes no fractions), got {client_cpus}.")
+    if total_cpus is None:
+        affinity = getattr(os, "sched_getaffinity", None)
+        total_cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
+        total_cpus = max(total_cpus, int(client_cpus))
+    if total_cpus < client_cpus:
+        raise ConfigurationError(f"Expected total_cpus >= client_cpus = {client_cpus:g}, got {total_cpus}.")
+    return (
+        f"num-supernodes={num_supernodes} client-resources-num-cpus={int(client_cpus)} init-args-num-cpus={total_cpus}"
+    )

@@ -1,12 +1,12 @@
-"""The cohort engine over several workers: each has some of the machines, and adds up what they release.
+"""The cohort engine over several workers: each has some of the machines, and adds up their releases.
 
-Machine i is worker i mod N's, for good: its ledger and its noise stream lie there. The machines of a round are drawn
-without regard to their numbers, and if sizes follow numbers then neighbours' are alike, so that every worker has as
-much to do as the others. A round's query points go to the workers once; back come the sums of counts, which are
-integers and add up to the same in any grouping, and of single machines as little as a round's report needs.
+Machine i belongs to worker i mod N for good, with its ledger and its noise stream. A round draws machines regardless of
+their numbers, and if sizes follow numbers then neighbours are alike, so all workers have about as much to do. A round's
+query points go to the workers once. Back come sums of counts, integers that add up to the same in any grouping, and of
+single machines as little as a round's report needs.
 
-The strategy, its step and everything that is observed of a run stay where they were: :class:`WorkerMachines` is asked
-as :class:`~murmurfl.app.engines.cohort.CohortMachines` is.
+The strategy, its step and all observations stay in this process: :class:`WorkerMachines` is asked as
+:class:`~murmurfl.app.engines.cohort.CohortMachines` is.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from .pool import Pool, WorkerState
 logger = logging.getLogger(__name__)
 
 LEDGERS = "ledgers"
-"""Where a worker keeps the ledgers of machines by name, if it does."""
+"""Key of the machines' ledgers by name in a worker's state, if it keeps them."""
 EXPERIMENT = "experiment"
-"""Where a worker keeps the experiment of its last training."""
+"""Key of the last training's experiment in a worker's state."""
 _MACHINES = "machines"
 _SENT = "sent"
 _HEARD = "heard"
@@ -45,45 +45,25 @@ _HEARD = "heard"
 
 @dataclass(frozen=True)
 class _Question:
-    """What one worker is asked in a round, beside what all of them get.
-
-    Parameters
-    ----------
-    server_round : int
-    session : str
-    machines, acks : ndarray of int64
-        The numbers of machines that are asked, in order, and their acknowledgements: the worker's own, or all of them
-        where the gradients of a machine depend on which others are computed with them.
-    unanswered_for : list of int or None
-        Those of its machines whose last release was not aggregated; None where nothing is acknowledged at all.
-    sums_suffice : bool
-    """
+    """One worker's part of a round's request."""
 
     server_round: int
     session: str
+    # In order, the worker's own machines; or all, if a machine's gradients depend on the others in the batch
     machines: NDArray[np.int64]
     acks: NDArray[np.int64]
-    unanswered_for: list[str] | None
+    unanswered_for: list[str] | None  # its machines whose last release was not aggregated; None: no news
     sums_suffice: bool
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Releases that were added up by a worker.
+    """Releases that a worker has added up."""
 
-    Parameters
-    ----------
-    positions : ndarray of int64
-        Which of the machines asked they are of.
-    releases, samples : ndarray of int64
-        Of each.
-    counts, spacing, largest, metrics
-        Those of :class:`~murmurfl.strategies.rounds.replies.SummedReplies`.
-    """
-
-    positions: NDArray[np.int64]
-    releases: NDArray[np.int64]
+    positions: NDArray[np.int64]  # of the machines in the question
+    releases: NDArray[np.int64]  # of each machine, like samples
     samples: NDArray[np.int64]
+    # As in SummedReplies
     counts: NDArray[np.int64]
     spacing: float
     largest: int
@@ -92,7 +72,7 @@ class _Part:
 
 @dataclass
 class _Answer:
-    """What one worker's machines answered in a round."""
+    """One worker's outcomes of a round."""
 
     parts: list[_Part] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
@@ -106,19 +86,14 @@ class WorkerMachines:
 
     Parameters
     ----------
-    experiment : Experiment
     pool : Pool
-        With as many workers as there are machines, or fewer.
+        With at most as many workers as machines.
     row_cache_mib : float
-        As :class:`~murmurfl.app.engines.cohort.CohortMachines`'s, of all workers together.
+        As for :class:`~murmurfl.app.engines.cohort.CohortMachines`, of all workers together.
     samples : Any, optional
-        What :func:`shared_samples` gave, where they were sent already; by default they are sent now.
+        The result of :func:`shared_samples`; default sends the samples now.
     keeps_ledgers : bool
-        Whether machines' ledgers are those of the trainings before on this pool; by default they are new ones.
-
-    Notes
-    -----
-    A worker's machines are those of the cohort engine, and follow the same release rule.
+        Whether machines keep the ledgers of earlier trainings on this pool; default new ones.
     """
 
     def __init__(
@@ -133,44 +108,41 @@ class WorkerMachines:
         self._pool = pool
         self._names = NumberedNames(experiment.config.num_clients)
         self._asks_all = not experiment.model.rows_stand_alone
-        # The model is made anew by whoever gets it: a network holds what cannot be sent.
+        # A worker makes the model anew: a network cannot be sent.
         bare: Any = {"model": None, "data": None, "shards": ()}
         sent = shared_samples(experiment, pool) if samples is None else samples
-        # Of other sessions on the same ledgers nothing is known here.
+        # Other sessions on the same ledgers are unknown here.
         options = row_cache_mib / pool.size, keeps_ledgers, not keeps_ledgers and experiment.shortage is None
         pool.on_all(begin_training, pool.size, pool.share(replace(experiment, **bare)), sent, *options)
         self._sent: list[dict[str, int]] = [{} for _ in range(pool.size)]
         self._said: set[str] = set()
 
     def names(self) -> Sequence[str]:
-        """All machines."""
         return self._names
 
     def answer(self, request: RoundRequest) -> Iterator[Outcome]:
-        """What came back of a round's request; lost replies are missing."""
+        """The outcomes of a round's request, without lost replies."""
         shared = self._pool.share((request.points, dict(request.entries)))
-        own = self._split(request)
+        own: list[list[str]] = [[] for _ in range(self._pool.size)]
+        for name in request.acks:
+            own[int(name) % len(own)].append(name)
         asked = [list(request.acks)] * len(own) if self._asks_all else own
         calls = {
             self._pool.call(worker, answer_part, self._question(worker, request, asked[worker]), shared): worker
             for worker, names in enumerate(own)
-            if names or self._asks_all  # who is asked for all knows of all who may release
+            if names or self._asks_all  # a worker that gets all names learns who may release
         }
         answers: list[_Answer] = []
         for call, answer in self._pool.completed(list(calls)):
             worker = calls[call]
-            self._say(answer.said)
+            for message in answer.said:
+                if message not in self._said:  # several workers may say the same
+                    self._said.add(message)
+                    logger.warning("%s", message)
             for part in answer.parts:
                 yield self._summed(worker, part, asked[worker], request)
             answers.append(answer)
         yield from self._others(answers, request)
-
-    def _split(self, request: RoundRequest) -> list[list[str]]:
-        """The machines that each worker is asked for, in the request's order."""
-        names: list[list[str]] = [[] for _ in range(self._pool.size)]
-        for name in request.acks:
-            names[int(name) % len(names)].append(name)
-        return names
 
     def _question(self, worker: int, request: RoundRequest, names: Sequence[str]) -> _Question:
         sent, aggregated = self._sent[worker], request.aggregated
@@ -188,8 +160,8 @@ class WorkerMachines:
         )
 
     def _summed(self, worker: int, part: _Part, names: list[str], request: RoundRequest) -> SummedReplies:
-        """A worker's sum as strategies take it; the counts alone came as they are."""
-        # In the order of the part, which is that of the question only where machines are all of one kind.
+        """A worker's sum as strategies take it."""
+        # In the part's order, which equals the question's only if all machines are alike.
         everybody = np.array_equal(part.positions, np.arange(len(names)))
         machines = tuple(names) if everybody else tuple(names[i] for i in part.positions.tolist())
         releases = tuple(part.releases.tolist())
@@ -199,7 +171,7 @@ class WorkerMachines:
         return SummedReplies(machines, releases, acks, tuple(part.samples.tolist()), *sums)
 
     def _others(self, answers: Iterable[_Answer], request: RoundRequest) -> Iterator[Outcome]:
-        """Replies of single machines in the request's order, refusals, and what clipping did in the round."""
+        """Replies of single machines in the request's order, refusals, and the round's clipping figures."""
         replies = {reply.machine: reply for answer in answers for reply in answer.replies}
         for name in request.acks if replies else ():
             if name in replies:
@@ -211,12 +183,6 @@ class WorkerMachines:
         if figures:
             yield ObservedFigures.united(figures)
 
-    def _say(self, messages: Iterable[str]) -> None:
-        for message in messages:
-            if message not in self._said:  # several workers may have the same to say
-                self._said.add(message)
-                logger.warning("%s", message)
-
     def statements(self, session: str, names: Sequence[str] | None = None) -> GroupedStatements:
         """What each machine has spent."""
         numbers = np.arange(len(self._names)) if names is None else np.array([int(name) for name in names])
@@ -226,11 +192,11 @@ class WorkerMachines:
 
 
 def shared_samples(experiment: Experiment, pool: Pool) -> Any:
-    """An experiment's data and who has which of them, sent to the workers of a pool once."""
+    """Send an experiment's data and partition to the workers of a pool, once."""
     return pool.share((experiment.data, experiment.shards))
 
 
-# What workers do. Each function gets first what its worker keeps.
+# Workers call these functions, with their own state first.
 
 
 def begin_training(
@@ -246,7 +212,7 @@ def begin_training(
     """Make a worker's machines."""
     data, shards = samples
     whole = replace(bare, data=data, shards=shards, model=model_of(bare.config, data))
-    # Who is asked for some machines alone need not be told that others are elsewhere.
+    # A worker that is asked for its own machines only need not know of the others.
     mine = None if whole.model.rows_stand_alone else range(worker, whole.config.num_clients, workers)
     ledgers = None
     if keeps_ledgers:
@@ -260,7 +226,7 @@ def begin_training(
 
 
 def answer_part(state: WorkerState, question: _Question, shared: tuple[tuple[Any, ...], Mapping[str, Any]]) -> _Answer:
-    """What a worker's machines answer in a round."""
+    """A worker's outcomes of a round."""
     points, entries = shared
     sent: dict[str, int] = state[_SENT]
     aggregated: dict[str, int] = {}
@@ -285,7 +251,7 @@ def answer_part(state: WorkerState, question: _Question, shared: tuple[tuple[Any
 def stated(
     state: WorkerState, worker: int, workers: int, session: str, numbers: NDArray[np.int64]
 ) -> list[tuple[Statement, NDArray[np.integer]]]:
-    """What each of a worker's machines has spent, of those with the numbers given."""
+    """Statements of a worker's machines among the given numbers."""
     mine = numbers[numbers % workers == worker]
     return state[_MACHINES].statements(session, [str(number) for number in mine.tolist()]).parts
 
@@ -323,7 +289,7 @@ def _sum_for(sums: dict[Any, _Sum], spacing: float, metrics: Mapping[str, Any], 
 
 @dataclass
 class _Sum:
-    """Releases of one grid, while they are added up."""
+    """Running sum of releases on one grid."""
 
     counts: NDArray[np.int64]
     spacing: float
@@ -334,7 +300,6 @@ class _Sum:
     samples: list[int] = field(default_factory=list)
 
     def add(self, reply: Reply) -> None:
-        """One more release."""
         counts = reply.contents.counts.ravel()  # type: ignore[union-attr]
         self.counts += counts
         self.largest = max(self.largest, int(counts.max(initial=0)), -int(counts.min(initial=0)))
@@ -343,7 +308,6 @@ class _Sum:
         self.samples.append(reply.samples)
 
     def add_sum(self, replies: SummedReplies) -> None:
-        """Several, added up already."""
         self.counts += replies.counts
         self.largest = max(self.largest, replies.largest)
         self.machines.extend(replies.machines)
@@ -351,14 +315,14 @@ class _Sum:
         self.samples.extend(replies.samples)
 
     def part(self, positions: Mapping[str, int]) -> _Part:
-        """The sum, with machines by where they stand in the question."""
+        """The sum, with machines by their positions in the question."""
         where = np.fromiter(map(positions.__getitem__, self.machines), np.int64, len(self.machines))
         numbers = np.array(self.releases, np.int64), np.array(self.samples, np.int64)
         return _Part(where, *numbers, self.counts, self.spacing, self.largest, self.metrics)
 
 
 class _Heard(logging.Handler):
-    """What machines warned of since it was last asked: nobody sees a worker's own log."""
+    """Collects the machines' warnings: nobody sees a worker's own log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -368,7 +332,7 @@ class _Heard(logging.Handler):
         self._messages.append(record.getMessage())
 
     def messages(self) -> list[str]:
-        """What was said, once."""
+        """The warnings since the last call."""
         said, self._messages = self._messages, []
         return said
 

@@ -25,12 +25,10 @@ def make_model(
 
     Parameters
     ----------
-    name : str
-    num_features, num_classes : int
     feature_bound : float
         R of the linear models.
     constant : bool
-        Whether there is a constant among the features, so that no bias is needed.
+        Whether the features have a constant, which replaces a bias.
 
     Raises
     ------

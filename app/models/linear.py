@@ -1,4 +1,4 @@
-"""Losses of one margin <w, a>, and of the distance to a sample: convex but for one, smooth, in closed form."""
+"""Losses of one margin <w, a> and of the distance to a sample, in closed form; smooth, and convex but for one."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ _LARGEST_RATE_TOGETHER = 0.5
 
 
 class LinearModel(Model):
-    """A loss of the margin <w, a> alone, without bias, in closed form and float64: convex and smooth.
+    """A loss of the margin <w, a> without bias, in closed form and float64: convex and smooth.
 
     Parameters
     ----------
-    num_features, num_classes : int
     feature_bound : float
-        R, public: a sample's features are scaled down to this L2 norm wherever they are longer.
+        R, public: longer features are scaled down to this L2 norm.
 
     Notes
     -----
-    Declares itself convex and smooth for :class:`~murmurfl.clients.online_client.ConvexSmoothGradients`: the bound is
-    enforced on every sample by itself, so the declaration holds whatever the data are. Features that are not finite
-    count as zero.
+    Declares itself convex and smooth for :class:`~murmurfl.clients.online_client.ConvexSmoothGradients`: every sample
+    is bounded by itself, so the declaration holds for any data. Features that are not finite count as zero.
     """
 
     clips_contractively = True
@@ -40,6 +38,7 @@ class LinearModel(Model):
         if not (math.isfinite(feature_bound) and feature_bound > 0):
             raise ConfigurationError(f"Expected feature-bound > 0 and finite, got {feature_bound!r}.")
         self.feature_bound = float(feature_bound)
+        self.smoothness = self.gradient_bound = math.inf  # of every sample's loss; a subclass knows better
         self.shapes = [(num_features,)]
         self.names = ["weight"]
 
@@ -56,22 +55,17 @@ class LinearModel(Model):
         return self.slopes(np.einsum("ij,ij->i", features, points), samples[1])[:, None] * features
 
     def bounded(self, features: NDArray[Any]) -> NDArray[np.float64]:
-        """Features as the model takes them: no longer than R."""
+        """Features with L2 norm at most R."""
         features = np.asarray(features, dtype=np.float64)
         squares = np.einsum("ij,ij->i", features, features)
         if np.isfinite(squares).all() and squares.max(initial=0.0) <= self.feature_bound**2:
             return features
         return clip_per_sample(features, self.feature_bound)
 
-    @property
-    @abstractmethod
-    def smoothness(self) -> float:
-        """L, of every sample's loss."""
-
     @staticmethod
     @abstractmethod
     def losses(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
-        """The loss of a margin."""
+        """The loss by margin and label."""
 
     @staticmethod
     @abstractmethod
@@ -84,16 +78,7 @@ class LogisticRegression(LinearModel):
 
     def __init__(self, num_features: int, feature_bound: float) -> None:
         super().__init__(num_features, 2, feature_bound)
-
-    @property
-    def smoothness(self) -> float:
-        """L = R^2 / 4."""
-        return self.feature_bound**2 / 4
-
-    @property
-    def gradient_bound(self) -> float:
-        """R."""
-        return self.feature_bound
+        self.smoothness, self.gradient_bound = self.feature_bound**2 / 4, self.feature_bound
 
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.float64]:
         margins = self.bounded(features) @ np.asarray(parameters[0], np.float64)
@@ -103,9 +88,8 @@ class LogisticRegression(LinearModel):
         """The mean loss over some samples and its gradient, for computing optima."""
         features = self.bounded(samples[0])
         margins = features @ weight
-        return float(self.losses(margins, samples[1]).mean()), self.slopes(margins, samples[1]) @ features / len(
-            margins
-        )
+        gradient = self.slopes(margins, samples[1]) @ features / len(margins)
+        return float(self.losses(margins, samples[1]).mean()), gradient
 
     @staticmethod
     def losses(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
@@ -118,17 +102,21 @@ class LogisticRegression(LinearModel):
 
 
 class NonconvexLogistic(LogisticRegression):
-    r"""Two-class logistic regression with a regulariser that is not convex, lambda sum_j w_j^2 / (1 + w_j^2).
+    """Two-class logistic regression with the nonconvex regulariser lambda sum_j w_j^2 / (1 + w_j^2).
 
-    A common test problem for methods that find stationary points (Antoniadis et al. 2011 have the penalty). Its
-    derivatives are bounded: |psi'| <= 3 sqrt(3) / 8 and |psi''| <= 2, so a sample's gradient is at most R + lambda
-    0.65 sqrt(d) long and (R^2 / 4 + 2 lambda)-smooth.
+    A common test problem for methods that find stationary points (the penalty is in Antoniadis et al. 2011). Its
+    derivatives are bounded, |psi'| <= 3 sqrt(3) / 8 and |psi''| <= 2, so a sample's gradient is at most
+    R + lambda 0.65 sqrt(d) long and (R^2 / 4 + 2 lambda)-smooth.
     """
 
     convex = False
     clips_contractively = False
-    strength = 0.01
-    """lambda; public."""
+    strength = 0.01  # lambda; public
+
+    def __init__(self, num_features: int, feature_bound: float) -> None:
+        super().__init__(num_features, feature_bound)
+        self.smoothness += 2 * self.strength
+        self.gradient_bound += self.strength * 3 * math.sqrt(3 * num_features) / 8
 
     def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
         return super().__call__(parameters, samples) + self._penalty_gradient(np.asarray(parameters[0], np.float64))
@@ -146,35 +134,16 @@ class NonconvexLogistic(LogisticRegression):
         squares = np.square(np.asarray(parameters[0], np.float64))
         return loss + self.strength * float((squares / (1 + squares)).sum()), accuracy
 
-    @property
-    def smoothness(self) -> float:
-        """L = R^2 / 4 + 2 lambda."""
-        return super().smoothness + 2 * self.strength
-
-    @property
-    def gradient_bound(self) -> float:
-        """R + lambda 3 sqrt(3 d) / 8."""
-        return self.feature_bound + self.strength * 3 * math.sqrt(3 * self.num_features) / 8
-
     def _penalty_gradient(self, weight: NDArray[np.float64]) -> NDArray[np.float64]:
         return self.strength * 2 * weight / np.square(1 + np.square(weight))
 
 
 class RidgeRegression(LinearModel):
-    """Least squares (<w, a> - y)^2, the loss of jiang-2026's ridge regression: 2 R^2-smooth; no accuracy."""
+    """Least squares (<w, a> - y)^2, as in jiang-2026's ridge regression: 2 R^2-smooth; no accuracy."""
 
     def __init__(self, num_features: int, feature_bound: float) -> None:
         super().__init__(num_features, 1, feature_bound)
-
-    @property
-    def smoothness(self) -> float:
-        """L = 2 R^2."""
-        return 2.0 * self.feature_bound**2
-
-    @property
-    def gradient_bound(self) -> float:
-        """None."""
-        return math.inf
+        self.smoothness = 2.0 * self.feature_bound**2
 
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.float64]:
         return (self.bounded(features) @ np.asarray(parameters[0], np.float64))[:, None]
@@ -232,15 +201,7 @@ class MeanEstimation(Model):
 
 
 class Logistic(ModelKind):
-    """Logistic regression of two classes.
-
-    Parameters
-    ----------
-    name, sentence : str
-    model : type of LogisticRegression
-    convex : bool
-    online : OnlineConstants
-    """
+    """Kinds of logistic regression of two classes."""
 
     keys = frozenset({"feature-bound"})
     scores = True
@@ -248,11 +209,7 @@ class Logistic(ModelKind):
     def __init__(
         self, name: str, sentence: str, model: type[LogisticRegression], *, convex: bool, online: OnlineConstants
     ) -> None:
-        self.name = name
-        self.convex = convex
-        self.sentence = sentence
-        self.online = online
-        self._model = model
+        self.name, self.sentence, self.convex, self.online, self._model = name, sentence, convex, online, model
 
     def sweeps(self, config: RunKeys) -> bool:
         return self.convex
@@ -292,7 +249,7 @@ class Mean(ModelKind):
     convex = True
 
     def sweeps(self, config: RunKeys) -> bool:
-        return config.learning_rate <= _LARGEST_RATE_TOGETHER  # products of 1 - eta are divided by
+        return config.learning_rate <= _LARGEST_RATE_TOGETHER  # products of 1 - eta are divisors
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
         return MeanEstimation(num_features)

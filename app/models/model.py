@@ -1,4 +1,4 @@
-"""What a model is: per-sample gradients for the machines, loss and accuracy for the central evaluation."""
+"""The interface of a model: per-sample gradients for the machines, loss and accuracy for the central evaluation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Parameters = Sequence[NDArray[Any]]
 Batch = tuple[NDArray[Any], NDArray[Any]]
 
 SAMPLES_AT_A_TIME = 128
-"""How many samples a mean over all of them takes at a time: their gradients need memory."""
+"""Samples whose gradients are in memory at a time, when all are averaged."""
 
 
 class Model(ABC):
@@ -36,14 +36,14 @@ class Model(ABC):
     shapes : list of tuple of int
         Of the parameter arrays, in order.
     names : list of str
-        Of the same.
+        Of the parameter arrays.
     most_samples : int, optional
-        How many samples a simulation computes the norm of the mean gradient from; None for all.
+        Samples from which a simulation computes the norm of the mean gradient; None for all.
     gradient_memory_mib : float
-        What computing gradients of several samples may take at a time, in MiB.
+        Memory for gradients of several samples at a time, in MiB.
     rows_stand_alone : bool
-        Whether a row of gradients is the same to the last bit whichever other rows are computed with it
-        (:mod:`.torch_networks`). Workers then compute those of their own machines alone.
+        Whether a row of gradients has the same bits whichever other rows are computed with it (:mod:`.torch_networks`).
+        Workers then compute those of their own machines only.
     """
 
     most_samples: int | None = None
@@ -62,12 +62,12 @@ class Model(ABC):
         return sum(math.prod(shape) for shape in self.shapes)
 
     def set_gradient_memory(self, memory_mib: float) -> None:
-        """Set aside memory for gradients of several samples, in MiB."""
+        """Set the memory for gradients of several samples, in MiB."""
         self.gradient_memory_mib = memory_mib
 
     @abstractmethod
     def initial_parameters(self, seed: int) -> list[NDArray[Any]]:
-        """Where training starts; public."""
+        """Public starting point of a training."""
 
     @abstractmethod
     def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.floating]:
@@ -78,7 +78,7 @@ class Model(ABC):
         """Scores, shape (samples, num_classes)."""
 
     def mean_gradient(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
-        """The gradient of the mean loss over some samples, shape (d,); for simulations to look at."""
+        """The gradient of the mean loss over some samples, shape (d,); for simulations."""
         features, labels = samples
         total = np.zeros(self.num_parameters)
         for start in range(0, len(labels), SAMPLES_AT_A_TIME):
@@ -95,7 +95,7 @@ class Model(ABC):
         return float(losses.mean()), float((scores.argmax(axis=1) == labels).mean())
 
     def auc(self, parameters: Parameters, samples: Batch) -> float:
-        """The area under the ROC curve; not a number unless there are two classes, and samples of both."""
+        """Area under the ROC curve; NaN unless there are two classes, and samples of both."""
         features, labels = samples
         if self.num_classes != 2:
             return math.nan
@@ -104,37 +104,30 @@ class Model(ABC):
 
 
 def area_under_curve(scores: NDArray[np.floating], labels: NDArray[Any]) -> float:
-    """How often a sample of class 1 scores higher than one of class 0, equal scores counting half.
+    """How often a sample of class 1 scores higher than one of class 0; equal scores count half.
 
     Parameters
     ----------
-    scores : ndarray of shape (samples,)
     labels : ndarray of shape (samples,)
         0 or 1.
 
     Returns
     -------
     float
-        Not a number where one of the classes has no sample, or a score is no finite number.
+        NaN if a class has no sample, or a score is not finite.
     """
     positive = np.asarray(labels) == 1
     ones, zeros = int(positive.sum()), int((~positive).sum())
     if not ones or not zeros or not np.isfinite(scores).all():
         return math.nan
-    from scipy.stats import rankdata  # here, because workers import this file, and need none of it
+    from scipy.stats import rankdata  # here, because workers import this file without needing it
 
     return float((rankdata(scores)[positive].sum() - ones * (ones + 1) / 2) / (ones * zeros))
 
 
 @dataclass(frozen=True)
 class OnlineConstants:
-    """What the preset gives online federated learning with a model.
-
-    Parameters
-    ----------
-    clip_norm : float
-    learning_rate : float
-    """
+    """The preset's constants for online federated learning with a model."""
 
     clip_norm: float = 1.0
     learning_rate: float = 0.05
@@ -145,11 +138,10 @@ class ModelKind(ABC):
 
     Attributes
     ----------
-    name : str
     sentence : str
         What it is, for help and documentation.
     keys : frozenset of str
-        Hyphenated run-config keys that this model reads and others need not.
+        Hyphenated run-config keys that only this model reads.
     paper_constants : bool
         Whether the papers give clip and step for it, so that ``preset = paper`` is possible.
     convex : bool
@@ -157,7 +149,7 @@ class ModelKind(ABC):
     scores : bool
         Whether its predictions follow linear scores of the features, one a class.
     online : OnlineConstants
-        Clip and step of the preset for online federated learning.
+        The preset's clip and step for online federated learning.
     """
 
     name: str = ""
@@ -169,12 +161,7 @@ class ModelKind(ABC):
     online: OnlineConstants = OnlineConstants()
 
     def check(self, config: RunKeys) -> None:
-        """Refuse a run configuration that this model cannot serve.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Raise if this model cannot serve a run configuration."""
         if config.preset == "paper" and not self.paper_constants:
             with_constants = [repr(name) for name, kind in registry("model").items() if kind.paper_constants]
             raise ConfigurationError(
@@ -188,56 +175,53 @@ class ModelKind(ABC):
 
     @abstractmethod
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
-        """The model for data of a size.
+        """The model for data of this size.
 
         Parameters
         ----------
-        num_features, num_classes : int
         feature_bound : float
             R of the linear models.
 
         Raises
         ------
         ConfigurationError
-            If it does not fit the data, or a package that it needs is missing.
+            If it does not fit the data, or needs a package that is missing.
         """
 
     def make_biasless(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
-        """The model for features with a constant among them, which do without a bias; by default :meth:`make`'s."""
+        """The model without a bias, for features with a constant; by default as :meth:`make`."""
         return self.make(num_features, num_classes, feature_bound)
 
     def declared_smoothness(self, num_features: int, feature_bound: float) -> float | None:
-        """L, where the model itself bounds it whatever the data are; None where it does not."""
+        """L, if the model itself bounds it for any data; else None."""
         return None
 
     def smoothness(self, num_features: int, squared_norm: float, feature_bound: float) -> float:
-        """L: the gradient of one sample's loss changes by at most L times what the parameters change by.
+        """L: the gradient of one sample's loss changes by at most L times the change of the parameters.
 
         Parameters
         ----------
         num_features : int
             Values of one sample, without the bias.
         squared_norm : float
-            The most that the squared L2 norm of a sample's features can be.
+            Largest possible squared L2 norm of a sample's features.
         feature_bound : float
             R of the linear models, which scale longer features down to it.
 
         Notes
         -----
-        It is computed from constants alone, never from samples: a step that depended on the longest sample of a
-        machine would say something about that sample.
+        L comes from constants only: a step that depended on a machine's longest sample would reveal something about it.
 
-        Softmax regression has L = (||x||^2 + 1) / 2, because the Hessian of the loss in the scores has no eigenvalue
-        above 1/2, and the bias is one more feature that is always 1. Linear models declare their own. Networks are not
-        smooth in this sense; they get the softmax regression's L on the same features, which is a rule of thumb and no
-        bound.
+        Softmax regression has L = (||x||^2 + 1) / 2: the Hessian of the loss in the scores has no eigenvalue above 1/2,
+        and the bias is one more feature that is always 1. Linear models declare their own L. Networks are not smooth in
+        this sense; they get the softmax regression's L on the same features, which is a rule of thumb and no bound.
         """
         declared = self.declared_smoothness(num_features, feature_bound)
         return (squared_norm + 1) / 2 if declared is None else declared
 
 
 def uniform_parameters(shapes: Sequence[tuple[int, ...]], seed: int) -> list[NDArray[np.float32]]:
-    """Weights and biases uniform within 1 / sqrt(fan-in) of zero, as PyTorch's layers start."""
+    """Weights and biases uniform within 1 / sqrt(fan-in) of zero, like PyTorch's layers."""
     generator = np.random.Generator(np.random.Philox(key=derived_seed("initial parameters", seed)))
     fan_in = 1
     parameters = []

@@ -1,9 +1,9 @@
-"""A user's own model: a function that makes one, of murmurfl's interface or in PyTorch.
+"""A user's own model: a function that makes one, with murmurfl's interface or in PyTorch.
 
 ``model = package.module:make_model`` names a :class:`~murmurfl.app.models.model.ModelKind`, or a function
 ``make_model(num_features, num_classes)`` that returns a :class:`~murmurfl.app.models.model.Model` or a
 ``torch.nn.Module``. A module takes rows of ``num_features`` values and gives ``num_classes`` scores; its loss is the
-cross-entropy. The function is called in every process that needs the model.
+cross-entropy. Every process that needs the model calls the function.
 """
 
 from __future__ import annotations
@@ -20,19 +20,12 @@ from .torch_networks import TorchModel
 
 
 class FunctionKind(ModelKind):
-    """Models that a function of the user's makes.
-
-    Parameters
-    ----------
-    function : callable
-        ``function(num_features, num_classes)``.
-    name : str
-        As the run configuration has it.
+    """Models made by a user's function, ``function(num_features, num_classes)``.
 
     Notes
     -----
-    Every guarantee rests on gradients of which row i depends on sample i alone. For a module
-    :class:`~murmurfl.clients.TorchGradients` sees to that; for a Model it is the user's own promise.
+    Every guarantee needs row i of the gradients to depend on sample i alone. :class:`~murmurfl.clients.TorchGradients`
+    ensures that for a module; for a Model it is the user's own promise.
     """
 
     keys = frozenset({"gradient-memory-mib"})
@@ -44,8 +37,7 @@ class FunctionKind(ModelKind):
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
         made = self._made(num_features, num_classes)
-        torch = sys.modules.get("torch")  # whoever made a module has imported it
-        if torch is not None and isinstance(made, torch.nn.Module):
+        if _is_module(made):
             made = TorchModel(made, num_features, num_classes, lambda: self._made(num_features, num_classes))
         if not isinstance(made, Model):
             raise ConfigurationError(
@@ -66,7 +58,7 @@ class FunctionKind(ModelKind):
             ) from error
 
     def _check(self, model: Model, num_features: int, num_classes: int) -> None:
-        """Try the model on one sample, made of zeros."""
+        """Try the model on one sample of zeros."""
         try:
             start = model.initial_parameters(1)
             shapes = [np.shape(values) for values in start]
@@ -95,13 +87,7 @@ class FunctionKind(ModelKind):
 
 
 def own_model(found: Any, name: str) -> ModelKind:
-    """The kind of model that a user's object is.
-
-    Parameters
-    ----------
-    found : Any
-        What ``name`` names, and no ModelKind.
-    name : str
+    """The model kind of a user's object that is no ModelKind itself.
 
     Raises
     ------
@@ -118,5 +104,5 @@ def own_model(found: Any, name: str) -> ModelKind:
 
 
 def _is_module(found: Any) -> bool:
-    torch = sys.modules.get("torch")
+    torch = sys.modules.get("torch")  # whoever made a module has imported it
     return torch is not None and isinstance(found, torch.nn.Module)

@@ -13,13 +13,12 @@ from .model import Batch, Model, ModelKind, Parameters
 
 
 class SoftmaxRegression(Model):
-    """Softmax regression, in closed form and float64; starts at zero (the papers' model).
+    """Softmax regression in closed form and float64, starting at zero (the papers' model).
 
     Parameters
     ----------
-    num_features, num_classes : int
     bias : bool
-        Whether there is one; features with a constant among them need none.
+        False for features with a constant.
     """
 
     def __init__(self, num_features: int, num_classes: int, *, bias: bool = True) -> None:
@@ -48,7 +47,7 @@ class SoftmaxRegression(Model):
     def stacked(
         self, points: Sequence[Parameters], weights: Sequence[float | NDArray[np.float64]], samples: Batch
     ) -> OuterProducts:
-        """Weighted sums of a sample's gradients at several points: all of them outer products with its features."""
+        """Weighted sums of each sample's gradients at several points, as outer products with its features."""
         features = np.asarray(samples[0], dtype=np.float64)
         residuals = np.zeros((len(features), self.num_classes))
         for point, weight in zip(points, weights, strict=True):
@@ -77,7 +76,7 @@ class SoftmaxRegression(Model):
 
 
 class Softmax(ModelKind):
-    """Softmax regression, with bias unless the features have a constant of their own."""
+    """Softmax regression, with bias unless the features have a constant."""
 
     name = "softmax"
     sentence = "softmax regression, the papers' model"

@@ -1,14 +1,13 @@
 """Networks in PyTorch, which comes with ``pip install 'murmurfl[torch]'`` and is imported when a network is made.
 
-Networks' gradients of which a row is the same to the last bit, whichever other rows are computed with it. PyTorch
-chooses how to multiply by how many rows there are, and each way rounds differently. A simulation computes the gradients
-of many machines at once, and which machines stand together depends on how many processes share the work. So networks
-are never asked for fewer than a few rows.
+A row of a network's gradients has the same bits whichever other rows are computed with it. PyTorch multiplies few rows
+in another way than many, with other roundings, and a simulation computes many machines at once, grouped by how many
+processes share the work. So networks are always asked for at least a few rows (:class:`SteadyRows`).
 
-Per-sample gradients of the small convolutional network in closed form, each sample with parameters of its own. In
-online federated learning every machine has its own iterate. Samples then share no weights, and a batched convolution
-becomes a grouped one, for which libraries have no fast path: ``torch.func.vmap`` takes 2 to 3 times as long as this
-file, which takes one sample after the other and keeps intermediate values in the processor's cache.
+The small convolutional network has per-sample gradients in closed form (:class:`ConvolutionalGradients`). In online
+federated learning every machine has its own iterate, samples share no weights, and a batched convolution becomes a
+grouped one, for which libraries have no fast path: ``torch.func.vmap`` takes 2 to 3 times as long as one sample after
+the other, with intermediate values in the processor's cache.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from ...clients import TorchGradients
@@ -31,9 +31,6 @@ from .model import SAMPLES_AT_A_TIME, Batch, Model, ModelKind, Parameters, unifo
 if TYPE_CHECKING:
     import torch
 
-
-from numpy.lib.stride_tricks import as_strided
-
 Values = NDArray[np.float32]
 
 _KERNEL = 3
@@ -44,16 +41,15 @@ _SLOTS = [(i, j) for i in range(_POOL) for j in range(_POOL)]
 class PooledConvolution:
     """A 3 x 3 convolution of one image, then 2 x 2 max-pooling and ReLU; keeps what its gradient needs.
 
-    Position (i, j) of the convolution is at i x side + j, as in the image. The values between the rows are computed and
-    never used: that costs a few products, and memory is read in long runs instead of many short ones.
+    Position (i, j) of the convolution lies at i x side + j, as in the image. The values between the rows are computed
+    and never used: a few more products, but long runs of memory.
 
     Parameters
     ----------
     channels : int
-        Channels of the image.
+        Of the image.
     side : int
-        Its height and width; an odd last row or column of the convolution is dropped, as pooling does.
-    filters : int
+        Its height and width; pooling drops an odd last row or column of the convolution.
     """
 
     def __init__(self, channels: int, side: int, filters: int) -> None:
@@ -73,14 +69,16 @@ class PooledConvolution:
         self._largest = np.empty((filters, self.pooled, self.pooled), np.float32)
 
     def _in_windows(self, values: Values) -> list[Values]:
-        """The four values behind each pooled one, every one of shape (filters, pooled, pooled); views."""
+        """Views of the four values behind each pooled one, each of shape (filters, pooled, pooled)."""
         channel, value = values.strides
         shape = (len(values), self.pooled, self.pooled)
         strides = (channel, _POOL * self._side * value, _POOL * value)
         return [as_strided(values[:, i * self._side + j :], shape, strides) for i, j in _SLOTS]
 
     def forward(self, image: Values, weight: Values, bias: Values) -> Values:
-        """Shape (filters, pooled, pooled), from an image of shape (channels, side, side) and contiguous weights."""
+        """The output, shape (filters, pooled, pooled), for an image of shape (channels, side, side) and contiguous
+        weights.
+        """
         self._image[:] = image.reshape(self._image.shape)
         np.copyto(self._patches, self._moved)
         np.matmul(weight.reshape(len(weight), -1), self._matrix, out=self._flat)
@@ -89,7 +87,7 @@ class PooledConvolution:
         return np.maximum(self._largest + bias[:, None, None], 0.0)
 
     def backward(self, slopes: Values, output: Values, to_weight: Values, to_bias: Values) -> None:
-        """From the loss's derivative by the output: writes those by weight and bias."""
+        """Write the loss's derivatives by weight and bias, from those by the output."""
         slopes = np.where(output > 0.0, slopes, 0.0)
         to_bias[:] = slopes.sum(axis=(1, 2))
         untaken = np.ones(slopes.shape, bool)
@@ -111,19 +109,19 @@ class PooledConvolution:
 
 
 class ConvolutionalGradients:
-    """Gradients of the cross-entropy of two pooled convolutions and three dense layers, ReLU between all.
+    """Gradients of the cross-entropy of two pooled convolutions and three dense layers, with ReLU in between.
 
     Parameters
     ----------
     shapes : sequence of tuple of int
-        Weight and bias of each of the five layers, as a PyTorch module has them.
+        Weight and bias of each of the five layers, as in a PyTorch module.
     side : int
         Height and width of the grey images.
 
     Notes
     -----
-    In float32. Where several values of a pooling window are largest, the first one's derivative is taken, as PyTorch
-    does. Its work space is its own: not for two threads at once.
+    In float32. If several values of a pooling window are largest, the first one gets the derivative, as in PyTorch. An
+    object serves one thread at a time.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], side: int) -> None:
@@ -166,19 +164,18 @@ class ConvolutionalGradients:
 
 
 _FEWEST = 4
-"""PyTorch multiplies up to three rows in another way than more of them."""
+"""PyTorch multiplies up to three rows in another way than more."""
 _FEW_VALUES = 1 << 21
-"""Gradients of more values stand alone: a block of machines has no room for two of them."""
+"""Larger gradients stand alone anyway: a block of machines has no room for two of them."""
 
 
 class SteadyRows:
-    """A network's gradients, of a few samples at least: what is missing is filled up and taken away again.
+    """A network's gradients, computed for at least four samples: missing ones are filled up and dropped again.
 
     Parameters
     ----------
     gradients : callable
         As :class:`~murmurfl.clients.PerSampleGradients`; a batch is a pair of arrays.
-    shapes : sequence of tuple of int
     num_parameters : int
         d.
     """
@@ -194,7 +191,6 @@ class SteadyRows:
         self.shapes = shapes
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:
-        """One row a sample."""
         count = len(samples[0])
         if not 0 < count < self._fewest:
             return self._gradients(parameters, samples)
@@ -203,7 +199,7 @@ class SteadyRows:
 
 
 _MOST_SAMPLES = 2000
-"""How many samples the gradient norm of a network is computed from: each costs a pass through it."""
+"""Samples for a network's gradient norm: each costs a pass through it."""
 
 
 class _InPyTorch(Model):
@@ -217,13 +213,7 @@ class _InPyTorch(Model):
 
 
 class MultilayerPerceptron(_InPyTorch):
-    """A small MLP with one hidden layer of tanh units, in PyTorch; not convex.
-
-    Parameters
-    ----------
-    num_hidden : int
-        Hidden units.
-    """
+    """A small MLP in PyTorch with one hidden layer of ``num_hidden`` tanh units; not convex."""
 
     most_samples = _MOST_SAMPLES
     rows_stand_alone = True
@@ -248,7 +238,7 @@ class MultilayerPerceptron(_InPyTorch):
     def stacked(
         self, points: Sequence[Parameters], weights: Sequence[float | NDArray[np.float64]], samples: Batch
     ) -> DenseContributions:
-        """Weighted sums of each sample's gradients, the same whichever other samples are among them."""
+        """Weighted sums of each sample's gradients, independent of the other samples."""
         steady = SteadyRows(self, self.shapes, self.num_parameters)
         with np.errstate(all="ignore"):
             return DenseContributions(combined_gradients(steady, points, weights, samples))
@@ -314,17 +304,14 @@ class ConvolutionalNetwork(Model):
     def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
         """The gradient of sample i at point i."""
         features, labels = np.asarray(samples[0], dtype=np.float32), np.asarray(samples[1], dtype=np.int64)
-        gradient = self._gradients_of_this_thread()
+        if not hasattr(self._threads, "gradients"):
+            self._threads.gradients = ConvolutionalGradients(self.shapes, self._side)
+        gradient = self._threads.gradients
         rows = np.empty(points.shape)
         with np.errstate(all="ignore"):
             for i, row in enumerate(rows):
                 gradient(np.asarray(points[i], dtype=np.float32), features[i], int(labels[i]), row)
         return rows
-
-    def _gradients_of_this_thread(self) -> ConvolutionalGradients:
-        if not hasattr(self._threads, "gradients"):
-            self._threads.gradients = ConvolutionalGradients(self.shapes, self._side)
-        return self._threads.gradients
 
     def mean_gradient(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
         import torch
@@ -339,7 +326,8 @@ class ConvolutionalNetwork(Model):
             output = torch.func.functional_call(self.module, named, (features[chosen],))
             loss = torch.nn.functional.cross_entropy(output, labels[chosen], reduction="sum") / len(labels)
             loss.backward()
-        return np.concatenate([_gradient_of(named[name]) for name in self.names])
+        gradients: list[Any] = [named[name].grad for name in self.names]
+        return np.concatenate([gradient.reshape(-1).double().numpy() for gradient in gradients])
 
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.floating]:
         import torch
@@ -353,7 +341,7 @@ class ConvolutionalNetwork(Model):
         return np.concatenate(parts)
 
     def _forward(self, parameters: Sequence[torch.Tensor], features: torch.Tensor) -> torch.Tensor:
-        """What the module gives, in a third of its time: channels last in memory, and ReLU after pooling."""
+        """The module's output in a third of its time: channels last in memory, and ReLU after pooling."""
         import torch
 
         functional = torch.nn.functional
@@ -368,22 +356,17 @@ class ConvolutionalNetwork(Model):
         return functional.linear(values, *parameters[-2:])
 
 
-def _gradient_of(values: Any) -> NDArray[np.float64]:
-    return values.grad.reshape(-1).double().numpy()
-
-
 def _as_torch_wants(samples: Batch) -> Batch:
     return np.asarray(samples[0], dtype=np.float32), np.asarray(samples[1], dtype=np.int64)
 
 
 class TorchModel(_InPyTorch):
-    """A module of the user's own, with the cross-entropy of its scores.
+    """A user's own module, with the cross-entropy of its scores.
 
     Parameters
     ----------
     module : torch.nn.Module
-        It takes rows of ``num_features`` values and gives ``num_classes`` scores.
-    num_features, num_classes : int
+        Takes rows of ``num_features`` values and gives ``num_classes`` scores.
     make : callable
         Makes another one.
     """
@@ -396,7 +379,7 @@ class TorchModel(_InPyTorch):
         import torch
 
         super().__init__(num_features, num_classes)
-        torch.set_num_threads(1)  # a run's machines share the cores, and sums keep one order
+        torch.set_num_threads(1)  # a run's machines share the cores, and sums keep their order
         self.module = module
         self._make = make
         self._gradients = TorchGradients(module, torch.nn.functional.cross_entropy)
@@ -404,10 +387,10 @@ class TorchModel(_InPyTorch):
         self.names = [name for name, _ in module.named_parameters()]
 
     def initial_parameters(self, seed: int) -> list[NDArray[Any]]:
-        """The parameters of a module made with PyTorch's generator seeded, so that the module chooses how it starts."""
+        """The parameters of a new module, made with PyTorch's generator seeded: the module decides how it starts."""
         import torch
 
-        with torch.random.fork_rng(devices=[]):  # layers know no other generator; it is put back as it was
+        with torch.random.fork_rng(devices=[]):  # layers use the global generator; it is restored
             torch.default_generator.manual_seed(derived_seed("initial parameters", seed) % 2**63)
             module = self._make()
         return [parameter.detach().numpy().copy() for parameter in module.parameters()]
@@ -431,28 +414,20 @@ class TorchModel(_InPyTorch):
         return np.concatenate(parts)
 
 
-class Perceptron(ModelKind):
-    """A small multilayer perceptron."""
+class Network(ModelKind):
+    """A built-in network in PyTorch."""
 
-    name = "mlp"
     keys = frozenset({"gradient-memory-mib"})
-    sentence = "a perceptron with one hidden layer of 32 tanh units, in PyTorch"
+
+    def __init__(self, name: str, sentence: str, model: Callable[[int, int], Model]) -> None:
+        self.name, self.sentence, self._model = name, sentence, model
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
         check_installed("torch", "torch", f"model = {self.name!r}")
-        return MultilayerPerceptron(num_features, num_classes)
+        return self._model(num_features, num_classes)
 
 
-class Convolutional(ModelKind):
-    """A small convolutional network."""
-
-    name = "cnn"
-    keys = frozenset({"gradient-memory-mib"})
-    sentence = "two convolutions and three dense layers, in PyTorch (zhang-2025)"
-
-    def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
-        check_installed("torch", "torch", f"model = {self.name!r}")
-        return ConvolutionalNetwork(num_features, num_classes)
-
-
-NETWORKS = (Perceptron(), Convolutional())
+NETWORKS = (
+    Network("mlp", "a perceptron with one hidden layer of 32 tanh units, in PyTorch", MultilayerPerceptron),
+    Network("cnn", "two convolutions and three dense layers, in PyTorch (zhang-2025)", ConvolutionalNetwork),
+)

@@ -1,15 +1,14 @@
-"""What a machine's budget, cap and samples still allow: runs, releases, and until when they last."""
+"""Runs and releases that a machine's budget, cap and samples still allow, and until when they last."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...clients import PrivateClient
 from ...clients.adapters.update_policy import UpdatePolicy
-from ...privacy import LedgerSummary, SessionSummary, rounded_up
+from ...privacy import LedgerSummary, rounded_up
 from ...privacy.machine.admission import ROUNDING
 
 DAY_S = 86400.0
@@ -18,41 +17,22 @@ _ENDLESS_DAYS = 36500.0
 
 @dataclass(frozen=True)
 class Costs:
-    """What a run costs a machine.
+    """Costs of one run of a machine."""
 
-    Parameters
-    ----------
-    mu : float
-        That a run reserves with its first release, with what it releases beside its training.
-    releases : int
-        K, the most of one run.
-    budget_mu : float
-        Of all runs.
-    trusted : bool
-        Whether the noise is left to a trusted server.
-    mu_local, budget_local_mu : float, optional
-        The same of what holds whatever happens, under secure aggregation.
-    samples : int, optional
-        That the machine has; None where runs go through samples that others have used.
-    batch_size : int
-        Samples of a release.
-    once : bool
-        Whether the samples are hidden in a secret order, which only the first run can do.
-    """
-
-    mu: float
-    releases: int
-    budget_mu: float
-    trusted: bool = False
+    mu: float  # reserved by a run's first release, side releases included
+    releases: int  # k, the most of one run
+    budget_mu: float  # of all runs
+    trusted: bool = False  # a trusted server adds the noise
+    # Under secure aggregation: the same whatever happens
     mu_local: float | None = None
     budget_local_mu: float = math.inf
-    samples: int | None = None
-    batch_size: int = 1
-    once: bool = False
+    samples: int | None = None  # of the machine; None if a run may use samples again
+    batch_size: int = 1  # samples of a release
+    once: bool = False  # a secret order hides the samples, which works for the first run only
 
     @classmethod
     def of_client(cls, client: PrivateClient) -> Costs:
-        """Those of a machine with murmurfl's clients."""
+        """Costs of a machine with murmurfl's clients."""
         machine, beside = client.machine, client.parts.machines
         policy, trusted = machine.policy, machine.policy.trust == "trusted-server"
         summed = policy.trust == "secure-aggregation"
@@ -72,7 +52,7 @@ class Costs:
 
     @classmethod
     def of_updates(cls, policy: UpdatePolicy) -> Costs:
-        """Those of a machine whose own app's updates are released."""
+        """Costs of a node that runs a third-party ClientApp."""
         private = policy.privacy_policy()
         summed = policy.trust == "secure-aggregation"
         return cls(
@@ -89,53 +69,29 @@ class Costs:
 class Allowance:
     """What is left of a machine's budget and samples.
 
-    Parameters
-    ----------
-    runs : int
-        That may still be begun.
-    releases : int, optional
-        That fresh samples allow, over all runs; None where samples are not used up.
-    open_releases : int
-        That the newest run, if it is open, may still make.
-    days : float, optional
-        How long that lasts; None where nobody knows how often runs are made.
-    every_days : float, optional
-        How often one begins.
-    costs : Costs
-
-    Notes
-    -----
-    Releases nothing and promises nothing: arithmetic on the policy and on what a ledger says without looking at data.
-    The ledger decides, release by release.
+    This is arithmetic on the policy and on a ledger's entries, and no promise: the ledger decides, release by release.
     """
 
-    runs: int
-    releases: int | None
-    open_releases: int
-    days: float | None
-    every_days: float | None
+    runs: int  # that may still begin
+    releases: int | None  # that fresh samples allow, over all runs; None if samples are not used up
+    open_releases: int  # of the newest run, if it is open
+    days: float | None  # until a run is refused or ends early for lack of samples; None if the pace is unknown
+    every_days: float | None  # from one run's beginning to the next
     costs: Costs
 
     @property
     def state(self) -> str:
-        """``failed`` if nothing can be released any more, ``warning`` if no further run can begin."""
+        """``failed`` if no release is possible any more, ``warning`` if no further run can begin."""
         if self.runs:
             return "ok"
         return "warning" if self.open_releases else "failed"
 
     def sentence(self, now: float) -> str:
-        """For the operator.
-
-        Parameters
-        ----------
-        now : float
-            In seconds since 1970.
-        """
+        """The allowance in one sentence for the operator; ``now`` in seconds since 1970."""
         costs = self.costs
         each = f"of mu = {rounded_up(costs.mu)} and up to {costs.releases} releases"
-        parts = [
-            f"the budget allows {_counted(self.runs, 'more run')} {each}" if self.runs else "no further run can begin"
-        ]
+        runs = f"the budget allows {_counted(self.runs, 'more run')} {each}"
+        parts = [runs if self.runs else "no further run can begin"]
         if self.releases is not None:
             parts.append(f"unused data allow {_counted(self.releases, 'more release')} of {costs.batch_size}")
         if self.open_releases:
@@ -158,16 +114,14 @@ _WAY_OUT = "a ledger's budget is never raised; new data get a ledger of their ow
 
 
 def allowance_of(summary: LedgerSummary, costs: Costs, run_every_days: float | None, now: float) -> Allowance:
-    """What is left.
+    """What is left of a machine's budget and samples.
 
     Parameters
     ----------
-    summary : LedgerSummary
-    costs : Costs
     run_every_days : float, optional
-        How often a run begins; default as often as those in the ledger.
+        Days between the beginnings of runs; default as in the ledger.
     now : float
-        In seconds since 1970.
+        Seconds since 1970.
     """
     releases = None if costs.samples is None else max(costs.samples - summary.samples_used, 0) // costs.batch_size
     by_budget = _runs(costs.budget_mu, summary.reserved_mu, costs.mu)
@@ -177,63 +131,36 @@ def allowance_of(summary: LedgerSummary, costs: Costs, run_every_days: float | N
         by_budget = 0
     if costs.once:
         by_budget = 0 if summary.samples_used else min(by_budget, 1)
-    left = Allowance(
-        runs=0 if releases == 0 else by_budget,
-        releases=releases,
-        open_releases=_open_releases(summary, costs, releases),
-        days=None,
-        every_days=None,
-        costs=costs,
-    )
-    trainings = _trainings(summary, costs)
-    every = run_every_days or _pace(trainings)
-    return left if every is None else replace(left, every_days=every, days=_days(trainings, costs, left, every, now))
+    # Without the one-release sessions of a mean or an evaluation
+    trainings = [s for s in summary.sessions if costs.releases == 1 or s.terms.get("max_participations") != 1]
+    open_releases = 0
+    if trainings and not trainings[-1].closed:
+        cap = trainings[-1].terms.get("max_participations")
+        open_releases = cap - trainings[-1].releases if isinstance(cap, int) else 0
+        open_releases = max(open_releases if releases is None else min(open_releases, releases), 0)
+    left = Allowance(0 if releases == 0 else by_budget, releases, open_releases, None, None, costs)
+    begun = sorted(session.first_release for session in trainings if session.first_release is not None)
+    every = run_every_days or ((begun[-1] - begun[0]) / (len(begun) - 1) / DAY_S if len(begun) > 1 else None)
+    if not every:
+        return left
+    runs = left.runs
+    if releases is not None:
+        made = [session.releases for session in trainings if session.releases]
+        a_run = sum(made) / len(made) if made else costs.releases
+        runs = min(runs, int(releases / max(a_run, 1.0)))
+    # The next run begins when it is due, at once if it is overdue.
+    first = max(every - (now - begun[-1]) / DAY_S, 0.0) if begun else 0.0
+    return replace(left, every_days=every, days=first + runs * every)
 
 
 def _runs(budget: float, reserved: float, each: float) -> int:
-    """How many more runs fit, mus adding in squares, by the comparison that the rule of admission makes."""
+    """Number of further runs within the budget; mus add in squares, compared as the admission rule does."""
     if not (math.isfinite(reserved) and math.isfinite(each) and each > 0):
         return 0
     if math.isinf(budget):
         return int(_ENDLESS_DAYS)
     room = (budget * (1 + ROUNDING)) ** 2 - reserved**2
     return max(int(room / each**2), 0)
-
-
-def _open_releases(summary: LedgerSummary, costs: Costs, releases: int | None) -> int:
-    trainings = _trainings(summary, costs)
-    if not trainings or (newest := trainings[-1]).closed:
-        return 0
-    cap = newest.terms.get("max_participations")
-    left = cap - newest.releases if isinstance(cap, int) else 0
-    return max(left if releases is None else min(left, releases), 0)
-
-
-def _trainings(summary: LedgerSummary, costs: Costs) -> list[SessionSummary]:
-    """The sessions that are a run each: not those of the one release of a mean or of an evaluation beside it."""
-    return [s for s in summary.sessions if costs.releases == 1 or s.terms.get("max_participations") != 1]
-
-
-def _pace(trainings: Sequence[SessionSummary]) -> float | None:
-    """Days from one run's beginning to the next; None before the second."""
-    begun = _begun(trainings)
-    return (begun[-1] - begun[0]) / (len(begun) - 1) / DAY_S if len(begun) > 1 and begun[-1] > begun[0] else None
-
-
-def _begun(trainings: Sequence[SessionSummary]) -> list[float]:
-    return sorted(session.first_release for session in trainings if session.first_release is not None)
-
-
-def _days(trainings: Sequence[SessionSummary], costs: Costs, allowance: Allowance, every: float, now: float) -> float:
-    """Until the first run that is refused, or ends early for want of samples."""
-    begun, runs = _begun(trainings), allowance.runs
-    # The next run begins when it is due, and at once where it is due already.
-    first = max(every - (now - begun[-1]) / DAY_S, 0.0) if begun else 0.0
-    if allowance.releases is not None:
-        made = [session.releases for session in trainings if session.releases]
-        a_run = sum(made) / len(made) if made else costs.releases
-        runs = min(runs, int(allowance.releases / max(a_run, 1.0)))
-    return first + runs * every
 
 
 def _counted(number: int, what: str) -> str:

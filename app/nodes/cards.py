@@ -1,7 +1,7 @@
-"""Keys of secure aggregation, made once, and cards: a key's public half, a small file that operators send each other.
+"""New keys of secure aggregation, and cards: small files with a key's public half, which operators send each other.
 
-A roster (:class:`~murmurfl.privacy.sums.roster.Roster`) is made from cards. There is nothing secret in one, and nothing
-that says who made it: operators compare the roster's digest, and each looks for its own key in it.
+Cards make a roster (:class:`~murmurfl.privacy.sums.roster.Roster`). A card holds nothing secret, and nothing proves who
+made it: operators compare the roster's digest, and each looks for its own key in it.
 """
 
 from __future__ import annotations
@@ -25,35 +25,22 @@ _SHOWN_DIGITS, _GROUP = 16, 4
 
 @dataclass(frozen=True)
 class Card:
-    """What a machine or a helper shows of its keys.
+    """The public keys of a machine or a helper.
 
-    Parameters
-    ----------
-    name : str
-        Its name in the roster: public.
-    signing : bytes
-        Its public Ed25519 key.
-    sealing : bytes
-        A helper's public X25519 key; empty for a machine.
-
-    Notes
-    -----
-    Nothing secret is in it. It proves nothing either: that a card was altered on its way shows only to its owner, who
-    does not find the right key in the roster.
+    A card proves nothing: only its owner, who misses the right key in the roster, notices that it was altered on its
+    way.
     """
 
-    name: str
-    signing: bytes
-    sealing: bytes = b""
+    name: str  # in the roster: public
+    signing: bytes  # public Ed25519 key
+    sealing: bytes = b""  # a helper's public X25519 key; empty for a machine
 
     @classmethod
     def of_machine(cls, name: str, key: MachineKey) -> Card:
-        """A machine's card."""
         return cls(name, key.public)
 
     @classmethod
     def of_helper(cls, name: str, key: HelperKey) -> Card:
-        """A helper's card."""
         entry = key.entry(name)
         return cls(name, entry.signing, entry.sealing)
 
@@ -64,13 +51,13 @@ class Card:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The card as plain values, for a JSON file."""
+        """The card as plain values, for JSON."""
         sealing = {"sealing": self.sealing.hex()} if self.sealing else {}
         return {_FORMAT_KEY: _FORMAT, self.kind: self.name, **sealing, "signing": self.signing.hex()}
 
     @property
     def fingerprint(self) -> str:
-        """Sixteen digits for people to tell keys apart by; what must be compared is the roster's digest."""
+        """Sixteen digits by which people tell keys apart; what must be compared is the roster's digest."""
         digits = hashlib.sha256(self.sealing + self.signing).hexdigest()[:_SHOWN_DIGITS]
         return " ".join(digits[i : i + _GROUP] for i in range(0, _SHOWN_DIGITS, _GROUP))
 
@@ -80,7 +67,7 @@ class Card:
         Raises
         ------
         ConfigurationError
-            If there is a file already; it is left alone.
+            If the file exists, and it is left alone; or it cannot be written.
         """
         try:
             with path.open("x", encoding="utf-8") as file:
@@ -94,12 +81,12 @@ class Card:
 
     @classmethod
     def read(cls, path: Path) -> Card:
-        """The card in a file.
+        """Read a card from a file.
 
         Raises
         ------
         ConfigurationError
-            If it cannot be read, or is none.
+            If the file cannot be read, or is no card.
         """
         try:
             document: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -122,12 +109,12 @@ class Card:
 
 
 def roster_of(cards: Iterable[Card]) -> Roster:
-    """The roster of some cards, the same in whatever order they come.
+    """The roster of some cards, whatever their order.
 
     Raises
     ------
     ConfigurationError
-        If a name or a key stands twice, or there is no machine or no helper.
+        If a name or a key occurs twice, or there is no machine or no helper.
     """
     machines: dict[str, bytes] = {}
     helpers: dict[str, HelperEntry] = {}
@@ -151,72 +138,63 @@ def roster_of(cards: Iterable[Card]) -> Roster:
 
 
 def cards_of(roster: Roster) -> list[Card]:
-    """Everybody in a roster: machines by their names, then helpers in their order."""
+    """Cards of a roster: machines by name, then helpers in their order."""
     machines = [Card(name, roster.machines[name]) for name in sorted(roster.machines)]
     return [*machines, *(Card(helper.name, helper.signing, helper.sealing) for helper in roster.helpers)]
 
 
 @dataclass(frozen=True)
 class NewKey:
-    """What was made.
-
-    Parameters
-    ----------
-    card : Card
-    path : Path
-        Where the card is.
-    """
+    """A card whose private key was just made."""
 
     card: Card
-    path: Path
+    path: Path  # of the card
 
 
 def make_machine(path: Path, name: str) -> NewKey:
-    """A machine's key at ``path``, of mode 600, and its card beside it.
+    """Make a machine's key at ``path``, with mode 600, and its card beside it.
 
     Raises
     ------
     ConfigurationError
-        If something is in the way; it is left alone.
+        If a file is in the way; it is left alone.
 
     Notes
     -----
-    The key is the operating system's, and new; nothing that exists is overwritten.
+    The key comes from the operating system's randomness.
     """
-    check_name(name)  # before anything is made: else whoever makes the roster would be the one to find out
+    check_name(name)  # now, and not when somebody makes the roster
     key = MachineKey.generate()
-    card = Card.of_machine(name, key)
-    return _made(path, card, lambda: write_machine_key(path, key))
+    return _made(path, Card.of_machine(name, key), lambda: write_machine_key(path, key))
 
 
 def make_helper(path: Path, name: str, record: Path, mark: Path | None = None) -> NewKey:
-    """A helper's keys at ``path``, of mode 600, its card beside them, and its empty opening record.
+    """Make a helper's keys at ``path``, with mode 600, its card beside them, and its empty opening record.
 
     Raises
     ------
     ConfigurationError, MurmurflError
-        If something is in the way; it is left alone.
+        If a file is in the way; it is left alone.
 
     Notes
     -----
-    The keys are the operating system's, and new. A record is made with its keys and in no other way, so that there is
-    never an empty record for keys that have opened something: a helper that forgot what it opened could be made to open
-    a release a second time, or one that builds on nothing that was opened.
+    The keys come from the operating system's randomness. A record is made only with its keys, so keys that have opened
+    something never have an empty record: a helper that forgot what it opened could be made to open a release a second
+    time, or one that builds on nothing opened.
     """
     check_name(name)
     key = HelperKey.generate()
-    card = Card.of_helper(name, key)
 
     def write() -> None:
-        # Last the key: a record without one is of no use to anybody, and the other way round it could be given another.
+        # The key last: a record without a key is useless, but a key without a record could be given another one.
         SQLiteOpeningRecord.create(record, helper=key.entry(name), mark=mark)
         write_helper_key(path, name, key)
 
-    return _made(path, card, write)
+    return _made(path, Card.of_helper(name, key), write)
 
 
 def _made(path: Path, card: Card, write: Callable[[], None]) -> NewKey:
-    if path.suffix == ".card":  # what people send each other is *.card
+    if path.suffix == ".card":  # people send each other *.card
         raise ConfigurationError(
             f"Expected a private key's file not to end in .card, got {path}: cards are sent around. Call it "
             f"{path.with_suffix('.key').name}; its card then goes to {path.name}."

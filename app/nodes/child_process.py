@@ -1,4 +1,4 @@
-"""What a child process of Flower's says: its lines into the log of whoever started it, its contact into the journal."""
+"""Follow a child process of Flower's: its lines go into the log, its contact with the SuperLink into the journal."""
 
 from __future__ import annotations
 
@@ -18,30 +18,24 @@ from .watching.node_log import flower_line, plain
 
 _LONGEST_READ = 1 << 16
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*:\s*(.*)")
-# Said at every start, or at every attempt while a SuperLink is away: the journal has the second once.
+# Said at every start, or at every attempt while a SuperLink is away, which the journal has once.
 _USUAL = ("EXPERIMENTAL: SuperExec authentication", "Connection attempt failed, retrying in")
 _JOIN_S = 2.0
+_GRACE_S = 10.0
 
 
 def follow_lines(stream: IO[bytes], say: Callable[[int, str], None] = flower_line) -> threading.Thread:
-    """Pass on what a process prints, line by line, until it ends.
+    """Pass on what a process prints, line by line, in a thread that ends with the stream.
 
     Parameters
     ----------
-    stream : binary file
-        Its output, errors too.
     say : callable
-        Gets each line's level, as :mod:`logging` counts them, and its text without it.
-
-    Returns
-    -------
-    Thread
-        It ends with the stream.
+        Receives each line's level, as :mod:`logging` counts, and its text.
     """
 
     def follow() -> None:
         level = logging.WARNING
-        with suppress(ValueError, OSError):  # closed, as it is in the end
+        with suppress(ValueError, OSError):  # closed in the end
             while line := stream.readline(_LONGEST_READ):
                 level, text = _levelled(plain(line.decode("utf-8", "replace")), level)
                 if text:
@@ -53,7 +47,7 @@ def follow_lines(stream: IO[bytes], say: Callable[[int, str], None] = flower_lin
 
 
 def _levelled(line: str, before: int) -> tuple[int, str]:
-    """A line's level and what else it says; one without a level goes on with the last one, if that was of interest."""
+    """Level and text of a line; one without a level takes the last one's, and at least WARNING."""
     found = _LEVEL.match(line)
     if found is None:
         return max(before, logging.WARNING), line
@@ -62,16 +56,7 @@ def _levelled(line: str, before: int) -> tuple[int, str]:
 
 
 def follow_contact(pipe: int, journal: Journal, superlink: str) -> threading.Thread:
-    """Note in a journal what a SuperNode knows of its SuperLink (:mod:`.fleet_contact`), until it ends.
-
-    Parameters
-    ----------
-    pipe : int
-        A file descriptor, which is closed in the end.
-    journal : Journal
-    superlink : str
-        As entries name it.
-    """
+    """Note a SuperNode's reports (:mod:`.fleet_contact`) in a journal, in a thread that closes the pipe in the end."""
 
     def follow() -> None:
         with os.fdopen(pipe, "rb") as stream, suppress(ValueError, OSError):
@@ -88,6 +73,17 @@ def follow_contact(pipe: int, journal: Journal, superlink: str) -> threading.Thr
     return thread
 
 
+def end_process(process: subprocess.Popen[Any]) -> None:
+    """End a process: politely, and by force ten seconds later."""
+    process.terminate()
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+
+
 @contextmanager
 def followed(
     start: Callable[..., subprocess.Popen[Any]],
@@ -96,17 +92,7 @@ def followed(
     journal: Journal,
     superlink: str,
 ) -> Iterator[subprocess.Popen[Any]]:
-    """A SuperNode's process whose lines are logged and whose contact is noted; the caller ends it.
-
-    Parameters
-    ----------
-    start : callable
-        As :class:`subprocess.Popen`.
-    command : sequence of str
-    environment : mapping
-    journal : Journal
-    superlink : str
-    """
+    """Start a SuperNode's process with its lines logged and its contact noted; the caller ends it."""
     reading, writing = os.pipe()
     try:
         process = start(
@@ -116,7 +102,7 @@ def followed(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=(writing,),
-            # In a session of its own, so that Ctrl-C in the terminal reaches this process alone, which then stops it.
+            # A session of its own: Ctrl-C in the terminal reaches only this process, which then stops the other.
             start_new_session=True,
         )
     except BaseException:

@@ -1,4 +1,4 @@
-"""The demonstration: a private training over real nodes on this computer, checked against their ledgers.
+"""Demonstration: a private training over real nodes on this computer, checked against their ledgers.
 
 ``murmurfl deploy-demo`` (``make deploy-demo``) shows it; docs/deployment.md does the same on several computers.
 """
@@ -34,7 +34,7 @@ from .ledger_views import ledger_guarantee
 from .node_config import NodeConfig, node_strategies
 
 DEMO_SETTINGS: dict[str, Scalar] = {
-    # Few, heavy rounds: a round over a network costs seconds, whatever is computed in it.
+    # Few, heavy rounds: a round over a network takes seconds, whatever it computes.
     "num-clients": 4,
     "clients-per-round": 4,
     "batch-size": 32,
@@ -44,16 +44,16 @@ DEMO_SETTINGS: dict[str, Scalar] = {
 
 
 _OF_SUMS: dict[str, Scalar] = {"num-clients": 6, "clients-per-round": 6}
-"""In their place under secure aggregation: enough machines for a sum that tolerates some that collude or are lost."""
+"""Instead, under secure aggregation: enough machines for a sum that tolerates some that collude or are lost."""
 
 
 def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
-    """A node's configuration that agrees with a run configuration on data, model and policy.
+    """Settings of a node that agree with a run configuration on data, model and policy.
 
     Raises
     ------
     ConfigurationError
-        If a real node cannot be told so.
+        If a real node has no such settings.
     """
     config, policy = experiment.config, experiment.policy(machine)
     if not experiment.method.on_real_nodes:
@@ -65,7 +65,7 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
             "Expected a mechanism without options and exact noise on real nodes, got "
             f"mechanism = {config.mechanism!r}, noise-quality = {config.noise_quality!r}."
         )
-    # A preset may have another mechanism than its method, of which a node's configuration knows nothing.
+    # A preset may have another mechanism than its method, which a node's configuration must name.
     own = policy.mechanism == experiment.method.default_mechanism
     settings: dict[str, Scalar] = {
         "strategy": config.strategy,
@@ -110,7 +110,7 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
 
 
 def ledger_line(machine: str, ledger: LedgerSummary) -> str:
-    """What a node's ledger says, in one line: mu is reserved whole when a run opens, however far it gets."""
+    """A node's ledger in one line; a run reserves its whole mu when it opens, however far it gets."""
     releases = sum(session.releases for session in ledger.sessions)
     spent = f"mu {rounded_up(ledger.reserved_mu)} of {rounded_up(ledger.budget_mu)} spent"
     guarantee = ledger_guarantee(ledger)
@@ -120,59 +120,54 @@ def ledger_line(machine: str, ledger: LedgerSummary) -> str:
 
 
 def record_line(helper: str, sets: int) -> str:
-    """What a helper's record says, in one line."""
+    """A helper's record in one line."""
     return f"  record of {helper}: {sets} sums opened"
 
 
 @dataclass(frozen=True)
 class Demonstrated:
-    """What a demonstration left.
+    """Result of a demonstration."""
 
-    Parameters
-    ----------
-    outcome : Outcome
-        The run's ``result.json``.
-    ledgers : dict of str to LedgerSummary
-        What each node's ledger says.
-    opened : dict of str to int
-        How many sums each helper opened, by its record; empty without helpers.
-    """
-
-    outcome: Outcome
-    ledgers: dict[str, LedgerSummary]
-    opened: dict[str, int]
+    outcome: Outcome  # the run's ``result.json``
+    ledgers: dict[str, LedgerSummary]  # by node
+    opened: dict[str, int]  # sums opened, by helper
 
 
 def run_demo(config: RunConfig, folder: Path, *, timeout_s: float, on_line: Callable[[str], None]) -> Demonstrated:
-    """Deploy one node for each machine of a run configuration, and its helpers, and run it over them, to the end.
+    """Deploy a node for each machine of a run configuration, and its helpers, and complete the run over them.
 
     Parameters
     ----------
     config : RunConfig
-        With out-dir and run-name such that the run's files go to ``folder``.
+        Its out-dir and run-name must give ``folder``.
     folder : Path
         The run's.
     timeout_s : float
         For everything but the stopping, in seconds.
     on_line : callable
-        Gets the lines of the run's log.
+        Receives the lines of the run's log.
 
     Raises
     ------
     MurmurflError
-        If the deployment or the run failed, or a ledger knows of fewer releases than the server aggregated.
+        If the deployment or the run failed, or a ledger has fewer releases than the server aggregated.
     """
     experiment = prepare(config)
     settings = {f"node-{machine}": node_settings(experiment, machine) for machine in range(config.num_clients)}
     environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     with deployment(folder, timeout_s=timeout_s, on_line=on_line, environment=environment) as deployed:
-        deployed.add_nodes(settings, [f"helper-{number}" for number in range(_helpers(config))])
+        helpers = config.helpers if config.trust_model == SECURE else 0
+        deployed.add_nodes(settings, [f"helper-{number}" for number in range(helpers)])
         for name in (*deployed.helpers, *deployed.nodes):
             deployed.start_node(name)
         try:
             deployed.submit(config.to_mapping())
         except LaunchError as error:
-            raise LaunchError(_reason(folder) or error.reason, error.log) from error
+            failure = folder / FAILURE_NAME
+            reason = (
+                f"The run failed: {json.loads(failure.read_text())['reason']}" if failure.exists() else error.reason
+            )
+            raise LaunchError(reason, error.log) from error
     outcome = Outcome.read(folder)
     ledgers = {name: read_ledger(NodeConfig.read(files.config).ledger) for name, files in deployed.nodes.items()}
     recorded = {name: sum(session.releases for session in ledger.sessions) for name, ledger in ledgers.items()}
@@ -189,17 +184,8 @@ def run_demo(config: RunConfig, folder: Path, *, timeout_s: float, on_line: Call
     return Demonstrated(outcome, ledgers, opened)
 
 
-def _helpers(config: RunConfig) -> int:
-    return config.helpers if config.trust_model == SECURE else 0
-
-
-def _reason(folder: Path) -> str:
-    path = folder / FAILURE_NAME
-    return f"The run failed: {json.loads(path.read_text())['reason']}" if path.exists() else ""
-
-
 def demo_config(overrides: Mapping[str, Scalar], out: Path, name: str) -> RunConfig:
-    """The demonstration's run configuration with overrides, its files in ``out / name``."""
+    """The demonstration's run configuration with overrides; its files go to ``out / name``."""
     of_sums = _OF_SUMS if overrides.get("trust") == SECURE else {}
     given = {**DEMO_SETTINGS, **of_sums, **overrides, "out-dir": str(out), "run-name": name}
     if "num-clients" in overrides and "clients-per-round" not in overrides:

@@ -1,11 +1,8 @@
 """A whole deployment on this computer: a SuperLink with TLS and node keys, nodes with ledgers, helpers with records.
 
 :mod:`.demo` shows it and the tests drive it; docs/deployment.md does the same on several computers. Certificates and
-node keys live in a scratch folder that goes with the deployment; configurations, ledgers, records, keys of secure
-aggregation and logs stay in the run's folder.
-
-Certificates and node keys for a deployment on this computer: made for one run and thrown away with it. In a real
-deployment they come from the operators (docs/deployment.md); nothing made here is meant to be kept.
+node keys lie in a scratch folder and are thrown away with the deployment; real ones come from the operators.
+Configurations, ledgers, records, keys of secure aggregation and logs stay in the run's folder.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import json
-import os
 import ssl
 import subprocess
 import sys
@@ -44,23 +40,15 @@ _CLOCK_SKEW = datetime.timedelta(hours=1)
 
 @dataclass(frozen=True)
 class ServerCertificates:
-    """Where a SuperLink's certificates are.
+    """Files of a SuperLink's certificates."""
 
-    Parameters
-    ----------
-    authority : Path
-        The certificate nodes and users check against: public.
-    certificate, key : Path
-        The SuperLink's own, and its private key.
-    """
-
-    authority: Path
+    authority: Path  # the public certificate that nodes and users check against
     certificate: Path
-    key: Path
+    key: Path  # private
 
 
 def make_server_certificates(folder: Path) -> ServerCertificates:
-    """A certificate for 127.0.0.1 and localhost, valid for a day, from an authority whose key is forgotten at once."""
+    """Make a certificate for 127.0.0.1 and localhost, valid for a day; its authority's key is not kept."""
     authority_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "murmurfl demo authority")])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
@@ -86,19 +74,18 @@ def make_server_certificates(folder: Path) -> ServerCertificates:
     paths.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
     paths.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     private = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    _write_private(paths.key, key.private_bytes(*private))
+    write_private(paths.key, key.private_bytes(*private).decode())
     return paths
 
 
 def make_node_key(path: Path) -> Path:
-    """A node's private key at ``path``, as ``ssh-keygen -t ecdsa -b 384`` makes it; returns its public key's path."""
+    """Make a node's private key as ``ssh-keygen -t ecdsa -b 384`` does; return the path of its public key."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
-    _write_private(path, key.private_bytes(*private))
+    write_private(path, key.private_bytes(*private).decode())
     public = path.with_name(path.name + ".pub")
-    public.write_bytes(
-        key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    )
+    openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    public.write_bytes(key.public_key().public_bytes(*openssh))
     return public
 
 
@@ -123,12 +110,6 @@ def _usage(**allowed: bool) -> x509.KeyUsage:
     return x509.KeyUsage(**{name: allowed.get(name, False) for name in names})
 
 
-def _write_private(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-
-
 _NODES, _ROSTER = "nodes", "roster.json"
 _SIGNING_KEY, _HELPER_KEY, _RECORD = "signing.key", "helper.key", "record.sqlite"
 _REGISTER_TIMEOUT_S = 60.0
@@ -136,24 +117,12 @@ _REGISTER_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class NodeFiles:
-    """One node of a deployment, a machine's or a helper's.
+    """Files of one node or helper of a deployment."""
 
-    Parameters
-    ----------
-    config : Path
-        The operator's file.
-    log : Path
-        What the node says.
-    private_key : Path
-        Registered with the SuperLink.
-    command : {"node", "helper"}
-        Of ``murmurfl``, that starts it.
-    """
-
-    config: Path
+    config: Path  # the operator's file
     log: Path
-    private_key: Path
-    command: str = "node"
+    private_key: Path  # registered with the SuperLink
+    command: str = "node"  # of ``murmurfl``
 
 
 class Deployment(Launch):
@@ -162,11 +131,11 @@ class Deployment(Launch):
     Parameters
     ----------
     folder : Path
-        Where node configurations, ledgers and logs go.
+        For node configurations, ledgers and logs.
     timeout_s : float
         For everything but the stopping.
     on_line : callable
-        Gets the lines of the runs' logs.
+        Receives the lines of the runs' logs.
     """
 
     def __init__(self, folder: Path, timeout_s: float, on_line: Callable[[str], None]) -> None:
@@ -179,17 +148,17 @@ class Deployment(Launch):
 
     def prepare(self, overrides: str, environment: Mapping[str, str]) -> None:
         super().prepare(overrides, environment)
-        self.environment["TMPDIR"] = str(self.scratch())  # what a killed process leaves behind goes with the rest
+        self.environment["TMPDIR"] = str(self.scratch())  # removed in the end, with what killed processes left there
 
     @property
     def certificates(self) -> ServerCertificates:
-        """The SuperLink's certificates, made when they are first needed."""
+        """The SuperLink's certificates, made when first needed."""
         if self._certificates is None:
             self._certificates = make_server_certificates(self.scratch())
         return self._certificates
 
     def superlink_options(self) -> list[str]:
-        """TLS, node keys, and a database, so that a SuperLink that is started again knows its nodes and runs."""
+        """TLS, node keys, and a database, so that a restarted SuperLink knows its nodes and runs."""
         paths = self.certificates
         options = ["--ssl-ca-certfile", str(paths.authority), "--ssl-certfile", str(paths.certificate)]
         options += ["--ssl-keyfile", str(paths.key), "--enable-supernode-auth"]
@@ -210,10 +179,9 @@ class Deployment(Launch):
         Parameters
         ----------
         configs : mapping
-            Each node's configuration by name, budget and delta in it, without its machine name and its ledger, and
-            without roster and keys of secure aggregation.
+            Each node's configuration by name, with budget and delta, but without machine, ledger, roster and keys.
         helpers : sequence of str
-            With names in it, these helpers get keys and records, and they and all nodes one roster.
+            Names of helpers. With any, they get keys and records, and they and all nodes one roster.
         """
         shared = self._make_roster(list(configs), helpers)
         for name, values in configs.items():
@@ -226,12 +194,10 @@ class Deployment(Launch):
         for name in helpers:
             own = {"helper": name, "record": _RECORD, **shared, "key": _HELPER_KEY}
             self.helpers[name] = self._files(name, own, "helper")
-        self._register(
-            {**{name: self.nodes[name] for name in configs}, **{name: self.helpers[name] for name in helpers}}
-        )
+        self._register({name: self.files_of(name) for name in (*configs, *helpers)})
 
     def _make_roster(self, machines: Sequence[str], helpers: Sequence[str]) -> dict[str, Scalar]:
-        """Keys and cards of everybody, and one roster; where it is, as everybody's configuration has it."""
+        """Make everybody's keys and cards and one roster; return its keys for everybody's configuration."""
         if not helpers:
             return {}
         cards = []
@@ -247,7 +213,7 @@ class Deployment(Launch):
         return {"roster": f"../{_ROSTER}", "roster-digest": roster.digest}
 
     def _files(self, name: str, values: Mapping[str, Scalar], command: str) -> NodeFiles:
-        """A node's folder with the operator's file in it, and the node's key."""
+        """Make a node's folder with the operator's file."""
         folder, keys = self.folder / _NODES / name, self.scratch() / "keys"
         folder.mkdir(parents=True, exist_ok=True)
         keys.mkdir(mode=0o700, exist_ok=True)
@@ -256,11 +222,10 @@ class Deployment(Launch):
         return files
 
     def files_of(self, name: str) -> NodeFiles:
-        """The files of a node or a helper."""
         return self.nodes.get(name) or self.helpers[name]
 
     def _register(self, nodes: Mapping[str, NodeFiles]) -> None:
-        """Make nodes' keys, and make them known to the SuperLink."""
+        """Make nodes' keys and register them with the SuperLink."""
         registering = []
         for name, files in nodes.items():
             public = make_node_key(files.private_key)
@@ -285,7 +250,7 @@ class Deployment(Launch):
         return self.running[name]
 
     def submit(self, run_config: Mapping[str, Scalar], app_dir: Path | None = None) -> tuple[int, str]:
-        """Run an app over the nodes, to its end; its id and status.
+        """Complete a run of an app over the nodes; return its id and status.
 
         Raises
         ------
@@ -309,23 +274,23 @@ def deployment(
     on_line: Callable[[str], None] = lambda line: None,  # noqa: ARG005 - nobody reads along
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Deployment]:
-    """A SuperLink that answers; whatever is started in it is stopped when the block ends, however it ends.
+    """A SuperLink that answers; whatever was started is stopped when the block ends.
 
     Parameters
     ----------
     folder : Path
-        Where node configurations, ledgers and logs go.
+        For node configurations, ledgers and logs.
     timeout_s : float
         For everything but the stopping, in seconds.
     on_line : callable
-        Gets the lines of the runs' logs.
+        Receives the lines of the runs' logs.
     environment : mapping, optional
         Further environment variables of all processes.
 
     Raises
     ------
     LaunchError
-        If the SuperLink does not start, or something could not be stopped.
+        If the SuperLink does not start, or a process could not be stopped.
     """
     deployed = Deployment(folder, timeout_s, on_line)
     with interrupts_as_keyboard_interrupt() as protect:

@@ -1,24 +1,26 @@
-"""What an operator's log says of a real machine: how much it releases, and what that guarantees."""
+"""A real machine or helper in one sentence, for its operator's log: what it releases, and what that guarantees."""
 
 from __future__ import annotations
 
 import math
 
-from ...clients import PrivateClient
-from ...privacy import policy_guarantee, rounded_up
+from ...clients import PrivateClient, UpdateNode
+from ...clients.adapters.update_policy import update_guarantee
+from ...privacy import Opener, SQLiteLedger, policy_guarantee, rounded_up
 from ...privacy.accounting.amplification import amplification_of
 from ...privacy.accounting.guarantee import RECORDS
+from .helper_config import HelperConfig
 
 
 def describe(client: PrivateClient) -> str:
-    """A machine and what it guarantees, in one sentence for its operator's log."""
+    """Describe a machine and its guarantee in one sentence."""
     policy, plan = client.machine.policy, client.machine.plan
     name, releases = f"Machine {client.name}", policy.max_participations
     budget = rounded_up(policy.budget_mu or policy.mu)
     mean = None if client.centred is None else client.centred.machine
     evaluated = None if client.evaluated is None else client.evaluated.machine
     beside = client.parts.machines
-    # Whether anybody has more samples is somebody's data: what is said is the same either way.
+    # Whether an owner has more samples depends on data: the sentence does not.
     most = policy.samples_per_owner
     kept = f" Of each owner the first {most} samples are used, and any others left out." if most else ""
     if policy.trust == "trusted-server":
@@ -51,3 +53,24 @@ def describe(client: PrivateClient) -> str:
     rows, counted = ("owners", "places of owners") if most else ("samples", "samples")
     each = f"the sum of all {rows}" if policy.order == "all" else f"{policy.batch_size} {counted}"
     return f"{name}: up to {releases} releases of {each} a run, {guarantee.sentence}{sums}{kept}"
+
+
+def describe_own(node: UpdateNode) -> str:
+    """Describe a machine with its own ClientApp and its guarantee in one sentence."""
+    policy = node.policy(SQLiteLedger(node.ledger))
+    budget = rounded_up(policy.budget_mu or policy.mu)
+    return (
+        f"Machine {node.machine}: up to {policy.max_participations} releases of the updates of {node.app} a run, "
+        f"{update_guarantee(policy, policy.mu).sentence} Budget of all runs: mu = {budget}."
+    )
+
+
+def describe_helper(config: HelperConfig, opener: Opener) -> str:
+    """Describe a helper in one sentence."""
+    roster = opener.roster
+    others = len(roster.helpers) - 1
+    beside = f"beside {others} other helper{'s' * (others != 1)}" if others else "as the only helper"
+    return (
+        f"Helper {config.helper}: opens sums of releases of the {len(roster.machines)} machines of the roster with "
+        f"digest {roster.digest}, {beside}, by the record at {config.record}."
+    )

@@ -1,22 +1,14 @@
-"""Answers a SuperNode's messages with one local app, and never with the code of a bundle.
+"""Answer a SuperNode's messages with one local app, and never with the code of a bundle.
 
-A SuperNode with ``--isolation process`` hands its messages to whoever asks for them at its Runtime API and knows a
-shared secret. Flower's own executor installs the run's bundle and runs its ClientApp. This one does neither: the bundle
-arrives as bytes that nobody opens, and that are hashed where an operator lists bundles. It stays alive between
-messages, so a message costs no start of a process.
+A SuperNode with ``--isolation process`` hands its messages to whoever asks at its Runtime API with a shared secret.
+Flower's own executor installs the run's bundle and runs its ClientApp. This one receives the bundle as bytes, hashes
+them if an operator lists bundles, and never opens them. It lives between messages, so that a message starts no process.
 
-This is the one place that touches the private names of Flower's Runtime API; a test with a real SuperNode covers it.
+A large model is in memory once. Flower cuts an array into objects of 5 MiB, and its own executor keeps all objects of a
+message until the last array is assembled. This one assembles each array as soon as its objects are there, and drops
+them before it pulls the next array's.
 
-Takes a message from a SuperNode in its parts, so that a large model is in memory once and not three times. Flower cuts
-an array into chunks of 5 MiB, each an object of its own below the array's. Its own executor pulls all chunks of a
-message, and keeps them until the last array is put together. Here an array is put together as soon as its chunks are
-there, and they are forgotten before the next array's are pulled.
-
-Memory that a model's worth of values took goes back to the system as soon as it is free. The C library learns from the
-first large block that is freed to keep blocks of that size for later, up to 32 MiB and in a heap for each thread. A
-message comes in pieces of 5 MiB, pulled by two threads: so a node would hold the pieces of its last message for good,
-some of them twice. With the threshold fixed, blocks above it are the system's own pages, and go back when they are
-freed.
+This is the only module that touches private names of Flower's Runtime API; a test with a real SuperNode covers it.
 """
 
 from __future__ import annotations
@@ -61,13 +53,23 @@ from ...privacy import protocol
 from ...privacy.errors import is_interrupt
 from .taken_runs import ReceivedContext
 
+logger = logging.getLogger(__name__)
+
 _LARGE_BYTES = 1 << 20
 _HEAPS = 2
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's malloc.h
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.1, 1.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_SHARE = 0.1, 1.0, 0.02
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
 def give_back_large_blocks() -> None:
-    """For this process, from now on; where the C library is not glibc nothing is changed."""
+    """Return freed blocks above 1 MiB to the system, in this process from now on; does nothing without glibc.
+
+    After the first large block that is freed, glibc would keep blocks of up to 32 MiB, in a heap for each thread. A
+    message comes in pieces of 5 MiB, pulled by two threads, so a node would hold the pieces of its last message for
+    good. A fixed threshold makes larger blocks pages of their own.
+    """
     if platform.libc_ver()[0] == "glibc":
         allocator = ctypes.CDLL(None)
         allocator.mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
@@ -75,23 +77,19 @@ def give_back_large_blocks() -> None:
 
 
 def environment_of_large_blocks() -> dict[str, str]:
-    """The same for a process that is yet to be started, as variables of its environment."""
+    """Environment variables that do the same for a process yet to be started."""
     return {"MALLOC_MMAP_THRESHOLD_": str(_LARGE_BYTES), "MALLOC_ARENA_MAX": str(_HEAPS)}
 
 
-_FIRST_BACKOFF_S = 0.1
-_LONGEST_BACKOFF_S = 1.0
-
-
 def pulled_message(tree: ObjectTree, pull: Callable[[str], bytes]) -> Message:
-    """The message of an object tree.
+    """Pull and assemble the message of an object tree.
 
     Parameters
     ----------
     tree : ObjectTree
-        Of the message, from a server that is not trusted.
+        From a server that is not trusted.
     pull : callable
-        The content of an object, by its id.
+        Returns the content of an object by its id.
 
     Raises
     ------
@@ -105,9 +103,9 @@ def pulled_message(tree: ObjectTree, pull: Callable[[str], bytes]) -> Message:
 
 
 def _made(tree: ObjectTree, pull: Callable[[str], bytes], whole: dict[str, InflatableObject]) -> InflatableObject:
-    """An object from its content and its children; ``whole`` are those with children that were made before."""
+    """Assemble an object from its content and its children; ``whole`` has the earlier objects with children."""
     if tree.object_id in whole:
-        return whole[tree.object_id]  # the same array twice travels once
+        return whole[tree.object_id]  # a repeated array travels once
     children = {child.object_id: _made(child, pull, whole) for child in tree.children if child.children}
     leaves = {child.object_id for child in tree.children if not child.children}
     contents = pull_objects(
@@ -123,22 +121,8 @@ def _made(tree: ObjectTree, pull: Callable[[str], bytes], whole: dict[str, Infla
     return made
 
 
-logger = logging.getLogger(__name__)
-
-_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-
-
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_SHARE = 0.1, 1.0, 0.02
-
-
 def pause_s(idle_s: float) -> float:
-    """How long to wait before the next question for a message: a small share of how long none has come.
-
-    Parameters
-    ----------
-    idle_s : float
-        In seconds, as what is returned.
-    """
+    """Seconds to wait before asking for a message again: 2 % of the seconds without one, between 0.1 and 1."""
     return min(max(_PAUSE_SHARE * idle_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
 
 
@@ -148,13 +132,13 @@ class LocalExecutor:
     Parameters
     ----------
     app : callable
-        A ClientApp, or something around one: answers every message, whatever run it belongs to.
+        Answers every message, of whatever run.
     address : str
         Host and port of the SuperNode's Runtime API, on the loopback interface.
     secret : bytes
-        The SuperNode's ``--superexec-auth-secret-file``: other programs on the machine get no messages without it.
+        The SuperNode's ``--superexec-auth-secret-file``: without it, other programs of the machine get no messages.
     reached : callable
-        Is told of every answer of the SuperNode's.
+        Called at every answer of the SuperNode.
 
     Notes
     -----
@@ -169,24 +153,18 @@ class LocalExecutor:
         secret: bytes,
         reached: Callable[[], None] = lambda: None,
     ) -> None:
-        self._app = app
-        self._reached = reached
-        self._address = address
+        self._app, self._reached, self._address = app, reached, address
         self._answering = threading.Lock()
         self._client = self._connect(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE}))
 
     def serve(self, stopped: Callable[[], bool]) -> None:
-        """Answer messages until ``stopped()``, one after the other; a SuperNode that is not reached is asked again.
+        """Answer messages one after the other until ``stopped()``; retry if the SuperNode does not answer.
 
-        The SuperNode is asked for messages ten times a second where one has just come, and less often the longer
-        none has, down to once a second: a node that waits all day should not take a device's power for it.
-
-        Parameters
-        ----------
-        stopped : callable
+        The SuperNode is asked ten times a second after a message, and less often the longer none comes, down to once a
+        second: waiting all day should not drain a device.
         """
         wait, since = threading.Event().wait, time.monotonic()
-        # Every kind of task is taken: one that nobody took would hold up its SuperNode for good.
+        # Take every kind of task: one that nobody took would block its SuperNode for good.
         request = AcquireTaskRequest(supported_task_types=[kind.value for kind in TaskType])
         abandoned = threading.Event()
         try:
@@ -200,8 +178,8 @@ class LocalExecutor:
                 self._reached()
                 if acquired.HasField("task") and acquired.token:
                     since = time.monotonic()
-                    # A SuperNode brings a message to its end before it takes the next, unless the message's run is
-                    # over: what is still waiting for the earlier one's contents waits in vain.
+                    # A SuperNode completes a message before it takes the next, unless the message's run is over:
+                    # whoever still pulls the earlier one waits in vain.
                     abandoned.set()
                     abandoned = threading.Event()
                     arguments = (acquired.task, acquired.token, abandoned)
@@ -212,13 +190,12 @@ class LocalExecutor:
             abandoned.set()
 
     def close(self) -> None:
-        """Close the connection."""
         self._client.close()
 
     def _connect(self, interceptor: RuntimeTokenHttpInterceptor | SuperExecAuthHttpInterceptor) -> RuntimeHttpClient:
         return RuntimeHttpClient.from_server_address(
             server_address=self._address,
-            insecure=True,  # plain HTTP on the loopback interface, between two processes of one operator
+            insecure=True,  # on the loopback interface, between two processes of one operator
             root_certificates=None,
             interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), interceptor],
         )
@@ -244,8 +221,8 @@ class LocalExecutor:
             logger.info("A message was given up: its run ended before it had arrived.")
             ended = SubStatus.FAILED, "the run ended before the message had arrived"
         except Exception:
-            # The network's fault or the message's; the app's own errors do not get here. Left without an end and a
-            # heartbeat, the task expires, and the SuperNode reports that to the server.
+            # The network failed, or the message is malformed; the app's errors do not get here. Without an end and a
+            # heartbeat the task expires, and the SuperNode reports that to the server.
             logger.exception("A message could not be answered.")
         finally:
             if heartbeat.is_running:
@@ -270,7 +247,7 @@ class _AbandonedError(Exception):
 
 
 def _pull(client: RuntimeHttpClient, abandoned: threading.Event) -> tuple[Message, Context, bytes]:
-    """A task's message, its context and the bundle's bytes; what is said of the run is not looked at."""
+    """A task's message, its context and the bundle's bytes; everything else about the run is ignored."""
     task = client.PullTaskInput(PullTaskInputRequest())
     context = context_from_proto(task.context)
     pulled = client.PullMessages(PullAppMessagesRequest())

@@ -1,8 +1,8 @@
-"""Flower's own ``flower-supernode`` as a child process: it ends with its parent, and when its connection has ended.
+"""Flower's own ``flower-supernode`` as a child process that ends with its parent, or when its connection has ended.
 
 ``python -m murmurfl.app.nodes.flower_supernode PARENT_PID [options of flower-supernode]``. It tells its parent whether
-its SuperLink has accepted it and answers (:mod:`.fleet_contact`). Left to itself, a SuperNode
-outlives whoever started it, and a SuperNode that the SuperLink no longer knows stays as a process that does nothing.
+the SuperLink has accepted it and answers (:mod:`.fleet_contact`). Without this, a SuperNode outlives whoever started
+it, and one that the SuperLink no longer knows stays and does nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ENDED = 1
 def main() -> None:
     """Run ``flower-supernode`` with the remaining arguments."""
     parent = int(sys.argv.pop(1))
-    threading.Thread(target=_end_with, args=(parent,), daemon=True, name="murmurfl-parent").start()
+    end_with(parent, signal.SIGINT)  # a node that signs off can come back at once
     code = _ENDED
     try:
         from flwr.supernode.cli import flower_supernode
@@ -45,13 +45,17 @@ def main() -> None:
     os._exit(min(code, 255))
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_LOOK_EVERY_S)
-    # Politely first: a node that signs off can come back at once.
-    signal.raise_signal(signal.SIGINT)
-    time.sleep(_GRACE_S)
-    os._exit(_ENDED)
+def end_with(parent: int, politely: signal.Signals) -> None:
+    """End this process once its parent has ended: by a signal, and for certain ten seconds later."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_EVERY_S)
+        signal.raise_signal(politely)
+        time.sleep(_GRACE_S)
+        os._exit(_ENDED)
+
+    threading.Thread(target=watch, daemon=True, name="murmurfl-parent").start()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""A real machine answers with the murmurfl that its operator installed, and never with a bundle's.
+"""A real machine answers with the murmurfl that its operator installed, never with a bundle's.
 
 Flower's plain ``flower-supernode`` runs the ClientApp of the bundle that the server sent. On a real machine that app
-hands the message to the murmurfl that is installed there, which had to be there to make the machine's ledger.
-(``murmurfl node`` does not even run the bundle.)
+hands the message to the installed murmurfl, which made the machine's ledger. (``murmurfl node`` runs no bundle at all.)
 """
 
 from __future__ import annotations
@@ -23,35 +22,34 @@ _APP = Path(__file__).resolve().parent.parent
 _ROOT = _APP.parent
 _PACKAGE = __name__.partition(".")[0]
 IN_BUNDLE = not (_APP / "py.typed").is_file()
-"""Whether this copy of murmurfl is a bundle's: Flower takes no such file into one, and every installation has it."""
+"""Whether this copy of murmurfl is a bundle's: every installation has this file, and Flower leaves it out of bundles.
+"""
 
 logger = logging.getLogger(__name__)
 
 
 def answered_as_installed(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A Flower mod: on a real machine a bundle leaves the answer to the installed murmurfl.
+    """Flower mod: on a real machine a bundle passes the message to the installed murmurfl.
 
-    Notes
-    -----
-    Whoever lets a server's bundle run trusts the server. The answer is that of the installed client app, with the
-    operator's file and ledger. Without one the bundle refuses.
+    Whoever lets a server's bundle run trusts the server. The installed client app answers, with the operator's file and
+    ledger; without one, the bundle refuses.
     """
     if in_simulation() or not IN_BUNDLE:
         return call_next(message, context)
     installed = _installed_app()
-    # Without one the bundle's own answer is a refusal, with a fixed text.
+    # Without one, the bundle answers with a refusal of fixed text.
     return (installed or call_next)(message, context)
 
 
 @cache
 def _installed_app() -> ClientAppCallable | None:
-    """The client app of the murmurfl installed here, from then on this process's only one; None if there is none."""
+    """The installed murmurfl's client app, from then on the only one of this process; None if there is none."""
     ours, path = _take_out(), list(sys.path)
     sys.path[:] = [entry for entry in path if Path(entry).resolve() != _ROOT]
     importlib.invalidate_caches()
     try:
         found = importlib.import_module(f"{_PACKAGE}.app.client_app")
-    except Exception:  # whatever is wrong with it: its text must not leave the machine
+    except Exception:  # its text must not leave the machine
         logger.exception("Expected murmurfl to be installed on this machine; the server's bundle alone refuses.")
         _take_out()  # code of two versions must not mix
         sys.modules.update(ours)

@@ -1,4 +1,4 @@
-"""What an operator is told of a ledger: what was spent on which run and release, what is left, what it guarantees."""
+"""A ledger for its operator: what each run and release spent, what is left, what it guarantees."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ _ONLY_TRUSTED = " under a trusted server, and for no other"
 
 
 def ledger_document(summary: LedgerSummary, path: Path) -> dict[str, Any]:
-    """A ledger's summary as a JSON document; null where there is no bound.
+    """A ledger's summary as a JSON document; null stands for no bound.
 
     Parameters
     ----------
-    summary : LedgerSummary
     path : Path
         Where it was read.
 
     Notes
     -----
-    ``spent`` is what all releases of all sessions opened so far together guarantee, made or not, against whom
-    ``guarantee`` says: where a session was under a trusted server, against everybody but that one. ``local`` is the
-    same whatever other machines and helpers do; null where no session is under secure aggregation and no budget was
-    decided for them.
+    ``spent`` is the joint guarantee of all releases of all sessions opened so far, made or not, against whom
+    ``guarantee`` says: with a session under a trusted server, against everybody but that one. ``local`` is the same
+    whatever other machines and helpers do; null if no session is under secure aggregation and no budget was decided for
+    them.
     """
     amounts = (("budget", summary.budget_mu), ("spent", summary.reserved_mu), ("left", summary.left_mu))
     local = [(name, mu) for (name, _), mu in zip(amounts, _local_amounts(summary), strict=True)]
@@ -81,17 +80,13 @@ def _session_document(session: SessionSummary, delta: float) -> dict[str, Any]:
 
 
 def _amount(mu: float, delta: float) -> dict[str, float | None]:
-    """A mu and its epsilon; None for what is infinite."""
+    """A mu and its epsilon; None if infinite."""
     both = {"mu": mu, "epsilon": gdp_epsilon(mu, delta)}
     return {name: value if math.isfinite(value) else None for name, value in both.items()}
 
 
 def ledger_guarantee(summary: LedgerSummary) -> Guarantee:
-    """What everything released under a ledger guarantees: all sessions opened so far, made or not.
-
-    Parameters
-    ----------
-    summary : LedgerSummary
+    """Guarantee of everything released under a ledger: all sessions opened so far, made or not.
 
     Notes
     -----
@@ -99,37 +94,24 @@ def ledger_guarantee(summary: LedgerSummary) -> Guarantee:
     replacement of one sample (of one owner's samples, if every session protects owners). Once a session was under a
     trusted server it holds against everybody but that one.
     """
-    return replace(_ledger_guarantee(summary), unit=_unit(summary.sessions))
-
-
-def _ledger_guarantee(summary: LedgerSummary) -> Guarantee:
     made = [session_guarantee(session, summary.delta) for session in summary.sessions]
     words = "; ".join(dict.fromkeys(guarantee.mechanism for guarantee in made)) or "nothing released yet"
     covers = "over all releases of all sessions on this ledger"
+    local = Guarantee(summary.reserved_local_mu, summary.delta, words, covers=covers, unit=_unit(summary.sessions))
     honest = [guarantee.min_honest for guarantee in made if guarantee.min_honest is not None]
-    if summary.trusted_a_server:
-        # Also of what was summed before: one figure, against whom it holds is hard enough to say.
-        mu, notes = summary.reserved_local_mu, (_NOTHING_AGAINST_IT,)
-        return Guarantee(mu, summary.delta, words, trust="trusted-server", covers=covers, notes=notes)
+    if summary.trusted_a_server:  # the one figure covers what was summed before, too
+        return replace(local, trust="trusted-server", notes=(_NOTHING_AGAINST_IT,))
     if len(honest) < sum(session.mu_local is not None for session in summary.sessions) or not honest:
-        return Guarantee(summary.reserved_local_mu, summary.delta, words, covers=covers)
-    return Guarantee(
-        summary.reserved_mu,
-        summary.delta,
-        words,
-        trust="secure-aggregation",
-        covers=covers,
-        mu_local=summary.reserved_local_mu,
-        min_honest=max(honest),  # what every session rests on
-    )
+        return local
+    trust, least = "secure-aggregation", max(honest)  # on which every session rests
+    return replace(local, mu=summary.reserved_mu, trust=trust, mu_local=local.mu, min_honest=least)
 
 
 def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
-    """What one session on a ledger guarantees, by the terms it was opened with.
+    """Guarantee of one session on a ledger, by the terms it was opened with.
 
     Parameters
     ----------
-    session : SessionSummary
     delta : float
         The ledger's.
 
@@ -138,47 +120,31 @@ def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
     **Formal guarantees.** Mu is what the session reserved when it was opened, for replacement of one sample or of one
     owner's samples, against whom its terms say.
     """
-    return replace(_session_guarantee(session, delta), unit=_unit([session]))
-
-
-def _unit(sessions: Iterable[SessionSummary]) -> Unit:
-    """What all of some sessions protect: an owner where each of them does, for who protects owners protects samples."""
-    owners = [bool(session.terms.get("samples_per_owner")) for session in sessions]
-    return "owner" if owners and all(owners) else "sample"
-
-
-def _session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
-    terms = session.terms
+    terms, unit = session.terms, _unit([session])
     if session.trusted:
-        return Guarantee(
-            session.mu,
-            delta,
-            "no noise on this machine: the server's, by its own word",
-            trust="trusted-server",
-            covers=SESSION,
-            notes=(_NOTHING_AGAINST_IT,),
-        )
+        words, notes = "no noise on this machine: the server's, by its own word", (_NOTHING_AGAINST_IT,)
+        trust = "trusted-server"
+        return Guarantee(session.mu, delta, words, trust=trust, covers=SESSION, notes=notes, unit=unit)
     options = (terms.get("schedule"), *terms.get("mechanism_options", {}).values())
     named = ", ".join(str(value) for value in options if value)
     words = f"{terms.get('mechanism', 'unknown')}{f' ({named})' if named else ''} noise on this machine"
     if session.mu_local is None:
-        return Guarantee(session.mu, delta, words, covers=SESSION)
-    words += ", under masks"
-    if session.min_honest is None:  # forgotten in a rollback: what it does not rest on is known
-        return Guarantee(session.mu_local, delta, words, covers=SESSION)
-    return Guarantee(
-        session.mu,
-        delta,
-        words,
-        trust="secure-aggregation",
-        covers=SESSION,
-        mu_local=session.mu_local,
-        min_honest=session.min_honest,
-    )
+        return Guarantee(session.mu, delta, words, covers=SESSION, unit=unit)
+    local = Guarantee(session.mu_local, delta, f"{words}, under masks", covers=SESSION, unit=unit)
+    if session.min_honest is None:  # forgotten in a rollback: the local figure does not rest on it
+        return local
+    trust, least = "secure-aggregation", session.min_honest
+    return replace(local, mu=session.mu, trust=trust, mu_local=local.mu, min_honest=least)
+
+
+def _unit(sessions: Iterable[SessionSummary]) -> Unit:
+    """Owner if every session protects owners, else sample: who protects owners protects samples."""
+    owners = [bool(session.terms.get("samples_per_owner")) for session in sessions]
+    return "owner" if owners and all(owners) else "sample"
 
 
 def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
-    """What a ledger says in all, in lines for people."""
+    """A ledger in lines for people."""
 
     def amount(mu: float) -> str:
         if math.isinf(mu):
@@ -200,7 +166,7 @@ def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
 
 
 def _local_lines(summary: LedgerSummary, amount: Callable[[float], str]) -> list[str]:
-    """The same three, of what holds whatever other machines and helpers do."""
+    """Budget, spent and left, whatever other machines and helpers do."""
     budget, spent, left = map(amount, _local_amounts(summary))
     decided = "" if summary.local_decided else ", for none was decided (`murmurfl ledger set-local-budget`)"
     return [
@@ -212,7 +178,7 @@ def _local_lines(summary: LedgerSummary, amount: Callable[[float], str]) -> list
 
 
 def session_rows(summary: LedgerSummary) -> list[dict[str, str]]:
-    """A ledger's sessions, a row of texts each."""
+    """A ledger's sessions, each a row of texts."""
     return [
         {
             "session": session.session,
@@ -224,7 +190,7 @@ def session_rows(summary: LedgerSummary) -> list[dict[str, str]]:
             **(_local_cells(session, summary.delta) if summary.summed else {}),
             "clip": f"{session.terms.get('clip_norm', '?')} a {session.terms.get('clip_unit', '?')}",
             "batch": str(session.terms.get("batch_size", "?")),
-            "noise": "none: the server's" if session.trusted else _noise(session.terms),
+            "noise": _noise(session),
             "state": "closed" if session.closed else "open",
         }
         for session in summary.sessions
@@ -236,8 +202,10 @@ def _local_cells(session: SessionSummary, delta: float) -> dict[str, str]:
     return {"mu, whatever happens": rounded_up(mu), "its epsilon": rounded_up(gdp_epsilon(mu, delta))}
 
 
-def _noise(terms: Mapping[str, Any]) -> str:
-    return f"{terms.get('mechanism', '?')}, std {terms.get('noise_std', math.nan):.3g}"
+def _noise(session: SessionSummary) -> str:
+    if session.trusted:
+        return "none: the server's"
+    return f"{session.terms.get('mechanism', '?')}, std {session.terms.get('noise_std', math.nan):.3g}"
 
 
 def _when(seconds: float | None) -> str:
@@ -250,18 +218,9 @@ _SHORTEST_NAME = 8
 
 
 def releases_document(history: LedgerHistory, summary: LedgerSummary) -> dict[str, Any]:
-    """A ledger's releases as entries of a JSON document; null where there is no bound.
+    """A ledger's releases as entries of a JSON document; null stands for no bound.
 
-    Parameters
-    ----------
-    history : LedgerHistory
-    summary : LedgerSummary
-        Of the same ledger.
-
-    Notes
-    -----
-    ``mu_so_far`` and ``mu_reserved`` of a line are what :func:`~murmurfl.privacy.ledger.release_history.read_history`
-    says.
+    ``mu_so_far`` and ``mu_reserved`` are as in :func:`~murmurfl.privacy.ledger.release_history.read_history`.
     """
     terms = {session.session: session.terms for session in summary.sessions}
     return {
@@ -282,17 +241,14 @@ def releases_document(history: LedgerHistory, summary: LedgerSummary) -> dict[st
 
 
 def releases_rows(history: LedgerHistory, summary: LedgerSummary, *, short: bool) -> list[dict[str, str]]:
-    """A ledger's releases, a row of texts each.
+    """A ledger's releases, each a row of texts.
 
     Parameters
     ----------
-    history : LedgerHistory
-    summary : LedgerSummary
-        Of the same ledger.
     short : bool
-        Whether names of sessions are cut where that leaves them apart.
+        Whether to cut names of sessions as far as they stay distinct.
     """
-    known = {session.session: session for session in summary.sessions}
+    known, columns = {session.session: session for session in summary.sessions}, (*COLUMNS[-2:], *LOCAL_COLUMNS)
     shown = _shortened(list(known)) if short else {}
     return [
         {
@@ -300,7 +256,7 @@ def releases_rows(history: LedgerHistory, summary: LedgerSummary, *, short: bool
             "session": shown.get(line.session, line.session),
             "number": str(line.release),
             "samples": _shown_samples(known.get(line.session)),
-            **_columns(line, summary),
+            **dict(zip(columns, map(_rounded, _figures(line, summary).values()), strict=False)),
         }
         for line in history.lines
     ]
@@ -311,11 +267,8 @@ def releases_notes(history: LedgerHistory, summary: LedgerSummary, *, local_show
 
     Parameters
     ----------
-    history : LedgerHistory
-    summary : LedgerSummary
-        Of the same ledger.
     local_shown : bool
-        Whether there is room for what holds whatever others do.
+        Whether the table shows what holds whatever others do.
     """
     notes = [
         "mu so far: of the releases up to a line that was chosen beforehand. Of a server that stops where it likes "
@@ -340,14 +293,12 @@ def _figures(line: ReleaseLine, summary: LedgerSummary) -> dict[str, float]:
     return figures
 
 
-def _columns(line: ReleaseLine, summary: LedgerSummary) -> dict[str, str]:
-    names = (*COLUMNS[-2:], *LOCAL_COLUMNS)
-    values = _figures(line, summary).values()
-    return {name: rounded_up(mu) if math.isfinite(mu) else "none" for name, mu in zip(names, values, strict=False)}
+def _rounded(mu: float) -> str:
+    return rounded_up(mu) if math.isfinite(mu) else "none"
 
 
 def _samples(terms: Mapping[str, Any]) -> int | None:
-    """How many samples a release of a session is made from; None where that is all of them, or not the ledger's."""
+    """Number of samples of a release; None if it uses all, or an unknown number."""
     counted = terms.get("order", "in-turn") not in ("all", "secret") and terms.get("clip_unit") != "update"
     return terms.get("batch_size") if counted else None
 
@@ -360,7 +311,7 @@ def _shown_samples(session: SessionSummary | None) -> str:
 
 
 def _shortened(names: list[str]) -> dict[str, str]:
-    """Names cut as far as they can be told apart, and to no fewer than a few characters."""
+    """Names cut as far as they stay distinct, to no fewer than a few characters."""
     for length in range(_SHORTEST_NAME, max(map(len, names), default=0)):
         if len({name[:length] for name in names}) == len(names):
             return {name: name if len(name) <= length + 1 else f"{name[:length]}…" for name in names}
@@ -368,19 +319,19 @@ def _shortened(names: list[str]) -> dict[str, str]:
 
 
 def rotate_key_of(node: NodeConfig | OwnNode, key_file: Path | None) -> int:
-    """Exchange the noise key of a machine's ledger; returns how many sessions it closed.
+    """Exchange the noise key of a machine's ledger; return how many sessions it closed.
 
     Parameters
     ----------
     node : NodeConfig, UpdateNode or SampleNode
-        The operator's file: it names the data, whose digest the ledger keeps under the key.
+        Names the data, whose digest the ledger keeps under the key.
     key_file : Path, optional
         A new file for the new key.
 
     Raises
     ------
     ConfigurationError, LedgerError
-        If the machine cannot be made from its file, or as for :func:`~murmurfl.privacy.rotate_key`.
+        If the machine cannot be made from its file, or as :func:`~murmurfl.privacy.rotate_key`.
     """
     if isinstance(node, UpdateNode):
         machine = machine_behind(node)

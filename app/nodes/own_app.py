@@ -1,8 +1,8 @@
 """A real machine that answers with its operator's own ClientApp, behind the noise mod.
 
-Flower would run the ClientApp of whoever submits the run. Here the ClientApp is the one that is installed on the
-machine, named in the operator's file, with the operator's settings. :class:`~murmurfl.clients.CorrelatedNoiseMod` is
-around all of it, Flower's ``lifespan`` included.
+Flower would run the ClientApp of whoever submits the run. This machine runs the installed one that its operator's file
+names, with the operator's settings. :class:`~murmurfl.clients.CorrelatedNoiseMod` wraps all of it, Flower's
+``lifespan`` included.
 """
 
 from __future__ import annotations
@@ -15,27 +15,25 @@ from flwr.clientapp import ClientApp
 
 from ...clients import CorrelatedNoiseMod, PrivateClient, UpdateNode
 from ...clients.adapters.private_app import PrivateClientApp
-from ...clients.adapters.update_policy import update_guarantee
 from ...clients.messages.answers import Answers
 from ...clients.nodes.operators_file import operators_values
 from ...clients.nodes.sample_node import SampleNode
 from ...clients.records.sources import Items
-from ...privacy import ConfigurationError, SQLiteLedger, rounded_up
+from ...privacy import ConfigurationError, SQLiteLedger
 from ...privacy.setting import flat
 from .node_config import NodeConfig
 
 OwnNode = UpdateNode | SampleNode
-"""A machine with an app of a project's own: its updates behind the noise mod, or its gradients sample by sample."""
+"""A machine with an app of its own: its updates pass the noise mod, or its gradients are bounded sample by sample."""
 
 
 def read_node(path: Path, *, runs_kept: bool = False) -> NodeConfig | OwnNode:
-    """An operator's file: of a machine with murmurfl's clients or, with ``app`` in it, with its own ClientApp.
+    """Read an operator's file: a machine with murmurfl's clients or, with ``app``, one with its own ClientApp.
 
-    With ``method`` as well that app is a ``private_client_app``.
+    With ``method`` as well, the app is a ``private_client_app``.
 
     Parameters
     ----------
-    path : Path
     runs_kept : bool
         As for :meth:`~murmurfl.clients.nodes.operators_file.OperatorsFile.read`.
 
@@ -46,8 +44,8 @@ def read_node(path: Path, *, runs_kept: bool = False) -> NodeConfig | OwnNode:
 
     Notes
     -----
-    **Formal guarantees.** The policy, budget and ledger are those of the operator's file, and no value comes from a
-    server or from the app; what the node guarantees its class says.
+    **Formal guarantees.** Policy, budget and ledger come from the operator's file; no value comes from a server or from
+    the app. The node's class states its guarantee.
     """
     values = operators_values(path.expanduser())
     if "app" in values:
@@ -61,12 +59,7 @@ def read_node(path: Path, *, runs_kept: bool = False) -> NodeConfig | OwnNode:
 
 
 def installed_app(name: str) -> ClientApp:
-    """The ClientApp of a module that is installed here.
-
-    Parameters
-    ----------
-    name : str
-        ``MODULE:NAME``.
+    """Import the installed ClientApp ``MODULE:NAME``.
 
     Raises
     ------
@@ -87,22 +80,17 @@ def installed_app(name: str) -> ClientApp:
 
 
 def own_app(node: UpdateNode) -> Answers:
-    """What answers the messages to a machine with a ClientApp of its own.
-
-    Parameters
-    ----------
-    node : UpdateNode
-        With ``app``.
+    """The callable that answers messages to a machine with its own ClientApp.
 
     Raises
     ------
     ConfigurationError, LedgerError
-        If the app or the ledger is not there, or the ledger does not cover a run.
+        If the app or the ledger is missing, or the ledger does not cover a run.
 
     Notes
     -----
-    Every message goes to the mod, which takes policy, budget and ledger from ``node``, and nothing the app returns
-    leaves but through it. A mod that is in the app already lets messages pass.
+    Every message goes to the mod, which takes policy, budget and ledger from ``node``; what the app returns leaves only
+    through it. A mod inside the app lets messages pass.
     """
     app, mod = installed_app(node.app), CorrelatedNoiseMod(node=node)
     if isinstance(app, PrivateClientApp):
@@ -127,24 +115,22 @@ def own_app(node: UpdateNode) -> Answers:
 def own_client(
     node: SampleNode, *, ledger: SQLiteLedger | None = None, items: Items | None = None
 ) -> tuple[Answers, PrivateClient]:
-    """What answers the messages to a machine of a ``private_client_app``, and the machine.
+    """The callable that answers messages to a machine of a ``private_client_app``, and its client.
 
     Parameters
     ----------
-    node : SampleNode
-        With ``app``.
     ledger, items : optional
         An audit's (:meth:`.PrivateClientApp.real_machine`).
 
     Raises
     ------
     ConfigurationError, LedgerError
-        If app, samples or ledger are not there, or the ledger does not cover a run.
+        If app, samples or ledger are missing, or the ledger does not cover a run.
 
     Notes
     -----
-    **Formal guarantees.** Under the trust of the policy of ``node`` everything the client returns is mu-GDP for
-    replacement of one record: the app's own policy is not looked at.
+    **Formal guarantees.** Under the trust of the policy of ``node``, everything the client returns is mu-GDP for
+    replacement of one record. The app's own policy is ignored.
     """
     app = installed_app(node.app)
     if not isinstance(app, PrivateClientApp):
@@ -155,13 +141,3 @@ def own_client(
     client = app.real_machine(node, ledger=ledger, items=items)
     app.answer_as(client)
     return app, client
-
-
-def describe_own(node: UpdateNode) -> str:
-    """A machine with a ClientApp of its own and what it guarantees, for its operator's log."""
-    policy = node.policy(SQLiteLedger(node.ledger))
-    budget = rounded_up(policy.budget_mu or policy.mu)
-    return (
-        f"Machine {node.machine}: up to {policy.max_participations} releases of the updates of {node.app} a run, "
-        f"{update_guarantee(policy, policy.mu).sentence} Budget of all runs: mu = {budget}."
-    )

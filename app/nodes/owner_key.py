@@ -1,4 +1,4 @@
-"""The file of an owner's private key, made once with mode 600 and never written over; it belongs on no server."""
+"""The file of an owner's private key: made once, with mode 600, and never overwritten; it belongs on no server."""
 
 from __future__ import annotations
 
@@ -17,32 +17,28 @@ _WHAT = "an owner's key"
 
 
 def write_owner_key(path: Path, key: OwnerKey) -> None:
-    """Write an owner's private key to a new file of mode 600, durable when this returns.
+    """Write an owner's private key to a new file of mode 600, durable on return.
 
     Raises
     ------
     ConfigurationError
-        If there is something at ``path``; it is left alone.
+        If ``path`` exists; it is left alone.
 
     Notes
     -----
-    Which runs machines take rests on the file staying its owner's alone; it is not encrypted.
+    The file is not encrypted: whoever reads it decides which runs machines take.
     """
     document = {_KIND: _FORMAT, "secret": key.secret.hex()}
     create_private(path, _WHAT, (json.dumps(document, indent=2) + "\n").encode(), error=ConfigurationError)
 
 
 def read_owner_key(path: Path) -> OwnerKey:
-    """The private key of an owner.
+    """Read an owner's private key.
 
     Raises
     ------
     ConfigurationError
-        If there is none, other people could read it, or the file holds something else.
-
-    Notes
-    -----
-    A key that others may have read is refused: with it they could sign.
+        If there is none, others could have read it and so could sign with it, or the file holds something else.
     """
     check_private(path, _WHAT, missing="Make one with `murmurfl owner key`.", error=ConfigurationError)
     # Nothing of the content but the format's number is in an error's text or causes.

@@ -1,4 +1,4 @@
-"""What a node or a helper can find out before it starts: one check after the other, and none that alters anything."""
+"""Checks of a node or a helper before it starts; none alters anything."""
 
 from __future__ import annotations
 
@@ -14,36 +14,28 @@ from ...clients import PrivateClient, Schema, UpdateNode
 from ...clients.nodes.sample_node import SampleNode
 from ...clients.records.machine_records import Records
 from ...clients.records.sources import file_items
-from ...privacy import LedgerSummary, MurmurflError, SQLiteLedger, read_ledger
+from ...privacy import MurmurflError, SQLiteLedger, read_ledger
 from ...privacy.files import exposure
 from .allowance import DAY_S, Allowance, Costs, allowance_of
 from .connections.connection import Connection
 from .connections.connection_checks import Check, connection_checks, not_tried, worst
-from .describing import describe
+from .describing import describe, describe_helper, describe_own
 from .helper_config import HelperConfig
 from .node_config import NodeConfig
-from .own_app import OwnNode, describe_own, own_app, own_client, read_node
-from .supernode import describe_helper
+from .own_app import OwnNode, own_app, own_client, read_node
 from .taken_runs import TakenRuns
 
 _BYTES_OF_A_VALUE = 8
-# Of what was sent and may still be acknowledged: up to four in the file, as many in its log.
-_VECTORS = 8
+_VECTORS = 8  # sent and perhaps still to be acknowledged: up to four in the file, as many in its log
 _LEAST_FREE = 16 << 20
 _COMFORTABLE = 4
 _ENOUGH = 0.9
-"""Share of the records that fit their schema, of which fewer are a warning."""
+"""Share of records that fit their schema below which a warning is due."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a command was told of the connection.
-
-    Parameters
-    ----------
-    superlink, root_certificates, private_key, insecure
-        As for :meth:`~murmurfl.app.nodes.connections.connection.Connection.read`.
-    """
+    """What a command says of the connection; see :meth:`~murmurfl.app.nodes.connections.connection.Connection.read`."""
 
     superlink: str = ""
     root_certificates: Path | None = None
@@ -51,40 +43,25 @@ class Given:
     insecure: bool = False
 
     def connection(self, path: Path) -> Connection | None:
-        """With what the operator's file says; None where neither says where the SuperLink is."""
+        """The connection by these options and the operator's file; None if neither names a SuperLink."""
         return Connection.where_given(path, self.superlink, self.root_certificates, self.private_key, self.insecure)
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """What came of all checks.
+    """The outcome of all checks."""
 
-    Parameters
-    ----------
-    description : str
-        The machine or helper in one sentence; empty if it could not be made.
-    checks : list of Check
-    allowance : Allowance, optional
-        A machine's, if it could be made.
-    """
-
-    description: str = ""
+    description: str = ""  # of the machine or helper; empty if it could not be made
     checks: list[Check] = field(default_factory=list)
-    allowance: Allowance | None = None
+    allowance: Allowance | None = None  # of a machine that could be made
 
     @property
     def state(self) -> str:
-        """The worst of the checks'."""
+        """The worst state of all checks."""
         return worst(self.checks)
 
     def document(self, now: float) -> dict[str, Any]:
-        """As plain values, for JSON.
-
-        Parameters
-        ----------
-        now : float
-            In seconds since 1970.
-        """
+        """Plain values for JSON; ``now`` in seconds since 1970."""
         left = self.allowance
         ends = None if left is None or left.days is None else now + left.days * DAY_S
         budget = None if left is None else {"runs": left.runs, "releases": left.releases, "until": ends}
@@ -95,24 +72,21 @@ class Preflight:
 def check_node(
     path: Path, given: Given, *, run_every_days: float | None = None, clock: Callable[[], float] = time.time
 ) -> Preflight:
-    """Everything that can be known of a node before it starts.
+    """Check everything that can be known of a node before it starts.
 
     Parameters
     ----------
-    path : Path
-        The operator's file.
-    given : Given
     run_every_days : float, optional
-        How often a run begins; default as often as those in the ledger.
+        Days between the beginnings of runs; default as in the ledger.
     clock : callable
-        In seconds since 1970.
+        Seconds since 1970.
 
     Notes
     -----
-    Nothing is released and nothing is spent: ledger and mark are as they were. The samples are read, as when the node
-    starts, and one sentence depends on what is in them: ``records`` says how many fit the schema and why the others do
-    not. It is for the operator alone, and neither it nor the exit code of ``--check`` belongs anywhere that a server
-    can see; a node that starts says and does the same whatever it is. What is sent to the SuperLink is what
+    Releases and spends nothing: ledger and mark stay as they are. The samples are read as when the node starts, and one
+    sentence depends on what is in them: ``records`` says how many fit the schema and why the others do not. It is for
+    the operator alone; neither it nor the exit code of ``--check`` belongs anywhere that a server can see. A node that
+    starts says and does the same whatever it is. The SuperLink receives what
     :func:`~murmurfl.app.nodes.connections.diagnosis.diagnose` sends.
     """
     try:
@@ -126,16 +100,9 @@ def check_node(
 
 
 def check_helper(path: Path, given: Given, *, clock: Callable[[], float] = time.time) -> Preflight:
-    """Everything that can be known of a helper before it starts.
+    """Check everything that can be known of a helper before it starts; parameters as :func:`check_node`.
 
-    Parameters
-    ----------
-    path, given, clock
-        As for :func:`check_node`.
-
-    Notes
-    -----
-    Nothing is opened, and the record is as it was.
+    Opens nothing; the record stays as it is.
     """
     checks, description = [], ""
     try:
@@ -149,15 +116,11 @@ def check_helper(path: Path, given: Given, *, clock: Callable[[], float] = time.
 
 
 def _runs(runs: TakenRuns | None) -> list[Check]:
-    """Which runs are taken, where the operator's file says so."""
     return [] if runs is None else [Check("runs", "ok", runs.sentence())]
 
 
 def _data(config: NodeConfig | OwnNode) -> list[Check]:
-    """Whether others may change or read the files with the data, where the operator's file names any.
-
-    A schema may be read by everybody.
-    """
+    """Whether others may change or read the data files that the operator's file names; everybody may read a schema."""
     try:
         found = [exposure(file, "a data file") for file in _data_files(config)]
         schema = Path("" if isinstance(config, UpdateNode) else config.schema)
@@ -197,10 +160,13 @@ def _machine_checks(config: NodeConfig | OwnNode, run_every_days: float | None, 
         machine = _Machine.of(config)
         summary = read_ledger(config.ledger)
     except (MurmurflError, OSError) as error:
-        return Preflight(checks=[Check("configuration", "failed", _told(error)), _disk_of(config)])
+        # It may have failed for want of room.
+        disk = _disk([Path(config.ledger)], 0)
+        return Preflight(checks=[Check("configuration", "failed", _told(error)), disk])
     checks = [Check("configuration", "ok", "Configuration, data and ledger are in order."), *_records(machine.records)]
     left = allowance_of(summary, machine.costs, run_every_days, now)
-    checks += [Check("budget", left.state, left.sentence(now)), _disk(_files(summary, config), machine.num_parameters)]
+    disk = _disk([Path(config.ledger), Path(summary.mark)], machine.num_parameters)
+    checks += [Check("budget", left.state, left.sentence(now)), disk]
     return Preflight(machine.description, checks, left)
 
 
@@ -213,17 +179,17 @@ class _Machine:
 
     @classmethod
     def of(cls, config: NodeConfig | OwnNode) -> _Machine:
-        """The machine, made as when the node starts: whatever would be refused then is refused here."""
+        """Make the machine as when the node starts: what would be refused then is refused here."""
         if isinstance(config, UpdateNode):
             own_app(config)
             costs = Costs.of_updates(config.policy(SQLiteLedger(config.ledger)))
-            return cls(describe_own(config), costs, 0)  # how large its updates are is known with the first
+            return cls(describe_own(config), costs, 0)  # the size of its updates is unknown before the first
         client: PrivateClient = own_client(config)[1] if isinstance(config, SampleNode) else config.client()
         return cls(describe(client), Costs.of_client(client), client.machine.num_parameters, _read(client, config))
 
 
 def _read(client: PrivateClient, config: NodeConfig | SampleNode) -> Records | None:
-    """The records that a machine was made of; with owners its file's, read again."""
+    """The records that a machine was made of; with owners, its file read again."""
     if isinstance(client.samples, Records):
         return client.samples
     if not config.samples:
@@ -233,7 +199,7 @@ def _read(client: PrivateClient, config: NodeConfig | SampleNode) -> Records | N
 
 
 def _records(found: Records | None) -> list[Check]:
-    """How many records fit their schema; nothing where there is none, as with a built-in data set."""
+    """How many records fit their schema; nothing without a schema, as with a built-in data set."""
     if found is None:
         return []
     share = float(found.fits.mean()) if len(found) else 0.0
@@ -243,22 +209,16 @@ def _records(found: Records | None) -> list[Check]:
     return [Check("records", state, f"{found.report()} Compare the schema with the data.")]
 
 
-def _files(summary: LedgerSummary, config: NodeConfig | OwnNode) -> list[Path]:
-    return [Path(config.ledger), Path(summary.mark)]
-
-
-def _disk_of(config: NodeConfig | OwnNode) -> Check:
-    """Of a machine that could not be made, perhaps for want of room."""
-    return _disk([Path(config.ledger)], 0)
-
-
 def _disk(files: Sequence[Path], num_parameters: int) -> Check:
     """Whether the folders can be written to, with room for what a run leaves in them."""
     needed = _LEAST_FREE + _VECTORS * _BYTES_OF_A_VALUE * num_parameters
     least = None
     for folder in dict.fromkeys(file.absolute().parent for file in files):
         try:
-            _write_something(folder)
+            with tempfile.TemporaryFile(dir=folder) as file:  # as a ledger's log and mark are written
+                file.write(bytes(4096))
+                file.flush()
+                os.fsync(file.fileno())
             status = os.statvfs(folder)
         except OSError as error:
             return Check(
@@ -277,14 +237,6 @@ def _disk(files: Sequence[Path], num_parameters: int) -> Check:
     if free < needed:
         return Check("disk", "failed", f"{said}: make room.")
     return Check("disk", "warning" if free < _COMFORTABLE * needed else "ok", f"{said}.")
-
-
-def _write_something(folder: Path) -> None:
-    """Write to a folder, as a ledger's log and mark are, and leave nothing."""
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(bytes(4096))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _size(number: float) -> str:

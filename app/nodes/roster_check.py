@@ -1,4 +1,4 @@
-"""``murmurfl roster check``: whether an operator's file and a roster fit, and what it does where they do not."""
+"""``murmurfl roster check``: whether an operator's file and a roster agree, and what follows if they do not."""
 
 from __future__ import annotations
 
@@ -22,42 +22,25 @@ _NO_HELP = "so the helper does not start, and no sum is opened"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
-
-    Parameters
-    ----------
-    right : bool
-        Whether it is as it must be.
-    text : str
-        What was found and, where it is wrong, what that does and what to do.
-    """
+    """The outcome of one look."""
 
     right: bool
-    text: str
+    text: str  # what was found and, if it is wrong, its effect and what to do
 
 
 def check_operators_file(path: Path) -> Iterator[Finding]:
-    """Look at everything that an operator's file says of a roster, a machine's or a helper's.
-
-    Parameters
-    ----------
-    path : Path
-        What ``murmurfl node`` or ``murmurfl helper`` is started with.
-
-    Yields
-    ------
-    Finding
+    """Check everything that the file of a machine or a helper states of a roster.
 
     Raises
     ------
     ConfigurationError
-        If it is no operator's file.
+        If ``path`` is no operator's file.
 
     Notes
     -----
-    Looks and alters nothing. A file in order says that *this* operator's key is in the roster that it pinned. Once
-    every operator has seen that for one and the same digest, each key in it is that of the operator with its name:
-    nobody has put in a key of their own for somebody else's.
+    Changes nothing. A file in order shows that *this* operator's key is in the pinned roster. Once every operator has
+    seen that for the same digest, each key belongs to the operator with its name: nobody has put a key in somebody
+    else's place.
     """
     if "helper" in operators_values(path.expanduser()):
         yield from _helper_findings(HelperConfig.read(path, runs_kept=True))
@@ -75,9 +58,17 @@ def check_operators_file(path: Path) -> Iterator[Finding]:
     yield found
     if roster is None:
         return
-    yield _own_machine(node.machine, Path(node.signing_key), roster)
+    try:
+        yield _own_card(Card.of_machine(node.machine, read_machine_key(Path(node.signing_key))), roster, _NO_START)
+    except MurmurflError as error:
+        yield Finding(False, _because(error, _NO_START))
     yield _cohort(decided.min_cohort, decided.min_honest, len(roster.machines))
-    yield _helpers(roster)
+    names = ", ".join(repr(name) for name in roster.helper_names)
+    if len(roster.helper_names) == 1:
+        yield Finding(True, f"one helper, {names}: that it does not work with the server rests on it alone")
+    else:
+        text = f"{len(roster.helper_names)} helpers, {names}: one of them must not work with the server"
+        yield Finding(True, text)
 
 
 def _helper_findings(config: HelperConfig) -> Iterator[Finding]:
@@ -86,21 +77,15 @@ def _helper_findings(config: HelperConfig) -> Iterator[Finding]:
     if roster is None:
         return
     try:
-        own = Card.of_helper(config.helper, config.keys())
-    except MurmurflError as error:
-        yield Finding(False, _because(error, _NO_HELP))
-        return
-    yield _own_card(own, roster, _NO_HELP)
-    try:
+        yield _own_card(Card.of_helper(config.helper, config.keys()), roster, _NO_HELP)
         config.opener()
+        yield Finding(True, f"the record at {config.record} is this key's and can be written")
     except MurmurflError as error:
         yield Finding(False, _because(error, _NO_HELP))
-    else:
-        yield Finding(True, f"the record at {config.record} is this key's and can be written")
 
 
 def _pinned(path: str, digest: str, consequence: str) -> tuple[Roster | None, Finding]:
-    """The roster, if it can be read and is the one that was pinned."""
+    """The roster, if it can be read and has the pinned digest."""
     try:
         roster, pinned = read_roster(Path(path), None), pinned_digest(digest)
     except MurmurflError as error:
@@ -117,14 +102,6 @@ def _pinned(path: str, digest: str, consequence: str) -> tuple[Roster | None, Fi
 
 def _because(error: MurmurflError, consequence: str) -> str:
     return f"{error} {consequence[0].upper()}{consequence[1:]}."
-
-
-def _own_machine(name: str, signing_key: Path, roster: Roster) -> Finding:
-    try:
-        own = Card.of_machine(name, read_machine_key(signing_key))
-    except MurmurflError as error:
-        return Finding(False, _because(error, _NO_START))
-    return _own_card(own, roster, _NO_START)
 
 
 def _own_card(own: Card, roster: Roster, consequence: str) -> Finding:
@@ -160,10 +137,3 @@ def _cohort(least: int, honest: int, machines: int) -> Finding:
         f"min-cohort = {least} of the roster's {machines} machines: {colluders} of a sum may work with the server, "
         f"{honest} must not; {machines - least} may be missing from a round",
     )
-
-
-def _helpers(roster: Roster) -> Finding:
-    names = ", ".join(repr(name) for name in roster.helper_names)
-    if len(roster.helper_names) == 1:
-        return Finding(True, f"one helper, {names}: that it does not work with the server rests on it alone")
-    return Finding(True, f"{len(roster.helper_names)} helpers, {names}: one of them must not work with the server")

@@ -1,9 +1,9 @@
-"""``murmurfl node``: a real SuperNode on which only code runs that its operator installed.
+"""``murmurfl node``: a real SuperNode that runs only code that its operator installed.
 
 Flower ships an app's code with the run, so a plain ``flower-supernode`` executes whatever the server sends. Here
-Flower's SuperNode does the networking and nothing else (``--isolation process``), and this process answers its messages
-with the machine the operator's file describes (:class:`~murmurfl.app.nodes.executor.LocalExecutor`): a client of
-murmurfl, or the operator's own ClientApp behind the noise mod.
+Flower's SuperNode only does the networking (``--isolation process``). This process answers its messages with the
+machine of the operator's file (:class:`~murmurfl.app.nodes.executor.LocalExecutor`): a client of murmurfl, or the
+operator's own ClientApp behind the noise mod.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from flwr.app import Context, Message, MessageType, RecordDict
@@ -26,41 +25,36 @@ from ...clients.messages.answers import Answers
 from ...clients.messages.sums_helper import helper_app
 from ...clients.nodes.sample_node import SampleNode
 from ...clients.records.sources import Items
-from ...privacy import Opener, SQLiteLedger
+from ...privacy import SQLiteLedger
 from ..engines.loopback import free_port, interrupts_as_keyboard_interrupt, without_proxy
-from .child_process import followed
+from .child_process import end_process, followed
 from .connections.connection import Connection
 from .connections.reconnecting import Reconnecting
-from .describing import describe
+from .describing import describe, describe_helper, describe_own
 from .executor import LocalExecutor, environment_of_large_blocks, give_back_large_blocks
 from .helper_config import HelperConfig
 from .node_config import NodeConfig
-from .own_app import OwnNode, describe_own, own_app, own_client
+from .own_app import OwnNode, own_app, own_client
 from .taken_runs import TakenRuns, taking
 from .watching.journal import Journal, noting
 
 logger = logging.getLogger(__name__)
 
-_GRACE_S = 10.0
-
 
 def run_node(
     config: NodeConfig | OwnNode, connection: Connection, journal: Journal | None = None, runs: TakenRuns | None = None
 ) -> None:
-    """Take part in whatever the SuperLink asks, until interrupted (SIGINT, SIGTERM or SIGHUP).
+    """Answer whatever the SuperLink asks, until interrupted (SIGINT, SIGTERM or SIGHUP).
 
-    A SuperNode that ends (the SuperLink was restarted, the node's old session is not yet given up) is started again,
-    after 1 to 15 seconds.
+    A SuperNode that ends, because the SuperLink restarted or the old session is still open, is started again after 1 to
+    15 seconds.
 
     Parameters
     ----------
-    config : NodeConfig, UpdateNode or SampleNode
-        The operator's.
-    connection : Connection
     journal : Journal, optional
-        Is told of everything that happens; default one that nobody reads.
+        Receives an entry for every event.
     runs : TakenRuns, optional
-        Which runs are taken, of the same file as ``config``; default all.
+        Runs to take, from the same file as ``config``; default all.
 
     Raises
     ------
@@ -95,12 +89,8 @@ def run_helper(
 
     Parameters
     ----------
-    config : HelperConfig
-        The helper's operator's.
-    connection : Connection
-    journal : Journal, optional
-    runs : TakenRuns, optional
-        Both as for :func:`run_node`.
+    journal, runs : optional
+        As for :func:`run_node`.
 
     Raises
     ------
@@ -122,17 +112,6 @@ def run_helper(
     _answer_forever(noting(taking(helper_app(opener), runs), journal), connection, journal)
 
 
-def describe_helper(config: HelperConfig, opener: Opener) -> str:
-    """A helper in one sentence, for its operator's log."""
-    roster = opener.roster
-    others = len(roster.helpers) - 1
-    beside = f"beside {others} other helper{'s' * (others != 1)}" if others else "as the only helper"
-    return (
-        f"Helper {config.helper}: opens sums of releases of the {len(roster.machines)} machines of the roster with "
-        f"digest {roster.digest}, {beside}, by the record at {config.record}."
-    )
-
-
 def _say(runs: TakenRuns | None) -> None:
     if runs is not None:
         logger.info(runs.sentence())
@@ -144,7 +123,7 @@ def _answer_forever(app: Answers, connection: Connection, journal: Journal) -> N
     reconnecting = Reconnecting(connection, journal)
     with tempfile.TemporaryDirectory(prefix="murmurfl-node-") as folder, interrupts_as_keyboard_interrupt():
         secret = secrets.token_bytes(32)
-        secret_file = Path(folder) / "secret"  # in a folder only this user may enter
+        secret_file = Path(folder) / "secret"  # only this user may enter the folder
         secret_file.write_bytes(secret)
         try:
             while True:
@@ -156,7 +135,7 @@ def _answer_forever(app: Answers, connection: Connection, journal: Journal) -> N
 
 
 def machine_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
-    """What answers the messages to a machine, and the machine in one sentence.
+    """The callable that answers messages to a machine, and the machine in one sentence.
 
     Raises
     ------
@@ -172,13 +151,12 @@ def machine_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
 def client_of(
     config: NodeConfig | SampleNode, *, ledger: SQLiteLedger | None = None, items: Items | None = None
 ) -> tuple[Answers, PrivateClient]:
-    """What answers the messages to a machine that bounds samples, and the machine.
+    """The callable that answers messages to a machine that bounds samples, and its client.
 
     Parameters
     ----------
-    config : NodeConfig or SampleNode
     ledger, items : optional
-        An audit's, in the place of the file's own ledger and of an app's own samples.
+        An audit's, instead of the file's ledger and an app's own samples.
 
     Raises
     ------
@@ -193,15 +171,14 @@ def client_of(
     if isinstance(config, SampleNode):
         return own_client(config, ledger=ledger, items=items)
     client = config.client(ledger)
-    # Whatever the context says, the machine is the operator's.
     return numpy_client_app(lambda context: client), client  # noqa: ARG005
 
 
 def repeating_the_last_answer() -> Mod:
-    """A Flower mod: the same request once more gets the same answer once more, from memory.
+    """Flower mod that answers a repeated request with the same answer, from memory.
 
-    A server that is killed in a round and resumed from its checkpoint asks the round again, bit for bit, under a new
-    run. A second release would waste a release and give the round twice its weight.
+    A server that was killed in a round and resumed from its checkpoint asks the round again, bit for bit, under a new
+    run. A second release would waste budget and give the round twice its weight.
 
     Notes
     -----
@@ -212,7 +189,7 @@ def repeating_the_last_answer() -> Mod:
     def repeat(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if message.metadata.message_type != MessageType.TRAIN or message.has_error():
             return call_next(message, context)
-        request = message.content.object_id  # a hash of all that is in it
+        request = message.content.object_id  # a hash of its content
         if request in last:
             return Message(last[request].copy(), reply_to=message)
         reply = call_next(message, context)
@@ -237,10 +214,4 @@ def _serve(app: Answers, connection: Connection, secret: bytes, secret_file: Pat
             executor.serve(lambda: process.poll() is not None)
         finally:
             executor.close()
-            process.terminate()
-            try:
-                process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_GRACE_S)
+            end_process(process)

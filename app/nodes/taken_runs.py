@@ -1,7 +1,7 @@
-"""Which runs a node takes: the table ``[runs]`` of its operator's file, kept before anything looks at a request.
+"""Which runs a node takes: the table ``[runs]`` of its operator's file, applied before anything reads a request.
 
-Owners whose permits are believed (:mod:`murmurfl.privacy.permits`), bundles, hours. Nothing that Flower says of a run
-is believed: who submitted it, and its number, are the server's word.
+The table names owners whose permits count (:mod:`murmurfl.privacy.permits`), bundles, and hours. Nothing that Flower
+says of a run counts: who submitted it, and its number, are the server's word.
 """
 
 from __future__ import annotations
@@ -35,24 +35,15 @@ _DAY_MINUTES = 24 * 60
 class Hours:
     """Hours of some days.
 
-    Parameters
-    ----------
-    span : str
-        ``HH:MM-HH:MM``, from and up to; past midnight where the second is the earlier one.
-    days : tuple of str
-        On which they begin, of :data:`DAYS`.
-    time_zone : {"local", "UTC"}
-        Of the machine, or UTC.
-
     Raises
     ------
     ConfigurationError
-        If there are none such.
+        If the hours, days or zone do not exist.
     """
 
-    span: str = WHOLE_DAY
-    days: tuple[str, ...] = DAYS
-    time_zone: TimeZone = "local"
+    span: str = WHOLE_DAY  # ``HH:MM-HH:MM``, the end excluded; past midnight if the end is the earlier one
+    days: tuple[str, ...] = DAYS  # on which they begin
+    time_zone: TimeZone = "local"  # the machine's, or UTC
 
     def __post_init__(self) -> None:
         begin, end = self._minutes()
@@ -66,7 +57,7 @@ class Hours:
             raise ConfigurationError(f"Expected time-zone 'local' (the machine's) or 'UTC', got {self.time_zone!r}.")
 
     def has(self, now: float) -> bool:
-        """Whether a time, in seconds since 1970, lies in them."""
+        """Whether ``now``, in seconds since 1970, lies in them."""
         at = time.gmtime(now) if self.time_zone == "UTC" else time.localtime(now)
         begin, end = self._minutes()
         minute = 60 * at.tm_hour + at.tm_min
@@ -76,7 +67,6 @@ class Hours:
         return (today and minute >= begin) or (yesterday and minute < end)
 
     def sentence(self) -> str:
-        """The same for people."""
         zone = "UTC" if self.time_zone == "UTC" else "the machine's local time"
         days = "" if set(self.days) == set(DAYS) else f" of {', '.join(self.days)}"
         return f"from {self.span.replace('-', ' to ')}{days}, {zone}"
@@ -93,19 +83,11 @@ class Hours:
 logger = logging.getLogger(__name__)
 
 REFUSAL = "this machine does not take this run"
-"""What a server is told, whatever the reason is."""
+"""What a server is told, whatever the reason."""
 
 
 class ReceivedContext(Context):
-    """A context of Flower's, and the bundle that came with it.
-
-    Parameters
-    ----------
-    context : Context
-        Its run configuration stays outside: the app decides from its operator's configuration.
-    bundle : bytes
-        As it was received.
-    """
+    """Flower's context without its run configuration, which the app must not see, and the bundle that came with it."""
 
     def __init__(self, context: Context, bundle: bytes) -> None:
         super().__init__(context.run_id, context.node_id, context.node_config, context.state, run_config={})
@@ -113,70 +95,47 @@ class ReceivedContext(Context):
 
     @property
     def bundle_digest(self) -> str:
-        """SHA-256 of the bundle's bytes; empty where none came."""
+        """SHA-256 of the bundle's bytes; empty if none came."""
         return hashlib.sha256(self._bundle).hexdigest() if self._bundle else ""
 
 
 @dataclass(frozen=True)
 class RunsTable:
-    """The table as it is written.
+    """The table ``[runs]`` as written."""
 
-    Parameters
-    ----------
-    owners : sequence of str
-        Public keys, 64 hexadecimal digits each (``murmurfl owner key``): only sessions that one of them signed a permit
-        for. Left out: any session.
-    bundles : sequence of str
-        SHA-256 of bundles (``murmurfl owner bundle``): only runs with one of them. Left out: any bundle.
-    hours : str
-        ``22:00-06:00``: only requests that come in these hours. Left out: all day.
-    days : sequence of str
-        ``mon`` to ``sun``, on which the hours begin. Left out: all of them.
-    time_zone : str
-        Of hours and days: ``local``, the machine's own, or ``UTC``.
-    """
-
+    # Public keys of 64 hexadecimal digits (``murmurfl owner key``), one of which must have signed a session's permit
     owners: Sequence[str] | None = None
-    bundles: Sequence[str] | None = None
-    hours: str = WHOLE_DAY
-    days: Sequence[str] | None = None
-    time_zone: str = "local"
+    bundles: Sequence[str] | None = None  # SHA-256 of the only bundles (``murmurfl owner bundle``)
+    hours: str = WHOLE_DAY  # the only hours for requests, ``22:00-06:00``
+    days: Sequence[str] | None = None  # ``mon`` to ``sun``, on which the hours begin
+    time_zone: str = "local"  # of hours and days: ``local``, the machine's own, or ``UTC``
 
 
 @dataclass(frozen=True)
 class TakenRuns:
-    """Which runs a node takes: what is set must hold, all of it.
-
-    Parameters
-    ----------
-    owners : tuple of bytes
-        Public keys; empty for any session.
-    bundles : frozenset of str
-        Digests; empty for any bundle.
-    hours : Hours, optional
-        None for any time.
+    """Which runs a node takes: everything that is set must hold.
 
     Notes
     -----
-    It adds no noise and spends nothing. With ``owners`` no request is answered that does not carry a permit that one of
-    them signed, that has begun and not ended by this machine's clock, and that names every session the request names:
-    whatever the server is, it makes a machine begin no other session. It may use a permit again within its sessions and
-    its time. ``bundles`` guard against a bundle that nobody has looked at, and not against a server that ships one
-    bundle and runs another program.
+    Adds no noise and spends nothing. With ``owners``, a request is answered only if it carries a permit that one of
+    them signed, that is valid now by this machine's clock, and that names every session the request names: no server
+    can make the machine begin another session. It may use a permit again within its sessions and its time. ``bundles``
+    guard against a bundle that nobody has looked at, but not against a server that ships one bundle and runs another
+    program.
     """
 
-    owners: tuple[bytes, ...] = ()
-    bundles: frozenset[str] = frozenset()
-    hours: Hours | None = None
+    owners: tuple[bytes, ...] = ()  # public keys; empty for any session
+    bundles: frozenset[str] = frozenset()  # digests; empty for any bundle
+    hours: Hours | None = None  # None for any time
 
     @classmethod
     def read(cls, path: Path) -> TakenRuns | None:
-        """The table ``[runs]`` of an operator's file; None where there is none.
+        """Read the table ``[runs]`` of an operator's file; None if there is none.
 
         Raises
         ------
         ConfigurationError
-            If it is no table, says nothing, or a key or a value is impossible.
+            If it is no table, is empty, or a key or a value is impossible.
         """
         values = operators_values(path.expanduser().absolute()).get(RUNS_TABLE)
         if values is None:
@@ -197,20 +156,16 @@ class TakenRuns:
             check_bundle_digest(bundle)
         days: Any = _listed("days", table.days) or DAYS
         hours: Any = Hours(table.hours, tuple(days), table.time_zone)  # type: ignore[arg-type]
-        return cls(
-            tuple(map(public_owner_key, owners)),
-            frozenset(bundles),
-            None if hours == Hours(time_zone=hours.time_zone) else hours,
-        )
+        always = hours == Hours(time_zone=hours.time_zone)
+        return cls(tuple(map(public_owner_key, owners)), frozenset(bundles), None if always else hours)
 
     def why_not(self, message: Message, bundle: Callable[[], str], now: float) -> str:
-        """Why a request is not answered, for the operator's own log; empty where it is.
+        """Reason for refusing a request, for the operator's own log; empty if it is answered.
 
         Parameters
         ----------
-        message : Message
         bundle : callable
-            Gives the SHA-256 of the bundle's very bytes.
+            Returns the SHA-256 of the bundle's bytes.
         now : float
             This machine's clock, in seconds since 1970.
         """
@@ -221,7 +176,7 @@ class TakenRuns:
         return self._why_no_permit(message, bundle, now) if self.owners else ""
 
     def _why_no_permit(self, message: Message, bundle: Callable[[], str], now: float) -> str:
-        # All records, whatever they are called: which of them a machine reads is not known here, and none may differ.
+        # All records, whatever their names: none may differ, since it is not known here which a machine reads.
         records = [] if message.has_error() else list(message.content.config_records.values())
         carried = [record[protocol.PERMIT] for record in records if protocol.PERMIT in record]
         if len(carried) != 1:
@@ -241,7 +196,7 @@ class TakenRuns:
         return ""
 
     def sentence(self) -> str:
-        """What is taken, for the operator's own log."""
+        """The runs that are taken, for the operator's own log."""
         said = []
         if self.owners:
             said.append(f"with a permit of {_one_of(len(self.owners), 'listed owner')}")
@@ -253,26 +208,17 @@ class TakenRuns:
 
 
 def taking(app: Answers, runs: TakenRuns | None, clock: Callable[[], float] = time.time) -> Answers:
-    """An app that answers requests of such runs only, and is told nothing of permits.
-
-    Parameters
-    ----------
-    app : callable
-    runs : TakenRuns or None
-        None for every run.
-    clock : callable
+    """Return an app that answers only the requests of such runs (None: of all), and sees nothing of permits.
 
     Notes
     -----
-    Every message is judged by the rule of :class:`TakenRuns`: a greeting, a question and an evaluation too. All others
-    get one fixed text, which depends on the request, the operator's file and the clock, and never on data; ``app`` does
-    not see them. What ``app`` sees of a request does not depend on its permit, so a request that comes again with a
-    renewed permit is the same request.
+    :class:`TakenRuns` judges every message, greetings, questions and evaluations too. A refused one gets one fixed
+    text, which depends on the request, the operator's file and the clock, never on data, and ``app`` does not see it.
+    What ``app`` sees does not depend on the permit, so a repeated request with a renewed permit is the same request.
     """
 
     def answer(message: Message, context: Context) -> Message:
         if runs is not None and (why := _why_not(runs, message, context, clock())):
-            # The journal has the refusal itself.
             logger.warning("Run %d is not taken: %s.", message.metadata.run_id, why)
             return Message(Error(protocol.RUN_NOT_ALLOWED, REFUSAL), reply_to=message)
         _take_permits_out(message)

@@ -16,8 +16,7 @@ from typing import Any
 from ...privacy import ConfigurationError
 from ..data.loading import give, loaded, wanted_by
 from ..data.task import Dataset
-from ..engines.pool import HerePool, Pool, WorkerState, checked_workers, computing_alone, say_nothing
-from ..engines.ray_pool import opened_pool
+from ..engines.pool import HerePool, Pool, WorkerState, checked_workers, computing_alone, opened_pool, say_nothing
 from ..engines.start import run_document
 from ..methods import METHODS
 from ..runs.experiment import prepare

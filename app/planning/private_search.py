@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Guarantee, PrivacyPolicy, PrivateMachine, SimulatedKeys, centred
 from ...privacy.side.evaluation_query import counted, counting_policy, release_count
-from ..engines.pool import Pool, WorkerState, say_nothing
-from ..engines.ray_pool import opened_pool
+from ..engines.pool import Pool, WorkerState, opened_pool, say_nothing
 from ..engines.workers import EXPERIMENT, LEDGERS, WorkerMachines, shared_samples
 from ..models.model import Model
 from ..runs.experiment import Experiment, prepare

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from ...privacy import derived_seed
 from ...privacy import protocol
+from ..nodes.flower_internals import Run
 
 
 def reply_is_lost(share: float, seed: int, server_round: int, machine: str) -> bool:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ...privacy import ConfigurationError, MurmurflError
 from ...strategies import DirectMachines, EvaluationResult, ReleaseStrategy, RoundReport
+from ..nodes.flower_internals import log
 from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
 from .run_guarantees import configured_figures, epsilon_of, refuse_untrue, stated_figures

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from murmurfl.app.engines.flower_run import run_flower_app
+from murmurfl.app.engines.superlink import run_flower_app
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 

@@ -11,7 +11,7 @@ from murmurfl.app.auditing.run_audit import audit_lines, audit_run
 from murmurfl.app.commands.main import cli
 from murmurfl.app.data.shards import OwnedShards, Parts
 from murmurfl.app.data.task import Dataset
-from murmurfl.app.engines.device.support import check_on_device
+from murmurfl.app.engines.device.device_block import check_on_device
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.planning.noise_plans import Person, PlanRequest, make_plan, persons_of, request_of
 from murmurfl.app.planning.plan_lines import person_document, person_lines, plan_lines

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from murmurfl.app.engines.flower_run import run_flower_app
 from murmurfl.app.engines.start import num_nodes, ray_environment, ray_overrides, run_in_process
+from murmurfl.app.engines.superlink import run_flower_app
 from murmurfl.app.settings.run_config import RunConfig
 
 pytestmark = pytest.mark.deployment

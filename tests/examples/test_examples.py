@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from murmurfl.app.commands.main import cli
-from murmurfl.app.engines.flower_run import run_flower_app
 from murmurfl.app.engines.loopback import executable, free_port
+from murmurfl.app.engines.superlink import run_flower_app
 from murmurfl.app.nodes.deployment import deployment
 from murmurfl.app.nodes.helper_config import HelperConfig
 from murmurfl.app.nodes.node_config import NodeConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from murmurfl.app.engines.flower_run import run_flower_app
+from murmurfl.app.engines.superlink import run_flower_app
 from murmurfl.privacy import Guarantee, gdp_mu
 
 from tests.harness.examples import EXAMPLES, accuracy

@@ -1,4 +1,4 @@
-"""Fixed feature maps: computed from one sample alone, and learnt from no data, so they cost no privacy."""
+"""Fixed feature maps: computed from one sample alone and learnt from no data, so they cost no privacy."""
 
 from ...settings.registry import Registry
 from .feature_map import Features

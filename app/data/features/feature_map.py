@@ -1,8 +1,8 @@
-"""What features are: a fixed map from one image to numbers, kept in a folder where the user asks for it.
+"""The interface of features: a fixed map from one image to numbers, and a folder that may keep them.
 
-Features that are kept in a folder of the user's, where the user asks for it, so that many runs make them once. The
-environment variable ``MURMURFL_KEPT_FEATURES`` names the folder; without it nothing is written. What lies there is as
-private as the images: it is made from them, without noise. Files are for their owner alone.
+The environment variable ``MURMURFL_KEPT_FEATURES`` names the folder, so that many runs make features once; without it
+nothing is written. Kept features are as private as the images, from which they are made without noise. Only their owner
+can read the files.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ class Features(ABC):
 
     Attributes
     ----------
-    name, sentence : str
     keys : frozenset of str
-        Hyphenated run-config keys that this map reads and others need not.
+        Hyphenated run-config keys that only this map reads.
     norm_bound : float, optional
-        The most that a row's L2 norm can be, whatever the image; None for features in [0, 1].
+        Largest possible L2 norm of a row, for any image; None for features in [0, 1].
     nonnegative : bool
-        Whether no value is below zero, whatever the image.
+        Whether no value is below zero, for any image.
     centring : str
-        What an empty run-config key ``centring`` stands for: ``private`` where their mean is best taken out.
+        Meaning of an empty run-config key ``centring``: ``private`` if removing their mean is best.
     """
 
     name: str = ""
@@ -50,7 +49,7 @@ class Features(ABC):
     centring: str = "none"
 
     def check(self, config: RunConfig) -> None:  # noqa: B027 - pixels refuse nothing
-        """Refuse a run configuration whose task these features cannot be made for."""
+        """Raise if these features cannot be made for a run configuration's task."""
 
     @abstractmethod
     def __call__(self, images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
@@ -58,28 +57,17 @@ class Features(ABC):
 
         Parameters
         ----------
-        images : ndarray of shape (samples, height, width), uint8
         white : int
-            The largest value that a pixel can have.
-
-        Returns
-        -------
-        ndarray of shape (samples, k), float32
+            Largest possible value of a pixel.
 
         Notes
         -----
-        Row i depends on image i alone; every guarantee for one sample rests on it.
+        Row i depends on image i alone; every guarantee for one sample needs this.
         """
 
 
 class OfImages(Features):
-    """A map for images of any size from some least one.
-
-    Attributes
-    ----------
-    least_side : int
-        Pixels that height and width must have at least.
-    """
+    """A map for images whose height and width are at least ``least_side`` pixels."""
 
     least_side: int = 1
 
@@ -103,7 +91,7 @@ def in_unit_range(images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
 
 
 def unit_rows(rows: NDArray[FloatT]) -> NDArray[FloatT]:
-    """Rows of L2 norm 1, each scaled by its own norm; a row of zeros stays one."""
+    """Rows scaled to L2 norm 1, each by its own norm; a row of zeros stays zero."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.where(norms > 0, norms, 1), dtype=rows.dtype)
 
@@ -117,14 +105,12 @@ def kept(
     white: int,
     make: Callable[[NDArray[np.uint8], int], NDArray[np.float32]],
 ) -> NDArray[np.float32]:
-    """Features from the user's folder, or made, and then laid there; only made if no folder is named.
+    """Features from the user's folder; if they are not there, they are made and put there.
 
     Parameters
     ----------
     recipe : sequence of str
-        What settles the map: its name, the checksums of its weights.
-    images, white
-        As features get them.
+        What determines the map: its name, the checksums of its weights.
     make : callable
         The map.
 
@@ -135,14 +121,14 @@ def kept(
 
     Notes
     -----
-    The same rows as ``make`` gives: a file is found by the digest of recipe and images. Writers may race: each writes a
-    file of its own and moves it into its place.
+    The rows are those of ``make``: the digest of recipe and images names the file. Writers may race: each writes its
+    own file and moves it into place.
     """
     folder = os.environ.get(KEPT_VARIABLE, "")
     if not folder:
         return make(images, white)
     path = Path(folder).expanduser() / f"{_digest(recipe, images, white)}.npy"
-    with suppress(OSError, ValueError, EOFError):  # not there, or half of it: it is made again
+    with suppress(OSError, ValueError, EOFError):  # missing or incomplete: made again
         rows = np.load(path, allow_pickle=False)
         if rows.dtype == np.float32 and rows.ndim == 2 and len(rows) == len(images):
             return rows
@@ -164,9 +150,8 @@ def _digest(recipe: Sequence[str], images: NDArray[np.uint8], white: int) -> str
 
 def _write(path: Path, rows: NDArray[np.float32]) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        dir=path.parent, suffix=".part", delete=False
-    ) as file:  # 0600, as mkstemp makes it
+    # Of mode 0600
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         try:
             np.save(file, rows, allow_pickle=False)
         except BaseException:

@@ -1,8 +1,8 @@
-"""Features of one's own from a file: a PyTorch module, ``features = path/to/file.pt``.
+"""A user's own features from a file: a PyTorch module, ``features = path/to/file.pt``.
 
 The file holds a list of layers by name and their weights, and nothing that could run: it is read with
-``torch.load(weights_only=True)``, and the module is put together from the layers below. :func:`save_features` writes
-it. All of these layers treat every image by itself: batch normalisation is frozen, with the means it was saved with.
+``torch.load(weights_only=True)``, and the module is built from the layers below. :func:`save_features` writes it. All
+these layers treat every image by itself: batch normalisation is frozen, with the means it was saved with.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ _LAYERS = {
     "Tanh": (),
     "Sigmoid": (),
 }
-"""Each layer that a file may have, and its settings; a bias is settled by the weights."""
+"""The layers that a file may have, and their settings; the weights determine a bias."""
 _BIASED = ("Conv2d", "Linear")
 _OF_MAPS = ("Conv2d", "BatchNorm2d", "MaxPool2d", "AvgPool2d", "AdaptiveAvgPool2d")
-"""Layers of maps: of rows, some take the images of a block for one map, and mix them."""
-_IDLE = ("Dropout", "Dropout2d", "Identity")  # nothing once training is over
+"""Layers of maps: some take a block's images as the rows of one map, and mix them."""
+_IDLE = ("Dropout", "Dropout2d", "Identity")  # without effect after training
 
 
 def save_features(module: torch.nn.Sequential, path: Path | str) -> None:
-    """Write a module as features of one's own, ``features = path``.
+    """Write a module as a file for ``features = path``.
 
     Parameters
     ----------
     module : torch.nn.Sequential
-        Of images of shape (samples, 1, height, width), float32 in [0, 1]. Its layers, in sequences within it too:
-        Conv2d, Linear, BatchNorm1d and BatchNorm2d (frozen as they are), MaxPool2d, AvgPool2d, AdaptiveAvgPool2d,
-        Flatten, ReLU, LeakyReLU, GELU, Tanh, Sigmoid; dropout is left out.
+        For images of shape (samples, 1, height, width), float32 in [0, 1]. Its layers, also in nested sequences:
+        Conv2d, Linear, BatchNorm1d and BatchNorm2d (frozen), MaxPool2d, AvgPool2d, AdaptiveAvgPool2d, Flatten, ReLU,
+        LeakyReLU, GELU, Tanh, Sigmoid; dropout is left out.
     path : Path or str
         Ends with ``.pt``.
 
     Raises
     ------
     ConfigurationError
-        If the module has other layers, or in another order than maps first, or normalisation without running means.
+        If the module has other layers, maps after rows, or normalisation without running means.
 
     Notes
     -----
-    If the weights were learnt from private data, they say something about them, and no budget pays for it.
+    Weights learnt from private data reveal something about them, and no budget pays for it.
     """
     check_installed("torch", "torch", "save_features")
     import torch
@@ -113,7 +113,7 @@ def _check_layer(layer: Any, kind: str) -> None:
 
 
 def _check_sequence(kinds: list[str]) -> None:
-    """Refuse layers of maps behind a layer that makes rows of them."""
+    """Raise if a layer of maps follows Flatten."""
     flat = kinds[kinds.index("Flatten") :] if "Flatten" in kinds else []
     behind = [kind for kind in flat if kind in _OF_MAPS]
     if behind:
@@ -121,7 +121,7 @@ def _check_sequence(kinds: list[str]) -> None:
 
 
 class FileFeatures(OfImages):
-    """A module from a file that :func:`save_features` wrote; rows are scaled to an L2 norm of 1.
+    """A module from a file of :func:`save_features`; rows are scaled to an L2 norm of 1.
 
     Parameters
     ----------
@@ -130,8 +130,8 @@ class FileFeatures(OfImages):
 
     Notes
     -----
-    Row i depends on image i alone: no layer that a file can have looks at two images. That its weights were learnt from
-    no private data is the promise of whoever made them.
+    Row i depends on image i alone: no layer that a file can have mixes images. That its weights were learnt from no
+    private data is the promise of whoever made them.
     """
 
     sentence = "a net of your own, from a file"
@@ -143,7 +143,7 @@ class FileFeatures(OfImages):
     def check(self, config: RunConfig) -> None:
         super().check(config)
         check_installed("torch", "torch", f"features = {self.name!r}")
-        _ = self._module  # refuses a file that is none
+        _ = self._module  # raises if the file is malformed
 
     def __call__(self, images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
         digest = hashlib.sha256(Path(self.name).expanduser().read_bytes()).hexdigest()
@@ -188,7 +188,7 @@ def _read(name: str) -> torch.nn.Sequential:
             layer.load_state_dict(state)
     except ConfigurationError:
         raise
-    except Exception as error:  # whatever a file may hold that is none of ours
+    except Exception as error:  # the file may hold anything
         raise ConfigurationError(
             f"Expected features = {name!r} to be a file of murmurfl's save_features, got "
             f"{type(error).__name__}: {error}."

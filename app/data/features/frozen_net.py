@@ -1,12 +1,11 @@
-"""A small convolutional net with fixed weights, in NumPy: it needs no PyTorch, and no image sees another.
+"""A small convolutional net with fixed weights, in NumPy: no PyTorch is needed, and no image affects another.
 
-Convolutions of 3 x 3 that keep an image's size, each cut at zero and but for the last pooled by 2 x 2; a dense layer,
-cut at zero. Images lie pixel by pixel in memory, so that each layer is one product of matrices.
+Convolutions of 3 x 3 keep an image's size, each cut at zero and all but the last pooled by 2 x 2; then a dense layer,
+cut at zero. Images lie pixel by pixel in memory, so each layer is one product of matrices.
 
-The weights that learnt features rest on: small files beside this one, and nobody's data in them. They were made from
-random characters by ``python -m murmurfl.app.data.strokes`` and are read only with the checksum below. Flower takes no
-such files into a bundle. Whoever runs one has an installed murmurfl with the same files: there they are looked for, and
-the checksum says that they are the same.
+The weights of learnt features are small files beside this one, without anybody's data: ``python -m
+murmurfl.app.data.strokes`` made them from random characters, and they are read only with the checksum below. Flower
+leaves them out of a bundle; whoever runs one has an installed murmurfl with the same files, where they are looked up.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from ....privacy import ConfigurationError
 
 FOLDER = Path(__file__).parent / "weights"
 WEIGHTS_VARIABLE = "MURMURFL_WEIGHTS"
-"""Environment variable that names a folder with the same files; an engine sets it for the bundle that it starts."""
-_WITHIN_PACKAGE = Path("app", "tasks", "features", "weights")
+"""Environment variable of a folder with the same files; an engine sets it for the bundle that it starts."""
+_WITHIN_PACKAGE = Path(*FOLDER.parts[-4:])
 
 SHA256 = MappingProxyType(
     {
@@ -40,26 +39,21 @@ SHA256 = MappingProxyType(
         "strokes-2.npz": "e35d492e88ee790d6c29e7f31443508fc403e1ecac924134056b7548ccd5cd4c",
     }
 )
-"""Of each file's bytes."""
+"""Checksum of each file."""
 
 
 @lru_cache
 def read_weights(name: str) -> Mapping[str, NDArray[Any]]:
-    """The arrays of a weights file.
-
-    Parameters
-    ----------
-    name : str
-        One of :data:`SHA256`.
+    """The arrays of a weights file, one of :data:`SHA256`.
 
     Raises
     ------
     ConfigurationError
-        If it is nowhere, or not the file that this version of murmurfl has.
+        If it is nowhere, or not this version's file.
 
     Notes
     -----
-    Arrays and nothing else: no code can be in such a file.
+    Such a file can hold arrays only, and no code.
     """
     path = next((folder / name for folder in _folders() if (folder / name).is_file()), None)
     if path is None:
@@ -83,7 +77,7 @@ def unpacked_weights(content: bytes, expected: str, where: str) -> Mapping[str, 
 
 
 def _folders() -> Iterator[Path]:
-    """Where the files may lie: beside this one, where it is said, in an installed package, in that one's checkout."""
+    """Possible folders of the files: beside this one, the named one, an installed package's, its checkout's."""
     yield FOLDER
     if named := os.environ.get(WEIGHTS_VARIABLE):
         yield Path(named).expanduser()
@@ -99,7 +93,7 @@ def _folders() -> Iterator[Path]:
 
 
 def quantised(weight: NDArray[np.floating]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Weights as integers from -127 to 127, and what each unit's are multiples of; units lie along the first axis."""
+    """Weights as integers from -127 to 127 and each unit's step; units lie along the first axis."""
     units = weight.reshape(len(weight), -1)
     step = np.maximum(np.abs(units).max(axis=1), np.finfo(np.float32).tiny) / 127
     shape = (-1, *(1,) * (weight.ndim - 1))
@@ -107,7 +101,7 @@ def quantised(weight: NDArray[np.floating]) -> tuple[NDArray[np.int8], NDArray[n
 
 
 def restored(whole: NDArray[np.int8], step: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Weights from :func:`quantised`."""
+    """Weights from the result of :func:`quantised`."""
     return whole.astype(np.float32) * step.reshape(-1, *(1,) * (whole.ndim - 1))
 
 
@@ -117,7 +111,7 @@ _BLOCK = 128
 def frozen_net(
     values: NDArray[np.float32], weights: Sequence[NDArray[np.float32]], biases: Sequence[NDArray[np.float32]]
 ) -> NDArray[np.float32]:
-    """What the net gives for images.
+    """The net's output for images; row i depends on image i alone.
 
     Parameters
     ----------
@@ -126,15 +120,7 @@ def frozen_net(
     weights : sequence of ndarray
         Of convolutions, of shape (out, in, 3, 3), and of the dense layer, (features, pixels x channels).
     biases : sequence of ndarray
-        Of each layer, with its normalisation worked in: running means that nothing here changes.
-
-    Returns
-    -------
-    ndarray of shape (samples, features)
-
-    Notes
-    -----
-    Row i depends on image i alone.
+        Of each layer, with its normalisation by fixed means folded in.
     """
     last = len(weights) - 2
     kernels = [weight.transpose(2, 3, 1, 0).reshape(-1, len(weight)) for weight in weights[:-1]]

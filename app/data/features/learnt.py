@@ -1,8 +1,8 @@
-"""Features learnt from random characters, and scattering that is whitened by them: each alone, and joined.
+"""Features learnt from random characters, and scattering whitened by them: each alone, and joined.
 
-They have seen no data, of nobody and of no data set, so they cost no privacy. Each part is of unit norm, has the random
-characters' mean taken away, and is of unit norm again; parts stand side by side; a constant 0.3 is the bias; and the
-norm of a row is one, so that a sample's gradient is no longer than its error.
+They have seen no data, so they cost no privacy. Each part is scaled to unit norm, loses the random characters' mean,
+and is scaled again; parts stand side by side with a constant 0.3 as the bias. Rows have norm one, so that a sample's
+gradient is no longer than its error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .feature_map import OfImages, in_unit_range, kept, unit_rows
 from .frozen_net import SHA256, frozen_net, read_weights, restored
-from .whitened import whitened_scattering
+from .scattering import whitened_scattering
 
 SIDE = 28
 _BOX = 20
@@ -26,18 +26,13 @@ def framed(images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
 
     Parameters
     ----------
-    images : ndarray of shape (samples, height, width), uint8
     white : int
-        The largest value that a pixel can have.
+        Largest possible value of a pixel.
 
     Returns
     -------
     ndarray of shape (samples, 28, 28), float32
-        From 0 to 1.
-
-    Notes
-    -----
-    Row i depends on image i alone: nothing is looked at to place it.
+        From 0 to 1. Row i depends on image i alone.
     """
     values = in_unit_range(images, white)
     height, width = images.shape[1:]
@@ -50,7 +45,7 @@ def framed(images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
 
 @lru_cache
 def _resizing(side: int, longer: int) -> NDArray[np.float32]:
-    """Linear interpolation along one side, as a matrix of shape (28, side); where images shrink, means.
+    """Linear interpolation along one side, as a matrix of shape (28, side); means where images shrink.
 
     A pixel of the result is a tent, as wide as a pixel of the coarser of the two images.
     """
@@ -68,7 +63,7 @@ Part = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 def stroke_net(values: NDArray[np.float32], name: str) -> NDArray[np.float32]:
-    """What a net that has learnt random characters gives, less its mean over them, of unit norm.
+    """Output of a net that has learnt random characters, less its mean over them, of unit norm.
 
     Parameters
     ----------
@@ -76,10 +71,6 @@ def stroke_net(values: NDArray[np.float32], name: str) -> NDArray[np.float32]:
         Pixels from 0 to 1.
     name : str
         Of the weights file.
-
-    Returns
-    -------
-    ndarray of shape (samples, 256)
 
     Notes
     -----
@@ -93,12 +84,12 @@ def stroke_net(values: NDArray[np.float32], name: str) -> NDArray[np.float32]:
 
 
 def whitened(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Whitened scattering (:func:`~.whitened.whitened_scattering`), by the file's weights."""
+    """Whitened scattering (:func:`~.scattering.whitened_scattering`), by the file's weights."""
     return whitened_scattering(values, read_weights("scattering.npz"), _FLOOR)
 
 
 def joined(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Parts side by side and of unit norm, then 0.3 beside them, and of unit norm again."""
+    """Parts side by side, scaled to unit norm, then with 0.3 beside them, scaled again."""
     rows = unit_rows(np.concatenate(parts, axis=1))
     return unit_rows(np.concatenate([rows, np.full((len(rows), 1), _CONSTANT, np.float32)], axis=1))
 
@@ -108,13 +99,12 @@ class Learnt(OfImages):
 
     Parameters
     ----------
-    name, sentence : str
     files : sequence of str
-        Weights that the parts rest on.
+        Weights of the parts.
 
     Notes
     -----
-    Row i depends on image i alone and on weights that no data had a part in; its L2 norm is 1.
+    Row i depends on image i alone and on weights learnt from no data; its L2 norm is 1.
     """
 
     norm_bound = 1.0

@@ -1,4 +1,4 @@
-"""Histograms of oriented gradients, of MNIST's images."""
+"""Histograms of oriented gradients of MNIST's images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BLOCK = 5000
 _MNIST_SHAPE = (28, 28)
 
 ORIENTED_GRADIENTS_NORM = 4.0
-"""L2 norm of every sample's oriented gradients, unless it has none at all."""
+"""L2 norm of every sample's oriented gradients, unless all are zero."""
 
 
 def oriented_gradients(
@@ -31,7 +31,7 @@ def oriented_gradients(
     cell : int
         Side of a cell, in pixels.
     norm : float
-        L2 norm every sample's features are scaled to; a constant, so the scaling says nothing about other samples.
+        L2 norm that every sample's features are scaled to; a constant, so scaling reveals nothing about other samples.
 
     Returns
     -------
@@ -69,7 +69,7 @@ def oriented_gradients(
 
 
 class OfMnist(Features):
-    """A map for images as large as MNIST's."""
+    """A map for images of MNIST's size."""
 
     def check(self, config: RunConfig) -> None:
         if registry("task")[config.task].image_shape != _MNIST_SHAPE:

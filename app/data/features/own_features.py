@@ -1,8 +1,8 @@
-"""Features of one's own: a function, ``features = package.module:function``.
+"""A user's own features: a function, ``features = package.module:function``.
 
 It takes images of shape (samples, height, width), float32 in [0, 1], and returns an array of shape (samples, k), each
-row made from its own image alone. An attribute ``norm_bound`` of the function, if it has one, says how long a row can
-be (L2), and steps are bounded by it; ``nonnegative``, whether no value is ever below zero.
+row made from its own image alone. The function may have two attributes: ``norm_bound``, the largest L2 norm of a row,
+which bounds steps; and ``nonnegative``, whether no value is ever below zero.
 """
 
 from __future__ import annotations
@@ -17,22 +17,16 @@ from ....privacy import ConfigurationError
 from .feature_map import Features, OfImages, in_unit_range
 
 _ROWS_ALONE = 3
-"""How many images a user's function gets once more, one by one: a normalisation over all of them shows at once."""
+"""Images that a user's function gets once more, one by one: a normalisation over all of them shows at once."""
 
 
 class FunctionFeatures(OfImages):
-    """A function of the user's.
-
-    Parameters
-    ----------
-    function : callable
-    name : str
-        As the run configuration has it.
+    """A user's function.
 
     Notes
     -----
-    That row i depends on image i alone is the function's own promise. It is tried on a few images, which finds a
-    normalisation over all of them and proves nothing.
+    That row i depends on image i alone is the function's own promise. A trial on a few images finds a normalisation
+    over all of them, and proves nothing.
     """
 
     def __init__(self, function: Callable[[NDArray[np.float32]], Any], name: str) -> None:
@@ -70,13 +64,7 @@ class FunctionFeatures(OfImages):
 
 
 def own_features(found: Any, name: str) -> Features:
-    """The map that a user's object is.
-
-    Parameters
-    ----------
-    found : Any
-        What ``name`` names, and no Features.
-    name : str
+    """The map of a user's object that is no Features itself.
 
     Raises
     ------

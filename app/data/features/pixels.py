@@ -1,4 +1,4 @@
-"""The values as they are, and their means over blocks."""
+"""Pixels as they are, and their means over blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ def pooled(images: NDArray[np.uint8], block: int) -> NDArray[np.float32]:
 
     Parameters
     ----------
-    images : ndarray of shape (samples, side, side), uint8
     block : int
         Pixels of a block's side; it divides the image's.
     """
@@ -35,13 +34,7 @@ class Pixels(Features):
 
 
 class BlockMeans(OfMnist):
-    """Means over square blocks of pixels (:func:`pooled`).
-
-    Parameters
-    ----------
-    block : int
-        Pixels of a block's side.
-    """
+    """Means over square blocks of ``block`` pixels a side (:func:`pooled`)."""
 
     nonnegative = True
 

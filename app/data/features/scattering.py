@@ -1,29 +1,34 @@
-"""The scattering transform of Mallat (2012) with J = 2 and L = 8, as in Tramer and Boneh (2021), of 28 x 28 pixels.
+"""The scattering transform of 28 x 28 pixels (Mallat 2012) with J = 2 and L = 8, as in Tramer and Boneh (2021),
+whitened.
 
-Morlet wavelets of two sizes and eight directions, the modulus, the smaller wavelets once more on what they left, and a
-Gaussian over everything: 81 maps of 7 x 7. The coefficients are strongly correlated, and noise that is the same in
-every direction drowns most of them; so they are whitened, by a covariance that no data had a part in
-(:mod:`.whitened`).
+Morlet wavelets of two sizes and eight directions, the modulus, the smaller wavelets once more on its result, and a
+Gaussian over everything give 81 maps of 7 x 7. The coefficients are strongly correlated, and noise that is the same in
+every direction drowns most of them. So they are whitened by the covariance of random characters, which no data affect:
+every direction is then about as long as any other.
 
-Every convolution here is one product of matrices: a window of rows, as it lies in memory, times the filters laid out
-along a row.
+Every convolution is one product of matrices: a window of rows, as it lies in memory, times the filters laid out along a
+row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .feature_map import FloatT, unit_rows
+from .frozen_net import restored
+
 SIDE = 28
 MAPS, POINTS = 81, 7
-"""What comes out: 81 maps of 7 x 7."""
+"""The output: 81 maps of 7 x 7."""
 
 _DIRECTIONS = 8
 _SLANT = 0.5
 _HALF = SIDE // 2
-_BLOCK = 64
+_SCATTERED_AT_A_TIME = 64
 
 
 def morlet(half: int, width: float, direction: float, frequency: float) -> NDArray[np.complex128]:
@@ -48,14 +53,16 @@ def morlet(half: int, width: float, direction: float, frequency: float) -> NDArr
 
 @lru_cache
 def _filters(side: int, half: int, scale: int, stride: int, dtype: type) -> NDArray[np.floating]:
-    """Eight wavelets along a row: windows of 2 half + 1 rows of ``side`` pixels to (part, direction, column)."""
+    """Eight wavelets along a row: a matrix from windows of 2 half + 1 rows of ``side`` pixels to (part, direction,
+    column).
+    """
     angles = np.pi * np.arange(_DIRECTIONS) / _DIRECTIONS
     bank = np.stack([morlet(half, 0.8 * scale, angle, 0.75 * np.pi / scale) for angle in angles])
     columns = np.arange(0, side, stride)
     matrix = np.zeros((2 * half + 1, side, 2, _DIRECTIONS, len(columns)))
     for place, column in enumerate(columns):
         first, last = max(column - half, 0), min(column + half + 1, side)
-        part = bank[:, :, first - column + half : last - column + half]  # what lies within the image
+        part = bank[:, :, first - column + half : last - column + half]  # within the image
         matrix[:, first:last, 0, :, place] = np.moveaxis(part.real, 0, -1)
         matrix[:, first:last, 1, :, place] = np.moveaxis(part.imag, 0, -1)
     return matrix.reshape((2 * half + 1) * side, -1).astype(dtype)
@@ -63,7 +70,7 @@ def _filters(side: int, half: int, scale: int, stride: int, dtype: type) -> NDAr
 
 @lru_cache
 def _low_pass(side: int, dtype: type) -> NDArray[np.floating]:
-    """The Gaussian and the sampling along one side, of shape (7, side); there is nothing beyond the edge."""
+    """Gaussian blur and sampling along one side, of shape (7, side); zero beyond the edge."""
     stride = side // POINTS
     places = stride // 2 + stride * np.arange(POINTS)
     away = np.arange(side) - places[:, None]
@@ -74,7 +81,7 @@ def _low_pass(side: int, dtype: type) -> NDArray[np.floating]:
 
 
 def _modulus(maps: NDArray[np.floating], half: int, scale: int, stride: int = 1) -> NDArray[np.floating]:
-    """How strong each wavelet is at each point of maps of shape (n, side, side): (n, rows, directions, columns)."""
+    """Strength of each wavelet at each point of maps of shape (n, side, side): (n, rows, directions, columns)."""
     count, side = maps.shape[:2]
     padded = np.pad(maps, ((0, 0), (half, half), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1, axis=1)[:, ::stride]
@@ -107,20 +114,65 @@ def _scattered(images: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 def scattering(values: NDArray[np.floating]) -> NDArray[np.floating]:
-    """The scattering coefficients of images, not whitened.
+    """The scattering coefficients of images, not whitened; row i depends on image i alone.
 
     Parameters
     ----------
     values : ndarray of shape (samples, 28, 28)
-        Pixels from 0 to 1; float32 or float64, and so is all arithmetic.
+        Pixels from 0 to 1; float32 or float64, like all arithmetic.
+    """
+    parts = [
+        _scattered(values[start : start + _SCATTERED_AT_A_TIME])
+        for start in range(0, len(values), _SCATTERED_AT_A_TIME)
+    ]
+    return np.concatenate(parts) if parts else np.empty((0, MAPS, POINTS, POINTS), values.dtype)
 
-    Returns
-    -------
-    ndarray of shape (samples, 81, 7, 7)
+
+ROUGHNESS = 0.05
+"""Share of the largest map's size that is added to every map's before its coefficients are divided by it."""
+
+_WHITENED_AT_A_TIME = 1024
+
+
+def balanced(coefficients: NDArray[FloatT], gains: NDArray[FloatT]) -> NDArray[FloatT]:
+    """Coefficients of (samples, maps, 7, 7), each map times its gain, scaled to unit norm: (samples, maps, 49)."""
+    rows = np.asarray(coefficients * gains[:, None, None], dtype=coefficients.dtype).reshape(len(coefficients), -1)
+    return unit_rows(rows).reshape(len(rows), len(gains), POINTS * POINTS)
+
+
+def projected(
+    rows: NDArray[np.floating], maps: NDArray[np.floating], places: NDArray[np.floating]
+) -> NDArray[np.floating]:
+    """Projection onto the main directions of maps and places: (samples, directions of maps x directions of places)."""
+    return ((maps.T @ rows) @ places).reshape(len(rows), -1)
+
+
+def whitened_scattering(
+    values: NDArray[np.float32], weights: Mapping[str, NDArray[np.generic]], floor: float
+) -> NDArray[np.float32]:
+    """Whitened scattering coefficients of unit norm.
+
+    Parameters
+    ----------
+    values : ndarray of shape (samples, 28, 28)
+        Pixels from 0 to 1.
+    weights : mapping
+        As in the file ``scattering.npz``.
+    floor : float
+        Share of the largest variance that is added to each, so that the smallest are not blown up.
 
     Notes
     -----
-    Row i depends on image i alone.
+    Row i depends on image i alone: mean and covariance are those of random characters.
     """
-    parts = [_scattered(values[start : start + _BLOCK]) for start in range(0, len(values), _BLOCK)]
-    return np.concatenate(parts) if parts else np.empty((0, MAPS, POINTS, POINTS), values.dtype)
+    gains, maps, places, variances, centre = (
+        np.asarray(weights[name], dtype=np.float32) for name in ("gains", "maps", "places", "variances", "centre")
+    )
+    axes = restored(np.asarray(weights["axes"], dtype=np.int8), np.asarray(weights["axes_step"], dtype=np.float32))
+    lengths = np.sqrt(variances + floor * variances[0])
+    out = np.empty((len(values), len(axes)), dtype=np.float32)
+    for start in range(0, len(values), _WHITENED_AT_A_TIME):
+        rows = balanced(scattering(values[start : start + _WHITENED_AT_A_TIME]), gains)
+        whitened = (projected(rows, maps, places) @ axes.T - centre) / lengths
+        out[start : start + _WHITENED_AT_A_TIME] = unit_rows(whitened)
+    return out

@@ -1,8 +1,8 @@
 """Soft histograms of gradients: how much edge of each direction there is around each point of a grid.
 
 The gradient's magnitude at a pixel goes to the two nearest of 12 directions over the full turn, linearly; the map of
-each direction is blurred by a Gaussian and sampled on a grid; then the square root, and a norm of one. Unlike in the
-histograms of :mod:`.oriented_gradients` nothing jumps when an edge moves by a pixel or turns by a degree, and the root
+each direction is blurred by a Gaussian and sampled on a grid; then the square root, and a norm of one. Unlike the
+histograms of :mod:`.oriented_gradients`, nothing jumps when an edge moves by a pixel or turns by a degree, and the root
 keeps a few strong edges from drowning the rest.
 """
 
@@ -20,15 +20,15 @@ _VALUES_AT_A_TIME = 1 << 23
 
 
 def stride_for(side: int) -> int:
-    """Pixels between two points of the grid: 4, or less where that leaves fewer than four points a side."""
+    """Pixels between two points of the grid: 4, or less if that leaves fewer than four points a side."""
     return next((stride for stride in _STRIDES if side // stride >= _FEWEST_POINTS), _STRIDES[-1])
 
 
 def sampled_blur(side: int, stride: int) -> NDArray[np.float32]:
     """Blur and sampling along one side of an image, as one matrix of shape (points, side).
 
-    The Gaussian's width is half a stride, and its weights for a point add up to one beyond the image's edge too, where
-    there is paper. The points lie symmetrically, with half a stride or more to either edge.
+    The Gaussian's width is half a stride; a point's weights add up to one with those beyond the image's edge, which is
+    blank. The points lie symmetrically, with half a stride or more to either edge.
     """
     points = side // stride
     first = (side - 1 - stride * (points - 1)) / 2
@@ -47,7 +47,7 @@ def soft_gradients(images: NDArray[np.uint8], white: int = 255) -> NDArray[np.fl
     images : ndarray of shape (samples, height, width), uint8
         Of at least 4 x 4 pixels.
     white : int
-        The largest value that a pixel can have.
+        Largest possible value of a pixel.
 
     Returns
     -------
@@ -57,8 +57,7 @@ def soft_gradients(images: NDArray[np.uint8], white: int = 255) -> NDArray[np.fl
 
     Notes
     -----
-    Row i depends on image i alone. Whatever the image, no value is below zero and the L2 norm of a row is 1, or 0 of a
-    blank image.
+    Row i depends on image i alone. For any image, no value is below zero and the L2 norm of a row is 1, or 0 if blank.
     """
     samples, height, width = images.shape
     stride = stride_for(min(height, width))
@@ -74,11 +73,11 @@ def soft_gradients(images: NDArray[np.uint8], white: int = 255) -> NDArray[np.fl
 
 
 def _directions(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The gradient's magnitude at every pixel, shared between its two nearest directions; paper is all around."""
+    """The gradient's magnitude at every pixel, shared between its two nearest directions; blank all around."""
     padded = np.pad(values, ((0, 0), (1, 1), (1, 1)))
     horizontal = (padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]).ravel()
     vertical = (padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]).ravel()
-    edges = np.flatnonzero((horizontal != 0) | (vertical != 0))  # most of a drawing is paper
+    edges = np.flatnonzero((horizontal != 0) | (vertical != 0))  # most of a drawing is blank
     horizontal, vertical = horizontal[edges], vertical[edges]
     magnitude = np.sqrt(horizontal**2 + vertical**2)
     position = np.arctan2(vertical, horizontal) * np.float32(ORIENTATIONS / (2 * np.pi))

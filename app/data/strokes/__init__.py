@@ -1,5 +1,5 @@
-"""Features learnt from no data: random characters, and the frozen nets and the whitening that are made from them.
+"""Features learnt from no data: random characters, and the frozen nets and the whitening made from them.
 
-``python -m murmurfl.app.data.strokes`` makes again what lies in ``app/data/features/weights``. Nothing else imports
-this room: what a run needs of it is in those files.
+``python -m murmurfl.app.data.strokes`` makes ``app/data/features/weights`` again. Nothing else imports this room: runs
+read those files.
 """

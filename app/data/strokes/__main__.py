@@ -1,7 +1,7 @@
 """``python -m murmurfl.app.data.strokes FOLDER``: make the weights of learnt features again.
 
-It reads no data set. One net takes ten to fifteen minutes on one core; the whitening, three. Nets are trained in
-bfloat16, whose products differ between processors: elsewhere the files are as good and not the same to the last bit.
+It reads no data set. One net takes ten to fifteen minutes on one core, the whitening three. Nets are trained in
+bfloat16, whose products differ between processors: elsewhere the files are as good, but other bits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAKERS: dict[str, Callable[[], dict[str, NDArray[Any]]]] = {
 
 
 def main(folder: Path, names: list[str]) -> None:
-    """Write weights files, all or those of some names."""
+    """Write all weights files, or those with some names."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names or list(MAKERS):
         content = packed(MAKERS[name]())

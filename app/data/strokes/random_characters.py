@@ -1,7 +1,7 @@
 """Random characters: a class is a drawing of one to three strokes, an image of it the drawing by an unsteady hand.
 
-Nothing here has seen a photograph, a digit or a letter. What is taken from the images that features are for is public
-knowledge of how they were prepared: 28 x 28 pixels, the writing within 20 x 20, its centre of mass in the middle.
+No photograph, digit or letter is used. Only public knowledge of how images were prepared is: 28 x 28 pixels, the
+writing within 20 x 20, its centre of mass in the middle.
 """
 
 from __future__ import annotations
@@ -16,42 +16,34 @@ from ....privacy import derived_seed
 SIDE = 28
 """Pixels of an image's side."""
 
-_BOX = 19.0  # side of the square that the middle of a pen stays in; with its width, 20 pixels
+_BOX = 19.0  # side of the square for the pen's middle; with its width, 20 pixels
 _MOST_STROKES = 3
-_STROKES = (0.5, 0.35, 0.15)  # how likely one, two and three are
-_POINTS = 5  # that a stroke goes through
-_STEPS = 8  # dots of ink between two of them
+_STROKES = (0.5, 0.35, 0.15)  # probabilities of one, two and three
+_POINTS = 5  # of a stroke
+_STEPS = 8  # dots of ink between two points
 _SHARPNESS = 1.5  # of the soft minimum that stands for the distance to the nearest dot
 _EDGE = 0.7  # pixels over which ink fades
 _FAR = 1e3
 
 
 def keyed(*parts: object) -> np.random.Generator:
-    """A generator that follows from printable parts."""
+    """A generator determined by printable parts."""
     return np.random.Generator(np.random.Philox(key=derived_seed("strokes", *parts)))
 
 
 @dataclass(frozen=True)
 class Alphabet:
-    """Random characters.
+    """The strokes of random characters."""
 
-    Parameters
-    ----------
-    points : ndarray of shape (classes, strokes, points, 2)
-        What each stroke goes through.
-    strokes : ndarray of shape (classes,), int64
-        How many strokes of each are drawn.
-    """
-
-    points: NDArray[np.float64]
-    strokes: NDArray[np.int64]
+    points: NDArray[np.float64]  # of each stroke
+    strokes: NDArray[np.int64]  # number of strokes of each character
 
     def __len__(self) -> int:
         return len(self.strokes)
 
     @classmethod
     def random(cls, classes: int, generator: np.random.Generator) -> Alphabet:
-        """Characters whose strokes are walks that keep turning one way, more or less: lines, hooks, arcs and loops."""
+        """Characters whose strokes are walks that mostly keep turning one way: lines, hooks, arcs and loops."""
         strokes = 1 + generator.choice(_MOST_STROKES, size=classes, p=_STROKES)
         shape = (classes, _MOST_STROKES)
         start = generator.uniform(-0.8, 0.8, (*shape, 1, 2))
@@ -70,7 +62,6 @@ def drawn(
 
     Parameters
     ----------
-    alphabet : Alphabet
     classes : ndarray of shape (images,), int64
         Which characters.
     generator : Generator
@@ -108,7 +99,7 @@ def _splines(points: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _slanted(dots: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
-    """Turned, sheared and stretched, each image its own way."""
+    """Dots turned, sheared and stretched, each image differently."""
     turn, shear, stretch = generator.standard_normal((3, len(dots))) * np.array([[0.16], [0.22], [0.16]])
     cos, sin, stretch = np.cos(turn), np.sin(turn), np.exp(stretch)
     rows = np.array([[cos * stretch, shear * cos - sin], [sin * stretch, cos + shear * sin]])
@@ -116,7 +107,7 @@ def _slanted(dots: NDArray[np.float64], generator: np.random.Generator) -> NDArr
 
 
 def _warped(dots: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
-    """Moved along one slow wave for each coordinate."""
+    """Dots moved along one slow wave for each coordinate."""
     images = len(dots)
     waves = 1.35 * generator.standard_normal((images, 2, 2))
     phases = generator.uniform(0, 2 * np.pi, (images, 1, 2))
@@ -127,7 +118,7 @@ def _warped(dots: NDArray[np.float64], generator: np.random.Generator) -> NDArra
 def _placed(
     dots: NDArray[np.float64], inked: NDArray[np.bool_], width: NDArray[np.float64], generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """In pixels: as large as the box allows, the centre of mass near the image's; dots without ink are far away."""
+    """Dots in pixels: as large as the box allows, centre of mass near the image's; dots without ink are far away."""
     shown = inked[..., None]
     low, high = np.where(shown, dots, _FAR).min(1, keepdims=True), np.where(shown, dots, -_FAR).max(1, keepdims=True)
     extent = np.maximum((high - low).max(-1, keepdims=True), 0.05)
@@ -138,10 +129,10 @@ def _placed(
 
 
 def _inked(dots: NDArray[np.floating], width: NDArray[np.floating]) -> NDArray[np.floating]:
-    """A pen of some width along dots: how much ink each pixel gets.
+    """The ink of each pixel, from a pen of some width along dots.
 
-    The distance to the nearest dot is a soft minimum over all of them, and its exponentials fall apart into rows and
-    columns: two small matrices an image, and one product.
+    The distance to the nearest dot is a soft minimum over all dots. Its exponentials factor into rows and columns: two
+    small matrices an image, and one product.
     """
     pixels = np.arange(SIDE, dtype=dots.dtype)
     near = np.exp(-_SHARPNESS * (pixels[None, :, None, None] - dots[:, None]) ** 2)  # (images, pixels, dots, 2)

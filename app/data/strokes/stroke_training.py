@@ -1,72 +1,56 @@
-"""How a net learns random characters: a fixed number of steps, each on images that were never drawn before.
+"""Train nets on random characters, and whiten scattering coefficients by them.
 
-The net that learns to tell random characters apart, in PyTorch: three convolutions, one dense layer, one of classes.
-Its arrays are functions' arguments: no generator of PyTorch's is drawn from, so a seed alone settles where it starts.
+A net in PyTorch, of three convolutions, a dense layer and one of classes, learns to tell random characters apart in a
+fixed number of steps, each on newly drawn images. No generator of PyTorch is used: a seed alone determines the start.
 
-How scattering coefficients are whitened: by the covariance that they have over random characters. The 81 x 49
-coefficients are first projected onto the main directions of the maps and of the places, one after the other, and the
-covariance of what is left is taken apart: a smaller file, and next to nothing is lost.
+Scattering coefficients are whitened by their covariance over random characters. The 81 x 49 coefficients are first
+projected onto the main directions of the maps and then of the places, and the covariance of the rest is decomposed: a
+smaller file that loses next to nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..features.feature_map import unit_rows
+from ..features.frozen_net import frozen_net, quantised, restored
+from ..features.scattering import ROUGHNESS, balanced, projected, scattering
 from .random_characters import SIDE, Alphabet, drawn, keyed
 
 if TYPE_CHECKING:
     import torch
 
-
-import hashlib
-from collections.abc import Mapping, Sequence
-from io import BytesIO
-from typing import Any
-
-from ..features.feature_map import unit_rows
-from ..features.frozen_net import frozen_net, quantised, restored
-from ..features.scattering import scattering
-from ..features.whitened import ROUGHNESS, balanced, projected
-
-_MOMENTUM = 0.1  # of the running means of batch normalisation
+_MOMENTUM = 0.1  # of batch normalisation's running means
 _EPSILON = 1e-5
 
 
 @dataclass
 class StrokeNet:
-    """Convolutions of 3 x 3, each normalised and cut at zero, the first two pooled by 2 x 2; a dense layer likewise.
+    """Convolutions of 3 x 3, each normalised and cut at zero, the first two pooled by 2 x 2; a dense layer likewise."""
 
-    Parameters
-    ----------
-    channels : tuple of int
-        Of the convolutions.
-    width : int
-        Of the dense layer: how many features the net gives.
-    classes : int
-    dtype : torch.dtype
-    """
-
-    channels: tuple[int, ...]
-    width: int
+    channels: tuple[int, ...]  # of the convolutions
+    width: int  # of the dense layer: the net's features
     classes: int
     dtype: torch.dtype
     weights: list[torch.Tensor] = field(default_factory=list)
-    """Of each layer, the last one's with a bias beside it."""
     gains: list[torch.Tensor] = field(default_factory=list)
     shifts: list[torch.Tensor] = field(default_factory=list)
+    # Running, of each normalised layer's input; used after training only
     means: list[torch.Tensor] = field(default_factory=list)
-    """Running, of what each normalised layer gets; only after training are they used."""
     variances: list[torch.Tensor] = field(default_factory=list)
 
     def start(self, generator: np.random.Generator) -> StrokeNet:
-        """Weights drawn uniformly, as wide as one over the square root of what a unit adds up."""
+        """Draw weights uniformly, within one over the square root of a unit's inputs."""
         import torch
 
         before = (1, *self.channels[:-1])
@@ -87,24 +71,24 @@ class StrokeNet:
         return self
 
     def learnt(self) -> list[torch.Tensor]:
-        """What descent moves."""
+        """The trained arrays."""
         return [*self.weights, *self.gains, *self.shifts]
 
     def __call__(self, images: torch.Tensor, training: bool) -> torch.Tensor:
-        """A score for each class, of images of shape (images, 1, 28, 28)."""
+        """A score for each class, for images of shape (images, 1, 28, 28)."""
         import torch
         from torch.nn import functional
 
         values = images
         for layer in range(len(self.channels)):
             values = functional.conv2d(values, self.weights[layer], padding=1)
-            # One channel lies the same either way, and the first convolution answers in the slower one.
+            # The first convolution, of one channel, returns the slower memory format.
             values = values.contiguous(memory_format=torch.channels_last)
             values = functional.relu(self._normalised(values, layer, training), inplace=True)
             if layer < 2:
                 values = functional.max_pool2d(values, 2)
         dense = len(self.channels)
-        values = values.permute(0, 2, 3, 1).flatten(1)  # as they lie in memory: pixel by pixel
+        values = values.permute(0, 2, 3, 1).flatten(1)  # pixel by pixel, as in memory
         values = functional.linear(values, self.weights[dense])
         values = functional.relu(self._normalised(values, dense, training))
         return functional.linear(values, self.weights[-1], self.shifts[-1])
@@ -116,12 +100,9 @@ class StrokeNet:
         return functional.batch_norm(values, *running, *gain, training, _MOMENTUM, _EPSILON)
 
     def frozen(self) -> list[NDArray[np.float64]]:
-        """The layers without that of the classes: weights and bias of each, with its normalisation worked in.
+        """Weights and bias of all layers but the classes', with normalisation folded in.
 
-        Notes
-        -----
-        Normalisation by running means is a fixed scale and shift, so every row of what comes out depends on its own
-        image alone.
+        Normalisation by running means is a fixed scale and shift, so every output row depends on its own image alone.
         """
         arrays = []
         for layer in range(len(self.gains)):
@@ -145,34 +126,20 @@ _SAID_EVERY = 500
 
 @dataclass(frozen=True)
 class Lesson:
-    """What one net learns, and for how long: everything that settles its weights.
+    """Everything that determines a net's weights."""
 
-    Parameters
-    ----------
-    seed : int
-        Settles alphabet, images and first weights.
-    classes, steps, batch : int
-    rate : float
-        Of the first steps; it falls linearly.
-    channels : tuple of int
-    width : int
-        Features of the net.
-    exact : bool
-        In float64 throughout; otherwise products in bfloat16, which is faster and differs from machine to machine.
-    """
-
-    seed: int
+    seed: int  # of alphabet, images and first weights
     classes: int = 3000
     steps: int = 15000
     batch: int = 128
-    rate: float = 2e-3
+    rate: float = 2e-3  # of the first steps; it falls linearly
     channels: tuple[int, ...] = (16, 32, 64)
-    width: int = 256
-    exact: bool = False
+    width: int = 256  # features of the net
+    exact: bool = False  # float64 throughout; else products in bfloat16, faster but different between machines
 
 
 def taught(lesson: Lesson) -> list[NDArray[np.float64]]:
-    """The frozen layers of a net that has learnt a lesson (:meth:`StrokeNet.frozen`)."""
+    """Train a net; return its frozen layers (:meth:`StrokeNet.frozen`)."""
     import torch
 
     torch.set_num_threads(1)
@@ -201,7 +168,7 @@ def taught(lesson: Lesson) -> list[NDArray[np.float64]]:
 
 
 def _share(step: int, steps: int) -> float:
-    """Of the rate, in a step."""
+    """The learning rate's factor in a step."""
     return min(1, (step + 1) / _WARM_UP) * max(_LAST_RATE, 1 - step / steps)
 
 
@@ -213,7 +180,7 @@ _AT_A_TIME = 500
 def whitening(
     images: int = IMAGES, directions: tuple[int, int] = (MAP_DIRECTIONS, PLACE_DIRECTIONS), kept: int = KEPT
 ) -> dict[str, NDArray[np.float64]]:
-    """What :class:`~murmurfl.app.data.features.whitened.Whitening` needs, in float64.
+    """Arrays for :func:`~murmurfl.app.data.features.scattering.whitened_scattering`, in float64.
 
     Parameters
     ----------
@@ -239,18 +206,12 @@ def whitening(
     inner = projected(rows, maps, places)
     centre = inner.mean(axis=0)
     variances, axes = _main((inner - centre).T @ (inner - centre) / len(inner), kept)
-    return {
-        "gains": gains,
-        "maps": maps,
-        "places": places,
-        "axes": axes.T,
-        "variances": variances,
-        "centre": centre @ axes,
-    }
+    projections = {"gains": gains, "maps": maps, "places": places}
+    return {**projections, "axes": axes.T, "variances": variances, "centre": centre @ axes}
 
 
 def _main(covariance: NDArray[np.float64], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The largest eigenvalues, and their eigenvectors as columns, each with a positive largest entry."""
+    """The largest eigenvalues and their eigenvectors as columns, each with a positive largest entry."""
     values, vectors = np.linalg.eigh(covariance)
     values, vectors = values[::-1][:count], vectors[:, ::-1][:, :count]
     largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(count)]
@@ -258,12 +219,12 @@ def _main(covariance: NDArray[np.float64], count: int) -> tuple[NDArray[np.float
 
 
 _CENTRED_ON = (4000, 12000)
-"""Classes and images that a net's mean is taken over: of an alphabet that no net has learnt."""
+"""Classes and images for a net's mean, from an alphabet that no net has learnt."""
 _DECIMALS = 6
 
 
 def net_arrays(layers: Sequence[NDArray[np.float64]]) -> dict[str, NDArray[Any]]:
-    """A frozen net as its file has it: weights in eight bits, and its mean over random characters."""
+    """The arrays of a frozen net's file: weights in eight bits, and its mean over random characters."""
     arrays: dict[str, NDArray[Any]] = {}
     for layer, (weight, bias) in enumerate(zip(layers[::2], layers[1::2], strict=True)):
         arrays[f"weight{layer}"], arrays[f"step{layer}"] = quantised(weight)
@@ -276,7 +237,7 @@ def net_arrays(layers: Sequence[NDArray[np.float64]]) -> dict[str, NDArray[Any]]
 
 
 def whitening_arrays() -> dict[str, NDArray[Any]]:
-    """The whitening of scattering coefficients, as its file has it: its large matrix in eight bits."""
+    """The arrays of the whitening's file: its large matrix in eight bits."""
     found = whitening()
     axes, step = quantised(found.pop("axes"))
     small = {name: values.astype(np.float32) for name, values in found.items()}
@@ -291,7 +252,7 @@ def packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def rounded_digest(arrays: Sequence[NDArray[np.float64]]) -> str:
-    """SHA-256 of arrays to six decimals: what machines whose last digits differ agree on."""
+    """SHA-256 of arrays rounded to six decimals, which machines with different last digits agree on."""
     digest = hashlib.sha256()
     for values in arrays:
         digest.update(np.round(values * 10**_DECIMALS).astype("<i8").tobytes())

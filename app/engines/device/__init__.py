@@ -1,8 +1,8 @@
 """The arithmetic of simulated machines on a GPU, or on PyTorch's CPU backend: gradients, clipping, rounding and noise.
 
-The rule of a release stays where it is, in :mod:`murmurfl.privacy`: who may release, what is recorded, what is
-acknowledged and what a release is made of. Here is only how the numbers of a whole block of machines are computed on a
-device that PyTorch knows, integers on the same grid. For simulations alone: real nodes have no such choice.
+Who may release, what is recorded and acknowledged, and what a release consists of stays in :mod:`murmurfl.privacy`.
+This room only computes the numbers of a block of machines on a PyTorch device, as integers on the same grid. It is for
+simulations: real nodes have no such choice.
 """
 
 from __future__ import annotations

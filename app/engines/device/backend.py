@@ -1,4 +1,4 @@
-"""Which device PyTorch computes on, by the name that a run gives it."""
+"""The PyTorch device that a run names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 NUMPY = ""
-"""No device: the ordinary path of the cohort engine, in NumPy."""
+"""No device: the cohort engine computes in NumPy."""
 TORCH_CPU = "torch-cpu"
 """PyTorch's CPU backend: the path of a GPU without one, for tests. It is slower than NumPy."""
 CUDA = "cuda"
@@ -21,12 +21,7 @@ _NAMES = re.compile(rf"{TORCH_CPU}|{CUDA}(:\d+)?")
 
 
 def check_device_name(name: str) -> None:
-    """Refuse what is no name of a device, whether or not it is there.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Raise if ``name`` is no device's name, whether or not the device is there."""
     if name != NUMPY and not _NAMES.fullmatch(name):
         raise ConfigurationError(
             f"Expected device {CUDA!r}, {CUDA + ':1'!r} (the second GPU) or {TORCH_CPU!r} (PyTorch's CPU backend, for "
@@ -35,21 +30,7 @@ def check_device_name(name: str) -> None:
 
 
 def checked_device(name: str, engine: str = "cohort", workers: int | None = None, ray_address: str = "") -> None:
-    """Refuse a device where none can be, or beside what it does not go with.
-
-    Parameters
-    ----------
-    name : str
-        Empty where nobody asked for one.
-    engine : str
-    workers : int or None
-    ray_address : str
-        Of a Ray cluster.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Raise if the engine has no devices, or workers are asked for beside one; an empty name is no device."""
     check_device_name(name)
     if not name:
         return
@@ -66,7 +47,7 @@ def checked_device(name: str, engine: str = "cohort", workers: int | None = None
 
 
 def open_device(name: str) -> torch.device:
-    """The device of a name, which was tried: that it is there, and that its integers are as they must be.
+    """The device of a name, once its integers have passed a check.
 
     Parameters
     ----------
@@ -76,7 +57,7 @@ def open_device(name: str) -> torch.device:
     Raises
     ------
     ConfigurationError
-        If PyTorch is not installed, has no such device, or computes other words with it than were published.
+        If PyTorch is not installed, has no such device, or computes other than the published words.
     """
     check_device_name(name)
     check_installed("torch", "torch", f"device {name!r}")

@@ -1,61 +1,52 @@
 """The arithmetic of a block of machines on a device (:class:`~murmurfl.privacy.machine.machine_block.BlockArithmetic`).
 
-Counts are rows of one int64 tensor, which the rule of releases adds and subtracts as it does arrays of NumPy; of a
-round's releases one sum comes back.
+Counts are rows of one int64 tensor, which the release rule adds and subtracts like NumPy arrays. A round returns one
+sum of releases from the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....privacy import ConfigurationError
+from ....clients import PrivateClient
+from ....privacy import ConfigurationError, MemoryLedger
 from ....privacy.ledger.ledger_block import StreamBlock
 from ....privacy.machine.clipping import StackedContributions
 from ....privacy.machine.prefix_sums import ReleaseRule
+from ...runs.centring_settings import is_centred
+from ...runs.experiment import Experiment
+from ..cohort import CohortMachines
+from .backend import open_device
 from .device_counts import DeviceContributions, clipped_counts
-from .device_noise import DeviceNoise, RowTable
+from .device_gradients import DeviceShards, gradients_on
+from .device_noise import DeviceNoise, RowTable, check_mechanism_on_device
 
 if TYPE_CHECKING:
     import torch
 else:
     from .late_torch import torch
 
-from dataclasses import replace
-
-from ...runs.experiment import Experiment
-from ..cohort import CohortMachines
-from .backend import open_device
-from .device_gradients import gradients_on
-from .device_samples import DeviceShards
-from .support import check_on_device
-
 _SHARE_OF_MEMORY = 0.25
 _CPU_BYTES = 256 << 20
 _CPU_VALUES = 1 << 22
 _BYTES_A_VALUE = 64
-"""Work memory for a value of a block's contributions: counts, noise and its words, each of 8 bytes, and room."""
+"""Work memory for a value of a block's contributions: counts, noise and its words, of 8 bytes each, and spare room."""
 
 
 class DeviceArithmetic:
-    """What is computed of all values of the releases of a block.
+    """Computes all values of a block's releases, for simulations only: the noise is of quality ``fast``.
 
     Parameters
     ----------
-    rule : ReleaseRule
-    device : torch.device
     rows : RowTable
-        Where normals are kept until a later release has taken them out.
+        Keeps normals until a later release has removed them.
     own_rows : bool
-        Whether each machine's counts are memory of their own: then what a machine remembers of a lost release does not
-        hold on to those of all others.
-
-    Notes
-    -----
-    For simulations only: the noise is of quality ``fast``.
+        Whether each machine's counts own their memory: then remembering a lost release does not keep all others.
     """
 
     def __init__(self, rule: ReleaseRule, device: torch.device, rows: RowTable, *, own_rows: bool = False) -> None:
@@ -66,8 +57,8 @@ class DeviceArithmetic:
     def noised(
         self, streams: StreamBlock, contributions: StackedContributions, keys: Sequence[bytes], nonces: Sequence[bytes]
     ) -> Any:
-        """The clipped contributions with what the noise adds and removes: int64 counts of shape (d,), a machine each,
-        as rows of one tensor or as tensors of their own.
+        """The clipped contributions with added and removed noise: int64 counts of shape (d,) for each machine, as rows
+        of one tensor or as separate tensors.
         """
         if not isinstance(contributions, DeviceContributions):
             raise ConfigurationError(
@@ -82,22 +73,21 @@ class DeviceArithmetic:
         return [row.clone() for row in counts] if self._own_rows else counts
 
     def total(self, counts: Sequence[torch.Tensor], places: Sequence[int]) -> NDArray[np.int64]:
-        """The sum of some machines' counts, shape (d,): all that comes back of a round."""
+        """The sum of some machines' counts, shape (d,), on this side."""
         return torch.stack([counts[place] for place in places]).sum(dim=0).cpu().numpy()
 
     def sent(self, counts: torch.Tensor) -> NDArray[np.int64]:
-        """One machine's counts, where a server wants every release by itself."""
+        """One machine's counts on this side, for a server that wants every release by itself."""
         return counts.cpu().numpy()
 
 
 class DeviceBlocks:
-    """A device as a run's machines use it: given the rule of a block, its arithmetic.
+    """Makes the arithmetic of a block from its release rule.
 
     Parameters
     ----------
-    device : torch.device
     limit_bytes : int, optional
-        The most memory for normals that are kept; by default a quarter of what a GPU has free.
+        Most memory for kept normals; default a quarter of a GPU's free memory.
     own_rows : bool
         Whether releases may be lost (:class:`DeviceArithmetic`).
     """
@@ -124,22 +114,19 @@ def _room(device: torch.device) -> int:
 
 
 def machines_on(experiment: Experiment, device: str) -> CohortMachines:
-    """An experiment's machines, whose gradients, clipping, grid and noise are computed on a device.
+    """An experiment's machines, with gradients, clipping, grid and noise on a device.
+
+    For simulations only: the noise is of quality ``fast``.
 
     Parameters
     ----------
-    experiment : Experiment
     device : str
         ``cuda``, ``cuda:1`` and so on, or ``torch-cpu``.
 
     Raises
     ------
     ConfigurationError
-        If the device is not there, or cannot compute this experiment; nothing was started.
-
-    Notes
-    -----
-    For simulations only: the noise is of quality ``fast``.
+        If the device is missing, or cannot compute this experiment; nothing was started.
     """
     check_on_device(experiment)
     opened = open_device(device)
@@ -151,3 +138,63 @@ def machines_on(experiment: Experiment, device: str) -> CohortMachines:
     blocks = DeviceBlocks(opened, own_rows=experiment.config.lost_replies > 0)
     machines.cohort.arithmetic, machines.cohort.block_values = blocks, blocks.block_values
     return machines
+
+
+_WITHOUT = "or leave the device empty"
+
+
+def check_on_device(experiment: Experiment) -> None:
+    """Raise if a device cannot compute the experiment.
+
+    Raises
+    ------
+    ConfigurationError
+        With what was expected and what to set.
+    """
+    config = experiment.config
+    # Policies follow from the number of samples: one machine of each is enough.
+    of_each_size = {size: machine for machine, size in enumerate(experiment.sizes)}.values()
+    policies = [experiment.policy(machine) for machine in of_each_size]
+    if config.noise_quality != "fast" and any(policy.adds_noise for policy in policies):
+        raise ConfigurationError(
+            f"Expected noise-quality = 'fast' on a device, got {config.noise_quality!r}: exact normals need float64's "
+            "own logarithm, of which backends round the last digit each in its way. Set noise-quality=fast (for "
+            f"simulations, no guarantee), {_WITHOUT}."
+        )
+    if is_centred(config) or config.private_evaluation:
+        what = "centring" if is_centred(config) else "private-evaluation"
+        raise ConfigurationError(
+            f"Expected a run whose machines release gradients alone on a device, got one with {what}: a release beside "
+            f"the training is made on the processor. Set {_OFF[what]}, {_WITHOUT}."
+        )
+    if config.samples_per_owner:
+        raise ConfigurationError(
+            "Expected samples-per-owner = 0 on a device, got "
+            f"{config.samples_per_owner}: owners are computed on the processor. Set samples-per-owner=0, {_WITHOUT}."
+        )
+    if not _asked_together(type(experiment.client(0, MemoryLedger()))):
+        raise ConfigurationError(
+            "Expected a strategy whose machines release weighted gradients of the query points on a device, such as "
+            f"mu2, trusted-mu2 or noisy-sgd, got {config.strategy!r}: its machines compute by themselves. Choose "
+            f"another, {_WITHOUT}."
+        )
+    for policy in policies:
+        if policy.sums_samples or not policy.clips_samples or policy.bound.moments is not None:
+            raise ConfigurationError(
+                "Expected machines that release the mean of a batch of clipped gradients on a device, got "
+                f"order {policy.order!r} and clip-unit {policy.clip_unit!r}: sums over all samples and whole updates "
+                f"are computed on the processor. Choose another strategy, {_WITHOUT}."
+            )
+    for plan in experiment.plans():
+        if plan.noise_std:
+            check_mechanism_on_device(plan.mechanism)
+
+
+_OFF = {"centring": "centring=none", "private-evaluation": "private-evaluation=0"}
+
+
+def _asked_together(client: type[PrivateClient]) -> bool:
+    """Whether machines of a kind contribute weighted gradients, as the model computes them."""
+    plain = client.contribution is PrivateClient.contribution and client.release is PrivateClient.release
+    together: Any = client.together
+    return plain and together.__func__ is PrivateClient.__dict__["together"].__func__

@@ -1,16 +1,19 @@
 """Clipped contributions of a block of machines on their grid, as int64 counts on a device.
 
-How much of a row clipping leaves is decided by :meth:`murmurfl.privacy.machine.clipping.RowBound.scales`, from norms
-that the device computes: one number a sample comes here and goes back. The device multiplies, rounds and adds up. A
-machine one of whose rows has no finite norm goes the careful way, on this side: the same code as everywhere.
+:meth:`murmurfl.privacy.machine.clipping.RowBound.scales` decides how much clipping leaves of a row, from norms that the
+device computes: one number a sample comes to this side and goes back. The device multiplies, rounds and adds up. A
+machine with a row without a finite norm is computed on this side, by the same code as everywhere.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ....clients.adapters.outer_products import LEAST_SQUARES
 from ....privacy.machine.clipping import RowBound
 from ....privacy.machine.clipping_figures import observe_releases
 from ....privacy.noise.grid import MARK, Grid
@@ -20,21 +23,9 @@ if TYPE_CHECKING:
 else:
     from .late_torch import torch
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
-
-from numpy.typing import NDArray
-
-from ....clients.adapters.outer_products import LEAST_SQUARES
-
-if TYPE_CHECKING:
-    import torch
-else:
-    from .late_torch import torch
-
 
 class DeviceContributions(ABC):
-    """Contributions of many samples, stacked on a device; a machine's rows can be taken out."""
+    """Contributions of many samples, stacked on a device."""
 
     @property
     @abstractmethod
@@ -43,7 +34,7 @@ class DeviceContributions(ABC):
 
     @abstractmethod
     def squared_norms(self) -> torch.Tensor:
-        """The squared L2 norm of every row, shape (samples,), float64; not finite where it cannot be told."""
+        """Squared L2 norms of the rows, shape (samples,), float64; not finite if unknown."""
 
     @abstractmethod
     def scaled(self, rows: slice, factors: torch.Tensor) -> torch.Tensor:
@@ -54,26 +45,20 @@ class DeviceContributions(ABC):
         """Some of the rows."""
 
     def norms(self) -> NDArray[np.float64]:
-        """The L2 norm of every row; one number a sample comes from the device."""
+        """L2 norms of the rows, on this side."""
         with np.errstate(all="ignore"):
             return np.sqrt(self.squared_norms().cpu().numpy())
 
     def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
-        """Write ``scale`` times a row, which comes from the device: for the few rows that go the careful way."""
+        """Write ``scale`` times a row to this side, for the few rows with careful treatment."""
         factor = torch.full((1,), scale, dtype=torch.float64, device=self.device)
         out[:] = self.scaled(slice(row, row + 1), factor)[0].cpu().numpy()
 
 
 class DeviceOuterProducts(DeviceContributions):
-    """Gradients of a linear layer, [r x^T, r] for a sample's r and x, as
-    :class:`~murmurfl.clients.adapters.outer_products.OuterProducts`.
+    """Gradients of a linear layer, [r x^T, r] for a sample's r and x, without the second r if the layer has no bias.
 
-    Parameters
-    ----------
-    residuals : float64 tensor of shape (samples, classes)
-    features : float64 tensor of shape (samples, features)
-    bias : bool
-        Whether the layer has one.
+    See :class:`~murmurfl.clients.adapters.outer_products.OuterProducts`.
     """
 
     def __init__(self, residuals: torch.Tensor, features: torch.Tensor, *, bias: bool) -> None:
@@ -102,12 +87,7 @@ class DeviceOuterProducts(DeviceContributions):
 
 
 class DeviceRows(DeviceContributions):
-    """Contributions that are written out.
-
-    Parameters
-    ----------
-    rows : float64 tensor of shape (samples, d)
-    """
+    """Contributions as plain rows."""
 
     def __init__(self, rows: torch.Tensor) -> None:
         self._rows = rows
@@ -127,7 +107,7 @@ class DeviceRows(DeviceContributions):
 
 
 def _told(rows: torch.Tensor) -> torch.Tensor:
-    """The squared length of every row; NaN of one so short that it cannot be told, which a long factor would show."""
+    """Squared lengths of the rows; NaN for one too short to be exact, since a long factor would amplify its error."""
     squares = rows.square().sum(dim=1)
     return squares.masked_fill((squares < LEAST_SQUARES) & rows.any(dim=1), torch.nan)
 
@@ -142,20 +122,14 @@ def clipped_counts(stack: DeviceContributions, bound: RowBound, grid: Grid, rows
     Parameters
     ----------
     stack : DeviceContributions
-        Rows of machine after machine.
-    bound : RowBound
-    grid : Grid
+        Rows of one machine after the other.
     rows_per_release : int
         b, rows of a machine.
 
-    Returns
-    -------
-    int64 tensor of shape (machines, d)
-
     Notes
     -----
-    Rows are bounded as by :meth:`murmurfl.privacy.machine.clipping.RowBound.rows`: float64 products and roundings are
-    IEEE 754's on a device too, and norms are sums in another order, of at most 2^26 squares.
+    Rows are bounded as by :meth:`murmurfl.privacy.machine.clipping.RowBound.rows`: float64 products and roundings
+    follow IEEE 754 on a device too; norms are sums of at most 2^26 squares in another order.
     """
     norms = stack.norms()
     share = 1.0 / rows_per_release
@@ -176,14 +150,14 @@ def clipped_counts(stack: DeviceContributions, bound: RowBound, grid: Grid, rows
 
 
 def marked(scaled: torch.Tensor) -> torch.Tensor:
-    """:meth:`~murmurfl.privacy.noise.grid.Grid.marked` of bounded float64 values: the same integers, in place."""
+    """:meth:`~murmurfl.privacy.noise.grid.Grid.marked` of bounded float64 values, in place."""
     return scaled.add_(_ROUNDER).view(torch.int64)
 
 
 def _careful_counts(
     stack: DeviceContributions, bound: RowBound, grid: Grid, machine: int, rows_per_release: int, size: int
 ) -> torch.Tensor:
-    """One machine's contribution by the code of every machine, from rows that come from the device."""
+    """One machine's contribution by the code of every machine, on this side."""
     rows = np.empty((rows_per_release, size))
     with np.errstate(all="ignore"):
         for j, row in enumerate(rows):

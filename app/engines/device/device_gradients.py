@@ -1,4 +1,4 @@
-"""Per-sample gradients of the application's models on a device, for many machines at once.
+"""Training samples on a device, and per-sample gradients of the application's models for many machines at once.
 
 Closed forms are in float64, as in :mod:`murmurfl.app.models`, and differ from those by rounding. Modules compute in
 their own type.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,16 +17,75 @@ from numpy.typing import NDArray
 
 from ....clients.adapters.torch_model import ModuleGradients
 from ....privacy import ConfigurationError
+from ...data.shards import PerMachine
+from ...data.task import Shard
 from ...models.linear import LinearModel, LogisticRegression, MeanEstimation, NonconvexLogistic, RidgeRegression
 from ...models.model import Model, Parameters
 from ...models.softmax import SoftmaxRegression
 from .device_counts import DeviceContributions, DeviceOuterProducts, DeviceRows
-from .device_samples import DeviceBatch, DeviceSamples
 
 if TYPE_CHECKING:
     import torch
 else:
     from .late_torch import torch
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """Samples of several machines, one machine after the other."""
+
+    features: torch.Tensor
+    labels: torch.Tensor
+
+
+@dataclass(frozen=True)
+class DeviceSamples:
+    """All training samples of a run."""
+
+    features: torch.Tensor
+    labels: torch.Tensor
+
+    @classmethod
+    def of(cls, features: NDArray[Any], labels: NDArray[Any], device: torch.device) -> DeviceSamples:
+        return cls(torch.tensor(np.asarray(features), device=device), torch.tensor(np.asarray(labels), device=device))
+
+    def batch(self, places: NDArray[np.int64]) -> DeviceBatch:
+        """Samples by their places; only these numbers travel to the device."""
+        chosen = torch.from_numpy(places).to(self.features.device)
+        return DeviceBatch(self.features.index_select(0, chosen), self.labels.index_select(0, chosen))
+
+
+class DeviceShard:
+    """One machine's samples in the order in which it uses them."""
+
+    def __init__(self, shard: Shard, samples: DeviceSamples) -> None:
+        self._shard, self._samples = shard, samples
+
+    def __len__(self) -> int:
+        return len(self._shard)
+
+    def __getitem__(self, samples: slice) -> DeviceBatch:
+        return self._samples.batch(self._shard.places(samples))
+
+    @classmethod
+    def stack(cls, parts: Sequence[tuple[DeviceShard, slice]]) -> DeviceBatch:
+        """One batch of several machines' samples, made on the device."""
+        places = np.concatenate([shard._shard.places(samples) for shard, samples in parts])
+        return parts[0][0]._samples.batch(places)
+
+
+class DeviceShards(PerMachine[DeviceShard]):
+    """The samples of all machines, each made on access."""
+
+    def __init__(self, shards: Sequence[Shard], samples: DeviceSamples) -> None:
+        self._shards, self._samples = shards, samples
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def machine(self, number: int) -> DeviceShard:
+        return DeviceShard(self._shards[number], self._samples)
+
 
 Weight = float | NDArray[np.float64]
 
@@ -34,18 +94,7 @@ _MOST_VALUES = 1 << 27
 
 
 class DeviceGradients(ABC):
-    """A model's per-sample gradients on a device.
-
-    Parameters
-    ----------
-    model : Model
-    device : torch.device
-
-    Attributes
-    ----------
-    shapes : list of tuple of int
-        Of the model's arrays.
-    """
+    """A model's per-sample gradients on a device."""
 
     def __init__(self, model: Model, device: torch.device) -> None:
         self._model = model
@@ -54,33 +103,28 @@ class DeviceGradients(ABC):
         self._at: tuple[Any, list[list[torch.Tensor]]] = (None, [])
 
     def __getattr__(self, name: str) -> Any:
-        """What else there is to know of a model, such as whether it is convex, it says itself."""
+        """Other attributes of the model, such as whether it is convex."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._model, name)
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: DeviceBatch) -> NDArray[np.float64]:
-        """Gradients as an array, shape (b, d), for a machine that is asked by itself."""
+        """Gradients as an array, shape (b, d), for a machine that is asked alone."""
         made = self.stacked([parameters], [1.0], samples)
         ones = torch.ones(len(samples.labels), dtype=torch.float64, device=self.device)
         return made.scaled(slice(None), ones).cpu().numpy()
 
     def samples(self, features: NDArray[Any], labels: NDArray[Any]) -> DeviceSamples:
-        """All training samples, as the model takes them, on the device."""
+        """All training samples on the device, as the model takes them."""
         return DeviceSamples.of(features, labels, self.device)
 
     def stacked(
         self, points: Sequence[Parameters], weights: Sequence[Weight], samples: DeviceBatch
     ) -> DeviceContributions:
-        """Per-sample sums over the query points of weight times gradient
-        (:func:`~murmurfl.clients.adapters.per_sample_gradients.combined_gradients`).
+        """Per-sample sums over the query points of weight times gradient.
 
-        Parameters
-        ----------
-        points : sequence of sequences of ndarray
-            Query points; they go to the device once.
-        weights : sequence of float, or of ndarray of shape (b,)
-        samples : DeviceBatch
+        See :func:`~murmurfl.clients.adapters.per_sample_gradients.combined_gradients`. The points go to the device
+        once.
         """
         if self._at[0] is not points:
             self._at = points, [self._sent(point) for point in points]
@@ -93,7 +137,7 @@ class DeviceGradients(ABC):
     def _combined(
         self, terms: Sequence[tuple[list[torch.Tensor], float | torch.Tensor]], samples: DeviceBatch
     ) -> DeviceContributions:
-        """The sum over points of weight times gradient; a weight is a number, or a column of one for each sample."""
+        """The sum over points of weight times gradient; a weight is a number, or a column with one for each sample."""
 
     def _sent(self, point: Parameters) -> list[torch.Tensor]:
         return [torch.tensor(np.asarray(values, dtype=np.float64), device=self.device) for values in point]
@@ -105,14 +149,14 @@ class DeviceGradients(ABC):
 
 
 def _weighted(weight: float | torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Values times a weight; where the weight of a sample is 0 nothing, whatever its values are."""
+    """Values times a weight; exactly zero where a sample's weight is 0, even if its values are not finite."""
     if isinstance(weight, torch.Tensor):
         return torch.where(weight != 0.0, weight * values, torch.zeros_like(values))
     return values.mul_(weight)
 
 
 class SoftmaxGradients(DeviceGradients):
-    """Of softmax regression: outer products."""
+    """Softmax regression: outer products."""
 
     _model: SoftmaxRegression
 
@@ -134,7 +178,7 @@ class SoftmaxGradients(DeviceGradients):
 
 
 class MarginGradients(DeviceGradients):
-    """Of a loss of one margin: its slope times the features, and what a regulariser adds."""
+    """A loss of one margin: its slope times the features, and the gradient of a regulariser."""
 
     _model: LinearModel
 
@@ -168,7 +212,7 @@ class MarginGradients(DeviceGradients):
 
 
 class MeanGradients(DeviceGradients):
-    """Of half the squared distance to a sample."""
+    """Half the squared distance to a sample."""
 
     def _combined(
         self, terms: Sequence[tuple[list[torch.Tensor], float | torch.Tensor]], samples: DeviceBatch
@@ -183,11 +227,9 @@ class MeanGradients(DeviceGradients):
 
 
 class ModuleOnDevice(DeviceGradients):
-    """Of a PyTorch module with the cross-entropy of its scores, by ``torch.func``.
+    """A PyTorch module with the cross-entropy of its scores, by ``torch.func``.
 
-    Notes
-    -----
-    Convolutions take no TensorFloat-32, and algorithms of which two runs are the same to the last bit.
+    Convolutions use no TensorFloat-32, and deterministic algorithms.
     """
 
     def __init__(self, model: Model, device: torch.device) -> None:
@@ -239,9 +281,9 @@ def gradients_on(model: Model, device: torch.device) -> DeviceGradients:
     Raises
     ------
     ConfigurationError
-        If it is neither a model in closed form that is known here nor one with a PyTorch module.
+        If the model neither has a closed form here nor a PyTorch module.
     """
-    # A subclass of one's own may have another loss: only the very classes are known here.
+    # A subclass may have another loss, so only the classes themselves match.
     found = next((kind for known, kind in _KINDS if type(model) is known), None)
     if found is not None:
         return found(model, device)

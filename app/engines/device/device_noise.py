@@ -1,15 +1,15 @@
-"""The noise of a block of machines on a device: what each release adds to its contribution and takes back out of it.
+"""The noise of a block of machines on a device: what each release adds to its contribution and removes from it.
 
-A mechanism's increment is linear in the normals of the release and of the few before it. Its own code says by which
-factors: it is asked for the increment of unit vectors (:func:`factors_of`). The device multiplies, adds and rounds to
-the grid, as :class:`~murmurfl.privacy.noise.noise_stream.NoiseStream` does; where a mechanism removes its last row
-whole, the same integers are removed that were added.
+A mechanism's increment is linear in the normals of the release and of the few before it. Its own code gives the
+factors, as its increment of unit vectors (:func:`factors_of`). The device multiplies, adds and rounds to the grid like
+:class:`~murmurfl.privacy.noise.noise_stream.NoiseStream`; a mechanism that removes its whole last row removes the very
+integers that were added.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,29 +30,20 @@ if TYPE_CHECKING:
 else:
     from .late_torch import torch
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
-else:
-    from .late_torch import torch
-
 
 Name = tuple[bytes, bytes]
 """A machine's secret key and the nonce of a release."""
 
 
 class RowTable:
-    """Rows of one table, so that a kept row holds no memory of others'.
+    """Noise rows in one table, so that a kept row holds no other row's memory.
 
     Parameters
     ----------
     size : int
         Values of a row.
     most_rows : int
-        The most to keep. The oldest go first, and are made again.
-    device : torch.device
+        Most rows to keep. The oldest go first, and are drawn again if needed.
     """
 
     def __init__(self, size: int, most_rows: int, device: torch.device) -> None:
@@ -65,18 +56,7 @@ class RowTable:
         return len(self._places)
 
     def get(self, names: Sequence[Name], make: Callable[[Sequence[Name]], torch.Tensor]) -> torch.Tensor:
-        """The rows of some names, those that are not here made anew.
-
-        Parameters
-        ----------
-        names : sequence
-        make : callable
-            Rows of names.
-
-        Returns
-        -------
-        float32 tensor of shape (names, size)
-        """
+        """The rows of some names; ``make`` draws those that are missing."""
         here = [self._places.get(name) for name in names]
         missing = [i for i, place in enumerate(here) if place is None]
         if len(missing) == len(names):
@@ -88,14 +68,14 @@ class RowTable:
         return rows
 
     def forget(self, names: Sequence[Name]) -> None:
-        """Give back the room of rows that nobody needs any more."""
+        """Free the places of rows that nobody needs any more."""
         for name in names:
             place = self._places.pop(name, None)
             if place is not None:
                 self._free.append(place)
 
     def keep(self, names: Sequence[Name], rows: torch.Tensor) -> None:
-        """Keep rows as long as there is room; the last of them if there are too many."""
+        """Keep rows while there is room; only the last ones if there are too many."""
         if self._most < 1:
             return
         names, rows = names[-self._most :], rows[-self._most :]
@@ -108,7 +88,7 @@ class RowTable:
         self._table[torch.tensor(places, device=rows.device)] = rows
 
     def _grow(self, rows: int) -> None:
-        """Room for so many rows: twice what there is, so that a table is copied a few times in all."""
+        """Make room for this many rows, at least doubling the table so that it is copied only a few times."""
         had = len(self._table)
         if rows <= had:
             return
@@ -122,9 +102,9 @@ _MARK = int(MARK)
 
 
 class Factors(NamedTuple):
-    """What a release's increment is made of, in units of the grid.
+    """The factors of a release's increment, in units of the grid.
 
-    ``added[j]`` and ``removed[j]`` multiply the normals of the release that is j before this one.
+    ``added[j]`` and ``removed[j]`` multiply the normals of the release j before this one.
     """
 
     added: NDArray[np.floating]
@@ -132,7 +112,7 @@ class Factors(NamedTuple):
 
 
 def check_mechanism_on_device(mechanism: Mechanism) -> None:
-    """Refuse a mechanism that makes a release from more than the normals of a few.
+    """Raise if a mechanism makes a release from more than a few releases' normals.
 
     Raises
     ------
@@ -147,7 +127,7 @@ def check_mechanism_on_device(mechanism: Mechanism) -> None:
 
 
 def _earlier_rows(mechanism: Mechanism, release: int) -> int | None:
-    """Of how many releases before one its noise is made as well; None where it is not made of releases' normals."""
+    """How many earlier releases' normals a release's noise uses; None if it is not made of releases' normals."""
     if any(mechanism.draws(k) != 1 for k in (1, release)):
         return None
     kept = {"nothing": 0, "last": 1, "recent": mechanism.remembered}.get(mechanism.memory)
@@ -156,16 +136,16 @@ def _earlier_rows(mechanism: Mechanism, release: int) -> int | None:
 
 @lru_cache(maxsize=4096)
 def factors_of(mechanism: Mechanism, release: int, scale: float) -> Factors:
-    """The factors of a release, from the mechanism's own increment of unit vectors.
+    """The factors of a release, by the mechanism's own increment of unit vectors.
 
     Parameters
     ----------
     mechanism : Mechanism
-        One that :func:`check_mechanism_on_device` takes.
+        One that passes :func:`check_mechanism_on_device`.
     release : int
         k, from 1.
     scale : float
-        In front of all normals.
+        Common factor of all normals.
     """
     size = (_earlier_rows(mechanism, release) or 0) + 1
     units = np.eye(size)
@@ -181,21 +161,16 @@ def factors_of(mechanism: Mechanism, release: int, scale: float) -> Factors:
 
 
 class DeviceNoise:
-    """The noise of sessions of the machines of one policy.
+    """The noise of sessions of the machines of one policy, for simulations only.
+
+    It depends neither on what ``rows`` keeps, nor on data, nor on which machines share a block.
 
     Parameters
     ----------
-    plan : NoisePlan
     num_parameters : int
         d.
-    device : torch.device
     rows : RowTable
-        Keeps the normals that a later release needs; those for which it has no room are made again.
-
-    Notes
-    -----
-    For simulations only, as noise of quality ``fast`` is. It depends neither on what is kept nor on data, nor on which
-    machines are together in a block.
+        Keeps the normals that a later release needs; rows beyond its room are drawn again.
     """
 
     def __init__(self, plan: NoisePlan, num_parameters: int, device: torch.device, rows: RowTable) -> None:
@@ -214,18 +189,18 @@ class DeviceNoise:
         nonces: Sequence[bytes],
         earlier: Sequence[bytes],
     ) -> None:
-        """Put the noise of the next release of each machine on its contribution.
+        """Add the noise of each machine's next release to its contribution.
 
         Parameters
         ----------
         counts : int64 tensor of shape (machines, d)
-            Changed.
+            Changed in place.
         releases : sequence of int
-            k of each, from 1.
+            k of each machine, from 1.
         keys, nonces : sequences of bytes
-            The secret key of each machine and the nonce of its release.
+            Each machine's secret key and the nonce of its release.
         earlier : sequence of bytes
-            The nonces of the releases before, that of the last one last, as far as the mechanism remembers them.
+            Nonces of the earlier releases, the last one last, as far as the mechanism remembers them.
         """
         if self.plan.noise_std == 0.0:
             return
@@ -254,12 +229,12 @@ class DeviceNoise:
                 removed = _plus(removed, rows, float(factors.removed[lag]))
             if factors.added[lag]:
                 added = _plus(added, rows, float(factors.added[lag]))
-            if lag == self._needed:  # for the last time
+            if lag == self._needed:  # used for the last time
                 self._rows.forget([(key, lagged[lag]) for key, lagged in names])
         if self._needed and release < mechanism.num_releases:
             self._rows.keep([(key, lagged[0]) for key, lagged in names], fresh)
         counts = marked(added)
-        # The mark goes with what is removed; without that it goes by itself.
+        # Removed counts take the mark with them.
         return counts.sub_(_MARK) if removed is None else counts.sub_(marked(removed))
 
     def _rows_of(self, names: Sequence[tuple[bytes, Sequence[bytes]]], lag: int) -> torch.Tensor:
@@ -270,17 +245,16 @@ class DeviceNoise:
         return standard_normal_rows(keys, self.num_parameters, self.device)
 
     def _check_room(self, factors: Factors) -> None:
-        """Refuse noise that the grid has no room for, as a machine by itself does."""
+        """Raise if the noise does not fit the grid, as a single machine does."""
         largest = sum(np.abs(part).sum() for part in factors if part is not None)
         self.plan.grid.rounded(np.empty(0), LARGEST_NORMAL * float(largest) * self.plan.grid.spacing)
 
 
 def _lagged(nonce: bytes, earlier: bytes) -> list[bytes]:
-    """The nonces of a release and of those before it, the latest first."""
+    """Nonces of a release and of those before it, the latest first."""
     return [nonce, *(earlier[i - NONCE_BYTES : i] for i in range(len(earlier), 0, -NONCE_BYTES))]
 
 
 def _plus(total: torch.Tensor | None, rows: torch.Tensor, factor: float) -> torch.Tensor:
-    """A sum with one more product, in float64."""
     term = rows.to(torch.float64).mul_(factor)
     return term if total is None else total.add_(term)

@@ -1,23 +1,22 @@
-r"""Keyed normals on a device: a row is a pure function of its key, the same bits on every backend.
+"""Keyed normals on a device: a row is a pure function of its key, with the same bits on every backend.
 
-Words come from Philox4x32-10, whose key and upper counter words are the first 160 bits of the
-row's key, and whose lowest counter word numbers the blocks of a row. Two words make a pair of normals, R cos(theta) and
-R sin(theta) with R = sqrt(-2 ln U) (Box and Muller 1958), in float32:
+Words come from Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3"): four
+words of 32 bits as a pure function of a counter and a key. Its key and upper counter words are the first 160 bits of
+the row's key; its lowest counter word numbers the blocks of a row. Words are kept in int64. A product of two of them
+may wrap around, as integers do on every backend, and its upper half is still right; known answers check that before a
+backend is used (:func:`check_known_answers`).
+
+Two words make a pair of normals, R cos(theta) and R sin(theta) with R = sqrt(-2 ln U) (Box and Muller 1958), in
+float32:
 
 * U = w 2^-32 of the first word, so that no normal is larger than sqrt(66 ln 2) = 6.76 in magnitude, and about one pair
   in 2^25 is exactly zero.
-* The logarithm, the sine and the cosine are polynomials, wrong by a few units in the last place. They are written as
-  single sums, products and one quotient and root, each of which IEEE 754 rounds in one way alone. So a row has the same
-  bits on every backend, alone or beside any others: what is tested on a CPU is what a GPU draws.
+* The logarithm, the sine and the cosine are polynomials with an error of a few units in the last place. They consist of
+  sums, products, one quotient and one root, each of which IEEE 754 rounds in one way only. So a row has the same bits
+  on every backend, alone or beside others: what is tested on a CPU is what a GPU draws.
 
-These are other bits than those of :mod:`murmurfl.privacy.noise.keyed_noise`, of the same law as its quality ``fast``.
-They are for simulations only: Philox is no cipher, and the gaps of float32 tell neighbouring data sets apart.
-
-Philox4x32-10 in PyTorch's integers: four random words of 32 bits as a pure function of a counter and a key. Salmon,
-Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3". A word is kept in an int64, so that the
-product of two words of 32 bits fits; the upper half of a product that does not fit a signed integer comes out right all
-the same, because integers wrap around on every backend. That a backend does all this is checked by its known answers
-before it is used (:func:`check_known_answers`).
+The bits differ from those of :mod:`murmurfl.privacy.noise.keyed_noise`; the law is that of its quality ``fast``. They
+are for simulations only: Philox is no cipher, and the gaps of float32 tell neighbouring data sets apart.
 """
 
 from __future__ import annotations
@@ -30,13 +29,6 @@ import numpy as np
 
 from ....privacy import ConfigurationError
 from ....privacy.noise.keyed_noise import KEY_BYTES
-
-if TYPE_CHECKING:
-    import torch
-else:
-    from .late_torch import torch
-
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +54,7 @@ KNOWN_ANSWERS: tuple[tuple[tuple[int, ...], tuple[int, int], tuple[int, ...]], .
         (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
     ),
 )
-"""Counter, key and words, as the authors published them with their library Random123."""
+"""Counter, key and words, as published by the authors with their library Random123."""
 
 
 def philox_words(counter: Sequence[torch.Tensor], key: Sequence[torch.Tensor]) -> Words:
@@ -78,7 +70,7 @@ def philox_words(counter: Sequence[torch.Tensor], key: Sequence[torch.Tensor]) -
     Returns
     -------
     tuple of four int64 tensors
-        Words from 0 to 2^32 - 1, of the shape that all broadcast to.
+        Words from 0 to 2^32 - 1, of the broadcast shape.
     """
     shape = torch.broadcast_shapes(*(one.shape for one in (*counter, *key)))
     first, second, third, fourth = counter
@@ -87,26 +79,21 @@ def philox_words(counter: Sequence[torch.Tensor], key: Sequence[torch.Tensor]) -
         if step:
             key_0, key_1 = (key_0 + _WEYL[0]) & WORD_MASK, (key_1 + _WEYL[1]) & WORD_MASK
         low, high = first * _MULTIPLIERS[0], third * _MULTIPLIERS[1]
-        # What is above 32 bits of the other words goes with the mask; words that nobody has masked yet are products.
+        # The mask drops what is above 32 bits of the other words; unmasked words are products.
         first, third = _mixed(high, second ^ key_0, shape), _mixed(low, fourth ^ key_1, shape)
         second, fourth = high, low
     return first, second & WORD_MASK, third, fourth & WORD_MASK
 
 
 def _mixed(product: torch.Tensor, other: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The upper word of a product, with another word added bit by bit."""
+    """The upper word of a product, XORed with another word."""
     upper = product >> WORD_BITS
     upper = upper.bitwise_xor_(other) if upper.shape == shape else upper ^ other
     return upper.bitwise_and_(WORD_MASK)
 
 
 def check_known_answers(device: torch.device) -> None:
-    """Refuse a backend that computes other words than those that were published.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Raise if a backend computes other than the published words."""
     counters = torch.tensor([counter for counter, _, _ in KNOWN_ANSWERS], dtype=torch.int64, device=device)
     keys = torch.tensor([key for _, key, _ in KNOWN_ANSWERS], dtype=torch.int64, device=device)
     expected = [list(words) for _, _, words in KNOWN_ANSWERS]
@@ -124,7 +111,7 @@ _BLOCKS_TOGETHER_ON_GPU = 1 << 23
 _MOST_BLOCKS = 1 << WORD_BITS  # that one word of the counter can number
 
 _ROOT_HALF_BITS = 0x3F3504F3
-"""The float32 next to sqrt(1/2), as an integer: mantissas are taken between it and twice it."""
+"""The float32 next to sqrt(1/2), as an integer: mantissas lie between it and twice it."""
 _MANTISSA_BITS = 23
 _MANTISSA_MASK = (1 << _MANTISSA_BITS) - 1
 
@@ -149,14 +136,9 @@ def standard_normal_rows(
         One a row, from :func:`murmurfl.privacy.noise.keyed_noise.row_key`; 32 bytes, each used for one row only.
     size : int
         Values of a row, from 0.
-    device : torch.device
     blocks_together : int, optional
-        How many blocks of four normals are computed at a time: it bounds the work memory, and changes no bit. By
-        default as many as keep a GPU busy, or stay in a processor's cache.
-
-    Returns
-    -------
-    float32 tensor of shape (keys, size)
+        Blocks of four normals computed at a time, which bounds the work memory and changes no bit. The default keeps a
+        GPU busy, or fits a processor's cache.
 
     Raises
     ------
@@ -184,7 +166,7 @@ def standard_normal_rows(
 
 
 def _key_words(keys: Sequence[bytes], device: torch.device) -> torch.Tensor:
-    """The words of Philox's key and upper counter for each row, shape (5, rows)."""
+    """Words of Philox's key and upper counter for each row, shape (5, rows)."""
     wrong = next((key for key in keys if len(key) != KEY_BYTES), None)
     if wrong is not None:
         raise ConfigurationError(f"Expected keys of {KEY_BYTES} bytes, got one of {len(wrong)}.")
@@ -195,7 +177,7 @@ def _key_words(keys: Sequence[bytes], device: torch.device) -> torch.Tensor:
 def _write_pairs(
     radius_words: torch.Tensor, angle_words: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
 ) -> None:
-    """Pairs of normals from two words of 32 bits each."""
+    """Write pairs of normals made from two words of 32 bits each."""
     radius = radius_words.to(torch.float32).add_(0.5).mul_(2.0**-WORD_BITS)
     radius = _minus_twice_logarithm(radius).sqrt_()
     radius = torch.where((angle_words & _SIGN) != 0, -radius, radius)
@@ -223,7 +205,7 @@ def _minus_twice_logarithm(values: torch.Tensor) -> torch.Tensor:
 
 
 def _polynomial(coefficients: Sequence[float], values: torch.Tensor) -> torch.Tensor:
-    """Horner's rule, product and sum rounded one by one."""
+    """Horner's rule; each product and sum is rounded by itself."""
     total = values * coefficients[-1]
     for coefficient in coefficients[-2:0:-1]:
         total.add_(coefficient).mul_(values)

@@ -1,4 +1,4 @@
-"""PyTorch, imported when something of it is first used: an installation without it still imports every module."""
+"""PyTorch, imported at its first use: an installation without it still imports every module."""
 
 from __future__ import annotations
 

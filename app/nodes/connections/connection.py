@@ -15,25 +15,15 @@ from ....privacy.setting import Setting
 
 @dataclass(frozen=True)
 class Connection:
-    """How a node reaches its SuperLink.
+    """How a node reaches its SuperLink."""
 
-    Parameters
-    ----------
-    superlink : str
-        Host and port.
-    root_certificates : Path, optional
-        PEM file that the SuperLink's certificate is checked against; default the public authorities that Python's
-        ``certifi`` knows, or those that the environment variable SSL_CERT_FILE names.
-    private_key : Path, optional
-        The node's own key (``ssh-keygen -t ecdsa -b 384``), registered with the SuperLink.
-    insecure : bool
-        Plain HTTP: for tests on one machine.
-    """
-
-    superlink: str
+    superlink: str  # host and port
+    # PEM file that the SuperLink's certificate is checked against; default the public authorities that Python's
+    # ``certifi`` knows, or those that the environment variable SSL_CERT_FILE names
     root_certificates: Path | None = None
+    # The node's own key (``ssh-keygen -t ecdsa -b 384``), registered with the SuperLink
     private_key: Path | None = None
-    insecure: bool = False
+    insecure: bool = False  # plain HTTP: for tests on one machine
 
     def __post_init__(self) -> None:
         host, colon, port = self.superlink.rpartition(":")
@@ -65,14 +55,9 @@ class Connection:
         private_key: Path | None = None,
         insecure: bool = False,
     ) -> Connection:
-        """What an operator's file says of its connection, and in its place what a command's options say.
+        """The connection that a command's options describe; the operator's file gives what they leave out.
 
-        Parameters
-        ----------
-        path : Path
-            The operator's file; relative paths in it are taken from its folder.
-        superlink, root_certificates, private_key, insecure
-            Of the command; where one is not given, the file's counts.
+        Relative paths in the file are taken from its folder.
 
         Raises
         ------
@@ -96,7 +81,7 @@ class Connection:
         private_key: Path | None = None,
         insecure: bool = False,
     ) -> Connection | None:
-        """As :meth:`read`; None where neither the file nor the options say where the SuperLink is."""
+        """Like :meth:`read`, but None if neither the file nor the options say where the SuperLink is."""
         table = cls.table(path)
         given = {
             "superlink": superlink or None,
@@ -109,7 +94,7 @@ class Connection:
 
     @classmethod
     def table(cls, path: Path) -> dict[str, Any]:
-        """The table ``[connection]`` of an operator's file, by the names of the fields; empty where there is none.
+        """The table ``[connection]`` of an operator's file, by field name; empty if there is none.
 
         Raises
         ------

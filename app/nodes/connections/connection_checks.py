@@ -1,4 +1,4 @@
-"""What of a connection can be checked before a node starts: the way, certificate, clocks, key, and who commands."""
+"""Checks of a connection before a node starts: the way, the certificate, the clocks, the key, and who commands."""
 
 from __future__ import annotations
 
@@ -11,30 +11,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ....privacy import ConfigurationError
+from .certificate import expiries, utc
 from .connection import Connection
 from .diagnosis import AHEAD_S, BEHIND_S, Diagnosis, diagnose
-from .presented import authority_ends, utc
 
 STATES = ("ok", "warning", "failed", "not tried")
 
 
 @dataclass(frozen=True)
 class Check:
-    """What came of trying one thing.
-
-    Parameters
-    ----------
-    name : str
-        Of what was tried.
-    state : str
-        One of :data:`STATES`.
-    sentence : str
-        For the operator; with ``failed`` it says what to do.
-    """
+    """The outcome of one check."""
 
     name: str
-    state: str
-    sentence: str
+    state: str  # one of :data:`STATES`
+    sentence: str  # for the operator; with ``failed`` it says what to do
 
     def __post_init__(self) -> None:
         if self.state not in STATES:
@@ -42,7 +32,7 @@ class Check:
 
 
 def worst(checks: Sequence[Check]) -> str:
-    """``failed`` if one of them did, else ``warning`` if there is one, else ``ok``."""
+    """``failed`` if any check failed, else ``warning`` if any warned, else ``ok``."""
     states = {check.state for check in checks}
     return next((state for state in ("failed", "warning") if state in states), "ok")
 
@@ -55,13 +45,7 @@ _DAYS_LEFT = 30.0
 
 
 def not_tried(reason: str) -> list[Check]:
-    """None of them, for a reason.
-
-    Parameters
-    ----------
-    reason : str
-        What was missing.
-    """
+    """Every check as not tried, for a reason."""
     return [Check(name, "not tried", reason) for name in NAMES]
 
 
@@ -71,28 +55,25 @@ def connection_checks(
     trying: Callable[..., Diagnosis] = diagnose,
     clock: Callable[[], float] = time.time,
 ) -> list[Check]:
-    """Try a connection, and say of each step what came of it.
+    """Try a connection and report each step.
+
+    Releases nothing. A running node with the same key keeps its session.
 
     Parameters
     ----------
-    connection : Connection
     trying : callable
         As :func:`~murmurfl.app.nodes.connections.diagnosis.diagnose`.
     clock : callable
-        In seconds since 1970.
-
-    Notes
-    -----
-    Nothing is released, and a node that is running with the same key keeps its session.
+        Seconds since 1970.
     """
     found = trying(connection)
-    if (
-        found.cause == "key-unusable" and connection.private_key is not None
-    ):  # that much a node finds out by itself; the rest can be tried without
+    if found.cause == "key-unusable" and connection.private_key is not None:  # the rest can be tried without it
         rest = connection_checks(replace(connection, private_key=None), trying=trying, clock=clock)
         at = NAMES.index("key")
         return [*rest[:at], Check("key", "failed", found.sentence), *rest[at + 1 :]]
-    failed = _failed_check(found.cause)
+    failed = None
+    if found.cause != "reached":
+        failed = next((name for name in NAMES if found.cause.startswith(name)), "connection")
     reached = NAMES.index(failed) if failed else len(NAMES)
     passed = [
         Check("connection", "ok", f"A SuperLink answers at {connection.superlink}."),
@@ -107,17 +88,11 @@ def connection_checks(
     return [*passed, Check(failed, "failed", found.sentence), *rest]
 
 
-def _failed_check(cause: str) -> str | None:
-    """Which of the checks a cause belongs to."""
-    if cause == "reached":
-        return None
-    return next((name for name in NAMES if cause.startswith(name)), "connection")
-
-
 def _certificate(connection: Connection, found: Diagnosis, now: float) -> Check:
     if connection.insecure:
         return Check("certificate", "warning", "There is none: without TLS anybody in between reads and answers.")
-    ends = [end for end in (found.certificate_ends, authority_ends(connection.root_certificates)) if end is not None]
+    ends = [] if found.certificate_ends is None else [found.certificate_ends]
+    ends += sorted(expiries(connection.root_certificates))[-1:]
     if not ends:
         return Check("certificate", "ok", "The SuperLink's certificate is believed.")
     days = math.floor((min(ends) - now) / _DAY_S)
@@ -134,8 +109,7 @@ def _clock(found: Diagnosis) -> Check:
         return Check("clock", "ok", f"The SuperLink accepts this machine's clock {allowed}.")
     side = "ahead of" if found.ahead_s > 0 else "behind"
     said = f"This machine's clock is {abs(found.ahead_s):.0f} s {side} the SuperLink's, to within 2 s {allowed}"
-    near = found.ahead_s > AHEAD_S - 1 or found.ahead_s < -BEHIND_S / 2
-    if near:
+    if found.ahead_s > AHEAD_S - 1 or found.ahead_s < -BEHIND_S / 2:
         return Check("clock", "warning", f"{said}: set the clock (NTP) of whichever is wrong.")
     return Check("clock", "ok", f"{said}.")
 
@@ -143,9 +117,8 @@ def _clock(found: Diagnosis) -> Check:
 def _key(connection: Connection) -> Check:
     path = connection.private_key
     if path is None:
-        return Check(
-            "key", "warning", "The SuperLink takes any node, and this one has no key: any machine may take part."
-        )
+        sentence = "The SuperLink takes any node, and this one has no key: any machine may take part."
+        return Check("key", "warning", sentence)
     if os.name == "posix" and Path(path).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         return Check("key", "warning", f"It is registered, but others may read it: run `chmod 600 {path}`.")
     return Check("key", "ok", f"The SuperLink knows the key at {path}.")

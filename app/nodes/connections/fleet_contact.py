@@ -1,11 +1,11 @@
-"""What a SuperNode knows of its SuperLink: whether it was accepted, whether it is answered, and why not.
+"""Flower's Fleet API as a node uses it: ask a SuperLink without a session, and report a running SuperNode's contact.
 
-Runs inside Flower's own process (:mod:`.flower_supernode`) and tells the node that started it, as lines of JSON on a
-pipe of its own: what is printed, where texts of a server may be, cannot pass for it.
+To ask without a session, :class:`FleetApi` requests one with a heartbeat interval that Flower does not allow, which the
+SuperLink must refuse. It checks the signature, the clock and the key first; the code of its refusal says how far it
+came.
 
-Flower's Fleet API, as far as a SuperLink can be asked without a node's session being begun or ended. A session is asked
-for with a heartbeat that Flower does not allow, so the SuperLink must refuse. It looks at the signature, the clock and
-the key before it refuses, and the code of its refusal says how far it came.
+:class:`Contact` runs inside Flower's own process (:mod:`.flower_supernode`) and reports to the node that started it,
+as lines of JSON on a pipe of its own. Printed text, which may come from a server, cannot pass for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import ssl
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -42,7 +42,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Protobuf
 
-from .presented import Presented
+from .certificate import Presented
 
 _LONGEST_ANSWER = 64 * 1024
 _NEVER_ALLOWED_S = 0.0  # Flower allows heartbeats from 10 s on
@@ -50,42 +50,18 @@ _NEVER_ALLOWED_S = 0.0  # Flower allows heartbeats from 10 s on
 
 @dataclass(frozen=True)
 class Answer:
-    """What a SuperLink, or whoever it was, answered.
+    """The answer of a SuperLink, or of whatever listens in its place."""
 
-    Parameters
-    ----------
-    status : int
-        Of HTTP.
-    code : int, optional
-        Of Flower's error.
-    server_time : float, optional
-        What the server takes for the time, in seconds since 1970, to within two seconds.
-    ends : float, optional
-        When its certificate ends.
-    content : bytes
-    begun : bool
-        Whether it began a session after all; it was ended again.
-    """
-
-    status: int
-    code: int | None
-    server_time: float | None
-    ends: float | None
+    status: int  # HTTP's
+    code: int | None  # of Flower's error
+    server_time: float | None  # seconds since 1970, to within two
+    ends: float | None  # when the certificate ends, in seconds since 1970
     content: bytes
-    begun: bool = False
+    begun: bool = False  # whether a session began after all; it was ended again
 
 
 class FleetApi:
-    """A SuperLink as a node sees it.
-
-    Parameters
-    ----------
-    client : httpx.Client
-    url : str
-        Scheme, host and port.
-    key : EllipticCurvePrivateKey
-        The node's own.
-    """
+    """A SuperLink as a node with this key sees it."""
 
     def __init__(self, client: httpx.Client, url: str, key: ec.EllipticCurvePrivateKey) -> None:
         self._client, self._url, self._key = client, url, key
@@ -97,25 +73,19 @@ class FleetApi:
         Parameters
         ----------
         now : float
-            The time that is signed, in seconds since 1970.
+            The time to sign, in seconds since 1970.
         """
         request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=_NEVER_ALLOWED_S)
         answer = self._post("activate-node", request, now)
         node = _node(answer, ActivateNodeResponse)
         if node is None:
             return answer
-        # Only one that nobody had open can have begun.
+        # It began, so nobody had one open.
         self._post("deactivate-node", DeactivateNodeRequest(node_id=node), now)
         return replace(answer, begun=True)
 
     def takes_unknown_keys(self, now: float) -> bool:
-        """Whether a node without a registered key may sign in: one with a key of this moment does, and signs off.
-
-        Parameters
-        ----------
-        now : float
-            As for :meth:`may_begin`.
-        """
+        """Whether a node with an unregistered key may sign in: ``key`` signs in and off again."""
         answer = self._post("register-node", RegisterNodeFleetRequest(public_key=self._public), now)
         node = _node(answer, RegisterNodeFleetResponse)
         if node is None:
@@ -124,9 +94,9 @@ class FleetApi:
         return True
 
     def takes_commands(self) -> bool:
-        """Whether it lists its runs for somebody without a login: then it takes every other command too.
+        """Whether the server lists its runs without a login; then it takes every other command too.
 
-        What stands before it may well hang up instead of saying no.
+        A gate may hang up instead of refusing.
         """
         headers = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
         try:
@@ -148,7 +118,7 @@ class FleetApi:
         }
         url, content = f"{self._url}/v1/fleet/{name}", request.SerializeToString(deterministic=True)
         with self._client.stream("POST", url, content=content, headers=headers) as response:
-            ends, body = _ends(response), b""  # the connection may be gone once all was read
+            ends, body = _ends(response), b""  # read now: the connection may be gone after the body
             for chunk in response.iter_raw():
                 body += chunk[: _LONGEST_ANSWER - len(body)]
                 if len(body) == _LONGEST_ANSWER:
@@ -159,12 +129,12 @@ class FleetApi:
 
 
 def passing_key() -> ec.EllipticCurvePrivateKey:
-    """A key for a node without one, as Flower's SuperNode makes it."""
+    """A key for a node without one, made as Flower's SuperNode makes it."""
     return generate_key_pairs()[0]
 
 
 def _node(answer: Answer, kind: type[ActivateNodeResponse] | type[RegisterNodeFleetResponse]) -> int | None:
-    """The node's number in an answer that grants something."""
+    """The node's number, if the answer grants something."""
     if answer.status != httpx.codes.OK:
         return None
     try:
@@ -189,26 +159,30 @@ def _ends(response: httpx.Response) -> float | None:
 
 
 EVENTS_VARIABLE = "MURMURFL_SUPERNODE_EVENTS"
-"""Names the pipe in the environment of the SuperNode's process: the number of a file descriptor."""
+"""Environment variable of the SuperNode's process: the file descriptor of the pipe."""
 
 CONTACT_EVERY_S = 5.0
 _ACCEPTING, _LEAVING, _BEATING = "ActivateNode", "DeactivateNode", "SendNodeHeartbeat"
-_NOT_THERE = (502, 503, 504)
-_NO = 412  # to a node whose key is unknown, or whose session is open
-_CERTIFICATE_CAUSES = {9: "certificate-not-yet-valid", 10: "certificate-expired", 62: "certificate-name"}
-_CERTIFICATE_CAUSES[64] = "certificate-name"  # of an address, where 62 is of a host
+NO_SERVER_BEHIND = (502, 503, 504)
+_NO = 412  # the key is unknown, or the session open
+NOT_YET_VALID, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR
+CERTIFICATE_CAUSES = {
+    NOT_YET_VALID: "certificate-not-yet-valid",
+    _EXPIRED: "certificate-expired",
+    _OTHER_NAME: "certificate-name",
+    _OTHER_ADDRESS: "certificate-name",
+}
 
 
 class Contact:
-    """What is known of a SuperLink after each answer and each failure.
+    """Reports changes of a SuperNode's contact with its SuperLink.
 
     Parameters
     ----------
     tell : callable
-        Gets an event, ``connected``, ``contact``, ``turned-away`` or ``lost``, and of the last the cause: one of few
-        fixed words.
+        Receives an event, ``connected``, ``contact``, ``turned-away`` or ``lost``, and for ``lost`` its cause.
     clock : callable
-        In seconds, ever rising.
+        Monotonic seconds.
     """
 
     def __init__(self, tell: Callable[[str, str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -219,15 +193,7 @@ class Contact:
         self._told_at = -CONTACT_EVERY_S
 
     def answered(self, method: str, *, success: bool = True) -> None:
-        """The SuperLink has answered a call.
-
-        Parameters
-        ----------
-        method : str
-            Name of the remote procedure.
-        success : bool
-            Of a heartbeat, whether the SuperLink knows the node.
-        """
+        """Note an answer of the SuperLink to a remote procedure; ``success`` is whether it knows the node."""
         with self._lock:
             self._accepted = (self._accepted or method == _ACCEPTING) and method != _LEAVING and success
             self._cause = ""
@@ -242,14 +208,7 @@ class Contact:
                 self._tell(event, "")
 
     def failed(self, error: BaseException, method: str = "") -> None:
-        """A call got no answer of the SuperLink's; what it said no to is an answer.
-
-        Parameters
-        ----------
-        error : BaseException
-        method : str
-            Name of the remote procedure.
-        """
+        """Note a call without an answer. A refusal is an answer."""
         if method == _ACCEPTING and isinstance(error, httpx.HTTPStatusError) and error.response.status_code == _NO:
             self._tell("turned-away", "")
         cause = cause_of(error)
@@ -262,14 +221,14 @@ class Contact:
 
 
 def cause_of(error: BaseException) -> str:
-    """Why a call got no answer, in one of few fixed words; empty if the SuperLink answered, or what is in its place."""
+    """Cause of a failed call, one of few fixed words; empty if the SuperLink, or something in its place, answered."""
     if isinstance(error, httpx.HTTPStatusError):
-        return "unreachable" if error.response.status_code in _NOT_THERE else ""
+        return "unreachable" if error.response.status_code in NO_SERVER_BEHIND else ""
     if not isinstance(error, httpx.TransportError):
         return ""
-    for inner in _chain(error):
+    for inner in reversed(causes_of(error)):
         if isinstance(inner, ssl.SSLCertVerificationError):
-            return _CERTIFICATE_CAUSES.get(inner.verify_code, "certificate-unknown")
+            return CERTIFICATE_CAUSES.get(inner.verify_code, "certificate-unknown")
         if isinstance(inner, ssl.SSLError):
             return "no-tls"
         if isinstance(inner, socket.gaierror):
@@ -281,18 +240,18 @@ def cause_of(error: BaseException) -> str:
     return "unreachable"
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and what it was raised from, the innermost first."""
+def causes_of(error: BaseException) -> list[BaseException]:
+    """An error and what it was raised from, the outermost first."""
     found: list[BaseException] = []
     inner: BaseException | None = error
     while inner is not None and inner not in found:
         found.append(inner)
         inner = inner.__cause__ or inner.__context__
-    yield from reversed(found)
+    return found
 
 
 def watch_fleet(contact: Contact) -> None:
-    """Have every call of Flower's SuperNode in this process reported."""
+    """Report every call that Flower's SuperNode makes in this process."""
     # The one place that touches the private names of Flower's connection; a test with a real SuperNode covers it.
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
@@ -312,7 +271,7 @@ def watch_fleet(contact: Contact) -> None:
 
 
 def telling_the_node() -> Contact | None:
-    """Contact that is told through the pipe that the environment names; None if it names none."""
+    """A contact that reports through the pipe named in the environment; None if none is named."""
     named = os.environ.pop(EVENTS_VARIABLE, "")
     if not named.isdigit():
         return None

@@ -1,4 +1,4 @@
-"""When a SuperNode that ended is started again, and why its SuperLink is not reached, said to the operator once."""
+"""When an ended SuperNode is started again, and why its SuperLink is not reached."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ _SAY_AGAIN_S = 3600.0
 
 
 class Reconnecting:
-    """Says why a connection fails, and how long to wait before the next try.
+    """Reports why a connection fails, and how long to wait before the next try.
 
     Parameters
     ----------
-    connection : Connection
     journal : Journal
-        Is told of every end, and tells of every contact.
+        Receives every end, and reports every contact.
     trying : callable
         As :func:`~murmurfl.app.nodes.connections.diagnosis.diagnose`.
     clock : callable
-        In seconds, ever rising.
+        Monotonic seconds.
     """
 
     def __init__(
@@ -50,17 +49,14 @@ class Reconnecting:
         journal.listen(self._heard)
 
     def starts(self) -> None:
-        """A SuperNode is about to be started."""
+        """Note that a SuperNode is about to start."""
         self._started_at, self._turned_away = self._clock(), False
         self._journal.note("connecting", superlink=self._connection.superlink)
 
     def ended(self) -> float:
-        """A SuperNode has ended; why is noted and said.
+        """Note and log why a SuperNode ended; return the seconds to wait before the next start.
 
-        Returns
-        -------
-        float
-            In how many seconds it is to be started again: twice as many each time, until one has held for a minute.
+        The wait doubles each time, until a SuperNode has lasted for a minute.
         """
         ended_at = self._clock()
         pause = FIRST_PAUSE_S if ended_at - self._started_at > SETTLED_S else self._pause
@@ -82,7 +78,7 @@ class Reconnecting:
         elif entry.kind == "turned-away":
             self._turned_away = True
         elif entry.kind == "disconnected" and "retry_s" not in entry.facts:
-            # Flower's SuperNode tries again by itself, and knows less of why.
+            # Flower's SuperNode retries by itself, and knows less of the cause.
             threading.Thread(target=self._look, daemon=True, name="murmurfl-reconnecting").start()
 
     def _look(self) -> None:
@@ -96,7 +92,7 @@ class Reconnecting:
             self._looking.release()
 
     def _say(self, cause: str, sentence: str, when: str) -> None:
-        """One line, and for the same cause no second one within an hour: entries say each try."""
+        """Log one line; repeat it for the same cause only after an hour."""
         now = self._clock()
         if self._said is None or self._said[0] != cause or now - self._said[1] >= _SAY_AGAIN_S:
             self._said = (cause, now)

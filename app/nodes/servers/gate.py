@@ -1,7 +1,8 @@
-"""Who may command a SuperLink: its Control API answers owners who have logged in, and nobody else.
+"""The gate of a SuperLink: its Control API answers owners who have logged in, and nobody else.
 
-Flower's node keys cover the Fleet API alone: of the Control API, which submits and stops runs and registers nodes, its
-open package lets anybody in. The gate stands before Flower's own application, in its process, so no port leads past it.
+Flower's node keys protect the Fleet API only. The Control API submits and stops runs and registers nodes, and Flower's
+open package lets anybody use it. The gate stands in front of Flower's application, in its process, so no port leads
+past it.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from ....privacy.permits import PermitError, public_owner_key, verified_login
 from ..watching.node_log import plain
 
 CONTROL, OPEN_PATHS, HEALTH = "/v1/control/", ("/v1/fleet/", "/v1/runtime/"), "/health"
-"""Where owners alone may call; where Flower asks for a node's key, or for the token of a run's process, itself."""
+"""Paths for owners only; paths where Flower itself asks for a node's key or a run process's token; a path for all."""
 
 COMMANDED = "Command of "
-"""Begins the line of a command that was let through."""
+"""Prefix of the log line of an accepted command."""
 
 _WHAT = "a list of owners"
 NONCE_HEADER, PROOF_HEADER = "x-murmurfl-nonce", "x-murmurfl-gate"
-"""By which whoever started a SuperLink knows its gate from whatever else may have the port."""
+"""Headers by which whoever started a SuperLink recognises its gate."""
 
 _SAY_AGAIN_S = 10.0
 _LARGEST_LIST = 1 << 20
@@ -45,22 +46,21 @@ Application = Callable[
     [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
 ]
 
-logger = logging.getLogger("flwr")  # its lines are read as the SuperLink's own
+logger = logging.getLogger("flwr")  # so that its lines are read as the SuperLink's own
 
 
 def read_owners(path: Path) -> dict[bytes, str]:
-    """Public keys and names of those who may command a server.
+    """Public keys and names of the owners of a server.
 
     Parameters
     ----------
     path : Path
-        A line each: the public half as ``murmurfl owner key`` says it, and a name. ``#`` begins a comment.
+        One owner a line: the public half that ``murmurfl owner key`` prints, and a name. ``#`` begins a comment.
 
     Raises
     ------
     ConfigurationError
-        If there is no such file, others may write to it (its own mode and owner are looked at), or a line is none of
-        these.
+        If the file is missing, others may write to it (its own mode and owner count), or a line is malformed.
     """
     try:
         others_may, sentence = exposure(path, _WHAT)
@@ -84,7 +84,7 @@ def read_owners(path: Path) -> dict[bytes, str]:
 
 
 def _content(path: Path) -> bytes:
-    """A regular file's bytes, never waited for: the other end of a pipe may never come."""
+    """Read a regular file without waiting: a pipe's other end may never come."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -96,12 +96,12 @@ def _content(path: Path) -> bytes:
 
 
 def proof_of(secret: bytes, nonce: bytes) -> bytes:
-    """What a gate answers to a nonce, by a secret that it was given when it was started."""
+    """A gate's answer to a nonce, made with the secret that it was started with."""
     return hmac.digest(secret, nonce, "sha256").hex().encode()
 
 
 def server_name(certificate: Path | None) -> str:
-    """What a login calls a server: SHA-256 of its certificate's public key; empty without TLS.
+    """The name of a server in a login: SHA-256 of its certificate's public key; empty without TLS.
 
     Raises
     ------
@@ -117,32 +117,33 @@ def server_name(certificate: Path | None) -> str:
 
 
 def name_of(certificate: x509.Certificate) -> str:
-    """The same of a certificate that was shown, 64 hexadecimal digits; one that is renewed with its key keeps it."""
+    """The name in 64 hexadecimal digits; a certificate renewed with its key keeps it."""
     key = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(key).hexdigest()
 
 
 class Gate:
-    """An ASGI application before another one, which lets through what comes from owners and what needs none.
+    """An ASGI application that passes owners' commands, and requests that need no login, on to Flower's.
 
     Parameters
     ----------
     application : callable
         Flower's.
     owners : Path or None
-        As for :func:`read_owners`; read at every command, so that who is taken out is out. None: nobody may command.
+        As for :func:`read_owners`. It is read again at every command, so that a removed owner is out at once. None:
+        nobody may command.
     server : str
         As for :func:`server_name`.
     secret : bytes
-        By which it shows whose it is (:func:`proof_of`).
+        Proves which gate answers (:func:`proof_of`).
     clock : callable
-        In seconds since 1970.
+        Seconds since 1970.
 
     Notes
     -----
-    No path but ``/health`` and those of :data:`OPEN_PATHS` reaches the other application without a login
-    (:func:`~murmurfl.privacy.permits.verified_login`); nothing of a request's body is read before. Whoever has a
-    login's text has its owner's rights until it ends.
+    Without a login (:func:`~murmurfl.privacy.permits.verified_login`), only ``/health`` and :data:`OPEN_PATHS` reach
+    the other application; the gate reads no request's body before it decides. Whoever has a login's text has its
+    owner's rights until it ends.
     """
 
     def __init__(
@@ -162,7 +163,6 @@ class Gate:
     async def __call__(
         self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
     ) -> None:
-        """Answer one request, or hand it on."""
         if scope["type"] == "lifespan":
             await self._application(scope, receive, send)
             return
@@ -183,7 +183,7 @@ class Gate:
         await self._application(scope, receive, send)
 
     def _owner(self, headers: list[tuple[bytes, bytes]]) -> str:
-        """The name of whose login comes with a request."""
+        """Name of the owner whose login comes with a request."""
         found = [value for name, value in headers if name.lower() == b"authorization"]
         scheme, _, text = (found[0] if len(found) == 1 else b"").decode("latin-1").partition(" ")
         if scheme.lower() != "bearer":
@@ -196,7 +196,7 @@ class Gate:
         return owners[verified_login(text.strip(), owners, self._server, self._clock())]
 
     def _listed(self) -> dict[bytes, str]:
-        """The list as it is now; read again where it is another."""
+        """The current list; read again if the file changed."""
         if self._owners is None:
             return {}
         try:
@@ -209,16 +209,16 @@ class Gate:
         return self._known
 
     def _say_refused(self, scope: Message, path: str) -> None:
-        """At most one line in a while: anybody can have it written."""
+        """Log a refusal, at most one line in a while: anybody can cause one."""
         now = time.monotonic()
-        if path != CONTROL and now - self._said_at >= _SAY_AGAIN_S:  # that one is how a server tries its gate
+        if path != CONTROL and now - self._said_at >= _SAY_AGAIN_S:  # a server tries its gate at CONTROL
             self._said_at = now
             client = (scope.get("client") or ("?",))[0]
             logger.warning("Refused %s from %s: no login of an owner.", plain(path)[:_LONGEST_NAME], plain(str(client)))
 
 
 async def _refuse(send: Callable[[Message], Awaitable[None]], reason: str, proof: list[bytes]) -> None:
-    # 403 and `detail`: that sentence is what `flwr` prints.
+    # `flwr` prints the `detail` of a 403.
     detail = f"{reason} Only owners command this server: `murmurfl owner login KEY CONNECTION`."
     body = json.dumps({"detail": detail}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

@@ -1,4 +1,4 @@
-"""Log in to a server that is closed but to its owners: what `flwr` sends from then on comes with an owner's login."""
+"""Log in to a server as its owner: what `flwr` sends from then on carries the login."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from ....privacy import ConfigurationError
 from ....privacy.permits import LONGEST_LOGIN_S, OwnerKey
-from ..connections.presented import tls_context
+from ..connections.certificate import tls_context
 from .gate import name_of
 from .server_health import is_loopback
 
@@ -27,13 +27,12 @@ _HOUR_S = 3600
 
 
 def log_in(key: OwnerKey, connection: str | None, hours: float) -> tuple[str, int]:
-    """Log in to the server of one of Flower's connections, and keep the login where `flwr` looks for one.
+    """Log in to the server of one of Flower's connections, and keep the login where `flwr` looks for it.
 
     Parameters
     ----------
-    key : OwnerKey
     connection : str or None
-        Its name in Flower's ``config.toml``, as for ``flwr run``; None: the default one.
+        A name in Flower's ``config.toml``, as for ``flwr run``; None: the default one.
     hours : float
         How long the login lasts.
 
@@ -45,13 +44,13 @@ def log_in(key: OwnerKey, connection: str | None, hours: float) -> tuple[str, in
     Raises
     ------
     ConfigurationError
-        If there is no such connection, no server answers there that its certificate belongs to, or it does not take
-        this owner's commands; no login is kept.
+        If there is no such connection, no server with a valid certificate answers, or it refuses this owner; no login
+        is kept.
 
     Notes
     -----
-    The login is for the server whose certificate was checked, and for none with another key; the key stays here.
-    Whoever reads Flower's credentials file has the login.
+    The login holds only for the server whose certificate was checked; the key stays here. Whoever reads Flower's
+    credentials file has the login.
     """
     if not 0 < hours * _HOUR_S <= LONGEST_LOGIN_S:
         raise ConfigurationError(f"Expected hours > 0 and at most {LONGEST_LOGIN_S // _HOUR_S}, got {hours:g}.")
@@ -77,25 +76,15 @@ def log_in(key: OwnerKey, connection: str | None, hours: float) -> tuple[str, in
 
 
 def keep_login(store: CredentialStore, address: str, text: str) -> None:
-    """Put a login where `flwr` looks for one: Flower's own store of credentials.
-
-    Parameters
-    ----------
-    store : CredentialStore
-        Flower's.
-    address : str
-        As the connection has it.
-    text : str
-        The login.
-    """
-    # `flwr` asks for a second token when the first was refused; there is none.
+    """Put a login into Flower's own store of credentials, where `flwr` looks for it."""
+    # `flwr` asks for a refresh token when the first was refused; there is none.
     for name, value in ((ACCESS_TOKEN_STORE_KEY, text), (REFRESH_TOKEN_STORE_KEY, "none")):
         store.set(name % address, value.encode())
     store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
 
 
 def _connection(name: str | None) -> tuple[str, Path | None, bool]:
-    """Address, root certificates, and whether there is no TLS."""
+    """Address, root certificates, and whether TLS is off."""
     from flwr.cli.flower_config import read_superlink_connection
 
     try:
@@ -110,7 +99,7 @@ def _connection(name: str | None) -> tuple[str, Path | None, bool]:
 
 
 def _server(address: str, context: ssl.SSLContext) -> str:
-    """What a login calls the server there, by the certificate that it shows, once that was checked."""
+    """The name of the server there, by its checked certificate."""
     parsed = parse_address(address)
     if parsed is None:
         raise ConfigurationError(f"Expected an address HOST:PORT, got {address!r}.")
@@ -123,7 +112,7 @@ def _server(address: str, context: ssl.SSLContext) -> str:
 
 
 def _try(address: str, context: ssl.SSLContext | bool, text: str) -> None:
-    """Ask for something that the server tells its owners alone."""
+    """Ask for something that the server tells only its owners."""
     url = f"{'https' if context else 'http'}://{address}/v1/control/list-runs"
     headers = {"authorization": f"Bearer {text}", "content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
     answer = httpx.post(url, headers=headers, verify=context, timeout=_TIMEOUT_S, trust_env=False)

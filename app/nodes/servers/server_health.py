@@ -1,4 +1,4 @@
-"""Whether Flower's SuperLink runs and answers, and refuses commands, as whoever started it sees it."""
+"""Whether Flower's SuperLink runs, answers, and refuses commands, as seen by the process that started it."""
 
 from __future__ import annotations
 
@@ -28,42 +28,21 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 @dataclass(frozen=True)
 class SuperLinkOptions:
-    """What the options of ``flower-superlink`` say of its address, its files and its runs' processes.
-
-    Parameters
-    ----------
-    host, port : str, int
-    certificate : str
-        Its certificate's file; empty without TLS.
-    database : Path, optional
-        The file that it keeps nodes, runs and messages in; None where that is memory.
-    authority : str
-        The file of what its certificate is checked against.
-    processes : {"subprocess", "process"}
-        Whether runs' processes are started with it, or by somebody who knows the secret.
-    secret : str
-        The file of that secret.
-    nodes_register : bool
-        Whether only nodes whose keys were registered may sign in; in a simulation there are none.
-    """
+    """Address, files and processes of runs, by the options of ``flower-superlink``."""
 
     host: str
     port: int
-    certificate: str
-    database: Path | None = None
-    authority: str = ""
-    processes: str = "subprocess"
-    secret: str = ""
+    certificate: str  # PEM file; empty without TLS
+    database: Path | None = None  # of nodes, runs and messages; None if in memory
+    authority: str = ""  # PEM file that the certificate is checked against
+    processes: str = "subprocess"  # or "process": runs' processes are started by somebody who knows the secret
+    secret: str = ""  # file of that secret
+    # Whether only nodes with registered keys may sign in; a simulation has no nodes
     nodes_register: bool = False
 
     @classmethod
     def read(cls, options: Sequence[str]) -> SuperLinkOptions:
-        """As Flower reads them; what else there is belongs to Flower alone.
-
-        Parameters
-        ----------
-        options : sequence of str
-        """
+        """Read the options as Flower does; all others are left to Flower."""
         import argparse
 
         from flwr.supercore.constant import SUPERLINK_UVICORN_DEFAULT_PORT, UVICORN_DEFAULT_HOST
@@ -71,21 +50,18 @@ class SuperLinkOptions:
         parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
         parser.add_argument("--host", default=UVICORN_DEFAULT_HOST)
         parser.add_argument("--port", default=str(SUPERLINK_UVICORN_DEFAULT_PORT))
-        parser.add_argument("--ssl-certfile", default="")
-        parser.add_argument("--database", default="")
-        parser.add_argument("--insecure", action="store_true")
-        parser.add_argument("--enable-supernode-auth", action="store_true")
-        parser.add_argument("--simulation", action="store_true")
-        parser.add_argument("--ssl-ca-certfile", default="")
         parser.add_argument("--isolation", default="subprocess")
-        parser.add_argument("--superexec-auth-secret-file", default="")
+        for option in ("--ssl-certfile", "--ssl-ca-certfile", "--database", "--superexec-auth-secret-file"):
+            parser.add_argument(option, default="")
+        for option in ("--insecure", "--enable-supernode-auth", "--simulation"):
+            parser.add_argument(option, action="store_true")
         try:
             read, _ = parser.parse_known_args(list(options))
-        except argparse.ArgumentError:  # Flower says what is wrong
+        except argparse.ArgumentError:  # Flower reports it
             read = parser.parse_args([])
         try:
             port = int(read.port)
-        except ValueError:  # Flower says so
+        except ValueError:  # Flower reports it
             port = SUPERLINK_UVICORN_DEFAULT_PORT
         certificate = "" if read.insecure else read.ssl_certfile
         database = _database_file(read.database.strip())
@@ -94,12 +70,12 @@ class SuperLinkOptions:
         return cls(read.host, port, certificate, database, read.ssl_ca_certfile, read.isolation, secret, registered)
 
     def check(self) -> None:
-        """Refuse what would let others than owners command the server.
+        """Raise if others than owners could command the server.
 
         Raises
         ------
         ConfigurationError
-            If logins would travel in clear over a network, anybody could be a node, or take a run's task.
+            If logins would travel in clear over a network, anybody could be a node, or anybody could take a run's task.
         """
         if not self.certificate and not is_loopback(self.host):
             raise ConfigurationError(
@@ -119,22 +95,22 @@ class SuperLinkOptions:
 
     @property
     def nearby(self) -> str:
-        """Host and port, as this computer's own processes call it."""
+        """Host and port for processes of this computer."""
         host = _EVERYWHERE.get(self.host, self.host)
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     def answers(self) -> bool:
-        """Whether a SuperLink answers there, asked from this computer."""
+        """Whether a SuperLink answers, asked from this computer."""
         answer = self._asked("GET", "/health", {})
         return answer is not None and answer.status == http.HTTPStatus.OK
 
     def refuses(self, proof: bytes) -> bool | None:
-        """Whether the gate of the SuperLink with this proof stands there and refuses a command; None without an answer.
+        """Whether the gate with this proof answers and refuses a command; None without an answer.
 
         Parameters
         ----------
         proof : bytes
-            What that SuperLink was given when it was started, and nobody else has.
+            The secret that only this SuperLink was started with.
         """
         nonce = secrets.token_hex(16)
         answer = self._asked("POST", CONTROL, {NONCE_HEADER: nonce})
@@ -149,7 +125,7 @@ class SuperLinkOptions:
         host = _EVERYWHERE.get(self.host, self.host)
         connection: http.client.HTTPConnection
         if self.certificate:
-            # Whether it answers is asked, not who it is: nothing is sent, and nothing of the answer is believed.
+            # Nothing secret is sent, and the answer is believed for its proof alone.
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -166,7 +142,7 @@ class SuperLinkOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this computer and reached by nobody else."""
+    """Whether only this computer reaches the host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -174,26 +150,25 @@ def is_loopback(host: str) -> bool:
 
 
 def _database_file(named: str) -> Path | None:
-    """The file of a path or of one of SQLAlchemy's addresses; None for one in memory or elsewhere."""
+    """File of a path or of an SQLAlchemy address; None if the database is in memory or elsewhere."""
     scheme, there, rest = named.partition(":///")
     file = rest.partition("?")[0] if there and scheme == "sqlite" else named
     return None if not file or file.startswith(":") or "://" in file else Path(file)
 
 
 class ServerHealth:
-    """Whether a SuperLink runs and answers; asks it every few seconds from a thread of its own.
+    """Whether a SuperLink runs and answers; a thread asks it every few seconds.
 
     Parameters
     ----------
     answers : callable
         Whether it answers now.
     clock : callable
-        Seconds that only ever grow.
+        Monotonic seconds.
     """
 
     def __init__(self, answers: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
-        self._answers = answers
-        self._clock = clock
+        self._answers, self._clock = answers, clock
         self._started_at: float | None = None
         self._answered_at: float | None = None
         self._starts = 0
@@ -202,17 +177,15 @@ class ServerHealth:
 
     @property
     def running(self) -> bool:
-        """Whether its process runs."""
         return self._started_at is not None
 
     @property
     def answered(self) -> bool:
-        """Whether the process that runs, or the last one that did, has ever answered."""
+        """Whether the current process, or the last one, has ever answered."""
         return self._answered_at is not None
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
         return max(self._starts - 1, 0)
 
     @property
@@ -226,29 +199,28 @@ class ServerHealth:
         return NOT_LISTENING if self._clock() - answered > _SILENT_S else ""
 
     def started(self) -> None:
-        """Take note of a process that was started."""
+        """Note that a process was started."""
         self._answered_at = None
         self._started_at = self._clock()
         self._starts += 1
         self._wake.set()
 
     def ended(self) -> None:
-        """Take note of its end."""
+        """Note that the process ended."""
         self._started_at = None
 
     def ask(self) -> None:
-        """Ask it once whether it answers."""
+        """Ask once whether it answers."""
         started = self._started_at
-        # Of the process that was asked: another may have been started meanwhile.
+        # Another process may have been started meanwhile.
         if started is not None and self._answers() and self._started_at == started:
             self._answered_at = self._clock()
 
     def ask_forever(self) -> None:
-        """Ask it every few seconds, in a thread that ends with :meth:`close`."""
+        """Ask every few seconds, in a thread that ends with :meth:`close`."""
         threading.Thread(target=self._ask_forever, daemon=True, name="murmurfl-health").start()
 
     def close(self) -> None:
-        """Ask no more."""
         self._ended = True
         self._wake.set()
 

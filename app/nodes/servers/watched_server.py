@@ -1,9 +1,8 @@
-"""``murmurfl server``: Flower's SuperLink behind a gate, started again when it ends, with its health and its figures.
+"""``murmurfl server``: Flower's SuperLink behind a gate, restarted when it ends, with health and metrics.
 
-The SuperLink is Flower's own and gets its options as they are. It takes commands of owners alone (:mod:`.gate`), and
-what it runs for them is started beside it, by Flower's own ``flower-superexec`` with a secret, once the SuperLink has
-shown that it is the one that was started here. Around it stands what an operator needs at night: one line for each
-round, and figures that outlive a run.
+The SuperLink is Flower's own and gets its options unchanged. It takes commands from owners only (:mod:`.gate`). Its
+runs' processes are started beside it, by Flower's ``flower-superexec`` with a secret, once the SuperLink has proved to
+be the one started here. The log has one line for each round, and the metrics outlive a run.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ from ....privacy import ConfigurationError, MurmurflError
 from ....privacy.files import create_private, exposure
 from ....strategies.rounds.monitor_file import FIGURES_VARIABLE, ServerFigures, read_figures
 from ...engines.loopback import executable, interrupts_as_keyboard_interrupt, without_proxy
-from ..child_process import follow_lines
-from ..connections.presented import first_expiry
-from ..watching.addresses import Addresses, shown
-from ..watching.endpoint import Value
-from ..watching.health import health_answer
+from ..child_process import end_process, follow_lines
+from ..connections.certificate import expiries
+from ..watching.endpoint import SERVER, Shown, Value
+from ..watching.health import Addresses, health_answer, shown
 from ..watching.journal import Journal
 from ..watching.node_log import flower_line
 from .flower_superlink import PROOF_VARIABLE
@@ -42,7 +40,6 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 15.0
 _SETTLED_S = 60.0
-_GRACE_S = 10.0
 _LOOK_EVERY_S = 1.0
 _LOOK_AT_FIRST_S = 0.1
 _DATABASE = "a SuperLink's database"
@@ -63,40 +60,38 @@ def run_server(
 ) -> None:
     """Run Flower's SuperLink until interrupted (SIGINT, SIGTERM or SIGHUP).
 
-    A SuperLink that ends is started again, after 1 to 15 seconds. One that never answered, because of its options or of
-    a port that is taken, is not.
+    A SuperLink that ends is started again after 1 to 15 seconds, unless it never answered: its options are wrong, or a
+    port is taken.
 
     Parameters
     ----------
     options : sequence of str
-        Those of ``flower-superlink``.
+        For ``flower-superlink``.
     addresses : Addresses
-        Where health and figures are shown.
+        Where health and metrics are shown.
     figures : Path, optional
-        A folder that keeps the counts when this process ends; default one that goes with it.
+        Folder that keeps the counts when this process ends; default a temporary one.
     journal : Journal, optional
-        Is told of everything that happens; default one that nobody reads.
+        Receives an entry for every event.
     owners : Path, optional
-        Who may submit, stop, list and read runs and register nodes, as :func:`~.gate.read_owners` reads them; default
-        nobody.
+        Who may submit, stop, list and read runs and register nodes (:func:`~.gate.read_owners`); default nobody.
 
     Raises
     ------
     ServerError
-        If the SuperLink ends before it has ever answered, or takes a command without a login; or others may change its
-        database, and nothing was started.
+        If the SuperLink ends before it ever answered, or takes a command without a login. Also if others may change its
+        database; nothing was started then.
     ConfigurationError
         If an address, the folder or the list of owners is impossible, or the options would let others than owners
         command; nothing was started.
 
     Notes
     -----
-    What is shown are counts of machines, answers and refusals, and times: nothing that a machine released, and no name.
-    What runs write into the folder is read as :func:`~murmurfl.strategies.rounds.monitor_file.read_figures` says.
-    Commands need an owner's login (:class:`~.gate.Gate`); that they are refused without one is tried at each start.
-    What owners submit runs as this user, who reads the TLS key and the database, unless another user starts it
-    (``--isolation process``). A database with what nodes send is made with mode 600; of one that others may read the
-    log says so.
+    Metrics are counts of machines, answers and refusals, and times: nothing that a machine released, and no name. What
+    runs write into the folder is read as :func:`~murmurfl.strategies.rounds.monitor_file.read_figures` says. Commands
+    need an owner's login (:class:`~.gate.Gate`); each start tries that a command without one is refused. What owners
+    submit runs as this user, who can read the TLS key and the database, unless another user starts it (``--isolation
+    process``). A new database gets mode 600; the log warns of one that others may read.
     """
     at = SuperLinkOptions.read(options)
     at.check()
@@ -110,9 +105,7 @@ def run_server(
         if at.database is not None:
             _keep_private(at.database)
         if addresses:
-            from ..watching.endpoint import SERVER, Shown
-
-            expiry = first_expiry(Path(at.certificate).expanduser() if at.certificate else None)
+            expiry = min(expiries(Path(at.certificate).expanduser() if at.certificate else None), default=None)
             metrics = ServerMetrics(health, folder, float(int(time.time())), expiry)
             text = Shown(SERVER, metrics.read).text
             stack.enter_context(shown(addresses, lambda: health_answer(SERVER, health.problem), text))
@@ -132,8 +125,6 @@ def run_server(
 
 @dataclass
 class _Server:
-    """What is started, and started again."""
-
     options: Sequence[str]
     at: SuperLinkOptions
     folder: Path
@@ -143,7 +134,7 @@ class _Server:
 
     @property
     def starts_processes(self) -> bool:
-        """Whether runs' processes are started here, and not by another user."""
+        """Whether this user starts the runs' processes."""
         return self.at.processes != "process"
 
     @property
@@ -151,15 +142,15 @@ class _Server:
         return [] if self.secret is None else ["--superexec-auth-secret-file", str(self.secret)]
 
     def superlink(self) -> list[str]:
-        """What starts the SuperLink."""
+        """Command that starts the SuperLink."""
         owners = "-" if self.owners is None else str(self.owners.expanduser().absolute())
         module = f"{__package__}.flower_superlink"
-        # -P: nothing is imported from the folder that it is started in. Of an option that comes twice the last counts.
+        # -P: import nothing from the current folder. Of an option given twice, the last counts.
         superlink = [sys.executable, "-P", "-m", module, str(os.getpid()), owners, *self.options]
         return superlink if self.secret is None else [*superlink, "--isolation", "process", *self._told]
 
     def starter(self, superlink: int) -> list[str]:
-        """What starts the runs' processes, and ends with the SuperLink of this process number."""
+        """Command that starts the runs' processes, and ends with the SuperLink of this process number."""
         tls = ["--root-certificates", self.at.authority] if self.at.certificate else ["--insecure"]
         command = [executable("flower-superexec"), "--runtime-api-address", self.at.nearby, *tls, *self._told]
         return [*command, "--parent-pid", str(superlink)]
@@ -167,7 +158,7 @@ class _Server:
 
 @contextmanager
 def _secret() -> Iterator[Path]:
-    """A secret of this start, that a run's process shows before it gets a task."""
+    """A secret of this start: a run's process shows it to get a task."""
     with tempfile.TemporaryDirectory(prefix="murmurfl-secret-") as made:
         path = Path(made) / "secret"
         create_private(path, "a secret", secrets.token_bytes(32), error=ServerError)
@@ -175,7 +166,7 @@ def _secret() -> Iterator[Path]:
 
 
 def _keep_private(database: Path) -> None:
-    """Make a database that only its owner may touch, where there is none; refuse one that others may change."""
+    """Create a missing database with mode 600; refuse one that others may change."""
     if not database.exists():
         create_private(database, _DATABASE, error=ServerError)  # SQLite makes the files beside it with the same mode
     for file in (database, database.with_name(f"{database.name}-wal"), database.with_name(f"{database.name}-journal")):
@@ -207,7 +198,7 @@ def _serve_forever(server: _Server, folder: Path, health: ServerHealth, journal:
 
 
 def _serve(server: _Server, folder: Path, health: ServerHealth, said: _Rounds) -> int:
-    """Run one SuperLink to its end; its exit code."""
+    """Run one SuperLink to its end and return its exit code."""
     processes = []
     health.started()
     closed = False
@@ -226,22 +217,24 @@ def _serve(server: _Server, folder: Path, health: ServerHealth, said: _Rounds) -
                         "none that murmurfl closes."
                     )
                 logger.info("The SuperLink answers.")
-                # Not before: what has the port would say what is run here.
+                # Not before: whatever has the port would decide what runs here.
                 if server.starts_processes:
                     processes.append(_started(server.starter(superlink.pid), folder, flower_line))
             said.look()
     finally:
         health.ended()
         for process, reading in reversed(processes):
-            _end(process, reading)
+            end_process(process)
+            if reading is not None:
+                reading.join(_LOOK_EVERY_S)  # a run's processes may hold the other end longer
     return next((process.returncode for process, _ in processes if process.returncode), 0)
 
 
 def _started(
     command: list[str], folder: Path, line: Callable[[int, str], None], more: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], threading.Thread | None]:
-    """A process whose lines are in the log."""
-    # In a session of its own, so that Ctrl-C in the terminal reaches this process alone, which then stops the other.
+    """Start a process whose lines go into the log."""
+    # A session of its own: Ctrl-C in the terminal reaches only this process, which then stops the other.
     process = subprocess.Popen(
         command,
         env={**_environment(folder), **(more or {})},
@@ -253,19 +246,8 @@ def _started(
     return process, follow_lines(process.stdout, line) if process.stdout else None
 
 
-def _end(process: subprocess.Popen[bytes], reading: threading.Thread | None) -> None:
-    process.terminate()
-    try:
-        process.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if reading is not None:
-        reading.join(_LOOK_EVERY_S)  # a run's own processes may hold the other end for longer
-
-
 def _superlink_line(level: int, text: str) -> None:
-    """Log a line of the SuperLink's; those of its web server say their time and level themselves."""
+    """Log a line of the SuperLink; lines of its web server state their own time and level."""
     if text.startswith(COMMANDED):
         logger.log(logging.DEBUG if _READS.search(text) else logging.INFO, "%s", text)
         return
@@ -277,14 +259,14 @@ def _environment(folder: Path) -> dict[str, str]:
     defaults = {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        # What a run needs is installed by the server's operator, not by whoever submits the run.
+        # The server's operator installs what a run needs, not whoever submits it.
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     }
     path = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     own = {FIGURES_VARIABLE: str(folder), "PATH": path, "PYTHONUNBUFFERED": "1"}
     environment = {**defaults, **os.environ, **without_proxy(os.environ), **own}
     for name in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
-        environment.pop(name, None)  # second ways in, which no gate is before
+        environment.pop(name, None)  # second ways in, without a gate
     return environment
 
 
@@ -307,11 +289,10 @@ def _folder(named: Path | None, *, writing: bool) -> Iterator[Path]:
 
 
 class _Rounds:
-    """One entry for each round, by the file in which runs note them."""
+    """Writes one journal entry for each round, by the file in which runs note them."""
 
     def __init__(self, folder: Path, journal: Journal) -> None:
-        self._folder = folder
-        self._journal = journal
+        self._folder, self._journal = folder, journal
         self._before = read_figures(folder) or ServerFigures()
 
     def look(self) -> None:
@@ -320,48 +301,33 @@ class _Rounds:
         if now is None or now.rounds == before.rounds:
             return
         self._before = now
-        if now.rounds < before.rounds:  # the file was put back, or made anew
+        if now.rounds < before.rounds:  # the file was replaced
             return
         counts = ("aggregated", "asked", "lost", "late", "malformed")
         since = {name: getattr(now, name) - getattr(before, name) for name in counts}
         refused = sum(now.refused.values()) - sum(before.refused.values())
-        self._journal.note(
-            "round",
-            round=now.round,
-            planned=now.planned,
-            rounds=now.rounds - before.rounds,
-            refused=refused,
-            seconds=round(now.seconds),
-            **since,
-        )
+        since |= {"rounds": now.rounds - before.rounds, "refused": refused}
+        self._journal.note("round", round=now.round, planned=now.planned, seconds=round(now.seconds), **since)
 
 
 class ServerMetrics:
-    """What a server shows of itself.
+    """Metrics of a server: counts of machines, answers and refusals, and times; no figure of a model, no name.
 
     Parameters
     ----------
-    health : ServerHealth
     folder : Path
         Where the strategies of its runs note their rounds.
     started : float
-        In seconds since 1970.
+        Seconds since 1970.
     expiry : float, optional
         When the first of its certificates expires.
-
-    Notes
-    -----
-    Shows counts of machines, answers and refusals, which a server has anyway, and times; no figure of a model, no name.
     """
 
     def __init__(self, health: ServerHealth, folder: Path, started: float, expiry: float | None = None) -> None:
-        self._health = health
-        self._folder = folder
-        self._started = started
-        self._expiry = expiry
+        self._health, self._folder, self._started, self._expiry = health, folder, started, expiry
 
     def read(self) -> dict[str, Value]:
-        """The figures by name, as they are now."""
+        """The current metrics by name."""
         noted = read_figures(self._folder)
         rounds = noted or ServerFigures()
         last = {

@@ -1,12 +1,11 @@
-"""The addresses at which a process shows its health and its figures: a web server that can do nothing else.
+"""The web server of a health or metrics address, and the closed list of metrics.
 
-Python's own web server gives each connection a thread for as long as the other side likes. Whoever reaches the address
-may be anybody, so here one thread answers all, a connection has a few seconds and a few kilobytes, and the oldest makes
-room for the next.
+Python's own web server gives each connection a thread for as long as the other side likes. Anybody may reach an
+address, so here one thread answers all, a connection has a few seconds and a few kilobytes, and a new one displaces the
+oldest.
 
-The figures that a node, a helper and a server show to a monitor: a closed list, and none depends on data. What is not
-in :data:`FIGURES` cannot be shown, and a label has no value but those that are listed: neither a message, nor a run's
-name, nor an error's text ever becomes part of a metric.
+No metric depends on data. Only :data:`FIGURES` can be shown, and a label takes listed values only: no message, run name
+or error text becomes part of a metric.
 """
 
 from __future__ import annotations
@@ -46,26 +45,19 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen.
-
-    Parameters
-    ----------
-    host : str
-    port : int
-        0 for any that is free.
-    """
+    """A host and a port to listen at."""
 
     host: str
-    port: int
+    port: int  # 0 for any free one
 
     @classmethod
     def read(cls, text: str) -> Address:
-        """An address as it is typed: HOST:PORT, or PORT alone for this computer only.
+        """Read HOST:PORT, or PORT alone for this computer only.
 
         Raises
         ------
         ConfigurationError
-            If it is none.
+            If ``text`` is neither.
         """
         host, _, port = text.strip().rpartition(":")
         host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
@@ -89,14 +81,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a path answers.
-
-    Parameters
-    ----------
-    content : bytes
-    content_type : str
-    status : HTTPStatus
-    """
+    """The response of one path."""
 
     content: bytes
     content_type: str = "text/plain; charset=utf-8"
@@ -104,30 +89,28 @@ class Answer:
 
 
 class Endpoint:
-    """One address, and what its paths answer; listens from ``start`` to ``close``, or within a ``with`` block.
+    """A web server at one address; it listens from ``start`` to ``close``, or within a ``with`` block.
 
     Parameters
     ----------
-    address : Address
     paths : mapping of str to callable
         Each makes its answer from what is in memory.
 
     Raises
     ------
     ConfigurationError
-        On start, if nobody can listen there.
+        On start, if the address cannot be listened at.
 
     Notes
     -----
-    Nothing of a request but its method and its path is looked at, and a path that is not listed gets a fixed answer:
-    what leaves is what ``paths`` return. No request changes anything. There is no password and no encryption: whoever
-    reaches the address reads it.
+    Reads only the method and the path of a request; an unlisted path gets a fixed answer, so only what ``paths`` return
+    leaves. No request changes anything. Without password or encryption, whoever reaches the address can read it.
     """
 
     def __init__(self, address: Address, paths: Mapping[str, Callable[[], Answer]]) -> None:
         self.address = address
         self._paths = dict(paths)
-        self._open: dict[asyncio.Task[None], None] = {}  # in the order in which they came
+        self._open: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="murmurfl-endpoint")
         self._started = threading.Event()
@@ -135,7 +118,6 @@ class Endpoint:
         self._ending: asyncio.Event | None = None
 
     def start(self) -> None:
-        """Listen from now on."""
         self._thread.start()
         self._started.wait(_STARTED_WITHIN_S)
         if self._failure is not None:
@@ -145,9 +127,9 @@ class Endpoint:
             )
 
     def close(self) -> None:
-        """Listen no more; open connections are cut."""
+        """Stop listening and cut open connections."""
         if self._ending is not None and self._thread.is_alive():
-            with suppress(RuntimeError):  # the loop has ended by itself
+            with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._ending.set)
             self._thread.join(_STARTED_WITHIN_S)
 
@@ -171,12 +153,15 @@ class Endpoint:
 
     async def _listen(self) -> None:
         self._ending = asyncio.Event()
+        host, port = self.address.host, self.address.port
         try:
-            listening = self._bound()
+            family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            listening = socket.create_server(place[:2], family=family, backlog=_WAITING)
         except OSError as error:
             self._failure = error
             return
         with listening:
+            listening.setblocking(False)
             self.address = Address(self.address.host, listening.getsockname()[1])
             self._started.set()
             accepting = self._loop.create_task(self._accept(listening))
@@ -186,18 +171,11 @@ class Endpoint:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _bound(self) -> socket.socket:
-        host, port = self.address.host, self.address.port
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        bound = socket.create_server(place[:2], family=family, backlog=_WAITING)
-        bound.setblocking(False)
-        return bound
-
     async def _accept(self, listening: socket.socket) -> None:
         while True:
             try:
                 connection, _ = await self._loop.sock_accept(listening)
-            except OSError:  # it went away again, or the system has no more files
+            except OSError:  # the other side left, or the system has no more files
                 await asyncio.sleep(_PAUSE_S)
                 continue
             while len(self._open) >= MOST_CONNECTIONS:
@@ -209,7 +187,7 @@ class Endpoint:
             task.add_done_callback(lambda ended: self._open.pop(ended, None))
 
     async def _answer(self, connection: socket.socket) -> None:
-        # Whoever it was may ask for too much, too slowly, or go away.
+        # The other side may ask for too much, too slowly, or leave.
         with connection, suppress(OSError, TimeoutError):
             connection.setblocking(False)
             async with asyncio.timeout(DEADLINE_S):
@@ -221,7 +199,7 @@ class Endpoint:
                         return
                 await self._loop.sock_sendall(connection, self._response(head))
                 connection.shutdown(socket.SHUT_WR)
-            # What else was sent is read and forgotten: closed with it unread, a connection would take the answer along.
+            # Read and forget the rest: a connection closed with unread bytes may lose the answer.
             async with asyncio.timeout(_PAUSE_S):
                 for _ in range(_LEFT_OVER):
                     if not await self._loop.sock_recv(connection, LONGEST_REQUEST):
@@ -262,43 +240,29 @@ def _fixed(status: HTTPStatus) -> Answer:
 
 NODE, HELPER, SERVER = "node", "helper", "server"
 OTHER = "other"
-"""What a label says of everything that is not listed."""
+"""Label value for everything that is not listed."""
 REASONS = (*protocol.REFUSAL_NAMES.values(), OTHER)
-"""Why a request was refused: the protocol's own names."""
+"""Reasons of refusals: the protocol's own names."""
 CAUSES = (*(cause for cause in causes.CAUSES if cause != "reached"), OTHER)
-"""Why a connection ended or could not be made."""
+"""Causes of a lost or impossible connection."""
 
 Value = float | Mapping[str, float] | None
-"""Of a figure: a number; with a label a number for each of its values; None for what is not known."""
+"""A number; with a label, a number for each of its values; None if unknown."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One metric.
-
-    Parameters
-    ----------
-    name : str
-        As Prometheus has it.
-    shown_by : tuple of str
-        ``node``, ``helper``, ``server``.
-    meaning : str
-        One line.
-    label : str
-        Its only label, or empty.
-    values : tuple of str
-        All values that the label may have.
-    """
+    """One metric."""
 
     name: str
-    shown_by: tuple[str, ...]
-    meaning: str
-    label: str = ""
-    values: tuple[str, ...] = ()
+    shown_by: tuple[str, ...]  # of ``node``, ``helper``, ``server``
+    meaning: str  # one line
+    label: str = ""  # the only label, or none
+    values: tuple[str, ...] = ()  # of the label
 
     @property
     def counts(self) -> bool:
-        """Whether it only ever grows, until the process is started anew."""
+        """Whether it only grows, until the process restarts."""
         return self.name.endswith("_total")
 
 
@@ -343,35 +307,29 @@ FIGURES: tuple[Figure, ...] = (
     ),
     Figure("murmurfl_closed_rounds_total", (SERVER,), "Rounds of secure aggregation in which no sum was opened."),
 )
-"""All metrics but :data:`BUILD`, which says which software this is."""
+"""All metrics but :data:`BUILD`, which states the software's versions."""
 
 _BY_NAME = {figure.name: figure for figure in FIGURES}
 
 
 def figures_of(kind: str) -> list[Figure]:
-    """What a node, a helper or a server shows.
-
-    Parameters
-    ----------
-    kind : str
-    """
+    """The metrics of a node, a helper or a server."""
     return [figure for figure in FIGURES if kind in figure.shown_by]
 
 
 class Shown(Collector):
-    """Figures for Prometheus' client library, asked for whenever somebody looks; a registry of its own has them.
+    """Collector for Prometheus' client library, with a registry of its own.
 
     Parameters
     ----------
-    kind : str
-        ``node``, ``helper`` or ``server``.
+    kind : {"node", "helper", "server"}
     read : callable
-        The figures by name.
+        Returns the metrics by name.
 
     Notes
     -----
-    What is shown are the figures of :data:`FIGURES` and nothing else, with labels from closed lists. None of them
-    depends on a machine's data, as far as what ``read`` returns does not.
+    Shows the metrics of :data:`FIGURES` only, with labels from closed lists. They depend on a machine's data only if
+    what ``read`` returns does.
     """
 
     def __init__(self, kind: str, read: Callable[[], Mapping[str, Value]]) -> None:
@@ -382,15 +340,14 @@ class Shown(Collector):
         self._registry.register(self)
 
     def text(self) -> bytes:
-        """All figures in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def describe(self) -> list[Metric]:
-        """Nothing, so that registering does not ask for the figures."""
+        """Return no descriptors: registering must not collect."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The figures, as the client library has them."""
         about = GaugeMetricFamily(BUILD, "Which software this is.", labels=BUILD_LABELS)
         about.add_metric(self._about, 1)
         yield about

@@ -1,17 +1,29 @@
-"""Whether a node, a helper or a server does its work: what its health address answers.
+"""Health and metrics of a node, a helper or a server, and the addresses where an operator has them shown.
 
-200 and ``{"status": "ok"}``, or 503 and one of a few fixed reasons. No name of a machine, a run or a file is said.
+A health address answers 200 and ``{"status": "ok"}``, or 503 and one of a few fixed reasons. It names no machine, run
+or file.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 
-from .endpoint import Answer
+from ....privacy import LedgerError, read_ledger
+from ....privacy.ledger.mark import BudgetLeft, budget_left
+from ..connections.certificate import expiries
+from .endpoint import HELPER, Address, Answer, Endpoint, Shown, Value
 from .journal import Entry, Journal
+
+logger = logging.getLogger(__name__)
 
 STARTING = "starting"
 CONNECTING = "connecting"
@@ -23,7 +35,7 @@ NOT_RUNNING = "superlink-not-running"
 NOT_LISTENING = "superlink-does-not-listen"
 
 REASONS = (STARTING, CONNECTING, DISCONNECTED, NO_ANSWER, NOT_HEARD, STOPPED, NOT_RUNNING, NOT_LISTENING)
-"""All that a health address may say of what is wrong."""
+"""Every problem that a health address may report."""
 
 _AFTER = {
     "started": STARTING,
@@ -36,18 +48,19 @@ _AFTER = {
 }
 
 SILENT_S = 60.0
-"""So long a SuperNode's process may not have answered its executor, which asks ten times a second."""
+"""Seconds for which a SuperNode's process may leave its executor without an answer; the executor asks ten times a
+second.
+"""
 UNHEARD_S = 120.0
-"""So long a SuperLink may not have answered its SuperNode, which calls it every half minute at least."""
+"""Seconds for which a SuperLink may leave its SuperNode without an answer; it is called at least every half minute."""
 
 
 def health_answer(kind: str, problem: str) -> Answer:
-    """What the health address answers.
+    """The answer of a health address.
 
     Parameters
     ----------
-    kind : str
-        ``node``, ``helper`` or ``server``.
+    kind : {"node", "helper", "server"}
     problem : str
         One of :data:`REASONS`; empty if all is well.
     """
@@ -57,14 +70,12 @@ def health_answer(kind: str, problem: str) -> Answer:
 
 
 class NodeHealth:
-    """Whether a node or a helper is connected, by its journal.
+    """Health of a node or a helper, by its journal.
 
     Parameters
     ----------
-    journal : Journal
-        Told from now on.
     clock : callable
-        Seconds that only ever grow.
+        Monotonic seconds.
     """
 
     def __init__(self, journal: Journal, clock: Callable[[], float] = time.monotonic) -> None:
@@ -76,7 +87,6 @@ class NodeHealth:
 
     @property
     def connected(self) -> bool:
-        """Whether the SuperLink is reached, as far as is known."""
         return not self._problem
 
     @property
@@ -94,3 +104,239 @@ class NodeHealth:
         self._heard = self._clock()
         if self._problem != problem:
             self._problem, self._since = problem, self._heard
+
+
+_LOOK_EVERY_S = 5.0
+
+
+class NodeFigures:
+    """Metrics of a node or a helper, by its journal.
+
+    Parameters
+    ----------
+    budget : callable, optional
+        Returns what is left; None if unknown.
+    expiry : float, optional
+        When the first certificate expires, in seconds since 1970.
+
+    Notes
+    -----
+    Counts answers by kind and refusals by reason, and gives the times of requests in whole seconds: what the server
+    sees anyway. It does not give the duration of an answer; but a request that waits for the answer to another arrives
+    when that one is made, and a count grows then. Timing is not protected.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        journal: Journal,
+        health: NodeHealth,
+        budget: Callable[[], BudgetLeft | None] | None = None,
+        expiry: float | None = None,
+    ) -> None:
+        self._kind, self._journal, self._health, self._budget, self._expiry = kind, journal, health, budget, expiry
+        self._lock = threading.Lock()
+        self._started: float | None = None
+        self._contact: float | None = None
+        self._counts: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
+        self._causes: Counter[str] = Counter()
+        self._round: tuple[object, object] | None = None
+        self._asked: float | None = None
+        self._seconds: float | None = None
+        journal.listen(self._hear)
+
+    def read(self) -> dict[str, Value]:
+        """The current metrics by name."""
+        with self._lock:
+            values: dict[str, Value] = {
+                "murmurfl_started_timestamp_seconds": self._started,
+                "murmurfl_healthy": float(not self._health.problem),
+                "murmurfl_connected": float(self._health.connected),
+                "murmurfl_last_contact_timestamp_seconds": self._contact,
+                "murmurfl_disconnections_total": dict(self._causes),
+                "murmurfl_refusals_total": dict(self._refusals),
+                "murmurfl_rounds_total": self._counts["rounds"],
+                "murmurfl_round_seconds": self._seconds,
+                "murmurfl_certificate_expiry_timestamp_seconds": self._expiry,
+            }
+            if self._kind == HELPER:
+                return values | {"murmurfl_openings_total": self._counts["opened"]}
+            values["murmurfl_releases_total"] = self._counts["released"]
+            values["murmurfl_repeated_total"] = self._counts["repeated"]
+        left = None if self._budget is None else self._budget()
+        if left is None:
+            return values | {"murmurfl_ledger_readable": 0.0}
+        return values | {
+            "murmurfl_ledger_readable": 1.0,
+            "murmurfl_budget_mu": left.budget_mu,
+            "murmurfl_budget_left_mu": left.left_mu,
+            "murmurfl_budget_left_epsilon": left.left_epsilon,
+            "murmurfl_budget_local_left_mu": left.left_local_mu,
+            "murmurfl_sessions": left.sessions,
+        }
+
+    def _hear(self, entry: Entry) -> None:
+        with self._lock:
+            self._counts[entry.kind] += 1
+            if entry.kind == "started":
+                self._started = _whole(entry.at)
+            elif entry.kind in ("connected", "contact"):
+                self._contact = _whole(entry.at)
+            elif entry.kind == "disconnected":
+                self._causes[str(entry.facts.get("cause", ""))] += 1
+            elif entry.kind in ("released", "repeated", "opened", "answered", "refused"):
+                if entry.kind == "refused":
+                    self._refusals[str(entry.facts.get("reason", ""))] += 1
+                self._asked_for(entry)
+
+    def _asked_for(self, entry: Entry) -> None:
+        """Note a request, by the time it arrived and not by when it was answered."""
+        came = _whole(self._journal.asked_at)
+        self._contact = came
+        number = entry.facts.get("session"), entry.facts.get("round")
+        if None in number or number == self._round:
+            return
+        if self._round is not None and self._asked is not None and number[0] == self._round[0]:
+            self._seconds = max(came - self._asked, 0.0)  # within one run: a night between runs is no round
+        self._round, self._asked = number, came
+        self._counts["rounds"] += 1
+
+
+class BudgetWatch:
+    """Reads what is left on a ledger, again whenever its mark has changed."""
+
+    def __init__(self, ledger: Path) -> None:
+        self._ledger = ledger
+        self._mark: Path | None = None
+        self._seen: tuple[int, int, int] | None = None
+        self._left: BudgetLeft | None = None
+        self._looked = -_LOOK_EVERY_S
+        self._said = ""
+
+    def left(self, now: float) -> BudgetLeft | None:
+        """What is left, at most a few seconds old; None if the ledger or its mark cannot be read. ``now`` is monotonic
+        seconds.
+        """
+        if now - self._looked < _LOOK_EVERY_S:
+            return self._left
+        self._looked = now
+        try:
+            if self._mark is None:
+                self._mark = Path(read_ledger(self._ledger).mark)
+            status = self._mark.stat()
+            seen = status.st_ino, status.st_size, status.st_mtime_ns
+            if seen != self._seen:
+                self._left, self._seen, self._said = budget_left(self._mark), seen, ""
+        except (LedgerError, OSError) as error:
+            self._left = self._seen = None
+            if str(error) != self._said:
+                logger.warning("What is left of the budget cannot be shown: %s", error)
+            self._said = str(error)
+        return self._left
+
+
+def _whole(seconds: float) -> float:
+    return float(int(seconds))
+
+
+HEALTH_PATH, METRICS_PATH = "/health", "/metrics"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where health and metrics are shown, as typed; empty for nowhere. Both may be one address."""
+
+    health: str = ""
+    metrics: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.health or self.metrics)
+
+
+@contextmanager
+def shown(
+    addresses: Addresses, health: Callable[[], Answer], metrics: Callable[[], bytes]
+) -> Iterator[Mapping[str, Address]]:
+    """Answer at the addresses until the block ends.
+
+    An address typed without a host is this computer's own.
+
+    Parameters
+    ----------
+    metrics : callable
+        Returns all metrics in Prometheus' text format.
+
+    Raises
+    ------
+    ConfigurationError
+        If an address is malformed or cannot be listened at.
+    """
+    paths: dict[Address, dict[str, Callable[[], Answer]]] = {}
+    if addresses.health:
+        paths.setdefault(Address.read(addresses.health), {})[HEALTH_PATH] = health
+    if addresses.metrics:
+        own = paths.setdefault(Address.read(addresses.metrics), {})
+        own[METRICS_PATH] = kept_a_while(lambda: Answer(metrics(), METRICS_TYPE))
+    listening: dict[str, Address] = {}
+    with ExitStack() as stack:
+        for address, answers in paths.items():
+            stack.enter_context(Endpoint(address, answers))
+            for path in answers:
+                listening[path] = address
+                logger.info("Shown at http://%s%s.", address, path)
+            if not address.is_local:
+                logger.warning(
+                    "Whoever reaches %s can read it: there is no password. Keep it within your own network.", address
+                )
+        yield listening
+
+
+def kept_a_while(
+    make: Callable[[], Answer], seconds: float = 1.0, clock: Callable[[], float] = time.monotonic
+) -> Callable[[], Answer]:
+    """Return a callable that makes its answer at most once in ``seconds``, so that endless questions cost no work."""
+    kept: list[tuple[float, Answer]] = []
+
+    def answer() -> Answer:
+        now = clock()
+        if not kept or now - kept[0][0] >= seconds:
+            kept[:] = [(now, make())]
+        return kept[0][1]
+
+    return answer
+
+
+@contextmanager
+def watched(
+    kind: str, journal: Journal, addresses: Addresses, ledger: Path | None = None, certificates: Path | None = None
+) -> Iterator[None]:
+    """Show a node or a helper until the block ends; does nothing without an address.
+
+    Parameters
+    ----------
+    ledger : Path, optional
+        A node's.
+    certificates : Path, optional
+        PEM file that the SuperLink's certificate is checked against.
+
+    Raises
+    ------
+    ConfigurationError
+        As :func:`shown`.
+
+    Notes
+    -----
+    Shows counts of answers and refusals, times of requests and what is left of budgets; nothing that depends on data.
+    """
+    if not addresses:
+        yield
+        return
+    health = NodeHealth(journal)
+    watch = None if ledger is None else BudgetWatch(ledger)
+    budget = None if watch is None else lambda: watch.left(time.monotonic())
+    figures = NodeFigures(kind, journal, health, budget, min(expiries(certificates), default=None))
+    text = Shown(kind, figures.read).text
+    with shown(addresses, lambda: health_answer(kind, health.problem), text):
+        yield

@@ -1,7 +1,7 @@
-"""What happens on a node, one entry each: what its log, its health and its metrics are made from.
+"""A node's journal: one entry for each event; log, health and metrics are made from it.
 
-No fact of an entry depends on anybody's data: names, numbers of releases, fixed reasons, times. Whoever shows an entry,
-on a terminal or to a monitor, may show all of it.
+No fact of an entry depends on anybody's data: names, numbers of releases, fixed reasons, times. A terminal or a monitor
+may show all of it.
 """
 
 from __future__ import annotations
@@ -44,31 +44,20 @@ FACTS: dict[str, frozenset[str]] = {
 }
 """Every kind of entry, and the facts that it may have.
 
-``connected`` says that the SuperLink has accepted the node, ``contact`` that it answered since (at most one every few
-seconds), ``turned-away`` that it did not accept it, ``disconnected`` without ``retry_s`` that the SuperNode has lost it
-and tries by itself. ``of`` is there where a release is not the strategy's: the ``mean`` of features, or an
-``evaluation``. ``why`` is the fixed text of a refusal. ``round`` is a server's: a round of a
-run has ended, or since the last entry several have (``rounds``).
+``connected``: the SuperLink has accepted the node. ``contact``: it has answered since, at most one every few seconds.
+``turned-away``: it did not accept the node. ``disconnected`` without ``retry_s``: the SuperNode lost it and retries by
+itself. ``of`` names a side release: the ``mean`` of features, or an ``evaluation``. ``why`` is the fixed text of a
+refusal. ``round`` is a server's: one round has ended, or several since the last entry (``rounds``).
 """
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that happened.
+    """One event."""
 
-    Parameters
-    ----------
-    kind : str
-        One of :data:`FACTS`.
-    at : float
-        When, in seconds since 1970.
-    facts : mapping of str to str, int or float
-        Those of its kind; none depends on data.
-    """
-
-    kind: str
-    at: float
-    facts: Mapping[str, Fact]
+    kind: str  # one of :data:`FACTS`
+    at: float  # when, in seconds since 1970
+    facts: Mapping[str, Fact]  # those of its kind; none depends on data
 
     def __post_init__(self) -> None:
         unknown = set(self.facts) - FACTS.get(self.kind, frozenset())
@@ -82,10 +71,9 @@ Listener = Callable[[Entry], None]
 
 
 class Journal:
-    """Tells those who listen what happens, in the order in which it does.
+    """Tells listeners what happens, in order.
 
-    A listener that fails is logged and changes nothing else: no release is lost, and none is made again, because
-    somebody looked on.
+    A listener that fails is logged and changes nothing else: no release is lost or repeated because somebody looked on.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -93,31 +81,31 @@ class Journal:
         self._listeners: list[Listener] = []
         self._one_at_a_time = threading.RLock()
         self.asked_at = 0.0
-        """When the request came that was answered last, or is being answered, in seconds since 1970."""
+        """When the last request came, in seconds since 1970."""
         self.reached_at = 0.0
-        """When the SuperNode's process last answered, on the monotonic clock. No entry: it is asked all the time."""
+        """When the SuperNode's process last answered, in monotonic seconds; too often for entries."""
 
     def arrived(self) -> None:
-        """Take note of when a request came: what is made of it later must not say how long the answer took."""
+        """Note when a request came: what is made of it later must not tell how long the answer took."""
         self.asked_at = self._clock()
 
     def reached(self) -> None:
-        """Take note of an answer of the SuperNode's process."""
+        """Note an answer of the SuperNode's process."""
         self.reached_at = time.monotonic()
 
     def listen(self, listener: Listener) -> None:
-        """Have a listener told from now on; it is called in the thread in which things happen, and must be quick."""
+        """Call ``listener`` for every entry from now on, in the thread of the event; it must be quick."""
         self._listeners.append(listener)
 
     def note(self, event: str, /, **facts: Fact) -> None:
-        """Tell everybody who listens.
+        """Tell all listeners.
 
         Parameters
         ----------
         event : str
             One of :data:`FACTS`.
         **facts
-            Those of its kind.
+            Facts of this kind.
 
         Raises
         ------
@@ -134,23 +122,17 @@ class Journal:
 
 
 def noting(app: Answers, journal: Journal) -> Answers:
-    """An app whose answers are noted in a journal: each of them once, after it was made and before it leaves.
-
-    Parameters
-    ----------
-    app : callable
-    journal : Journal
+    """Return an app that notes each answer in a journal, once, after it was made and before it leaves.
 
     Notes
     -----
-    Changes no answer. What is noted is what leaves the machine but for the values of a release, and those of the
-    request.
+    Changes no answer. An entry has what leaves the machine, without the values of a release or of the request.
     """
     made: dict[tuple[str, str], int] = {}
 
     def answer(message: Message, context: Context) -> Message:
         journal.arrived()
-        asked = _asked(message)  # before the app, which may change what it was given
+        asked = _asked(message)  # before the app, which may change the message
         reply = app(message, context)
         try:
             event, facts = _entry(message, reply, asked)
@@ -178,7 +160,7 @@ def _entry(message: Message, reply: Message, asked: Mapping[str, Fact]) -> tuple
     run: dict[str, Fact] = {"run": message.metadata.run_id}
     if reply.has_error():
         name = protocol.REFUSAL_NAMES.get(reply.error.code)
-        # Of murmurfl's own refusals the text is fixed, and on its way to the server. Nobody else's is repeated.
+        # The text of a refusal of murmurfl is fixed, and the server gets it. No other text is repeated.
         why: dict[str, Fact] = {} if name is None else {"why": _shown(reply.error.reason or "", _LONGEST_WHY)}
         return "refused", {**run, **_named(asked), "reason": name or f"error-{reply.error.code}", **why}
     opened = reply.content.config_records.get(protocol.CONFIG, {})
@@ -199,7 +181,7 @@ def _named(asked: Mapping[str, Fact]) -> dict[str, Fact]:
 
 
 def _asked(message: Message) -> dict[str, Fact]:
-    """What a request says of itself: a name and numbers, as far as they are a name and numbers."""
+    """Name and numbers in a request, as far as they are a name and numbers."""
     if message.has_error():
         return {}
     for config in _spoken(message):
@@ -222,9 +204,9 @@ def _asked(message: Message) -> dict[str, Fact]:
 
 
 def _spoken(message: Message) -> list[ConfigRecord]:
-    """The records that a machine may read: it takes no other than those that speak the protocol.
+    """Records that speak the protocol, which are the only ones that a machine reads.
 
-    A record beside them, put first, would have a release noted as one of another session, or as one sent again.
+    Another record put first could have a release noted as one of another session, or as a repeated one.
     """
     records = list(message.content.config_records.values())
     spoken = [record for record in records if protocol.VERSION in record]

@@ -1,8 +1,8 @@
-"""A node's log: one timestamped line for each thing that happens, for people or, with JSON, for programs.
+"""A node's log: one line with a time for each event, for people or, as JSON, for programs.
 
-No line has a control character in it, whoever wrote its text: no escape of a terminal, no second line. What may depend
-on the machine's data stays out, unless its operator asks for details: texts of exceptions, warnings of arithmetic,
-figures of a training, and every line that is there only because of what the samples are.
+No line has a control character, whoever wrote its text: no terminal escape, no second line. What may depend on the
+machine's data stays out unless its operator asks for details: texts of exceptions, warnings of arithmetic, figures of a
+training, and every line whose presence depends on the samples.
 """
 
 from __future__ import annotations
@@ -24,49 +24,35 @@ from ....privacy import MurmurflError
 from .journal import Entry
 
 LONGEST_LINE = 4000
-"""Characters of a line's text: what else a server or a library says is cut off."""
+"""Characters of a line's text; the rest is cut."""
 
 SAY_AGAIN_S = 3600.0
-"""How often it is said again that a SuperLink is still away."""
+"""Seconds after which it is said again that a SuperLink is away."""
 
 _LONGEST_CHAIN = 8
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 _JOURNAL = "murmurfl.journal"
 _TAKEN_OVER = ("flwr", "uvicorn", "uvicorn.error", "uvicorn.access")
 _QUIET = ("httpx", "httpcore", "asyncio")
-# Lines for programs that have no journal: here they would say a second time what an entry says.
+# Modules that log what an entry says already.
 _SAID_TWICE = frozenset({"answers", "noise_mod"})
 
 
 def plain(text: str) -> str:
-    """A text as one line without control characters: escapes of terminals are gone, others are spaces.
-
-    Parameters
-    ----------
-    text : str
-        From whomever, a server say.
-    """
+    """Somebody else's text as one line: terminal escapes are dropped, other control characters become spaces."""
     shown = "".join(c if c.isprintable() else " " for c in _ANSI.sub("", text)).strip()
     return shown if len(shown) <= LONGEST_LINE else f"{shown[:LONGEST_LINE]} ..."
 
 
 def moment(seconds: float, *, milliseconds: bool = False) -> str:
-    """A time in UTC as ISO 8601 has it, ``2026-11-23T02:09:07Z``.
-
-    Parameters
-    ----------
-    seconds : float
-        Since 1970.
-    milliseconds : bool
-        Whether to say them too.
-    """
+    """A time in UTC by ISO 8601, ``2026-11-23T02:09:07Z``, from seconds since 1970."""
     whole, part = divmod(int(seconds * 1000), 1000)
     text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
     return f"{text}.{part:03}Z" if milliseconds else f"{text}Z"
 
 
 def _asked(facts: Mapping[str, Any]) -> str:
-    """Of which request an entry is, as far as the request said so."""
+    """Run, session and round of a request, as far as it named them."""
     parts = [f"run {facts['run']}"] if "run" in facts else []
     if "session" in facts:
         parts.append(f"session {json.dumps(facts['session'], ensure_ascii=False)}")
@@ -84,8 +70,9 @@ def _of(facts: Mapping[str, Any]) -> str:
     return f" of its {facts['of']}" if "of" in facts else ""
 
 
-def _reason(facts: Mapping[str, Any]) -> str:
-    return f"{facts['reason']} ({facts['why']})" if facts.get("why") else str(facts.get("reason"))
+def _refused(facts: Mapping[str, Any]) -> str:
+    why = f" ({facts['why']})" if facts.get("why") else ""
+    return f"Refused: {facts.get('reason')}{why}; {_asked(facts)}."
 
 
 def _round(facts: Mapping[str, Any]) -> str:
@@ -114,7 +101,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "repeated": lambda facts: f"Sent again, as it was: {_asked(facts)}, release {facts.get('release')}{_of(facts)}.",
     "opened": lambda facts: f"Opened a sum: {_asked(facts)}, {facts.get('releases')} releases.",
     "answered": lambda facts: f"Answered a question: {_asked(facts)}.",
-    "refused": lambda facts: f"Refused: {_reason(facts)}; {_asked(facts)}.",
+    "refused": _refused,
     "round": _round,
 }
 _LEVELS = {"refused": logging.WARNING, "disconnected": logging.WARNING, "answered": logging.DEBUG}
@@ -122,15 +109,10 @@ _NEVER_SHOWN = frozenset({"contact", "turned-away"})
 
 
 class EntryWriter:
-    """Writes entries to the log: a listener for :meth:`~.journal.Journal.listen`.
+    """Listener that writes entries to the log (:meth:`~.journal.Journal.listen`).
 
-    A line is a change. While the same thing keeps a node from its SuperLink, the tries are in a verbose log alone, but
-    for one an hour.
-
-    Parameters
-    ----------
-    clock : callable
-        In seconds, ever rising.
+    A line is a change. While one cause keeps a node from its SuperLink, only a verbose log has each try; others have
+    one an hour.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -141,11 +123,11 @@ class EntryWriter:
         if entry.kind in _NEVER_SHOWN:
             return
         level = logging.DEBUG if self._is_usual(entry) else _LEVELS.get(entry.kind, logging.INFO)
-        told = {"entry": entry}
-        logging.getLogger(_JOURNAL).log(level, "%s", _SENTENCES[entry.kind](entry.facts), extra=told)
+        sentence = _SENTENCES[entry.kind](entry.facts)
+        logging.getLogger(_JOURNAL).log(level, "%s", sentence, extra={"entry": entry})
 
     def _is_usual(self, entry: Entry) -> bool:
-        """Whether an entry says what the last ones of its kind did."""
+        """Whether an entry repeats the last one of its kind."""
         if entry.kind == "connected":
             self._away = None
         if entry.kind == "connecting":
@@ -160,37 +142,27 @@ class EntryWriter:
 
 @dataclass(frozen=True)
 class LogSettings:
-    """What a node's log is to be like.
+    """Settings of a node's log."""
 
-    Parameters
-    ----------
-    as_json : bool
-        One JSON object a line.
-    verbose : bool
-        Also what is of no interest while all is well: every line of Flower's, every question that was answered.
-    details : bool
-        Also what may depend on the machine's data. Such a log must not leave the machine.
-    """
-
-    as_json: bool = False
+    as_json: bool = False  # one JSON object a line
+    # Also what is of no interest while all is well: every line of Flower's, every question that was answered
     verbose: bool = False
-    details: bool = False
+    details: bool = False  # also what may depend on the machine's data. Such a log must not leave the machine.
 
 
 def start_log(settings: LogSettings, stream: IO[str] | None = None) -> None:
-    """Write everything that is logged in this process as a node's log, and nothing in any other form.
+    """Write everything that this process logs as a node's log, and nothing in any other form.
 
     Parameters
     ----------
-    settings : LogSettings
     stream : text file, optional
-        Default standard error, where systemd and whoever started the node look.
+        Default standard error, which systemd reads.
 
     Notes
     -----
-    Without ``details`` no line's text or being there depends on the machine's data, as far as murmurfl and Flower log
-    it: what a project's own code logs itself is its own. Lines are as many as things happened: their number and times
-    show requests, which are the server's.
+    Without ``details``, neither the text nor the presence of a line that murmurfl or Flower logs depends on the
+    machine's data. What a project's own code logs is its own affair. Number and times of lines show requests, which the
+    server made.
     """
     handler = _Handler(stream or sys.stderr)
     handler.setFormatter(_JSONLines(settings) if settings.as_json else _Lines(settings))
@@ -211,7 +183,7 @@ def start_log(settings: LogSettings, stream: IO[str] | None = None) -> None:
 
 @contextmanager
 def lines_of_log(settings: LogSettings) -> Iterator[list[str]]:
-    """Level and text of each line that a node with these settings would log of what happens inside."""
+    """Level and text of each line that a node with these settings would log inside the block."""
     lines: list[str] = []
     shown, written = _Shown(settings), _Lines(settings)
 
@@ -235,26 +207,18 @@ def lines_of_log(settings: LogSettings) -> Iterator[list[str]]:
 
 
 def flower_line(level: int, text: str) -> None:
-    """Log a line that a child process of Flower's has printed.
-
-    Parameters
-    ----------
-    level : int
-        As :mod:`logging` counts them.
-    text : str
-        One line.
-    """
+    """Log a line that a child process of Flower's has printed."""
     if shown := plain(text):
         logging.getLogger("flwr").log(level, "%s", shown, extra={"event": "flower"})
 
 
 class _Handler(logging.StreamHandler[Any]):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """A log that cannot be written, to a disk that is full say, holds up nothing."""
+        """A log that cannot be written, because of a full disk for example, holds up nothing."""
 
 
 class _Shown(logging.Filter):
-    """What belongs into a node's log."""
+    """Filter of a node's log."""
 
     def __init__(self, settings: LogSettings) -> None:
         super().__init__()
@@ -285,7 +249,7 @@ class _Lines(logging.Formatter):
         return f"{plain(record.getMessage())} [{failed}]" if failed else plain(record.getMessage())
 
     def failure(self, record: logging.LogRecord) -> str:
-        """What went wrong and where; with its text only if that is murmurfl's own or details are asked for."""
+        """What failed and where; with its text only if it is murmurfl's own or details are asked for."""
         if not record.exc_info or record.exc_info[1] is None:
             return ""
         return plain(", because of ".join(self._told(error) for error in _chain(record.exc_info[1])))
@@ -297,7 +261,6 @@ class _Lines(logging.Formatter):
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, and what it was raised from."""
     seen: list[BaseException] = []
     while error not in seen and len(seen) < _LONGEST_CHAIN:
         seen.append(error)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from murmurfl.app.engines.loopback import free_port
+from murmurfl.app.nodes.connections.certificate import presented_by, printable
 from murmurfl.app.nodes.connections.connection import Connection
 from murmurfl.app.nodes.connections.diagnosis import CAUSES, Diagnosis, diagnose
-from murmurfl.app.nodes.connections.presented import presented_by, printable
 from murmurfl.app.nodes.deployment import make_node_key
 from murmurfl.privacy import ConfigurationError
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 from murmurfl.app.data.task import Dataset, Shard
-from murmurfl.app.engines.device.device_gradients import DeviceGradients, gradients_on
-from murmurfl.app.engines.device.device_samples import DeviceShard
+from murmurfl.app.engines.device.device_gradients import DeviceGradients, DeviceShard, gradients_on
 from murmurfl.app.models import make_model
 from murmurfl.app.models.model import Model
 from murmurfl.app.models.softmax import SoftmaxRegression

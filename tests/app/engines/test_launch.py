@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from murmurfl.app.engines import loopback as processes
 from murmurfl.app.engines import superlink as launch
-from murmurfl.app.engines.flower_run import run_flower_app
 from murmurfl.app.engines.loopback import LaunchError, is_listening, toml_document
+from murmurfl.app.engines.superlink import run_flower_app
 from murmurfl.privacy import ConfigurationError
 
 MARKER = "MURMURFL_TEST_LAUNCH"

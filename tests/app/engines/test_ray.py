@@ -10,9 +10,9 @@ import pytest
 from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines import superlink as launch
-from murmurfl.app.engines.flower_run import run_flower_app
 from murmurfl.app.engines.loopback import LaunchError, Processes
 from murmurfl.app.engines.start import run_in_process
+from murmurfl.app.engines.superlink import run_flower_app
 from murmurfl.app.settings.run_config import RunConfig
 from typer.testing import CliRunner
 

@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from murmurfl.app.engines import WorkerError, ray_pool, run_cohort
+from murmurfl.app.engines import WorkerError, run_cohort
+from murmurfl.app.engines import pool as ray_pool
 from murmurfl.app.engines.loopback import Processes, free_port, scratch_parent
-from murmurfl.app.engines.ray_pool import opened_pool
+from murmurfl.app.engines.pool import opened_pool
 from murmurfl.app.papers import Cell
 from murmurfl.app.papers.accuracy import AccuracyTable
 from murmurfl.app.papers.reproduction import run_cells

@@ -11,8 +11,7 @@ from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines import run_cohort, workers
 from murmurfl.app.engines.loopback import free_port
-from murmurfl.app.engines.pool import HerePool, checked_workers, computing_alone
-from murmurfl.app.engines.ray_pool import opened_pool
+from murmurfl.app.engines.pool import HerePool, checked_workers, computing_alone, opened_pool
 from murmurfl.app.engines.workers import WorkerMachines
 from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.app.planning import private_search as search

@@ -24,8 +24,8 @@ from murmurfl.app.nodes.servers.watched_server import (
     _Server,
     run_server,
 )
-from murmurfl.app.nodes.watching.addresses import Addresses
 from murmurfl.app.nodes.watching.endpoint import SERVER, Shown
+from murmurfl.app.nodes.watching.health import Addresses
 from murmurfl.app.nodes.watching.journal import Journal
 from murmurfl.app.nodes.watching.node_log import EntryWriter
 from murmurfl.privacy import ConfigurationError

@@ -7,9 +7,8 @@ from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.supernode import machine_of
 from murmurfl.app.nodes.watching.endpoint import Shown
-from murmurfl.app.nodes.watching.health import NodeHealth
+from murmurfl.app.nodes.watching.health import BudgetWatch, NodeFigures, NodeHealth
 from murmurfl.app.nodes.watching.journal import Journal, noting
-from murmurfl.app.nodes.watching.node_metrics import BudgetWatch, NodeFigures
 from murmurfl.privacy import SQLiteLedger, gdp_epsilon, protocol
 
 from tests.harness.grid import ask_real_node
@@ -170,7 +169,7 @@ def test_a_ledger_is_not_read_again_for_everybody_who_asks(tmp_path, monkeypatch
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
     watch = BudgetWatch(tmp_path / "ledger.sqlite")
     assert watch.left(0.0) is not None
-    monkeypatch.setattr("murmurfl.app.nodes.watching.node_metrics.budget_left", None)
+    monkeypatch.setattr("murmurfl.app.nodes.watching.health.budget_left", None)
     assert all(watch.left(now) is not None for now in (0.1, 4.9, 60.0))
 
 

@@ -1,0 +1,30 @@
+"""Flower's internals that the application uses outside of its engines and nodes: log, run, mods, grid, bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+if TYPE_CHECKING:
+    from flwr.superlink.grid import InMemoryGrid
+
+__all__ = ["ClientAppCallable", "Run", "bundle_of", "log", "simulation_grid"]
+
+
+def simulation_grid(grid: Grid) -> InMemoryGrid | None:
+    """``grid`` if it is that of Flower's simulation, else None."""
+    from flwr.superlink.grid import InMemoryGrid  # half a second, for the ServerApp alone
+
+    return grid if isinstance(grid, InMemoryGrid) else None
+
+
+def bundle_of(folder: Path) -> bytes:
+    """The bundle that ``flwr run`` makes of a project."""
+    from flwr.cli.build import build_fab_from_disk
+
+    return build_fab_from_disk(folder)
