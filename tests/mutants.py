@@ -1317,8 +1317,8 @@ MUTANTS = (
     Mutant(
         "an attacker's best guess is said to be worse than it is",
         "privacy/accounting/gdp.py",
-        'return float(ndtr(_check("mu", mu, 0.0) / 2))',
-        'return float(ndtr(_check("mu", mu, 0.0) / 4))',
+        'return float(ndtr(_not_negative("mu", mu) / 2))',
+        'return float(ndtr(_not_negative("mu", mu) / 4))',
         ("tests/privacy/test_gdp.py",),
     ),
     Mutant(

@@ -1,10 +1,10 @@
 """What an epsilon is true of, in one standard sentence: nothing in murmurfl shows an epsilon without it.
 
-An epsilon alone says nothing. A :class:`Guarantee` carries what makes it mean something: delta, the unit that is
-protected, the neighbouring relation, against whom it holds, and whose noise of which mechanism. Under secure
-aggregation two figures belong together: what holds if enough machines are honest, and what holds whatever happens. It
-is said in one way only: by :attr:`Guarantee.sentence`, and by :func:`caption` for a table or a figure with many of
-them. The words come from the policy that was used (:func:`policy_guarantee`, :func:`server_guarantee`).
+A :class:`Guarantee` carries what makes an epsilon mean something: delta, the unit that is protected, the neighbouring
+relation, against whom it holds, and whose noise of which mechanism. Under secure aggregation two figures belong
+together: one if enough machines are honest, one whatever happens. It is said in one way only: by
+:attr:`Guarantee.sentence`, and by :func:`caption` for a table or figure with many of them. The words come from the
+policy that was used (:func:`policy_guarantee`, :func:`server_guarantee`).
 """
 
 from __future__ import annotations
@@ -40,14 +40,7 @@ def plain_meaning(
     mu_local: float | None = None,
     min_honest: int | None = None,
 ) -> str:
-    """What a mu means, in plain words; empty where nothing is guaranteed.
-
-    Parameters
-    ----------
-    mu : float
-        Gaussian-DP parameter.
-    unit, trust, mu_local, min_honest : str, float or int
-        As in :class:`~murmurfl.privacy.Guarantee`, whose :attr:`~murmurfl.privacy.Guarantee.meaning` this is.
+    """What a mu means, in plain words (:attr:`murmurfl.privacy.Guarantee.meaning`); empty where nothing is guaranteed.
 
     Notes
     -----
@@ -81,20 +74,8 @@ def _percent(mu: float) -> str:
     return f"{math.ceil(1000 * gdp_best_guess(mu) - 1e-9) / 10:g} %"
 
 
-_DIGITS = 4
-_ROUNDING = 1e-9
-
-
-def rounded_up(value: float, digits: int = _DIGITS, *, places: int | None = None) -> str:
-    """A mu or an epsilon for people, never below what it is.
-
-    Parameters
-    ----------
-    value : float
-    digits : int
-        Significant digits.
-    places : int, optional
-        Decimal places in their stead.
+def rounded_up(value: float, digits: int = 4, *, places: int | None = None) -> str:
+    """A mu or an epsilon for people, never below what it is: in significant ``digits``, or in decimal ``places``.
 
     Examples
     --------
@@ -104,7 +85,7 @@ def rounded_up(value: float, digits: int = _DIGITS, *, places: int | None = None
     if math.isinf(value):
         return "infinite"
     shown = Decimal(f"{value:.{digits - 1}e}" if places is None else f"{value:.{places}f}")
-    if float(shown) < value * (1 - _ROUNDING):  # beyond what rounding in float64 may have added
+    if float(shown) < value * (1 - 1e-9):  # beyond what rounding in float64 may have added
         shown += Decimal((0, (1,), shown.adjusted() - digits + 1 if places is None else -places))
     return f"{float(shown):.{digits}g}" if places is None else f"{shown:.{places}f}"
 
@@ -172,11 +153,6 @@ class Guarantee:
     amplified : Amplification, optional
         What a secret order makes of epsilon, or an estimate of that. ``mu`` and ``epsilon`` are without it.
 
-    Raises
-    ------
-    ConfigurationError
-        If a part is missing or unknown: an epsilon is not shown without it.
-
     Notes
     -----
     **Formal guarantees.** Its figures are for replacement of one ``unit`` under what ``trust`` assumes. Whoever makes
@@ -217,7 +193,7 @@ class Guarantee:
         self._check_sums()
 
     def _check_sums(self) -> None:
-        """Refuse one figure of secure aggregation without the other, or without what it rests on."""
+        """Raise if one figure of secure aggregation comes without the other, or without what it rests on."""
         missing = [name for name in ("mu_local", "min_honest") if getattr(self, name) is None]
         if self.trust != "secure-aggregation":
             if len(missing) < 2:
@@ -247,22 +223,16 @@ class Guarantee:
 
     @property
     def terms(self) -> str:
-        """Everything but the figures: stands once above a table."""
+        """Everything but the figures, to stand once above a table."""
         return f"{self.protects}; {self.mechanism}; {self.covers}"
 
     @property
     def protects(self) -> str:
-        """The terms but for whose noise it is: where epsilon is shown, what is protected, and against whom."""
+        """The terms without whose noise it is: where epsilon is shown, what is protected, and against whom."""
         return self.protected("" if self.min_honest is None else str(self.min_honest))
 
     def protected(self, honest: str) -> str:
-        """What :attr:`protects` says, with a word in the place of the number of honest machines.
-
-        Parameters
-        ----------
-        honest : str
-            Such as ``h`` beside a column that has the numbers. Read under ``secure-aggregation`` only.
-        """
+        """The text of :attr:`protects` with another word for the number of honest machines, such as ``h``."""
         protects = f"at delta = {self.delta:g}, for {self.relation} of {_UNITS[self.unit]}, {_AGAINST[self.trust]}"
         if self.min_honest is None:
             return protects
@@ -376,11 +346,6 @@ def policy_guarantee(
     amplified : Amplification, optional
         What the policy's secret order is worth (:func:`~murmurfl.privacy.accounting.amplification.amplification_of`).
 
-    Raises
-    ------
-    ConfigurationError
-        If ``mu_local`` is missing where it belongs to mu.
-
     Notes
     -----
     **Formal guarantees.** Says what mu is true of under the policy: of which neighbours, against whom and if who is
@@ -390,22 +355,18 @@ def policy_guarantee(
     if mu == 0.0:
         return Guarantee(mu, policy.delta, NOBODY_ASKED, unit=unit, covers=covers, notes=(NOTHING_SPENT, *notes))
     if not policy.adds_noise:
-        notes = (*_not_private(policy), *notes)
+        # A machine that trusts its server is private towards everybody else; one without any noise is not.
+        notes = (NOT_PRIVATE, *notes) if policy.mechanism == NO_NOISE else tuple(notes)
         return Guarantee(math.inf, policy.delta, policy.words, unit=unit, covers=covers, notes=notes)
     sums: _Sums = {}
     if policy.trust == "secure-aggregation":
         sums = {"trust": policy.trust, "mu_local": mu_local, "min_honest": policy.min_honest}
         mu = mu if mu_local is None else min(mu, mu_local)  # what holds whatever happens holds
-    notes = (*_fast(policy), *(() if stated else beyond_range(policy, mu)), *notes)
-    words = words or policy.words
+    notes = (*_quality_and_range(policy, mu, stated), *notes)
+    amplified = amplified if math.isfinite(mu) else None
     return Guarantee(
-        mu, policy.delta, words, unit=unit, covers=covers, notes=notes, amplified=_finite_mu(amplified, mu), **sums
+        mu, policy.delta, words or policy.words, unit=unit, covers=covers, notes=notes, amplified=amplified, **sums
     )
-
-
-def _finite_mu(amplified: Amplification | None, mu: float) -> Amplification | None:
-    """What a secret order is worth where there is a guarantee at all."""
-    return amplified if math.isfinite(mu) else None
 
 
 def server_guarantee(
@@ -434,11 +395,6 @@ def server_guarantee(
     stated : bool
         See :func:`policy_guarantee`.
 
-    Raises
-    ------
-    ConfigurationError
-        If the policy trusts no server.
-
     Notes
     -----
     **Formal guarantees.** Says what mu is true of under a trusted server: replacement of one sample of one machine,
@@ -448,27 +404,16 @@ def server_guarantee(
         raise ConfigurationError(f"Expected a policy with trust 'trusted-server', got {policy.trust!r}.")
     if policy.mechanism == NO_NOISE:
         return policy_guarantee(policy, math.inf, notes=notes)
-    beyond = () if stated or not math.isinf(mu) else (_beyond(policy),)
-    words, notes = server_noise_words(noise, rounds), (*_fast(policy), *beyond, *notes)
+    words, notes = server_noise_words(noise, rounds), (*_quality_and_range(policy, mu, stated), *notes)
     return Guarantee(mu, policy.delta, words, trust=policy.trust, unit=policy.unit, covers=PUBLISHED, notes=notes)
 
 
-def beyond_range(policy: PrivacyPolicy, mu: float) -> tuple[str, ...]:
-    """Why a policy with noise guarantees nothing, if it does not."""
-    return (_beyond(policy),) if math.isinf(mu) and policy.adds_noise else ()
-
-
-def _beyond(policy: PrivacyPolicy) -> str:
-    return BEYOND_RANGE.format(mu=policy.mu, delta=policy.delta)
-
-
-def _fast(policy: PrivacyPolicy) -> tuple[str, ...]:
-    return () if policy.noise_quality == "exact" else (FAST_NOISE,)
-
-
-def _not_private(policy: PrivacyPolicy) -> tuple[str, ...]:
-    # A machine that trusts its server is private towards everybody else; one whose mechanism is none is not private.
-    return (NOT_PRIVATE,) if policy.mechanism == NO_NOISE else ()
+def _quality_and_range(policy: PrivacyPolicy, mu: float, stated: bool) -> tuple[str, ...]:
+    """Notes on noise for simulation only, and on a mu that noise cannot be vouched for."""
+    fast = () if policy.noise_quality == "exact" else (FAST_NOISE,)
+    if stated or not math.isinf(mu):
+        return fast
+    return (*fast, BEYOND_RANGE.format(mu=policy.mu, delta=policy.delta))
 
 
 WHATEVER_HAPPENS = "What holds whatever happens rests on nobody else's honesty: no server's, helper's or machine's."
@@ -481,16 +426,11 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = F
     Parameters
     ----------
     guarantees : iterable of pairs
-        The name of its row or column, and the guarantee; guarantees with the same terms are said once. What holds
+        The name of a row or column, and its guarantee; guarantees with the same terms are said once. What holds
         whatever happens, under secure aggregation, is said of each.
     in_columns : bool
-        Whether the table has columns of its own for h, the honest machines of each sum, and for what holds whatever
-        happens: then both are said in words, and once.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none.
+        Whether the table has columns for h, the honest machines of each sum, and for what holds whatever happens: then
+        both are said in words, and once.
     """
     # Labels in their order, by mechanism, by all other terms.
     groups: dict[tuple[str, str], dict[str, dict[str, None]]] = {}

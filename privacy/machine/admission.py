@@ -92,7 +92,6 @@ class Admission:
     ----------
     page : LedgerPage
         The transaction it was made in. It is worth nothing after that.
-    session : str
     admitted : Admissions
         Of a block of one.
 
@@ -138,7 +137,6 @@ class AdmissionRule:
 
     Parameters
     ----------
-    policy : PrivacyPolicy
     plan : NoisePlan
         The policy, worked out for the machines' model.
     num_parameters : int
@@ -173,7 +171,6 @@ class AdmissionRule:
             As the ledgers have them, a row for each machine; taken over and changed.
         acks : ndarray of int
             The acknowledgement in each request.
-        machines : Machines
 
         Raises
         ------

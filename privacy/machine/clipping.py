@@ -54,11 +54,6 @@ def clip_per_sample(contributions: ArrayLike, clip_norm: float) -> NDArray[np.fl
     ndarray of shape (samples, parameters), float64
         Rows with norm at most S; a row with any NaN or infinity becomes zero, and a zero row stays zero.
 
-    Raises
-    ------
-    ConfigurationError
-        If clip_norm is not positive and finite, or contributions is not a matrix.
-
     Notes
     -----
     **Formal guarantees.** Whatever the input, each returned row has L2 norm <= S in exact arithmetic (for up to 2^26
@@ -165,12 +160,7 @@ def squared_lengths(rows: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 class DenseContributions:
-    """Contributions that are written out, one row a sample.
-
-    Parameters
-    ----------
-    rows : ndarray of shape (samples, d)
-    """
+    """Contributions that are written out, one row a sample."""
 
     def __init__(self, rows: NDArray[np.floating]) -> None:
         self._rows = rows
@@ -184,13 +174,7 @@ class DenseContributions:
 
 
 class ChosenContributions:
-    """Some of the rows of others.
-
-    Parameters
-    ----------
-    contributions : StackedContributions
-    rows : ndarray of int
-    """
+    """Some of the rows of others."""
 
     def __init__(self, contributions: StackedContributions, rows: NDArray[np.intp]) -> None:
         self._contributions, self._rows = contributions, rows
@@ -207,7 +191,6 @@ class FittingContributions:
 
     Parameters
     ----------
-    contributions : StackedContributions
     fits : ndarray of shape (samples,), bool
         Which ones count.
     """
@@ -259,10 +242,6 @@ class RowBound:
         That rows are made here from features and marks of a class, k + C values a sample: what is bounded is the
         features.
 
-    Raises
-    ------
-    ConfigurationError
-
     Notes
     -----
     **Formal guarantees.** Whatever the rows are, two bounded ones are at most :attr:`distance` apart in L2. A row that
@@ -296,13 +275,7 @@ class RowBound:
         return self.clip_norm if self.moments is None else self.moments.longest(self.clip_norm)
 
     def width(self, num_parameters: int) -> int:
-        """How many values come of each sample, where a release has ``num_parameters``.
-
-        Raises
-        ------
-        ConfigurationError
-            If releases of moments cannot have so many.
-        """
+        """How many values come of each sample, where a release has ``num_parameters``."""
         if self.moments is None:
             return num_parameters
         return self.moments.num_features(num_parameters) + self.moments.classes

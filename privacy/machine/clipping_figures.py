@@ -108,8 +108,6 @@ class ObservedFigures(TrainingFigures):
     ----------
     medians : ndarray of shape (releases,), float64
         The median of each release's finite rows.
-
-    The others are TrainingFigures'.
     """
 
     medians: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), repr=False)

@@ -218,11 +218,6 @@ class LedgeredMachine:
     def keys(self) -> NoiseKeys:
         """A simulated machine's keys.
 
-        Raises
-        ------
-        ConfigurationError
-            If they are real.
-
         Notes
         -----
         Whoever has the keys can take the noise out. Keys of a simulation follow from its seed; a real machine hands out
@@ -239,11 +234,6 @@ class LedgeredMachine:
         ----------
         num_samples, ledger, keys
             Its own.
-
-        Raises
-        ------
-        ConfigurationError
-            If either has real keys, or the cap needs more fresh samples than there are.
         """
         if not (self.simulated and keys.simulated):
             raise ConfigurationError("Expected simulated machines, got one with real keys: it is made by itself.")
@@ -380,17 +370,7 @@ class LedgeredMachine:
         compute: Callable[[Admission], ComputedT],
         record: Callable[[Admission, ComputedT], Release],
     ) -> Release:
-        """Admit, compute outside of the transaction, admit again inside the one that records.
-
-        Parameters
-        ----------
-        session, ack
-            See :meth:`admitted`.
-        compute : callable
-            What the release is made from; it takes long, spends nothing and may be called again.
-        record : callable
-            Makes the release and records it (:meth:`_record`), inside the transaction.
-        """
+        """Admit, compute outside of the transaction, admit again inside the one that records."""
         computed: list[ComputedT] = []
         computed_for: tuple[int, slice] | None = None
         self.check_data()

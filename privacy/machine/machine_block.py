@@ -129,13 +129,7 @@ class MachineBlock:
         *,
         arithmetic: Callable[[ReleaseRule], BlockArithmetic] | None = None,
     ) -> MachineBlock:
-        """Machines that were made by themselves, each with a ledger of its own.
-
-        Raises
-        ------
-        ConfigurationError
-            If their policies or sizes differ, or one has real keys.
-        """
+        """Machines that were made by themselves, each with a ledger of its own."""
         _refuse_real(all(machine.simulated for machine in machines))
         if not all(machine.in_blocks for machine in machines):
             raise ConfigurationError(
@@ -185,7 +179,6 @@ class MachineBlock:
 
         Parameters
         ----------
-        session : str
         rows : sequence of int
             The machines, none twice.
         acks : sequence of int
@@ -304,12 +297,6 @@ class BlockAdmission:
             Unclipped, of the machines that are computed here; None if there are none.
         note : optional
             See :meth:`MachineBlock.release`.
-
-        Raises
-        ------
-        ConfigurationError
-            If it was used, or has ended: two releases of other contributions under one nonce would tell their
-            difference without any noise.
         """
         admitted, block = self._admitted, self._block
         if admitted is None:

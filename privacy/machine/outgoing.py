@@ -116,7 +116,6 @@ def stream_fingerprint(plan: NoisePlan, secret_key: bytes, roster: str = "") -> 
 
     Parameters
     ----------
-    plan : NoisePlan
     secret_key : bytes
         The machine's: under another key the last noise row of a stream could not be taken back out.
     roster : str
@@ -133,7 +132,6 @@ def recorded(admitted: Admissions, policy: PrivacyPolicy) -> tuple[StreamBlock, 
     ----------
     admitted : Admissions
         Whose streams have made their releases.
-    policy : PrivacyPolicy
 
     Returns
     -------

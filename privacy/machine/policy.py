@@ -396,14 +396,8 @@ def make_plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
 
     Parameters
     ----------
-    policy : PrivacyPolicy
     num_parameters : int
         d.
-
-    Raises
-    ------
-    ConfigurationError
-        If no noise can serve the policy.
 
     Notes
     -----
@@ -547,7 +541,6 @@ def shared_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
 
     Parameters
     ----------
-    policy : PrivacyPolicy
     num_parameters : int
         d.
 
@@ -574,14 +567,7 @@ def shared_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
 
 
 def _grid_and_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> tuple[Grid, float, float]:
-    """The grid, the charged sensitivity and the standard deviation in front of the mechanism's rows.
-
-    Raises
-    ------
-    ConfigurationError
-        With the smallest mu that can be served, if no grid is fine against the sensitivity and coarse against the
-        normals' resolution.
-    """
+    """The grid, the charged sensitivity and the standard deviation in front of the mechanism's rows."""
     found = _served(policy, mechanism, num_parameters, policy.mu)
     if found is not None:
         return found
@@ -636,7 +622,6 @@ def ledger_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
 
     Parameters
     ----------
-    policy : PrivacyPolicy
     num_parameters : int
         d.
 

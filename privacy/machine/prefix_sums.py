@@ -51,8 +51,6 @@ class ReleaseRule:
 
     Parameters
     ----------
-    policy : PrivacyPolicy
-    plan : NoisePlan
     num_parameters : int
         d.
     rows : RowCache, optional
@@ -263,8 +261,6 @@ class PrivateMachine(LedgeredMachine):
         ------
         RefusedError
             If the acknowledgement, the cap, the samples or the budget forbid it. Nothing was released or spent.
-        ConfigurationError
-            If ``contribution`` returns the wrong shape, in simulation.
         LedgerError
             If the ledger cannot be believed.
         """
@@ -316,16 +312,7 @@ class PrivateMachine(LedgeredMachine):
     def _contribution_counts(
         self, contribution: PerSampleContribution, samples: slice, weights: NDArray[np.float64] | None = None
     ) -> NDArray[np.int64]:
-        """The contribution on the grid: the mean of b bounded rows, or the sum over all samples divided by b.
-
-        Parameters
-        ----------
-        contribution : callable
-        samples : slice
-            Or places: then the sum over whoever is in them, divided by b, however many these are.
-        weights : ndarray of shape (samples,), optional
-            0 or 1 a sample, where the sum is over all of them: which ones are in this release. All are computed.
-        """
+        """The contribution on the grid: the mean of b bounded rows, or the sum over all samples divided by b."""
         if self._owners is not None:
             samples = self._owners.in_places(samples)
         if self.policy.sums_samples:

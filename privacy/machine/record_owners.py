@@ -59,15 +59,6 @@ def person_mu(
     mu_local : float, optional
         Under ``secure-aggregation``, what holds whatever happens; required there.
 
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ConfigurationError
-        If a number is impossible, or ``mu_local`` is missing.
-
     Notes
     -----
     **Formal guarantees.** For replacement of all of that person's samples by any others, on all these machines at once.
@@ -150,11 +141,6 @@ class Owners:
         places : int, optional
             N, a public number that the machine's operator has settled. Default the number of owners, which is public
             then, and moves everybody when it changes.
-
-        Raises
-        ------
-        ConfigurationError
-            If these are no names, there is no row, or a number is impossible. The text says nothing of any one row.
         """
         texts, rows, ends = _grouped(names, most)
         places = max(len(texts), 1) if places is None else places
@@ -299,13 +285,8 @@ def check_owned(policy: PrivacyPolicy, samples: Any) -> None:
 
     Parameters
     ----------
-    policy : PrivacyPolicy
     samples : Any
         A machine's; grouped ones say how many of an owner they hold at most, as ``samples_per_owner``.
-
-    Raises
-    ------
-    ConfigurationError
     """
     held = getattr(samples, "samples_per_owner", 0)
     if policy.samples_per_owner != held:

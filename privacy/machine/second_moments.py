@@ -72,13 +72,7 @@ class Moments:
         return num_features * (num_features + 1) // 2 + num_features * (self.classes - 1)
 
     def num_features(self, num_values: int) -> int:
-        """Features of a sample, k, where a row has so many values.
-
-        Raises
-        ------
-        ConfigurationError
-            If no number of features has.
-        """
+        """Features of a sample, k, where a row has so many values."""
         half = self.classes - 0.5
         features = round(math.sqrt(half**2 + 2.0 * num_values) - half)
         if features < 1 or self.num_values(features) != num_values:
@@ -103,8 +97,6 @@ class Moments:
             Of at most ``clip_norm`` each.
         marks : ndarray of shape (samples, C)
             1 at the class and 0 elsewhere; a sample with any other marks has no class.
-        clip_norm : float
-        weights : ndarray of shape (samples,), optional
         """
         weighted = features if weights is None else features * weights[:, None]
         products = (features.T @ weighted)[_upper(features.shape[1])]
@@ -116,11 +108,6 @@ class Moments:
 
     def read(self, total: NDArray[np.float64], clip_norm: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """X^T X and X^T (Y - 1 / C), from a sum of rows, with whatever noise is in it.
-
-        Parameters
-        ----------
-        total : ndarray of shape (d,)
-        clip_norm : float
 
         Returns
         -------

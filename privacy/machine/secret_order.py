@@ -51,11 +51,6 @@ def slots_of(secret_key: bytes, nonce: bytes, samples: int, slots: int) -> NDArr
     Returns
     -------
     ndarray of shape (samples,), int32, read-only
-
-    Raises
-    ------
-    ConfigurationError
-        If the key or the nonce has the wrong length.
     """
     drawn = _slots(keystream_words(_order_key(secret_key, nonce), samples), slots)
     drawn.setflags(write=False)

@@ -74,15 +74,6 @@ def epoch_mu(clip_norm: float, noise_std: float, public_steps: int, accounting: 
         n - n_d, noisy steps after the last private one.
     accounting : {"amplified", "composed"}
 
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ConfigurationError
-        If an argument is out of range.
-
     Notes
     -----
     **Formal guarantees.** For replacement of one sample that is in at most one step of the epoch. ``composed``:
@@ -349,12 +340,7 @@ class ShuffledMachine(LedgeredMachine):
         return self._answer(session, ack, compute, record)
 
     def release(self, session: str, ack: int, contribution: object) -> Release:
-        """Refused: an epoch is not made from contributions.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refused: an epoch is not made from contributions."""
         raise ConfigurationError(
             "Expected release_epoch, got release: a contribution noised once has less noise than an epoch's steps."
         )

@@ -42,12 +42,6 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
     kind : subclass of Mechanism
         Its options, if any, have defaults.
 
-    Raises
-    ------
-    ConfigurationError
-        If the name is taken, or its stream is not what its matrices say for up to six releases
-        (:func:`check_mechanism`).
-
     Notes
     -----
     **Formal guarantees.** The guarantee of a stream is that of C (:meth:`Mechanism.materialize`). The check holds the
@@ -72,15 +66,6 @@ def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
         K, the most releases of one stream; >= 1.
     **options
         The mechanism's own options, such as ``schedule`` for ``cancelling``.
-
-    Returns
-    -------
-    Mechanism
-
-    Raises
-    ------
-    ConfigurationError
-        If the name or an option is unknown, or a value is out of range.
 
     Notes
     -----

@@ -104,11 +104,6 @@ class DecayNoise(RecentNoise):
         Whose error is least, where ``decay`` is not given: of the sums of prefix sums, by which DP-mu^2-FL moves its
         model, or of prefix sums.
 
-    Raises
-    ------
-    ConfigurationError
-        If a value is out of range.
-
     Notes
     -----
     For ``mu2`` the best lambda is about 1 - 2.2 / K, takes 13 to 14 % off the noise of ``cancelling`` with schedule
@@ -159,11 +154,6 @@ class BisrNoise(RecentNoise):
     bands : int
         p, diagonals of C^{-1}, >= 1; more than num_releases are the same as num_releases.
 
-    Raises
-    ------
-    ConfigurationError
-        If ``bands`` is no integer >= 1.
-
     Notes
     -----
     For streams in which samples return many times, and whose machines have no room for rows of noise. In one pass few
@@ -199,11 +189,6 @@ def best_decay(num_releases: int, workload: Workload = "mu2") -> float:
     ----------
     num_releases : int
         K, >= 1.
-    workload : {"mu2", "prefix-sum"}
-
-    Returns
-    -------
-    float
 
     Notes
     -----

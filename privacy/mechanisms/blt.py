@@ -42,11 +42,6 @@ class BltNoise(ToeplitzMechanism):
     theta, omega : sequence of float, optional
         Parameters to use instead of optimised ones: 0 <= theta < 1, omega >= 0 with a sum of at most 1.
 
-    Raises
-    ------
-    ConfigurationError
-        If a value is out of range, or only one of theta and omega is given.
-
     Notes
     -----
     Three buffers, because the fourth gains little: at 2000 releases, 5 participations 400 apart, the standard deviation
@@ -140,11 +135,6 @@ def optimise_blt(
     -------
     theta, omega : ndarray of shape (buffers,)
         0 <= theta <= 1 - 0.01 / num_releases, ascending; omega >= 0 with a sum below 1.
-
-    Raises
-    ------
-    ConfigurationError
-        If a parameter is no integer >= 1.
 
     Notes
     -----

@@ -270,11 +270,6 @@ class Mechanism(ABC):
         Sensitivity
             In units of the change of one release, for noise of standard deviation 1.
 
-        Raises
-        ------
-        ConfigurationError
-            If a parameter is out of range.
-
         Notes
         -----
         **Formal guarantees.** mu = Delta x value / noise_std is valid for replacement of one sample whose

@@ -20,12 +20,6 @@ def check_mechanism(mechanism: Mechanism) -> None:
     mechanism : Mechanism
         All of its ``num_releases`` releases are made, so few are enough.
 
-    Raises
-    ------
-    ConfigurationError
-        If B C is not the lower triangle of ones, B or C looks ahead, an increment differs from its row, a state made
-        again differs from the one that was kept, or a sensitivity, a row's deviation or its bound is understated.
-
     Notes
     -----
     A mechanism that passes releases, for so many releases, A G + B Z with B C = A and causal C and B, so its

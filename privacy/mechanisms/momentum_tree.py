@@ -29,13 +29,7 @@ Node = tuple[int, int]
 
 
 def compose(first: int, last: int) -> list[Node]:
-    """COMPOSE: disjoint dyadic intervals that make up [first, last], in order (algorithm 3).
-
-    Raises
-    ------
-    ConfigurationError
-        Unless 1 <= first.
-    """
+    """COMPOSE: disjoint dyadic intervals that make up [first, last], in order (algorithm 3)."""
     if first < 1:
         raise ConfigurationError(f"Expected steps counted from 1, got {first}.")
     nodes = []
@@ -59,11 +53,6 @@ class MomentumTree:
         N >= 1: a sample takes part in the steps c, c + N, c + 2 N, ... for one c.
     alpha : float
         Weight of a new gradient, 0 < alpha <= 1.
-
-    Raises
-    ------
-    ConfigurationError
-        If a parameter is out of range.
     """
 
     def __init__(self, num_steps: int, epoch_length: int, alpha: float) -> None:
@@ -167,11 +156,6 @@ def reconstructed_momentum(
         N and alpha, as for :class:`MomentumTree`.
     gamma : float
         0 <= gamma <= 1.
-
-    Raises
-    ------
-    ConfigurationError
-        If a sample does not return exactly N steps later: the identity is false under reshuffling.
     """
     n, t = epoch_length, len(samples)
     for s in range(n, t):

@@ -115,13 +115,7 @@ def forget() -> None:
 
 
 def folder() -> Path:
-    """Where the files are.
-
-    Raises
-    ------
-    RuntimeError
-        If no variable names a folder and the user has no home.
-    """
+    """Where the files are."""
     if chosen := os.environ.get("MURMURFL_CACHE"):
         return Path(chosen)
     parent = os.environ.get("XDG_CACHE_HOME")
@@ -329,11 +323,6 @@ def optimal_encoder(workload: NDArray[np.float64], tolerance: float = _TOLERANCE
     Returns
     -------
     ndarray of shape (n, n)
-
-    Raises
-    ------
-    ConfigurationError
-        If the gap is not reached.
 
     Notes
     -----

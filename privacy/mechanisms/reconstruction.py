@@ -77,11 +77,6 @@ class ReconstructionTrees:
         Weight of a new gradient, 0 < alpha <= 1.
     gamma : float
         0 <= gamma <= 1.
-
-    Raises
-    ------
-    ConfigurationError
-        If a parameter is out of range.
     """
 
     def __init__(self, num_steps: int, epoch_length: int, alpha: float, gamma: float) -> None:
@@ -169,7 +164,6 @@ class ReconstructionTrees:
 
         Parameters
         ----------
-        changes : Changes
         mu : float
             > 0.
 

@@ -63,11 +63,6 @@ def gram_sensitivity(gram: Gram, n: int, num_participations: int, min_separation
         k.
     min_separation : int
         s.
-    pattern : {"separated", "epochs"}
-
-    Returns
-    -------
-    Sensitivity
 
     Notes
     -----
@@ -97,7 +92,6 @@ def worst_pattern(gram: NDArray[np.float64], num_participations: int, min_separa
 
     Parameters
     ----------
-    gram : ndarray of shape (n, n)
     num_participations, min_separation : int
         k and s.
     """

@@ -166,11 +166,6 @@ class BandedNoise(ToeplitzMechanism):
     optimised : bool
         Whether the entries in the band are optimised (:func:`optimise_band`) or those of ``sqrt_toeplitz``, cut.
 
-    Raises
-    ------
-    ConfigurationError
-        If a value is out of range, or both ``bands`` and ``min_separation`` are given.
-
     Notes
     -----
     With neither ``bands`` nor ``min_separation``, samples are assumed to participate once. The error then falls and the
@@ -286,11 +281,6 @@ def optimise_band(num_releases: int, bands: int) -> NDArray[np.float64]:
     ndarray of shape (bands,)
         c_0 = 1, c_1, ..., in float64.
 
-    Raises
-    ------
-    ConfigurationError
-        If ``bands`` is out of range.
-
     Notes
     -----
     Whatever the result, the sensitivity derived from it is exact: the optimiser affects the error only.
@@ -329,13 +319,7 @@ def optimise_band(num_releases: int, bands: int) -> NDArray[np.float64]:
 
 
 def positive_integer(name: str, value: int) -> int:
-    """The option ``name`` as an integer >= 1.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is none.
-    """
+    """The option ``name`` as an integer >= 1."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ConfigurationError(f"Expected {name} to be an integer >= 1, got {value!r}.")
     return int(value)

@@ -59,11 +59,6 @@ class Grid:
         scale : float
         bound : float, optional
             The caller knows that no value exceeds it in magnitude. Without it every value is looked at.
-
-        Raises
-        ------
-        ConfigurationError
-            If a value is not finite or too large for the grid: callers bound their values beforehand.
         """
         return self.rounded(np.asarray(values * self.factor(scale)), None if bound is None else bound * scale)
 
@@ -80,11 +75,6 @@ class Grid:
             Overwritten: the counts are in its memory.
         bound : float, optional
             As for :meth:`counts`: a value, not in units of the spacing.
-
-        Raises
-        ------
-        ConfigurationError
-            As for :meth:`counts`.
         """
         counts = self.marked(scaled, bound)
         counts -= MARK

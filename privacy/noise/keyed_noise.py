@@ -68,11 +68,6 @@ def row_key(secret_key: bytes, nonce: bytes) -> bytes:
     -------
     bytes
         32 bytes.
-
-    Raises
-    ------
-    ConfigurationError
-        If either has the wrong length.
     """
     if len(secret_key) != KEY_BYTES:
         raise ConfigurationError(f"Expected a secret key of {KEY_BYTES} bytes, got {len(secret_key)}.")
@@ -98,11 +93,6 @@ def standard_normals(key: bytes, size: int, quality: NoiseQuality) -> NDArray[np
     ndarray of shape (size,)
         float64 for ``exact``, float32 for ``fast``.
 
-    Raises
-    ------
-    ConfigurationError
-        If quality is unknown or size is negative.
-
     Notes
     -----
     **Formal guarantees.** To anybody without the key, with ``exact``, the values are computationally like ideal normals
@@ -116,18 +106,12 @@ def standard_normal_rows(keys: Sequence[bytes], size: int, quality: NoiseQuality
 
     Parameters
     ----------
-    keys : sequence of bytes
     size, quality
         See :func:`standard_normals`.
 
     Returns
     -------
     ndarray of shape (keys, size)
-
-    Raises
-    ------
-    ConfigurationError
-        As for :func:`standard_normals`.
     """
     return _normals(keys, size, quality)
 
@@ -137,18 +121,12 @@ def each_normal_row(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> 
 
     Parameters
     ----------
-    keys : sequence of bytes
     size, quality
         See :func:`standard_normals`.
 
     Yields
     ------
     ndarray of shape (size,)
-
-    Raises
-    ------
-    ConfigurationError
-        As for :func:`standard_normals`.
     """
     together = max(_NORMALS_TOGETHER // max(size, 1), 1)
     for start in range(0, len(keys), together):
@@ -166,7 +144,6 @@ def keystream_words(key: bytes, count: int) -> NDArray[np.uint64]:
     ----------
     key : bytes
         32 bytes.
-    count : int
 
     Notes
     -----

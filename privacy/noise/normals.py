@@ -157,7 +157,6 @@ def fast_pairs(
 
     Parameters
     ----------
-    radius_words, angle_words : ndarray of shape (rows, pairs), uint32
     tail : callable
         Not called.
     cosines, sines : ndarray of shape (rows, pairs), float32

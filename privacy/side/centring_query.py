@@ -44,10 +44,6 @@ def divided_mu(mu: float, share: float) -> tuple[float, float]:
     share : float
         Of mu^2, for the release, such as the mean of the features or an evaluation; above 0 and below 1.
 
-    Raises
-    ------
-    ConfigurationError
-
     Notes
     -----
     **Formal guarantees.** Of releases that are mu_1-GDP and, whatever those were, mu_2-GDP, all are sqrt(mu_1^2 +

@@ -134,10 +134,6 @@ class EvaluationRows:
     scores_share : float
         q, of mu^2, for the scores.
 
-    Raises
-    ------
-    ConfigurationError
-
     Notes
     -----
     **Formal guarantees.** Row i depends on sample i alone. Its length is for the machine to bound
