@@ -1,4 +1,4 @@
-"""What one machine has decided about its own privacy, and the noise that follows from it.
+"""A machine's own decisions about its privacy, and the noise that follows from them.
 
 A :class:`PrivacyPolicy` is the machine's own configuration: the server can ask, but it cannot weaken it. Its
 :class:`~murmurfl.privacy.NoisePlan` is the policy worked out for a model of d parameters.
@@ -211,7 +211,7 @@ class PrivacyPolicy:
         self.make_mechanism()
 
     def _check_order(self) -> None:
-        """Refuse orders of samples and clippings that contradict the rest; settle what ``all`` settles."""
+        """Raise if order of samples and clipping contradict the rest; settle what ``all`` settles."""
         check_positive("clip_stability", self.clip_stability)
         check_moments(self)
         _ = self.bound  # refuses a stability that norms are not precise to
@@ -246,12 +246,12 @@ class PrivacyPolicy:
 
     @property
     def builds_on(self) -> Literal["last-opened", "nothing"]:
-        """What a release is built on: the last one that counted, or nothing, with noise that stands alone."""
+        """Whether a release is built on the last one that counted, or on nothing, with noise that stands alone."""
         return "nothing" if self.release_rule == "paper" else "last-opened"
 
     @property
     def local_budget(self) -> float:
-        """What of mu this machine may ever spend, counted as if every release were seen by itself."""
+        """The most mu this machine may ever spend, counted as if every release were seen by itself."""
         budget = float(self.budget_mu or self.mu)
         return budget * math.sqrt(self.min_honest) if self.budget_local_mu is None else float(self.budget_local_mu)
 
@@ -262,7 +262,7 @@ class PrivacyPolicy:
 
     @property
     def mechanism_settings(self) -> dict[str, Any]:
-        """What the mechanism is made with: the number of releases and its options."""
+        """The mechanism's number of releases and options."""
         settings: dict[str, Any] = {"num_releases": self.max_participations, **dict(self.mechanism_options)}
         given = {"schedule": self.schedule, "num_rounds": self.num_rounds}
         return settings | {name: value for name, value in given.items() if value is not None}
@@ -302,12 +302,12 @@ class PrivacyPolicy:
 
     @property
     def unit(self) -> Literal["sample", "owner"]:
-        """What is protected as a whole: one row of the machine's data."""
+        """Whether a row of the machine's data, which is protected as a whole, is a sample or an owner."""
         return "owner" if self.samples_per_owner else "sample"
 
     @property
     def sums_samples(self) -> bool:
-        """Whether a release is a sum over all of the machine's samples, each with a weight, and not over b of them."""
+        """Whether a release is a weighted sum over all of the machine's samples, and not over b of them."""
         return self.order in ("all", "secret")
 
     @property
@@ -317,7 +317,7 @@ class PrivacyPolicy:
 
     @property
     def normals_per_parameter(self) -> int:
-        """How many normals a session draws for each parameter: what the range of the noise costs depends on it."""
+        """The normals that a session draws for each parameter, on which the cost of their range depends."""
         return self.max_participations
 
     @property
@@ -333,12 +333,12 @@ class PrivacyPolicy:
 
     @property
     def participations(self) -> int:
-        """In how many releases a sample may be: a policy may allow more than its cap has room for."""
+        """The most releases a sample may be in: a policy may allow more than its cap has room for."""
         return min(self.sample_participations, -(-self.max_participations // self.min_separation))
 
     @property
     def words(self) -> str:
-        """Whose noise of which mechanism this policy is, with its options, for a sentence about its guarantee."""
+        """Words for a sentence about a guarantee: whose noise of which mechanism this policy is, with its options."""
         if self.mechanism == NO_NOISE:
             return NO_NOISE_WORDS
         if not self.adds_noise:
@@ -360,12 +360,7 @@ class PrivacyPolicy:
         return make_plan(self, num_parameters)
 
     def shared_terms(self, num_parameters: int) -> str:
-        """A digest of everything about the noise that machines must have in common to share a sum, 64 hex digits.
-
-        Notes
-        -----
-        mu_local / sqrt(h) counts h machines of *one* noise and one sensitivity.
-        """
+        """A digest of all that machines must have in common about the noise to share a sum, 64 hex digits."""
         return shared_terms(self, num_parameters)
 
     def terms(self, num_parameters: int) -> str:
@@ -392,12 +387,7 @@ _YOUNGER_FIELDS = {"order": "in-turn", "clipping": "clip", "classes": 0, "sample
 
 @lru_cache(maxsize=1024)
 def make_plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
-    """The noise a policy needs for a model of ``num_parameters`` parameters.
-
-    Parameters
-    ----------
-    num_parameters : int
-        d.
+    """The noise a policy needs for a model of ``num_parameters`` parameters; an error if none can serve it.
 
     Notes
     -----
@@ -429,7 +419,7 @@ def make_plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
 
 
 def _largest_value(policy: PrivacyPolicy, num_parameters: int, grid: Grid, noise: float) -> float:
-    """No value of a release is larger in magnitude, given that of its noise; refused where it would not be exact."""
+    """The largest magnitude of a release's values, given that of its noise; refused where counts would not be exact."""
     largest = _largest_contribution(policy, num_parameters, grid) + noise
     if largest / grid.spacing >= _LARGEST_COUNT:
         raise ConfigurationError(
@@ -440,7 +430,7 @@ def _largest_value(policy: PrivacyPolicy, num_parameters: int, grid: Grid, noise
 
 
 def _largest_contribution(policy: PrivacyPolicy, num_parameters: int, grid: Grid) -> float:
-    """No value of the contributions to a release is larger in magnitude."""
+    """The largest magnitude of the values of a release's contributions."""
     # A release that stands alone has one contribution, and a prefix sum those of all; in a secret order every sample is
     # in one of them.
     alone = policy.sums_samples and policy.builds_on == "nothing"
@@ -452,14 +442,14 @@ def _largest_contribution(policy: PrivacyPolicy, num_parameters: int, grid: Grid
 
 
 def _sums(policy: PrivacyPolicy) -> Summing | None:
-    """What the sums are that this policy's releases are seen in; None if each is seen by itself."""
+    """The sums this policy's releases are seen in; None if each is seen by itself."""
     if policy.trust != "secure-aggregation":
         return None
     return Summing(policy.min_honest, stands_alone=policy.builds_on == "nothing")
 
 
 def _with_figures(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
-    """A plan with what its noise guarantees, and why it does not."""
+    """The plan with what its noise guarantees, or why it guarantees nothing."""
     local, local_problem, local_hint = _alone(plan, policy, num_parameters)
     mu, problem, hint = local, local_problem, local_hint
     if plan.sums is not None:
@@ -471,7 +461,7 @@ def _with_figures(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -
 
 
 def _alone(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tuple[float, str, float]:
-    """The mu of releases that are each seen by itself, why there is none, and what of it is for the resolution."""
+    """The mu of releases each seen by itself, why there is none, and its part for the normals' resolution."""
     mu = plan.sensitivity * plan.mechanism.sensitivity(**policy.pattern) / plan.noise_std
     if policy.noise_quality != "exact":
         return mu, "", 0.0
@@ -485,7 +475,7 @@ def _alone(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tuple
 
 
 def _summed(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tuple[float, str, float]:
-    """As :func:`_alone`, of releases of which only sums are seen."""
+    """The mu of releases of which only sums are seen, why there is none, and its part for the normals' resolution."""
     mu = plan.sensitivity * plan.summed_sensitivity() / plan.noise_std
     if policy.noise_quality != "exact":
         return mu, "", 0.0
@@ -518,7 +508,7 @@ def _fingerprint(
 
 
 def _settled(policy: PrivacyPolicy) -> dict[str, Any]:
-    """A policy's fields; without those that say nothing of it and were not there before: sessions begun then go on."""
+    """A policy's fields, without those that were added later and say nothing of it: older sessions go on."""
     fields = asdict(policy)
     if policy.trust != "secure-aggregation":
         for name in ("min_honest", "min_cohort", "budget_local_mu"):
@@ -535,19 +525,11 @@ def _settled(policy: PrivacyPolicy) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def shared_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
-    """A digest of everything about the noise that machines must have in common to share a sum, 64 hex digits.
+    """A digest of all that machines must have in common about the noise to share a sum, 64 hex digits.
 
-    What only one machine's own figure depends on is not in it: its budget, delta, data, passes, least cohort.
-
-    Parameters
-    ----------
-    num_parameters : int
-        d.
-
-    Notes
-    -----
     mu_local / sqrt(h) counts h machines of *one* noise and one sensitivity: machines with the same digest have the
-    same, up to 1e-9 of it.
+    same, up to 1e-9 of it. What only one machine's own figure depends on is left out: its budget, delta, data, passes,
+    least cohort.
     """
     plan = policy.plan(num_parameters)
     # In nine digits: the last ones may differ between two machines' mathematical libraries.
@@ -641,7 +623,7 @@ def ledger_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
 
 
 def check_sums(policy: PrivacyPolicy) -> None:
-    """Refuse numbers of machines that make no sense, and releases that helpers could not tell apart."""
+    """Raise if numbers of machines make no sense, or if helpers could not tell releases apart."""
     for name in ("min_honest", "min_cohort"):
         check_count(name, getattr(policy, name))
     if policy.trust != "secure-aggregation":
@@ -674,7 +656,7 @@ def check_sums(policy: PrivacyPolicy) -> None:
 
 
 def check_moments(policy: PrivacyPolicy) -> None:
-    """Refuse moments of no classes, and sums of them that are not over all samples."""
+    """Raise if moments have no classes, or their sums are not over all samples."""
     if policy.clip_unit != "moments":
         if (policy.classes, policy.class_weight) != (0, 1.0):
             raise ConfigurationError(
@@ -688,10 +670,7 @@ def check_moments(policy: PrivacyPolicy) -> None:
 
 
 def check_owners(policy: PrivacyPolicy) -> None:
-    """Refuse owners where a row of the machine's data is not what is clipped.
-
-    An owner's samples are made one row, so it takes rows that are clipped as gradients are.
-    """
+    """Raise if there are owners where a row of the machine's data is not what is clipped."""
     held = policy.samples_per_owner
     if isinstance(held, bool) or not isinstance(held, int) or held < 0:
         raise ConfigurationError(f"Expected samples_per_owner to be an integer >= 0, got {held!r}.")
