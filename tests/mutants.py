@@ -516,8 +516,8 @@ MUTANTS = (
     Mutant(
         "a model is evaluated as often as a server likes",
         "privacy/side/evaluation_query.py",
-        '        "max_participations": 1,\n',
-        '        "max_participations": 1000,\n',
+        '    "max_participations": 1,\n',
+        '    "max_participations": 1000,\n',
         (EVALUATION,),
     ),
     Mutant(
@@ -1083,7 +1083,7 @@ MUTANTS = (
     Mutant(
         "a count is charged half of what a sample moves it",
         "privacy/side/evaluation_query.py",
-        '{"clip_norm": 0.5, "batch_size"',
+        '{"clip_norm": 0.5, "mechanism"',
         '{"clip_norm": 0.25, "batch_size"',
         ("tests/privacy/test_counting.py",),
     ),

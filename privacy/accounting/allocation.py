@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
+from .asked import check_count
 from .gdp import gdp_delta, gdp_epsilon
 from .likelihood_sums import ROUNDING, likelihood_sum
 
@@ -156,5 +157,4 @@ def _deltas(shift: float, slots: int, epsilons: NDArray[np.float64]) -> tuple[ND
 def _check(value: float, name: str, slots: int) -> None:
     if not value > 0:
         raise ConfigurationError(f"Expected {name} > 0, got {value!r}.")
-    if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
-        raise ConfigurationError(f"Expected slots to be an integer >= 1, got {slots!r}.")
+    check_count("slots", slots)

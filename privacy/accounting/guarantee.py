@@ -10,7 +10,7 @@ policy that was used (:func:`policy_guarantee`, :func:`server_guarantee`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, TypedDict, get_args
@@ -18,6 +18,7 @@ from typing import Any, Literal, TypedDict, get_args
 from ..errors import ConfigurationError
 from ..machine.policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
 from .amplification import Amplification
+from .asked import check_count
 from .gdp import gdp_best_guess, gdp_epsilon
 from .noise_words import NOBODY_ASKED, server_noise_words
 
@@ -95,7 +96,7 @@ UNITS: tuple[Unit, ...] = get_args(Unit)
 Relation = Literal["replacement"]
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 
-_UNITS: dict[Unit, str] = {
+UNIT_WORDS: Mapping[str, str] = {
     "sample": "one sample of one machine",
     "owner": "all samples of one owner on one machine",
     "machine": "all samples of one machine",
@@ -207,8 +208,7 @@ class Guarantee:
                 f"Expected {' and '.join(missing)} of a guarantee with trust 'secure-aggregation', got None: its mu is "
                 "not shown without what it rests on and what holds whatever happens."
             )
-        if isinstance(self.min_honest, bool) or not isinstance(self.min_honest, int) or self.min_honest < 1:
-            raise ConfigurationError(f"Expected min_honest to be an integer >= 1, got {self.min_honest!r}.")
+        check_count("min_honest", self.min_honest)
         gdp_epsilon(float(self.mu_local or 0.0), self.delta)
 
     @property
@@ -233,7 +233,7 @@ class Guarantee:
 
     def protected(self, honest: str) -> str:
         """The text of :attr:`protects` with another word for the number of honest machines, such as ``h``."""
-        protects = f"at delta = {self.delta:g}, for {self.relation} of {_UNITS[self.unit]}, {_AGAINST[self.trust]}"
+        protects = f"at delta = {self.delta:g}, for {self.relation} of {UNIT_WORDS[self.unit]}, {_AGAINST[self.trust]}"
         if self.min_honest is None:
             return protects
         machines = "machine" if honest == "1" else "machines"

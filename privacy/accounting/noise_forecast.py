@@ -28,7 +28,7 @@ from ..machine.policy import CLIP_UNITS, ClipUnit, PrivacyPolicy
 from ..machine.shuffled_machine import ShuffledPolicy
 from ..mechanisms import noise_stands_alone
 from .gdp import gdp_epsilon
-from .guarantee import rounded_up
+from .guarantee import UNIT_WORDS, rounded_up
 from .noise_plan import NoisePlan
 
 
@@ -172,13 +172,6 @@ def kept_share(ratio: float) -> float:
     [1.0, 0.9, 0.5, 0.1]
     """
     return 1.0 / (1.0 + (ratio / _HALF_LEFT) ** 2)
-
-
-_PROTECTED = {
-    "sample": "one sample of one machine",
-    "owner": "all samples of one owner on one machine",
-    "machine": "all samples of one machine",
-}
 
 
 class Change(NamedTuple):
@@ -344,7 +337,7 @@ class Forecast:
         return (
             f"From {self.num_parameters:,} values, {self.machines:,} machines ({self.per_round:,} a round{honest}), "
             f"{self.rounds:,} rounds and noise for mu = {shortest(self.mu, up=True)}{epsilon} to protect "
-            f"{_PROTECTED[self.unit]}."
+            f"{UNIT_WORDS[self.unit]}."
         )
 
     def lines(self, width: int = 80) -> list[str]:

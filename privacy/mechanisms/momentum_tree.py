@@ -29,7 +29,7 @@ Node = tuple[int, int]
 
 
 def compose(first: int, last: int) -> list[Node]:
-    """COMPOSE: disjoint dyadic intervals that make up [first, last], in order (algorithm 3)."""
+    """Disjoint dyadic intervals that make up [first, last], in order: COMPOSE of algorithm 3; 1 <= ``first``."""
     if first < 1:
         raise ConfigurationError(f"Expected steps counted from 1, got {first}.")
     nodes = []
@@ -97,14 +97,8 @@ class MomentumTree:
     def noise_stds(self, change: float, mu: float, *, rounding: float = 0.0) -> NDArray[np.float64]:
         """Standard deviation of the noise on each node, shape (T,), so that all of them are mu-GDP.
 
-        Parameters
-        ----------
-        change : float
-            The L2 change of one step's gradient when one sample is replaced; > 0.
-        mu : float
-            > 0.
-        rounding : float
-            What rounding a node adds to its change.
+        ``change`` is the L2 change of one step's gradient when one sample is replaced, ``rounding`` what rounding a
+        node adds to its change.
 
         Notes
         -----
@@ -140,7 +134,8 @@ def reconstructed_momentum(
     With t = q N + r, 0 <= r < N, and w_{qN} the anchor of step t, m_t = alpha (G_[1,t] + r_[1,t]) where G_[1,t] is made
     from the sums over [1, r] and [r + 1, r + N] and, for the epochs after, from (1 - gamma) Delta + gamma G: what
     changed from anchor to anchor is small, and would need little noise. The lemma's two sums have ranges of their own
-    (algorithm 4 prints one).
+    (algorithm 4 prints one). If a sample does not return exactly N steps later the identity is false, and an error says
+    so.
 
     Parameters
     ----------
@@ -152,10 +147,8 @@ def reconstructed_momentum(
         The sample's gradient at w_s minus that at the anchor.
     samples : sequence of int
         The sample of every step.
-    epoch_length, alpha
-        N and alpha, as for :class:`MomentumTree`.
-    gamma : float
-        0 <= gamma <= 1.
+    epoch_length, alpha, gamma
+        N, alpha and 0 <= gamma <= 1.
     """
     n, t = epoch_length, len(samples)
     for s in range(n, t):
