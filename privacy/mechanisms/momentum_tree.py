@@ -16,7 +16,6 @@ themselves. (The sensitivity as printed there leaves the leaves without noise: A
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -117,62 +116,3 @@ class MomentumTree:
 
     def _weights(self, size: int) -> NDArray[np.float64]:
         return self.alpha * (1 - self.alpha) ** np.arange(size - 1, -1, -1, dtype=np.float64)
-
-
-def reconstructed_momentum(
-    anchored: NDArray[np.float64],
-    moved: NDArray[np.float64],
-    residual: NDArray[np.float64],
-    samples: Sequence[int],
-    *,
-    epoch_length: int,
-    alpha: float,
-    gamma: float,
-) -> NDArray[np.float64]:
-    r"""The momentum of the last step from three series of differences: lemma 17, without noise (algorithm 2).
-
-    With t = q N + r, 0 <= r < N, and w_{qN} the anchor of step t, m_t = alpha (G_[1,t] + r_[1,t]) where G_[1,t] is made
-    from the sums over [1, r] and [r + 1, r + N] and, for the epochs after, from (1 - gamma) Delta + gamma G: what
-    changed from anchor to anchor is small, and would need little noise. The lemma's two sums have ranges of their own
-    (algorithm 4 prints one). If a sample does not return exactly N steps later the identity is false, and an error says
-    so.
-
-    Parameters
-    ----------
-    anchored : ndarray of shape (t, d)
-        Row s: the gradient of step s's sample at the step's anchor.
-    moved : ndarray of shape (t, d)
-        The same minus that sample's gradient at the anchor before; not used in the first epochs.
-    residual : ndarray of shape (t, d)
-        The sample's gradient at w_s minus that at the anchor.
-    samples : sequence of int
-        The sample of every step.
-    epoch_length, alpha, gamma
-        N, alpha and 0 <= gamma <= 1.
-    """
-    n, t = epoch_length, len(samples)
-    for s in range(n, t):
-        if samples[s] != samples[s - n]:
-            raise ConfigurationError(
-                f"Expected the same order of samples in every epoch of {n} steps, got sample {samples[s]} in step "
-                f"{s + 1} and {samples[s - n]} an epoch before."
-            )
-    decay = 1 - alpha
-
-    def total(terms: NDArray[np.float64], first: int, last: int) -> NDArray[np.float64]:
-        sums = np.zeros(terms.shape[1])
-        for y, z in compose(first, last):
-            node = decay ** np.arange(z - y, -1, -1.0) @ terms[y - 1 : z]
-            sums += decay ** (last - z) * node
-        return sums
-
-    q, r = divmod(t, n)
-    gradient = decay ** (t - r) * total(anchored, 1, r)
-    if q:
-        second = sum(decay ** (n * i) * (1 - gamma) ** (q - 1 - i) for i in range(q))
-        gradient += second * total(anchored, r + 1, r + n)
-    for i in range(1, q):
-        first, last = t - i * n + 1, t - (i - 1) * n
-        weight = sum((1 - gamma) ** j * decay ** ((i - 1 - j) * n) for j in range(i))
-        gradient += weight * ((1 - gamma) * total(moved, first, last) + gamma * total(anchored, first, last))
-    return alpha * (gradient + total(residual, 1, t))

@@ -91,8 +91,6 @@ def counted(releases: Iterable[Release]) -> tuple[float, int]:
 
 EVALUATION_SHARE = 0.05
 """The share of mu^2 that an evaluation is given by default."""
-SCORE_BINS = 16
-"""How many bins scores are counted in by default, for each of two classes."""
 SCORES_SHARE = 0.5
 """The share of an evaluation's mu^2 that is for the histograms of scores, where there are some."""
 
