@@ -65,21 +65,10 @@ def check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | Owners | 
         )
 
 
-def with_ledgers_budget(policy: PrivacyPolicy, ledger: Ledger) -> PrivacyPolicy:
-    """The policy, with its ledger's budget_local_mu where it has none of its own.
-
-    Notes
-    -----
-    **Formal guarantees.** Only a missing budget is filled in: what all sessions release stays within the ledger's
-    budget_local_mu, whatever happens.
-    """
-    if policy.trust != "secure-aggregation" or policy.budget_local_mu is not None or ledger.budget_local_mu is None:
-        return policy
-    return replace(policy, budget_local_mu=ledger.budget_local_mu)
-
-
-def check_local_budget(policy: PrivacyPolicy, plan: NoisePlan, ledger: Ledger) -> None:
-    """Raise if the local budget cannot cover one session."""
+def check_plan(policy: PrivacyPolicy, plan: NoisePlan, ledger: Ledger) -> None:
+    """Raise if the noise cannot serve the policy, or the local budget cannot cover one session."""
+    if problem := plan.problem or plan.local_problem:
+        raise ConfigurationError(problem)
     if policy.trust == "secure-aggregation" and plan.mu_local > policy.local_budget * (1 + ROUNDING):
         raise ConfigurationError(
             f"Expected a budget_local_mu of at least {plan.mu_local * (1 + ROUNDING):.5g}, which one session with mu = "
@@ -88,9 +77,17 @@ def check_local_budget(policy: PrivacyPolicy, plan: NoisePlan, ledger: Ledger) -
         )
 
 
-def check_ledger(policy: PrivacyPolicy, ledger: Ledger) -> None:
-    """Raise if a policy has another budget or delta than its ledger."""
+def within_ledger(policy: PrivacyPolicy, ledger: Ledger) -> PrivacyPolicy:
+    """The policy with its ledger's budget_local_mu, if it names none; raise if it has other budgets or another delta.
+
+    Notes
+    -----
+    **Formal guarantees.** Only a missing budget is filled in: what all sessions release stays within the ledger's
+    budget_local_mu, whatever happens.
+    """
     summed = policy.trust == "secure-aggregation"
+    if summed and policy.budget_local_mu is None and ledger.budget_local_mu is not None:
+        policy = replace(policy, budget_local_mu=ledger.budget_local_mu)
     for name in ("budget_mu", "delta", *(("budget_local_mu",) if summed else ())):
         fixed, ours = getattr(ledger, name), getattr(policy, name)
         if fixed is not None and not math.isclose(fixed, ours, rel_tol=ROUNDING):
@@ -98,6 +95,7 @@ def check_ledger(policy: PrivacyPolicy, ledger: Ledger) -> None:
                 f"Expected {name} = {fixed!r}, with which the ledger was made, got {ours!r} in the policy: "
                 "everything on this machine's data shares one budget. Put the ledger's into the configuration."
             )
+    return policy
 
 
 def check_samples(policy: PrivacyPolicy, num_samples: int) -> None:
@@ -172,15 +170,12 @@ class LedgeredMachine:
     ) -> None:
         if not keys.simulated:
             check_real(policy, ledger, data, roster)
-        policy = with_ledgers_budget(policy, ledger)
-        check_ledger(policy, ledger)
+        policy = within_ledger(policy, ledger)
         check_samples(policy, num_samples)
         self.policy = policy
         self.plan: NoisePlan = policy.plan(num_parameters)
-        if (problem := self.plan.problem or self.plan.local_problem) and not keys.simulated:
-            raise ConfigurationError(problem)
         if not keys.simulated:
-            check_local_budget(policy, self.plan, ledger)
+            check_plan(policy, self.plan, ledger)
         self.num_parameters = num_parameters
         self.num_samples = num_samples
         self.num_rows = num_samples  # more, where rows behind the samples are known that other sessions use

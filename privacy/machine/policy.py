@@ -360,12 +360,17 @@ class PrivacyPolicy:
         return make_plan(self, num_parameters)
 
     def shared_terms(self, num_parameters: int) -> str:
-        """A digest of all that machines must have in common about the noise to share a sum, 64 hex digits."""
-        return shared_terms(self, num_parameters)
+        """A digest of all that machines must have in common about the noise to share a sum, 64 hex digits.
+
+        mu_local / sqrt(h) counts h machines of *one* noise and one sensitivity: machines with the same digest have the
+        same, up to 1e-9 of it. What only one machine's own figure depends on is left out: its budget, delta, data,
+        passes, least cohort.
+        """
+        return _shared_terms(self, num_parameters)
 
     def terms(self, num_parameters: int) -> str:
-        """The policy and its noise as a JSON document, for whoever reads a ledger."""
-        return ledger_terms(self, num_parameters)
+        """The policy and its noise as a JSON document, independent of data, for whoever reads a ledger."""
+        return _ledger_terms(self, num_parameters)
 
 
 MOST_SUMMED = 2**11
@@ -524,13 +529,7 @@ def _settled(policy: PrivacyPolicy) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1024)
-def shared_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
-    """A digest of all that machines must have in common about the noise to share a sum, 64 hex digits.
-
-    mu_local / sqrt(h) counts h machines of *one* noise and one sensitivity: machines with the same digest have the
-    same, up to 1e-9 of it. What only one machine's own figure depends on is left out: its budget, delta, data, passes,
-    least cohort.
-    """
+def _shared_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
     plan = policy.plan(num_parameters)
     # In nine digits: the last ones may differ between two machines' mathematical libraries.
     numbers = [f"{value:.9g}" for value in (plan.sensitivity, plan.grid.spacing, plan.noise_std)]
@@ -599,18 +598,7 @@ def _served(
 
 
 @lru_cache(maxsize=1024)
-def ledger_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
-    """A policy and its noise as a JSON document, for whoever reads a ledger.
-
-    Parameters
-    ----------
-    num_parameters : int
-        d.
-
-    Notes
-    -----
-    Nothing in it depends on data.
-    """
+def _ledger_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
     plan = policy.plan(num_parameters)
     noise = {
         "num_parameters": num_parameters,

@@ -238,14 +238,6 @@ class ShuffledPolicy(PrivacyPolicy):
         return replace(plan, largest_value=2 * self.steps * (self.clip_norm + LARGEST_NORMAL * plan.noise_std))
 
 
-@dataclass(frozen=True)
-class _Epoch:
-    """The end of an epoch that is not recorded yet."""
-
-    nonce: bytes
-    counts: NDArray[np.int64]
-
-
 class ShuffledMachine(LedgeredMachine):
     """The machine of epochs: the noise is inside the epoch, and its end is all that leaves.
 
@@ -294,12 +286,18 @@ class ShuffledMachine(LedgeredMachine):
             If the ledger cannot be believed.
         """
 
-        def compute(admission: Admission) -> _Epoch:
-            return self._epoch(session, admission.release, epoch)
+        def compute(admission: Admission) -> tuple[bytes, NDArray[np.int64]]:
+            plan, quality = self.plan, self.policy.noise_quality
+            nonce, noise = self._keys.nonce(session, admission.release), None
+            if plan.noise_std > 0.0:
+                key = row_key(self._keys.secret_key, nonce)
+                noise = step_noise(key, self.policy.steps, self.num_parameters, plan.noise_std, quality)
+            return nonce, plan.grid.counts(epoch(admission.release, noise), bound=plan.largest_value)
 
-        def record(admission: Admission, made: _Epoch) -> Release:
-            admission.streams.set(0, admission.streams.record(0).released(made.nonce, {}, ()))
-            return self._record(admission, made.counts)
+        def record(admission: Admission, made: tuple[bytes, NDArray[np.int64]]) -> Release:
+            nonce, counts = made
+            admission.streams.set(0, admission.streams.record(0).released(nonce, {}, ()))
+            return self._record(admission, counts)
 
         return self._answer(session, ack, compute, record)
 
@@ -308,13 +306,3 @@ class ShuffledMachine(LedgeredMachine):
         raise ConfigurationError(
             "Expected release_epoch, got release: a contribution noised once has less noise than an epoch's steps."
         )
-
-    def _epoch(self, session: str, release: int, epoch: Epoch) -> _Epoch:
-        nonce = self._keys.nonce(session, release)
-        noise = None
-        if self.plan.noise_std > 0.0:
-            key = row_key(self._keys.secret_key, nonce)
-            quality = self.policy.noise_quality
-            noise = step_noise(key, self.policy.steps, self.num_parameters, self.plan.noise_std, quality)
-        counts = self.plan.grid.counts(epoch(release, noise), bound=self.plan.largest_value)
-        return _Epoch(nonce, counts)

@@ -41,6 +41,11 @@ def compose(first: int, last: int) -> list[Node]:
     return nodes
 
 
+def node_weights(size: int, alpha: float) -> NDArray[np.float64]:
+    """The weights alpha (1 - alpha)^{z-s} of a node's steps, in their order."""
+    return alpha * (1 - alpha) ** np.arange(size - 1, -1, -1, dtype=np.float64)
+
+
 class MomentumTree:
     """The nodes of T steps, their weights, and the noise they need.
 
@@ -72,7 +77,7 @@ class MomentumTree:
         encoder = np.zeros((self.num_steps, self.num_steps))
         for step in range(1, self.num_steps + 1):
             first, last = self.node(step)
-            encoder[step - 1, first - 1 : last] = self._weights(last - first + 1)
+            encoder[step - 1, first - 1 : last] = node_weights(last - first + 1, self.alpha)
         return encoder
 
     def decoder(self) -> NDArray[np.float64]:
@@ -90,7 +95,7 @@ class MomentumTree:
         for step in range(1, self.num_steps + 1):
             first, last = self.node(step)
             places = (np.arange(first, last + 1) - 1) % self.epoch_length
-            np.add.at(changes[step - 1], places, self._weights(last - first + 1))
+            np.add.at(changes[step - 1], places, node_weights(last - first + 1, self.alpha))
         return changes
 
     def noise_stds(self, change: float, mu: float, *, rounding: float = 0.0) -> NDArray[np.float64]:
@@ -113,6 +118,3 @@ class MomentumTree:
         largest = moved.max(axis=1)
         nodes = float(((moved / largest[:, None]) ** 2).sum(axis=0).max())
         return largest * (math.sqrt(nodes) / mu)
-
-    def _weights(self, size: int) -> NDArray[np.float64]:
-        return self.alpha * (1 - self.alpha) ** np.arange(size - 1, -1, -1, dtype=np.float64)

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from .momentum_tree import MomentumTree, compose
+from .momentum_tree import MomentumTree, compose, node_weights
 
 Series = Literal["anchored", "moved", "residual"]
 SERIES: tuple[Series, ...] = get_args(Series)
@@ -122,7 +122,7 @@ class ReconstructionTrees:
         for number in range(self.num_nodes):
             series, first, last = self.node(number)
             start = SERIES.index(series) * self.num_steps + first - 1
-            encoder[number, start : start + last - first + 1] = self._weights(last - first + 1)
+            encoder[number, start : start + last - first + 1] = node_weights(last - first + 1, self.alpha)
         return encoder
 
     def decoder(self) -> NDArray[np.float64]:
@@ -209,9 +209,6 @@ class ReconstructionTrees:
             squares[2 * whole + ends - 1] += decay ** (2.0 * (step - ends))
         return np.sqrt(squares / t)
 
-    def _weights(self, size: int) -> NDArray[np.float64]:
-        return self.alpha * (1 - self.alpha) ** np.arange(size - 1, -1, -1, dtype=np.float64)
-
 
 def best_gamma(num_steps: int, epoch_length: int, alpha: float, changes: Changes) -> float:
     """The gamma of least noise for these changes, among a grid from 0 to 1: the guarantee does not depend on it.
@@ -236,8 +233,7 @@ class _Structure:
         self.sizes = np.concatenate([2 ** np.arange(height) for height in heights])
         self.by_place = np.zeros((len(self.ends), epoch_length))
         for number, (end, size) in enumerate(zip(self.ends.tolist(), self.sizes.tolist(), strict=True)):
-            weights = alpha * (1 - alpha) ** np.arange(size - 1, -1, -1, dtype=np.float64)
-            np.add.at(self.by_place[number], np.arange(end - size, end) % epoch_length, weights)
+            np.add.at(self.by_place[number], np.arange(end - size, end) % epoch_length, node_weights(size, alpha))
         self._composed: dict[tuple[int, int], tuple[NDArray[np.intp], NDArray[np.float64]]] = {}
 
     def composed(self, first: int, last: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
