@@ -100,7 +100,7 @@ class Permit:
 
     @property
     def payload(self) -> bytes:
-        """What is signed, without its label."""
+        """The bytes that are signed, without their label."""
         document = {
             "owner": self.owner.hex(),
             "sessions": list(self.sessions),
@@ -152,7 +152,7 @@ class OwnerKey:
 
     @cached_property
     def public(self) -> bytes:
-        """What operators list, 32 bytes."""
+        """The public key that operators list, 32 bytes."""
         return self._private.public_key().public_bytes_raw()
 
     def permit(self, sessions: Sequence[str], *, not_before: int, until: int, bundle: str = "") -> str:
@@ -262,7 +262,6 @@ def shown_time(seconds: int) -> str:
 
 
 def _parts(text: Any, name: str = _NAME) -> tuple[bytes, bytes]:
-    """Payload and signature."""
     parts = text.split(".") if isinstance(text, str) and len(text) <= LONGEST_PERMIT else []
     kind = "permit" if name == _NAME else "login"
     if len(parts) != 3 or parts[0] != name:

@@ -101,7 +101,6 @@ class Setting:
 
     @property
     def attribute(self) -> str:
-        """The name of its field."""
         return self.name.replace("-", "_")
 
     @property

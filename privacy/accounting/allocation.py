@@ -90,19 +90,9 @@ def allocation_delta(mu: float, slots: int, epsilon: float) -> float:
 def allocation_epsilon(mu: float, slots: int, delta: float, *, resolution_mu: float = 0.0) -> float:
     """Epsilon at delta of samples in a secret order, for independent noise and replacement of one sample.
 
-    Never more than :func:`~murmurfl.privacy.gdp_epsilon`, which holds whoever knows the order.
-
-    Parameters
-    ----------
-    mu : float
-        Gaussian-DP parameter without the secret: that of one release that a sample is known to be in.
-    slots : int
-        K, the releases a sample may be in.
-    delta : float
-        In (0, 1).
-    resolution_mu : float
-        What of mu is for the resolution of the noise (:attr:`~murmurfl.privacy.NoisePlan.resolution_mu`): it concerns
-        all releases, so no order hides it.
+    ``mu`` is that of one release that a sample is known to be in, ``slots`` is K. The part ``resolution_mu`` of it
+    (:attr:`~murmurfl.privacy.NoisePlan.resolution_mu`) concerns all releases, so no order hides it. The result is never
+    more than :func:`~murmurfl.privacy.gdp_epsilon`, which holds whoever knows the order.
 
     Notes
     -----

@@ -42,18 +42,10 @@ _AWAY = 9.0
 
 @dataclass(frozen=True)
 class Amplification:
-    """What a secret order makes of a guarantee.
+    """What a secret order makes of a guarantee: an epsilon at the policy's delta, for replacement of one sample.
 
-    Parameters
-    ----------
-    epsilon : float
-        At the policy's delta, for replacement of one sample.
-    slots : int
-        The releases that a sample may be in.
-    proved : bool
-        Whether epsilon is an upper bound. If not it is an estimate, and guarantees nothing.
-    error : float
-        Of an estimate, its standard error.
+    ``slots`` are the releases that a sample may be in. Epsilon is an upper bound where it is ``proved``; if not it is
+    an estimate with a standard ``error``, and guarantees nothing.
 
     Notes
     -----

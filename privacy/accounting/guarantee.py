@@ -323,16 +323,15 @@ def policy_guarantee(
 ) -> Guarantee:
     """What a mu is true of under a machine's policy, in the policy's own words.
 
+    Under a trusted server a machine alone can vouch for nothing: use :func:`server_guarantee`.
+
     Parameters
     ----------
-    policy : PrivacyPolicy
-        A :class:`~murmurfl.privacy.ShuffledPolicy` too. Under a trusted server a machine alone can vouch for nothing;
-        what the server vouches for is :func:`server_guarantee`.
     mu : float
         Of its noise plan; infinite where the machine adds no noise, 0 if no machine is asked for a release.
     mu_local : float, optional
-        Of its noise plan, or of several machines the largest: under ``secure-aggregation``, and required there.
-        Otherwise it is left out of account.
+        Of its noise plan, or of several machines the largest; required under ``secure-aggregation`` and ignored
+        otherwise.
     covers : str
         Which releases it is true of.
     unit : {"sample", "owner", "machine"}, optional
@@ -378,22 +377,10 @@ def server_guarantee(
     notes: Iterable[str] = (),
     stated: bool = False,
 ) -> Guarantee:
-    """What a trusted server guarantees towards everybody else, by the policy it was given.
+    """What a trusted server guarantees towards everybody else, by the policy of the machines, whose mu it has to keep.
 
-    Parameters
-    ----------
-    policy : PrivacyPolicy
-        That of the machines, with ``trust="trusted-server"``: its mu is what the server has to keep.
-    mu : float
-        Of all models the server publishes; infinite where its noise cannot serve the policy's.
-    noise : str
-        Which noise the server adds: a mechanism's name, or ``fresh``.
-    rounds : int, optional
-        How many models it publishes, where that is known.
-    notes : iterable of str
-        Further sentences about what the figure rests on.
-    stated : bool
-        See :func:`policy_guarantee`.
+    ``mu`` is of all models the server publishes; infinite where its noise cannot serve the policy. ``noise`` is a
+    mechanism's name, or ``fresh``; the rest is as for :func:`policy_guarantee`.
 
     Notes
     -----

@@ -87,7 +87,6 @@ class Admissions:
 
     @property
     def slices(self) -> list[slice]:
-        """The samples of each release."""
         return list(map(slice, self.start.tolist(), self.stop.tolist()))
 
 
@@ -104,12 +103,11 @@ class Admission:
 
     @property
     def samples(self) -> slice:
-        """The samples the release will be made from."""
+        """The samples that the release will be made from."""
         return self.admitted.slices[0]
 
     @property
     def streams(self) -> StreamBlock:
-        """The machine's stream."""
         return self.admitted.streams
 
     @property
@@ -363,7 +361,6 @@ class AdmissionRule:
 
 
 def _refuse(rows: NDArray[np.bool_], refused: dict[int, RefusedError], code: int, reason: str) -> None:
-    """Refuse some rows that are not refused already."""
     for row in rows.nonzero()[0].tolist():
         refused.setdefault(row, RefusedError(code, reason))
 

@@ -30,18 +30,9 @@ _LARGEST_RATIO = 1e300
 class TrainingFigures:
     """Figures of rows that were clipped: per-sample gradients, local steps, or whole updates. Not private.
 
-    Parameters
-    ----------
-    rows : int
-        How many.
-    not_finite : int
-        Those with a NaN or an infinity in them, which count as zero.
-    clipped : int
-        Those longer than the clip norm.
-    median_ratio : float
-        Their length over the clip norm: the median over releases of the median of a release's finite rows.
-    largest_ratio : float
-        The largest of any finite row.
+    Of ``rows`` in all, ``not_finite`` have a NaN or an infinity and count as zero, ``clipped`` are longer than the clip
+    norm. Ratios are lengths over the clip norm: the median over releases of the median of a release's finite rows, and
+    the largest.
     """
 
     rows: int = 0

@@ -365,7 +365,6 @@ class LedgeredMachine:
         return release_of(streams, 0, counts, self.plan, self.policy, self.num_samples)
 
     def _admit(self, page: LedgerPage, session: str, ack: int) -> Admission:
-        """The admission of a request, or its refusal."""
         account = page.account()
         self._check_data(account)
         streams, accounts = StreamBlock.of(session, page.stream(session)), AccountBlock.of(account)

@@ -77,6 +77,8 @@ class BlockReleases:
 class MachineBlock:
     """Machines of one policy and one model.
 
+    Real keys are refused: a real machine releases by itself, and its failures must not show.
+
     Parameters
     ----------
     machine : PrivateMachine
@@ -90,11 +92,6 @@ class MachineBlock:
     arithmetic : callable, optional
         Given the machines' release rule, what computes the values of a block; by default NumPy, row by row, as long as
         each stays in a processor's cache.
-
-    Raises
-    ------
-    ConfigurationError
-        If a machine has real keys: a real machine releases by itself, and its failures must not show.
 
     Notes
     -----
@@ -264,7 +261,7 @@ class BlockAdmission:
         """Which of these are computed here."""
 
     def close(self) -> None:
-        """End it: it is worth nothing from now on."""
+        """End it, used or not."""
         self._admitted = None
 
     def release(self, contributions: StackedContributions | None, note: State | None = None) -> BlockReleases:

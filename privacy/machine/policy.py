@@ -69,10 +69,8 @@ class PrivacyPolicy:
         Where epsilon is shown.
     mechanism : str
         Name of the noise mechanism; ``none`` for no noise at all, which is accepted only with simulated keys.
-    schedule : str, optional
-        Schedule of ``cancelling``; default ``uniform``.
-    num_rounds : int, optional
-        T of the ``paper`` schedule.
+    schedule, num_rounds : str, int, optional
+        Schedule of ``cancelling``, default ``uniform``; and T of the ``paper`` schedule.
     mechanism_options : mapping or tuple of pairs
         Further options of the mechanism, plain values.
     clip_unit : {"sample", "update", "contractive", "nonnegative", "moments"}
@@ -90,16 +88,15 @@ class PrivacyPolicy:
         from the first one; the budget counts sessions together. ``all``: every sample in every release, and the release
         is their *sum*: batch_size must be 1, and sample_participations follows from max_participations. ``secret``:
         each sample in one release, which the machine draws; a release is the sum of its samples divided by b.
-    clipping : {"clip", "automatic"}
-        ``automatic``: a row g becomes S g / (||g|| + gamma), whatever its length; only where samples are clipped.
-    clip_stability : float
-        gamma of ``automatic``.
+    clipping, clip_stability : {"clip", "automatic"}, float
+        ``automatic``: a row g becomes S g / (||g|| + gamma), whatever its length, with gamma the stability; only where
+        samples are clipped.
     classes, class_weight : int, float
         C and a of ``moments``.
     samples_per_owner : int
-        Where it is not 0, a row of the machine's data is an *owner*, with at most so many samples, whose gradients
-        are made one row that is clipped once (:class:`~murmurfl.clients.OwnedSamples`). Wherever else it says sample
-        here, read owner: batches are of so many owners, and each owner takes part as often as a sample would.
+        If it is not 0, a row of the machine's data is an *owner* with at most so many samples, whose gradients are made
+        one row that is clipped once (:class:`~murmurfl.clients.OwnedSamples`). Wherever else it says sample here, read
+        owner: batches are of b owners, and each takes part as often as a sample would.
     epsilon : float, optional
         Asks for ``mu`` in other words: the largest that implies this epsilon at ``delta``. Exactly one of the two is
         given; what is kept is the mu.
@@ -116,15 +113,13 @@ class PrivacyPolicy:
         Under ``secure-aggregation`` the machine adds its share of the noise and hides the release under masks that only
         a sum of ``min_cohort`` releases loses. Under ``trusted-server`` it adds no noise: the server is trusted to.
         Both must be asked for.
-    min_honest : int
-        h, under ``secure-aggregation``: how many machines of every sum, this one among them, do not work with the
-        server. It cannot be checked.
-    min_cohort : int
-        The fewest releases a sum with this machine's has, under ``secure-aggregation``: h, and as many as may work with
-        the server. Helpers see to it.
+    min_honest, min_cohort : int
+        h and n, under ``secure-aggregation``: how many machines of every sum, this one among them, do not work with the
+        server, which cannot be checked; and the fewest releases of a sum, h and as many as may work with the server,
+        which helpers see to.
     budget_local_mu : float, optional
-        As ``budget_mu``, of what holds whatever the server, helpers and other machines do; default that of the ledger,
-        where it has one, or ``budget_mu`` times sqrt(h).
+        The budget, as ``budget_mu``, of what holds whatever the server, helpers and other machines do; default that of
+        the ledger, where it has one, or ``budget_mu`` times sqrt(h).
 
     Notes
     -----

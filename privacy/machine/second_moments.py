@@ -28,15 +28,10 @@ MOST_CLASS_WEIGHT = math.sqrt(2.0)
 
 @dataclass(frozen=True)
 class Moments:
-    """The second moments of samples with classes.
+    """The second moments of samples with C = ``classes`` >= 2 classes.
 
-    Parameters
-    ----------
-    classes : int
-        C >= 2.
-    class_weight : float
-        A, from above 0 to sqrt(2): how much of the release is about classes. More of it makes them clearer, and all of
-        the noise larger.
+    ``class_weight`` is a, above 0 and at most sqrt(2): how much of the release is about classes. More of it makes them
+    clearer, and all of the noise larger.
 
     Notes
     -----
@@ -64,7 +59,7 @@ class Moments:
         return math.nextafter(clip_norm**2 * math.sqrt(2.0 + 2.0 * squared + squared**2 / 2.0), math.inf)
 
     def longest(self, clip_norm: float) -> float:
-        """No row is longer."""
+        """The L2 norm of a row at most."""
         return clip_norm**2 * math.sqrt(1.0 + self.class_weight**2)
 
     def num_values(self, num_features: int) -> int:

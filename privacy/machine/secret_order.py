@@ -42,7 +42,6 @@ def slots_of(secret_key: bytes, nonce: bytes, samples: int, slots: int) -> NDArr
 
 
 def _order_key(secret_key: bytes, nonce: bytes) -> bytes:
-    """The key of one session's order."""
     if len(secret_key) != KEY_BYTES or len(nonce) != NONCE_BYTES:
         raise ConfigurationError(
             f"Expected a key of {KEY_BYTES} bytes and a nonce of {NONCE_BYTES}, got {len(secret_key)} and {len(nonce)}."

@@ -97,28 +97,11 @@ def noisy_epoch(
     clip_norm: float | None,
     noise: Iterator[Vector] | None = None,
 ) -> Vector:
-    """One epoch of the paper's algorithm 1 (lines 6 to 11), a pure function.
+    """The sum v of an epoch's clipped gradients and their noise (lines 6 to 11 of algorithm 1), a pure function.
 
-    Parameters
-    ----------
-    gradient : callable
-        The gradient at a point, shape (d,), on the sample of step i, from 0.
-    start : ndarray of shape (d,)
-        x_1.
-    steps : int
-        n.
-    learning_rate : float
-        eta.
-    clip_norm : float, optional
-        S; None clips nothing.
-    noise : iterator of ndarray of shape (d,), optional
-        rho_1, rho_2, ...; default none.
-
-    Returns
-    -------
-    ndarray of shape (d,)
-        v = sum of the clipped gradients and their noise, so that x_{n+1} = x_1 - eta v: a sum of gradients and not a
-        difference of iterates, which would round it away for small steps.
+    x_{n+1} = x_1 - eta v for x_1 = ``start``: a sum of gradients and not a difference of iterates, which would round it
+    away for small steps. ``gradient`` gives the gradient at a point, shape (d,), on the sample of step i, from 0; S =
+    ``clip_norm`` None clips nothing; ``noise`` is rho_1, rho_2, ..., by default none.
     """
     total = np.zeros_like(start)
     for i in range(steps):

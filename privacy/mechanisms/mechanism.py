@@ -265,7 +265,7 @@ class Mechanism(ABC):
         return None
 
     def _gram(self, n: int) -> Gram:
-        """C^T C for the first n releases."""
+        """Entries of C^T C for the first n releases."""
         encoder = self.materialize(n)
         gram = encoder.T @ encoder
         return lambda releases: gram[np.ix_(releases, releases)]

@@ -220,8 +220,8 @@ _ILL_CONDITIONED = 1e-9
 class OptimalNoise(HistoryMechanism):
     """The factorisation with the least total error, for a known number of releases.
 
-    At most 4096, or 1024 with ``mu2``, for C is dense and must be found. ``workload`` says whose error is least (module
-    description).
+    ``workload`` says whose error is least (module description). At most 4096 releases, or 1024 with ``mu2``, for C is
+    dense and must be found.
 
     Notes
     -----

@@ -133,5 +133,5 @@ class TreeNoise(Mechanism):
 
     @staticmethod
     def _nodes(releases: int) -> int:
-        """Nodes complete within the first releases."""
+        """The number of nodes complete within the first releases."""
         return 2 * releases - releases.bit_count()

@@ -94,7 +94,7 @@ class Grid:
         return values
 
     def charge(self, num_parameters: int) -> float:
-        """What rounding adds to the sensitivity: gamma sqrt(d)."""
+        """The addition of rounding to the sensitivity: gamma sqrt(d)."""
         return self.spacing * math.sqrt(num_parameters)
 
 

@@ -45,7 +45,7 @@ class RowCache:
         self._bytes = 0
 
     def keep(self, key: bytes, nonce: bytes, arrays: tuple[NDArray[np.generic], ...]) -> None:
-        """Keep what belongs to a key and the nonce of a release."""
+        """Keep arrays that belong to a key and the nonce of a release."""
         self._rows[key, nonce] = arrays
         self._bytes += _nbytes(arrays)
         while self._bytes > self.limit_bytes and self._rows:

@@ -26,7 +26,7 @@ from ..errors import ConfigurationError
 from ..machine.clipping import LEAST_STABILITY, bounded_scales
 
 QUANTILE_SHARE = 0.02
-"""Of mu^2, for how many gradients are clipped."""
+"""The share of mu^2 spent on how many gradients are clipped."""
 COUNTED_CLIP_NORM = 1.0
 """S of a machine that counts: rows are made for it."""
 

@@ -120,12 +120,8 @@ class Measured:
 class EvaluationRows:
     """The rows that an evaluation adds up, and the figures read from their sum.
 
-    Parameters
-    ----------
-    bins : int
-        B, bins of scores for each of two classes; 0 where scores are not counted.
-    scores_share : float
-        q, the scores' share of mu^2.
+    ``bins`` is B, bins of scores for each of two classes, 0 where scores are not counted; ``scores_share`` is q, the
+    scores' share of mu^2.
 
     Notes
     -----
