@@ -48,7 +48,7 @@ def write_array(values: NDArray[Any]) -> bytes:
 
 
 def dtype_name(values: NDArray[Any]) -> str:
-    """What Flower calls an array's dtype: ``str(values.dtype)``, which takes NumPy longer to say."""
+    """The name Flower has for an array's dtype: ``str(values.dtype)``, which takes NumPy longer."""
     return _NAMES.get(values.dtype.str) or str(values.dtype)
 
 

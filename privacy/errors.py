@@ -15,7 +15,7 @@ ANOTHER_FORMAT = (
     "Go on with the version of murmurfl that wrote it, or with a new ledger for data that were never used before: the "
     "same data would spend their budget twice."
 )
-"""What to do about a file of another format that says what a machine's data have spent."""
+"""The way out from a file of another format that says what a machine's data have spent."""
 
 
 class MurmurflError(Exception):

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from .errors import UnsupportedFlowerError
 
 FLOWER_VERSIONS = ">=1.41,<1.43"
-"""As in ``pyproject.toml``."""
+"""The versions that were tested, as in ``pyproject.toml``."""
 
 _LEAST, _BEYOND = (1, 41), (1, 43)
 

@@ -117,11 +117,11 @@ RECORDS = {
     "row": "A sample is one row of a machine's file.",
     "item": "A sample is one item as a machine's code handed it over, if what made the items treats each by itself.",
 }
-"""What a sample is, by what a machine states of it: what murmurfl read from a file, or what was handed over."""
+"""Sentences on what a sample is: a row that murmurfl read from a file, or an item that was handed over."""
 IN_HIDING = "While nobody learns which of {slots} releases {row} is in, epsilon = {epsilon} at the same delta."
 ESTIMATED = "If nobody learns which of {slots} releases {row} is in, an estimate of epsilon is {epsilon}, no guarantee."
 BEYOND_RANGE = "mu = {mu:g} at delta = {delta:g} is more than this noise can be vouched for."
-"""Of a policy whose mu is so large that the range of the normals shows (:mod:`murmurfl.privacy.noise.normals`)."""
+"""Note on a policy whose mu is so large that the range of the normals shows (:mod:`murmurfl.privacy.noise.normals`)."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ class Guarantee:
 
 
 class _Sums(TypedDict, total=False):
-    """What only secure aggregation adds to a guarantee."""
+    """Arguments of a guarantee under secure aggregation only."""
 
     trust: Trust
     mu_local: float | None
@@ -404,7 +404,7 @@ def _quality_and_range(policy: PrivacyPolicy, mu: float, stated: bool) -> tuple[
 
 
 WHATEVER_HAPPENS = "What holds whatever happens rests on nobody else's honesty: no server's, helper's or machine's."
-"""Of a column with the figures that do."""
+"""Note beside a column with these figures."""
 
 
 def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = False) -> str:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 ROUNDING = 1e-7
-"""What is charged for float64, relatively to a delta: a million operations' worth of units in the last place."""
+"""The charge for float64, relative to a delta: a million operations' worth of units in the last place."""
 
 _FINENESS = 1.0 / 40.0
 # How many standard deviations of x a grid reaches, and of the log of the sum.

@@ -157,7 +157,7 @@ _NOT_KNOWN = (
     "Whether these steps learn enough without noise it cannot know:",
     "see that first, in a simulation on public data, epsilon=1000.",
 )
-"""Said where one release is one step of gradients: who comes from many local steps a round easily has too few."""
+"""Advice where one release is one step of gradients: a user of many local steps a round easily has too few."""
 
 
 def kept_share(ratio: float) -> float:
@@ -240,7 +240,7 @@ class Forecast:
 
     @property
     def machines_needed(self) -> int:
-        """How many machines like these make it useful; under secure aggregation as large a share of them honest."""
+        """The number of machines like these that make it useful; under sums as large a share of them honest."""
         times = self._excess if self.trust != "untrusted-server" else self._excess**2
         return max(math.ceil(self.machines * times * (1 - 1e-12)), 1)
 
@@ -256,14 +256,14 @@ class Forecast:
 
     @property
     def parameters_needed(self) -> int:
-        """How few values a model needs to have to be useful; 0 if one is too many."""
+        """The most values a model can have and be useful; 0 if one is too many."""
         if not self._excess:
             return self.num_parameters
         return math.floor(self.num_parameters / self._excess**2 * (1 + 1e-12))
 
     @property
     def _excess(self) -> float:
-        """How much more noise there is than a useful model may have; 0 without noise."""
+        """The noise over what a useful model may have; 0 without noise."""
         return self.typical_ratio / MOST_USEFUL
 
     def changes(self) -> list[Change]:
@@ -341,7 +341,7 @@ class Forecast:
         )
 
     def lines(self, width: int = 80) -> list[str]:
-        """What people read, in lines of at most ``width`` characters."""
+        """Sentence, basis and advice, in lines of at most ``width`` characters."""
         return [*textwrap.wrap(self.sentence, width), *textwrap.wrap(self.basis, width), *self.advice()]
 
     def advice(self) -> list[str]:

@@ -29,7 +29,7 @@ class Summing:
     stands_alone: bool
 
     def sensitivity(self, mechanism: Mechanism, pattern: Mapping[str, Any], n: int | None = None) -> float:
-        """How much the sums show of one sample's contributions, in the units of :meth:`Mechanism.sensitivity`.
+        """The sensitivity of the sums to one sample's contributions, in the units of :meth:`Mechanism.sensitivity`.
 
         With ``n``, only the machine's first n releases count; the others may have made all of theirs.
 

@@ -12,13 +12,13 @@ NO_NOISE = "none"
 """The mechanism of a simulated machine that adds no noise, to see what noise costs."""
 
 NO_NOISE_WORDS = "no noise was added anywhere"
-"""Of the mechanism ``none``: neither the machines nor the server add noise."""
+"""Words for the mechanism ``none``: neither the machines nor the server add noise."""
 
 TRUSTING_WORDS = "no noise on the machine"
-"""Of a machine under a trusted server, as far as the machine itself can tell."""
+"""Words for a machine under a trusted server, as far as the machine itself can tell."""
 
 NOBODY_ASKED = "nobody was asked"
-"""Of a run in which no machine makes a release."""
+"""Words for a run in which no machine makes a release."""
 
 _ACCOUNTS = {"amplified": "amplification by iteration", "composed": "plain composition"}
 

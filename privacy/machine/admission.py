@@ -266,7 +266,7 @@ class AdmissionRule:
     def _samples(
         self, streams: StreamBlock, accounts: AccountBlock, num_samples: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the samples of each stream's next release start, and where they stop."""
+        """The start and stop of the samples of each stream's next release."""
         if self.policy.sums_samples:
             return np.zeros_like(num_samples), num_samples
         start, batch = accounts.samples_used.copy(), self.policy.batch_size
@@ -319,7 +319,7 @@ class AdmissionRule:
         streams.ids[row] = {j: name for j, name in ids.items() if j >= ack} if ids else NOTHING
 
     def releases_left(self, stream: StreamRecord | None, account: Account, fingerprint: str, num_samples: int) -> int:
-        """How many more releases of a machine's session its cap and the fresh samples allow."""
+        """The number of further releases of a machine's session that its cap and the fresh samples allow."""
         if stream is not None and stream.fingerprint != fingerprint:
             return 0
         left = self.policy.max_participations - (0 if stream is None else stream.release)

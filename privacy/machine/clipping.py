@@ -190,10 +190,10 @@ CLIPPINGS: tuple[Clipping, ...] = get_args(Clipping)
 BLOCK_ROWS = 1024
 """Rows that are added up before they are rounded."""
 SUMMING_ERROR = 2.0**-30
-"""What float64 errors of a block's sum add to the sensitivity, relative to it. A sum of m numbers, in any order, is
-wrong by at most (m - 1) u sum |x_i| with u = 2^-53, and each of them by a few u more; over all coordinates, with rows
-of at most S, by less than (m + 4) m u S = 2^-33 S (m = 1024), twice for two sums. Sums of
-products, as those of moments are, have as much in them (docs/proofs/sensitivities.md, 2b and 2c)."""
+"""The most that float64 errors of a block's sum add to the sensitivity, relative to it. A sum of m numbers, in any
+order, is wrong by at most (m - 1) u sum |x_i| with u = 2^-53, and each of them by a few u more; over all coordinates,
+with rows of at most S, by less than (m + 4) m u S = 2^-33 S (m = 1024), twice for two sums. Sums of products, as those
+of moments are, have as much in them (docs/proofs/sensitivities.md, 2b and 2c)."""
 MOST_ROWS = 2**20
 """Rows of one release: counts of their sum stay exact."""
 

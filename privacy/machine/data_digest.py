@@ -219,7 +219,7 @@ class OwnersDigest:
         return [made(mark).hexdigest() for mark in self.rows.mark_bytes]
 
     def of(self, count: int) -> str:
-        """What is kept of the owners in the first ``count`` places: N and j, and their digests in order."""
+        """The ledger's text on the owners in the first ``count`` places: N and j, and their digests in order."""
         if not count:
             return ""
         return self._kind + "".join(sorted(self._in(count))[:_MOST_OWNERS])

@@ -199,12 +199,12 @@ class LedgeredMachine:
 
     @property
     def ledger(self) -> Ledger:
-        """Where it records."""
+        """The ledger in which it records."""
         return self._ledger
 
     @property
     def row_bytes(self) -> RowBytes | Owners:
-        """How its ledger recognises its data."""
+        """The bytes, or owners, by which its ledger recognises its data."""
         return any_data if self._data is None else self._data.rows
 
     @property

@@ -279,7 +279,7 @@ class PrivacyPolicy:
 
     @property
     def bound(self) -> RowBound:
-        """How each row of a contribution is bounded before rows are added up."""
+        """The bound of each row of a contribution before rows are added up."""
         return RowBound(
             self.clip_norm,
             nonnegative=self.clip_unit == "nonnegative",

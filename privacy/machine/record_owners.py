@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .policy import PrivacyPolicy, Trust
 
 OWNER_KINDS = "iuSUO"
-"""What an owner may be called by: integers or texts, or objects that are, as NumPy's kinds have them."""
+"""NumPy's kinds of owners' names: integers, texts, or objects that are either."""
 LEAST_SECRET_BYTES = 16
 
 
@@ -81,7 +81,7 @@ def person_mu(
 
 @dataclass(frozen=True, eq=False)
 class Owners:
-    """Which rows of data are whose, at most so many of each owner, and in which place each owner is.
+    """The rows of data of each owner, at most so many of each, and the place that each owner is in.
 
     A machine of owners has N places, a public number. A release is of b of them, of whoever falls into these: a place
     has none, one or several owners. Make one by :meth:`of`.

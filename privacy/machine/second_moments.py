@@ -54,7 +54,7 @@ class Moments:
             raise ConfigurationError(f"Expected class_weight > 0 and at most sqrt(2), got {weight!r}.")
 
     def distance(self, clip_norm: float) -> float:
-        """How far apart two rows can be, with features of at most ``clip_norm``."""
+        """The L2 distance that two rows can be apart at most, with features of at most ``clip_norm``."""
         squared = self.class_weight**2
         return math.nextafter(clip_norm**2 * math.sqrt(2.0 + 2.0 * squared + squared**2 / 2.0), math.inf)
 

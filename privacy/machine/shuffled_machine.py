@@ -51,7 +51,7 @@ Order = Literal["IG", "SO", "RR"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 ITERATION_ROUNDING = 1e-4
-"""What float64 rounding of an epoch's iterates may add to 2 S, relative; a machine refuses where it could be more."""
+"""The most that float64 rounding of an epoch's iterates may add to 2 S, relative; a machine refuses more."""
 
 # Normals drawn at a time: few enough to stay in a processor's second-level cache.
 _NORMALS_TOGETHER = 1 << 15

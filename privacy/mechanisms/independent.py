@@ -18,7 +18,7 @@ from .mechanism import Draw, Increment, Mechanism, State
 from .sensitivity import PATTERNS, Pattern, Sensitivity, best_selection
 
 SHARES = ("uniform", "early", "linear", "late", "average")
-"""What shares of the budget may be named: the same for all releases; falling to the last; rising with k, and with k^2;
+"""Names of shares of the budget: the same for all releases; falling to the last; rising with k, and with k^2;
 and what an average of iterates with weights 1 .. K has of each gradient, K (K + 1) - k (k - 1)."""
 
 

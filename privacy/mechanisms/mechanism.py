@@ -45,10 +45,10 @@ from ..errors import ConfigurationError
 from .sensitivity import PATTERNS, Gram, Pattern, Sensitivity, gram_sensitivity
 
 State = tuple[NDArray[np.floating], ...]
-"""What the next increment is made from: arrays of the parameters' size."""
+"""Arrays of the parameters' size, from which the next increment is made."""
 
 Memory = Literal["nothing", "last", "recent", "all", "state"]
-"""What a stream must remember between releases, for its state to be there again after a restart.
+"""What a stream remembers between releases, so that its state is there again after a restart.
 
 ``nothing``
     No state.

@@ -90,7 +90,7 @@ class MomentumTree:
 
     @cached_property
     def changes(self) -> NDArray[np.float64]:
-        """How far each node moves for a sample in place c of the epoch, in units of one gradient: shape (T, N)."""
+        """The change of each node for a sample in place c of the epoch, in units of one gradient: shape (T, N)."""
         changes = np.zeros((self.num_steps, self.epoch_length))
         for step in range(1, self.num_steps + 1):
             first, last = self.node(step)

@@ -134,7 +134,7 @@ class ReconstructionTrees:
         return rows
 
     def moved(self, changes: Changes) -> NDArray[np.float64]:
-        """How far each node moves for a sample in place c of the epoch: shape (nodes, N); 0 for nodes never used."""
+        """The change of each node for a sample in place c of the epoch: shape (nodes, N); 0 for nodes never used."""
         n = self.epoch_length
         if len(changes.residual) != n:
             raise ConfigurationError(f"Expected {n} residual changes, one a place, got {len(changes.residual)}.")

@@ -1,4 +1,4 @@
-"""Where a machine's noise key and the nonces of its releases come from.
+"""Noise keys of machines, and the nonces of their releases.
 
 On a real node both come from the operating system and every release draws a fresh nonce: a ledger restored from an old
 backup, or work repeated after a crash, then never meets the same noise with other data. In simulation both derive from

@@ -31,7 +31,7 @@ from ..machine.policy import NO_NOISE, PrivacyPolicy
 CENTRING_SHARE = 0.05
 """The share of mu^2 that the mean is given by default."""
 CENTRING_CONSTANT = 0.3
-"""What is appended to a sample's features around the mean, before they are made unit again."""
+"""The constant appended to a sample's features around the mean, before they are made unit again."""
 
 
 def divided_mu(mu: float, share: float) -> tuple[float, float]:
