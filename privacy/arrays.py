@@ -24,21 +24,10 @@ _LARGEST_DIMENSION = 2**48
 
 
 def read_array(dtype: str, shape: tuple[int, ...], data: bytes) -> NDArray[Any]:
-    """The array serialised in ``data`` by ``numpy.save``; read-only where it is read quickly.
+    """The array that ``numpy.save`` serialised into ``data``; read-only where it is read quickly.
 
-    Parameters
-    ----------
-    dtype : str
-        What the sender says its dtype is.
-    shape : tuple of int
-        What the sender says its shape is.
-    data : bytes
-        The serialised array, from a stranger.
-
-    Raises
-    ------
-    ValueError
-        If the bytes are no array (or would need unpickling).
+    A sender states ``dtype`` and ``shape``, and may lie. Bytes that are no array, or would need unpickling, are a
+    ValueError.
     """
     expected = _expected(dtype, shape)
     if expected is not None and type(data) is bytes:
@@ -49,18 +38,7 @@ def read_array(dtype: str, shape: tuple[int, ...], data: bytes) -> NDArray[Any]:
 
 
 def write_array(values: NDArray[Any]) -> bytes:
-    """The bytes ``numpy.save`` makes of an array.
-
-    Parameters
-    ----------
-    values : ndarray
-        Of numbers.
-
-    Raises
-    ------
-    ValueError
-        If it would need pickling.
-    """
+    """The bytes that ``numpy.save`` makes of an array of numbers."""
     expected = _expected(_NAMES.get(values.dtype.str, ""), values.shape)
     if expected is not None and values.flags.c_contiguous:
         return b"".join((expected[0], values.data))
@@ -70,12 +48,11 @@ def write_array(values: NDArray[Any]) -> bytes:
 
 
 def dtype_name(values: NDArray[Any]) -> str:
-    """What Flower calls an array's dtype: ``str(values.dtype)``, which takes NumPy longer to say."""
+    """The name Flower has for an array's dtype: ``str(values.dtype)``, which takes NumPy longer."""
     return _NAMES.get(values.dtype.str) or str(values.dtype)
 
 
 def _read_carefully(data: bytes) -> NDArray[Any]:
-    """As NumPy reads it, whatever the sender says."""
     if data[:6] != _MAGIC:  # NumPy would also open an archive, which is no array
         raise ValueError("the bytes are no array")
     try:
@@ -85,10 +62,9 @@ def _read_carefully(data: bytes) -> NDArray[Any]:
 
 
 def _expected(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, int, np.dtype[Any]] | None:
-    """The header of a plain array, the bytes behind it, and their dtype; None for any other array.
+    """The header of a plain array, the number of bytes behind it, and their dtype; None for any other array.
 
-    A sender's words decide what is looked for, never what is believed: they go into the header that is expected, and
-    only small ones are remembered.
+    What a sender states decides what is looked for, never what is believed; only small headers are remembered.
     """
     descriptor = _PLAIN.get(dtype)
     # A shape of anything but plain integers may be equal to one and yet print differently: True is 1.

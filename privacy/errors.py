@@ -1,4 +1,4 @@
-"""The errors murmurfl raises, each saying what was expected, what came and what to do; and what an extra brings."""
+"""The errors murmurfl raises on purpose, and checks that several rooms share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANOTHER_FORMAT = (
     "Go on with the version of murmurfl that wrote it, or with a new ledger for data that were never used before: the "
     "same data would spend their budget twice."
 )
-"""What to do about a file of another format that says what a machine's data have spent."""
+"""The way out from a file of another format that says what a machine's data have spent."""
 
 
 class MurmurflError(Exception):
@@ -37,15 +37,8 @@ class MisfitError(MurmurflError):
 class RefusedError(MurmurflError):
     """A machine refuses a request; nothing was released and nothing was spent.
 
-    The text of a refusal is fixed: it depends on the request and on the machine's own configuration, never on
-    its data, because Flower forwards it to the server.
-
-    Parameters
-    ----------
-    code : int
-        One of the codes in :mod:`murmurfl.privacy.protocol`.
-    reason : str
-        The fixed text sent to the server.
+    ``code`` is one of :mod:`murmurfl.privacy.protocol`. ``reason`` is a fixed text: it depends on the request and on
+    the machine's own configuration, never on its data, because Flower forwards it to the server.
     """
 
     def __init__(self, code: int, reason: str) -> None:
@@ -64,12 +57,9 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def check_format(what: str, document: Any, key: str, expected: int) -> None:
-    """Refuse a document that says under ``key`` that it is of another format; whatever else is wrong is not seen here.
+    """Raise if a document names another format under ``key``.
 
-    Raises
-    ------
-    ConfigurationError
-        With the number and nothing else of the document, which may be a secret.
+    The error quotes that number and nothing else of the document, which may be a secret.
     """
     found = document.get(key) if isinstance(document, dict) else None
     if type(found) is int and found != expected:
@@ -84,21 +74,9 @@ class UnsupportedFlowerError(MurmurflError, ImportError):
 
 
 def check_installed(package: str, extra: str, setting: str) -> None:
-    """Import a package that the base of murmurfl does without.
+    """Raise if a package of an extra, ``pip install 'murmurfl[extra]'``, is missing; ``setting`` is what needs it.
 
-    Parameters
-    ----------
-    package : str
-        Its import name.
-    extra : str
-        What brings it: ``pip install 'murmurfl[extra]'``.
-    setting : str
-        What needs it, for the refusal.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is not installed. A package that is there and broken raises its own error, which says more.
+    A package that is there and broken raises its own error, which says more.
     """
     try:
         importlib.import_module(package)

@@ -13,24 +13,9 @@ from .errors import LedgerError, MurmurflError
 def check_private(
     path: Path, what: str, *, missing: str, writable: bool = False, error: type[MurmurflError] = LedgerError
 ) -> None:
-    """Refuse a file that is not there or that other people can read or write.
+    """Raise ``error`` if a file is missing, or if other people can read or write it.
 
-    Parameters
-    ----------
-    path : Path
-    what : str
-        What the file is, for the error.
-    missing : str
-        What to do if it is not there.
-    writable : bool
-        Whether it must be ours to write.
-    error : type
-        What is raised.
-
-    Raises
-    ------
-    LedgerError
-        Or the error that was asked for.
+    ``what`` names the file and ``missing`` says what to do if there is none; a ``writable`` one must be ours to write.
     """
     try:
         status = path.stat()
@@ -60,24 +45,10 @@ def check_private(
 
 
 def exposure(path: Path, what: str) -> tuple[Literal["", "read", "write"], str]:
-    """What others than its owner may do with a file, and a sentence with the way out; both empty if nothing.
+    """What people other than its owner may do with a file, and a sentence with the way out; both empty if nothing.
 
-    The group of somebody else's file may read it: that is how this user reads it.
-
-    Parameters
-    ----------
-    path : Path
-    what : str
-        What the file is, for the sentence.
-
-    Raises
-    ------
-    OSError
-        If it cannot be looked at.
-
-    Notes
-    -----
-    On POSIX systems alone, and of permission bits alone: access control lists are not read.
+    The group of somebody else's file may read it: that is how this user reads it. Only POSIX permission bits are looked
+    at, no access control lists.
     """
     if os.name != "posix":
         return "", ""
@@ -103,13 +74,9 @@ def exposure(path: Path, what: str) -> tuple[Literal["", "read", "write"], str]:
 
 
 def open_folder(path: Path) -> Path | None:
-    """The first folder on the way to a file in which anybody may put another in its place; None if there is none.
+    """The first folder on the way to a file where anybody may put another in its place; None if there is none.
 
     Folders before and after symbolic links count; those with the sticky bit and file systems mounted read-only do not.
-
-    Parameters
-    ----------
-    path : Path
     """
     for folder in dict.fromkeys([*path.absolute().parents, *path.resolve().parents]):
         mode = folder.stat().st_mode
@@ -119,13 +86,7 @@ def open_folder(path: Path) -> Path | None:
 
 
 def create_private(path: Path, what: str, data: bytes = b"", *, error: type[MurmurflError] = LedgerError) -> None:
-    """Make a new file of mode 600, durable when this returns; a file that exists already is left alone.
-
-    Raises
-    ------
-    LedgerError
-        Or ``error``: if there is something at ``path``, or no folder for it.
-    """
+    """Make a new file of mode 600, durable when this returns; raise ``error`` if one is there, or no folder for it."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as reason:
@@ -149,13 +110,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def replace_durably(path: Path, data: bytes, *, error: type[MurmurflError] = LedgerError) -> None:
-    """Replace the contents of a file: after a crash there is either the old file or the new one, complete.
-
-    Raises
-    ------
-    LedgerError
-        Or ``error``: if it cannot be written; the old file is still there.
-    """
+    """Replace the contents of a file: after a crash there is either the old file or the new one, complete."""
     temporary = path.with_name(path.name + ".new")
     try:
         _write(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), data)

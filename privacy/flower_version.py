@@ -11,19 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 from .errors import UnsupportedFlowerError
 
 FLOWER_VERSIONS = ">=1.41,<1.43"
-"""As in ``pyproject.toml``."""
+"""The versions that were tested, as in ``pyproject.toml``."""
 
 _LEAST, _BEYOND = (1, 41), (1, 43)
 
 
 def check_flower_version() -> None:
-    """Refuse to work with a version of Flower that was not tested.
-
-    Raises
-    ------
-    UnsupportedFlowerError
-        If flwr is missing, or another version than :data:`FLOWER_VERSIONS`.
-    """
+    """Raise if flwr is missing, or another version than :data:`FLOWER_VERSIONS`."""
     try:
         found = version("flwr")
     except PackageNotFoundError:

@@ -1,13 +1,12 @@
 """Permits: a session's owner signs, away from the server, which sessions a run may have, with which bundle and when.
 
 A machine whose operator lists owners answers only what comes with a permit of one of them. The server carries the
-permit and cannot make one: it can use it again within its sessions and its time, and for nothing else.
+permit and cannot make one: it can reuse it within its sessions and its time, and for nothing else.
 
 A permit is one line of text, ``murmurfl-permit-1.PAYLOAD.SIGNATURE``: a JSON object and an Ed25519 signature of exactly
-these bytes after a label, both in base64url.
-
-With the same key an owner logs in to a server (`murmurfl owner login`): ``murmurfl-login-1.PAYLOAD.SIGNATURE`` names
-the server and an end. It lets whoever has it command that server until then; no machine takes it for a permit.
+these bytes after a label, both in base64url. With the same key an owner logs in to a server (`murmurfl owner login`):
+``murmurfl-login-1.PAYLOAD.SIGNATURE`` names the server and an end. Whoever has it commands that server until then; no
+machine takes it for a permit.
 """
 
 from __future__ import annotations
@@ -49,32 +48,25 @@ _KEYS = {"owner", "sessions", "bundle", "not-before", "until"}
 
 
 class PermitError(ConfigurationError):
-    """A text is no permit, or one that nobody of the listed owners signed."""
+    """A text is no permit or login, or no listed owner signed it."""
 
 
 @dataclass(frozen=True)
 class Permit:
     """What an owner allows.
 
+    It bounds for which sessions a machine spends its budget; each of them may spend what any session may.
+
     Parameters
     ----------
     owner : bytes
         The owner's public Ed25519 key, 32 bytes.
     sessions : tuple of str
-        The sessions that may be begun and gone on with: the training's first, and those of its parts.
+        The sessions that may be begun and continued: the training's first, and those of its parts.
     bundle : str
         SHA-256 of the run's bundle, 64 hexadecimal digits; empty for any.
     not_before, until : int
-        From when on, and up to when but not then, in seconds since 1970.
-
-    Raises
-    ------
-    ConfigurationError
-        If it could be none.
-
-    Notes
-    -----
-    It bounds for which sessions a machine spends its budget at all; each of them may spend what any session may.
+        Its first second, and the first after its end, since 1970.
     """
 
     owner: bytes
@@ -108,7 +100,7 @@ class Permit:
 
     @property
     def payload(self) -> bytes:
-        """What is signed, without its label."""
+        """The bytes that are signed, without their label."""
         document = {
             "owner": self.owner.hex(),
             "sessions": list(self.sessions),
@@ -120,13 +112,7 @@ class Permit:
 
     @classmethod
     def of(cls, payload: bytes) -> Permit:
-        """The permit in a payload.
-
-        Raises
-        ------
-        PermitError
-            If it is none.
-        """
+        """The permit in a payload; PermitError if there is none."""
         try:
             document: Any = json.loads(payload)
             if not isinstance(document, dict) or set(document) != _KEYS or type(document["sessions"]) is not list:
@@ -142,16 +128,9 @@ class Permit:
 
 @dataclass(frozen=True)
 class OwnerKey:
-    """An owner's private key, which signs permits and logins; it is never on the server.
+    """An owner's private key, 32 bytes, which signs permits and logins; it is never on the server.
 
-    Parameters
-    ----------
-    secret : bytes
-        32 bytes; :meth:`generate` takes them from the operating system.
-
-    Notes
-    -----
-    Which runs a machine takes, and whose commands a server, rests on this key staying its owner's alone.
+    Which runs a machine takes, and whose commands a server obeys, rests on this key staying its owner's alone.
     """
 
     secret: bytes = field(repr=False)
@@ -173,39 +152,23 @@ class OwnerKey:
 
     @cached_property
     def public(self) -> bytes:
-        """What operators list, 32 bytes."""
+        """The public key that operators list, 32 bytes."""
         return self._private.public_key().public_bytes_raw()
 
     def permit(self, sessions: Sequence[str], *, not_before: int, until: int, bundle: str = "") -> str:
         """A signed permit, one line of text; the parameters are those of :class:`Permit`.
 
-        Raises
-        ------
-        ConfigurationError
-            If it could be none.
-
-        Notes
-        -----
-        Every machine that lists this owner takes the sessions that are named, from whoever has the text: name no more
-        of them than the run needs.
+        Every machine that lists this owner takes the named sessions from whoever has the text: name no more of them
+        than the run needs.
         """
         payload = Permit(self.public, tuple(sessions), bundle, not_before, until).payload
         return ".".join((_NAME, _encoded(payload), _encoded(self._private.sign(_LABEL + payload))))
 
     def login(self, server: str, *, until: int) -> str:
-        """A signed login to one server, one line of text.
+        """A signed login to one server until a time, one line of text; whoever has it commands that server until then.
 
-        Parameters
-        ----------
-        server : str
-            What the server is known by: SHA-256 of its certificate's public key, 64 hexadecimal digits; empty for one
-            without TLS on this computer.
-        until : int
-            When it ends, in seconds since 1970.
-
-        Notes
-        -----
-        Whoever has the text may command this one server until then.
+        ``server`` is SHA-256 of its certificate's public key, 64 hexadecimal digits; empty for one without TLS on this
+        computer.
         """
         document = {"owner": self.public.hex(), "server": server, "until": until}
         payload = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
@@ -213,29 +176,11 @@ class OwnerKey:
 
 
 def verified_login(text: Any, owners: Collection[bytes], server: str, now: float) -> bytes:
-    """The public key of the owner who signed a login, if it is one for this server and for now.
+    """The public key of the owner who signed a login; PermitError unless it is for this server and for now.
 
-    Parameters
-    ----------
-    text : Any
-        As it came, from anybody.
-    owners : collection of bytes
-        Public keys, from the server operator's own file.
-    server : str
-        As for :meth:`OwnerKey.login`.
-    now : float
-        In seconds since 1970.
-
-    Raises
-    ------
-    PermitError
-        If it is no login, nobody of the owners signed it, it is another server's, it has ended, or it would last
-        longer than :data:`LONGEST_LOGIN_S`.
-
-    Notes
-    -----
-    Every byte was signed, as a login and as nothing else, with the private key of the owner that is returned, as far as
-    Ed25519 goes.
+    ``text`` may come from anybody; ``owners`` are the public keys in the operator's own file. Every byte was signed as
+    a login and as nothing else, as far as Ed25519 goes. A login that would last longer than :data:`LONGEST_LOGIN_S` is
+    none.
     """
     payload, signature = _parts(text, _LOGIN_NAME)
     named, where, until = _login(payload)
@@ -260,40 +205,19 @@ def _login(payload: bytes) -> tuple[str, str, int]:
 
 
 def read_permit(text: Any) -> Permit:
-    """What a permit says, whoever signed it: for those who carry one or look at it.
+    """What a permit says, whoever signed it: its signature is not checked.
 
-    Raises
-    ------
-    PermitError
-        If it is no permit.
-
-    Notes
-    -----
-    That its signature is right is not looked at. A machine believes a permit by :func:`verified_permit` alone.
+    A machine believes a permit only by :func:`verified_permit`.
     """
     return Permit.of(_parts(text)[0])
 
 
 def verified_permit(text: Any, owners: Collection[bytes]) -> Permit:
-    """The permit in a text, if one of the owners signed it.
+    """The permit in a text, if a listed owner signed it and is named in it; PermitError otherwise.
 
-    Parameters
-    ----------
-    text : Any
-        As it came, from a server that is not trusted.
-    owners : collection of bytes
-        Public keys, from the operator's own file.
-
-    Raises
-    ------
-    PermitError
-        If it is no permit, or its signature is not that of a listed owner who is named in it.
-
-    Notes
-    -----
-    Every byte of what is returned was signed, as a permit and as nothing else, with the private key of one of
-    ``owners``, as far as Ed25519 goes. Neither its time nor its sessions nor its bundle are compared with anything
-    here.
+    ``text`` comes from a server that is not trusted; ``owners`` are the public keys in the operator's own file. Every
+    byte was signed as a permit and as nothing else, as far as Ed25519 goes. Time, sessions and bundle are for the
+    caller to compare.
     """
     payload, signature = _parts(text)
     for owner in owners:
@@ -305,17 +229,7 @@ def verified_permit(text: Any, owners: Collection[bytes]) -> Permit:
 
 
 def public_owner_key(text: Any) -> bytes:
-    """An owner's public key as it is written down: 64 hexadecimal digits.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is no key that a private one belongs to.
-
-    Notes
-    -----
-    Keys for which anybody can sign are refused.
-    """
+    """An owner's public key from its 64 hexadecimal digits; keys for which anybody can sign are refused."""
     digits = text.strip().lower() if isinstance(text, str) else ""
     if not _DIGEST.fullmatch(digits) or not is_signing_point(bytes.fromhex(digits)):
         raise ConfigurationError(
@@ -325,12 +239,7 @@ def public_owner_key(text: Any) -> bytes:
 
 
 def check_bundle_digest(text: Any) -> None:
-    """Refuse what is no SHA-256 in hexadecimal digits.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Raise if a text is no SHA-256 in hexadecimal digits."""
     if not isinstance(text, str) or not _DIGEST.fullmatch(text):
         raise ConfigurationError(
             f"Expected a bundle's SHA-256, 64 hexadecimal digits as `murmurfl owner bundle` says them, got {text!r}."
@@ -338,12 +247,7 @@ def check_bundle_digest(text: Any) -> None:
 
 
 def check_session(name: Any) -> None:
-    """Refuse what cannot be a session's name.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Raise if a text cannot be a session's name."""
     longest = protocol.LONGEST_SESSION_NAME
     if not isinstance(name, str) or not name.isalnum() or len(name) > longest:
         raise ConfigurationError(f"Expected a session of 1 to {longest} letters and digits, got {name!r}.")
@@ -358,7 +262,6 @@ def shown_time(seconds: int) -> str:
 
 
 def _parts(text: Any, name: str = _NAME) -> tuple[bytes, bytes]:
-    """Payload and signature."""
     parts = text.split(".") if isinstance(text, str) and len(text) <= LONGEST_PERMIT else []
     kind = "permit" if name == _NAME else "login"
     if len(parts) != 3 or parts[0] != name:

@@ -1,8 +1,8 @@
 """One declaration of a setting: its type, range, choices, sentence and who reads it.
 
 A *table* is a frozen dataclass of settings that belong together, such as ``[evaluation]``. Run configurations and
-operators' files are made of tables, so what two of them share is declared once. Checks, help, completion, the JSON
-schema and the documentation's page follow from the declaration; pydantic compares types and ranges.
+operators' files are made of tables and share declarations. Checks, help, completion, the JSON schema and the
+documentation follow from them; pydantic compares types and ranges.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WORDS = {
 
 @cache
 def _reader(kind: str, *bounds: float | None) -> pydantic.TypeAdapter[Any]:
-    """What reads a type, within bounds if there are any: ``true`` is no number, and 1.0 no integer."""
+    """The validator of a type, within bounds if there are any: ``true`` is no number, and 1.0 no integer."""
     wanted: Any = _TYPES[kind]
     if any(bound is not None for bound in bounds):
         ge, gt, le, lt = bounds
@@ -61,7 +61,7 @@ class Setting:
     kind : str
         The type of its field.
     default : bool, int, float, str, tuple or mapping
-        What leaves it open; in range or not.
+        Its value where nothing is said; it may lie out of range.
     sentence : str
         What it is; a full stop at its end.
     table : str
@@ -77,10 +77,10 @@ class Setting:
     own : bool
         Whether it may also be ``package.module:Thing``; every setting that names something registered may.
     read_by : str
-        The setting that names who reads this one, such as ``strategy``. Whatever is chosen there must list this one
-        among its ``keys``; otherwise it must be left at its default. Empty for one that every run reads.
+        The setting, such as ``strategy``, whose choice must list this one among its ``keys``; otherwise this one stays
+        at its default. Empty for one that every run reads.
     file : bool
-        Whether it is the path of a file, or of several, and a relative one is taken from an operator's file's folder.
+        Whether it is the path of a file, or of several; a relative one is taken from an operator's file's folder.
     """
 
     name: str
@@ -101,7 +101,6 @@ class Setting:
 
     @property
     def attribute(self) -> str:
-        """The name of its field."""
         return self.name.replace("-", "_")
 
     @property
@@ -111,7 +110,7 @@ class Setting:
 
     @property
     def reader(self) -> pydantic.TypeAdapter[Any]:
-        """Of its type and range."""
+        """The validator of its type and range."""
         return _reader(self.kind, self.at_least, self.above, self.at_most, self.below)
 
     @property
@@ -129,26 +128,14 @@ class Setting:
         return f"{words} {' and '.join(bounds)}{f' (0: {self.zero})' if self.zero else ''}".strip()
 
     def read(self, value: Any) -> Any:
-        """A value as this setting's type.
-
-        Raises
-        ------
-        ConfigurationError
-            If it is of another type.
-        """
+        """A value as this setting's type; an error if it is of another."""
         try:
             return _reader(self.kind).validate_python(value)
         except pydantic.ValidationError:
             raise refusal(self.name, _WORDS[self.kind], value) from None
 
     def parsed(self, text: str) -> Value:
-        """A text from a command line as this setting's type.
-
-        Raises
-        ------
-        ConfigurationError
-            If it does not read as one.
-        """
+        """A text from a command line as this setting's type; an error if it does not read as one."""
         if self.kind == "bool" and text in ("true", "false"):
             return text == "true"
         try:
@@ -158,7 +145,7 @@ class Setting:
         return self.read(value)
 
     def check(self, value: Any) -> None:
-        """Refuse a value of the right type that is out of its range or none of its choices, and not the default."""
+        """Raise if a value of the right type is out of range or none of the choices, and not the default."""
         if value == self.default:
             return
         if self.kind not in ("int", "float"):
@@ -172,21 +159,16 @@ class Setting:
 
 
 def setting(default: Any = MISSING, sentence: str = "", *, kw_only: bool = True, **declared: Any) -> Any:
-    """A field that declares a setting, to be given if it has no default; the rest is as for :class:`Setting`."""
+    """A dataclass field that declares a setting, required if it has no default; the rest is as for :class:`Setting`."""
     made = {"default_factory": dict} if isinstance(default, dict) else {"default": default}
     return field(kw_only=kw_only, metadata={_METADATA: {"sentence": sentence, **declared}}, **made)  # type: ignore[call-overload]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def table(name: str = "", **defaults: Any) -> Callable[[TableT], TableT]:
-    """A class of settings, some of them those of its bases, which may have other ``defaults`` here.
+    """A class decorator: a frozen class of settings that may stand in the table ``name`` of a file (empty: in none).
 
-    Parameters
-    ----------
-    name : str
-        The table of a file in which its own settings may stand; empty for none.
-    **defaults
-        By the names of its bases' fields.
+    ``defaults`` are other defaults here for fields of its bases.
     """
 
     def made(kind: TableT) -> TableT:
@@ -227,13 +209,7 @@ def settings_of(kind: Any) -> Mapping[str, Setting]:
 
 
 def flat(document: Mapping[str, Any], known: Mapping[str, Setting]) -> dict[str, Any]:
-    """The values of a document in which settings may stand by themselves or in their tables.
-
-    Raises
-    ------
-    ConfigurationError
-        If one stands in both places, or in a table that is not its own.
-    """
+    """The values of a document in which settings may stand by themselves or in their tables, but not in both."""
     tables = {one.table for one in known.values() if one.table}
     found: dict[str, Any] = {}
     for name, value in document.items():
@@ -251,12 +227,12 @@ def flat(document: Mapping[str, Any], known: Mapping[str, Setting]) -> dict[str,
 
 
 def refusal(name: str, expected: str, got: Any) -> ConfigurationError:
-    """One line: which key, what was expected, what came."""
+    """The error that names a key, what was expected and what came."""
     return ConfigurationError(f"Expected {name.replace('_', '-')} to be {expected}, got {got!r}.")
 
 
 def unknown_name(key: str, name: object, known: Iterable[str]) -> str:
-    """What a refusal of an unknown name says: the nearest known one, or all of them."""
+    """The sentence that refuses an unknown name: with the nearest known one, or all of them."""
     names = [one for one in known if one]
     near = difflib.get_close_matches(str(name), names, n=1)
     meant = f"did you mean {near[0]!r}? Known:" if near else "known:"
@@ -264,7 +240,7 @@ def unknown_name(key: str, name: object, known: Iterable[str]) -> str:
 
 
 def unknown_key(name: str, known: Iterable[str]) -> ConfigurationError:
-    """The refusal of a run-config key that there is not: with the nearest one, or all of them."""
+    """The error for an unknown run-config key: with the nearest known one, or all of them."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
@@ -272,5 +248,5 @@ def unknown_key(name: str, known: Iterable[str]) -> ConfigurationError:
 
 
 def mu_and_epsilon(mu: Any, epsilon: Any) -> ConfigurationError:
-    """The refusal of both: each says how private a run is to be."""
+    """The error for a run that is given both mu and epsilon."""
     return ConfigurationError(f"Expected mu or epsilon, got both: mu = {mu:g}, epsilon = {epsilon:g}.")

@@ -516,8 +516,8 @@ MUTANTS = (
     Mutant(
         "a model is evaluated as often as a server likes",
         "privacy/side/evaluation_query.py",
-        '        "max_participations": 1,\n',
-        '        "max_participations": 1000,\n',
+        '    "max_participations": 1,\n',
+        '    "max_participations": 1000,\n',
         (EVALUATION,),
     ),
     Mutant(
@@ -1083,7 +1083,7 @@ MUTANTS = (
     Mutant(
         "a count is charged half of what a sample moves it",
         "privacy/side/evaluation_query.py",
-        '{"clip_norm": 0.5, "batch_size"',
+        '{"clip_norm": 0.5, "mechanism"',
         '{"clip_norm": 0.25, "batch_size"',
         ("tests/privacy/test_counting.py",),
     ),
@@ -1317,8 +1317,8 @@ MUTANTS = (
     Mutant(
         "an attacker's best guess is said to be worse than it is",
         "privacy/accounting/gdp.py",
-        'return float(ndtr(_check("mu", mu, 0.0) / 2))',
-        'return float(ndtr(_check("mu", mu, 0.0) / 4))',
+        'return float(ndtr(_not_negative("mu", mu) / 2))',
+        'return float(ndtr(_not_negative("mu", mu) / 4))',
         ("tests/privacy/test_gdp.py",),
     ),
     Mutant(

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
+from .asked import check_count
 from .gdp import gdp_delta, gdp_epsilon
 from .likelihood_sums import ROUNDING, likelihood_sum
 
@@ -46,32 +47,18 @@ EPSILON_ROUNDING = 1e-9
 
 _LARGEST_EPSILON = 600.0
 """Beyond it e^epsilon leaves the range of float64; delta there is at most what it is here."""
+_FOR_RESOLUTION = 2.0**-10
+_FOR_RANGE = 2.0**-19
+"""Share of delta set aside for computed normals: twice the most :mod:`~murmurfl.privacy.noise.normals` may charge."""
 _SPLITS = 129
 _BISECTIONS = 60
 
 
 def zero_out_deltas(shift: float, slots: int, epsilon: float) -> tuple[float, float]:
-    """Delta of a sample in a secret one of several releases, against no sample: with it, and without it, as the first.
+    """Upper bounds, at ``epsilon``, of both deltas of a sample in a secret one of ``slots`` releases against no sample.
 
-    Parameters
-    ----------
-    shift : float
-        m: how far its contribution moves a release at most, in standard deviations of the noise; > 0.
-    slots : int
-        K, the releases it may be in.
-    epsilon : float
-        At which epsilon, >= 0.
-
-    Returns
-    -------
-    tuple of two floats
-        Upper bounds of max over events E of P(E) - e^epsilon Q(E), for P with the sample and Q without it, and for P
-        without it and Q with it.
-
-    Raises
-    ------
-    ConfigurationError
-        If an argument is out of range.
+    They bound max over events E of P(E) - e^epsilon Q(E), for P with the sample and Q without it, then the other way
+    round. ``shift`` is m: how far its contribution moves a release at most, in standard deviations of the noise.
 
     Examples
     --------
@@ -90,24 +77,8 @@ def zero_out_deltas(shift: float, slots: int, epsilon: float) -> tuple[float, fl
 def allocation_delta(mu: float, slots: int, epsilon: float) -> float:
     """Delta at epsilon of samples in a secret order, for independent noise and replacement of one sample.
 
-    Parameters
-    ----------
-    mu : float
-        Gaussian-DP parameter without the secret: that of one release that a sample is known to be in.
-    slots : int
-        K, the releases a sample may be in.
-    epsilon : float
-        >= 0.
-
-    Returns
-    -------
-    float
-        Never more than :func:`~murmurfl.privacy.gdp_delta`, which holds whoever knows the order.
-
-    Raises
-    ------
-    ConfigurationError
-        If an argument is out of range.
+    ``mu`` is that of one release that a sample is known to be in, ``slots`` is K. The result is never more than
+    :func:`~murmurfl.privacy.gdp_delta`, which holds whoever knows the order.
     """
     known = gdp_delta(mu, epsilon)
     if mu == 0.0:
@@ -119,27 +90,9 @@ def allocation_delta(mu: float, slots: int, epsilon: float) -> float:
 def allocation_epsilon(mu: float, slots: int, delta: float, *, resolution_mu: float = 0.0) -> float:
     """Epsilon at delta of samples in a secret order, for independent noise and replacement of one sample.
 
-    Parameters
-    ----------
-    mu : float
-        Gaussian-DP parameter without the secret: that of one release that a sample is known to be in.
-    slots : int
-        K, the releases a sample may be in.
-    delta : float
-        In (0, 1).
-    resolution_mu : float
-        What of mu is for the resolution of the noise (:attr:`~murmurfl.privacy.NoisePlan.resolution_mu`): it concerns
-        all releases, so no order hides it.
-
-    Returns
-    -------
-    float
-        Never more than :func:`~murmurfl.privacy.gdp_epsilon`, which holds whoever knows the order.
-
-    Raises
-    ------
-    ConfigurationError
-        If an argument is out of range.
+    ``mu`` is that of one release that a sample is known to be in, ``slots`` is K. The part ``resolution_mu`` of it
+    (:attr:`~murmurfl.privacy.NoisePlan.resolution_mu`) concerns all releases, so no order hides it. The result is never
+    more than :func:`~murmurfl.privacy.gdp_epsilon`, which holds whoever knows the order.
 
     Notes
     -----
@@ -173,13 +126,8 @@ def allocation_epsilon(mu: float, slots: int, delta: float, *, resolution_mu: fl
     return min(known, high + resolved + EPSILON_ROUNDING)
 
 
-_FOR_RESOLUTION = 2.0**-10
-_FOR_RANGE = 2.0**-19
-"""Share of delta set aside for computed normals: twice the most :mod:`~murmurfl.privacy.noise.normals` may charge."""
-
-
 def _replacement(shift: float, slots: int, epsilon: float) -> float:
-    """Delta of replacing a sample, by the best split of epsilon between taking it away and adding another."""
+    """Delta of replacing a sample: the best split of epsilon between taking it away and adding another."""
     epsilon = min(epsilon, _LARGEST_EPSILON)
     first = np.linspace(0.0, epsilon, _SPLITS)
     with_it, without_it = _deltas(shift, slots, np.concatenate([first, epsilon - first]))
@@ -188,7 +136,7 @@ def _replacement(shift: float, slots: int, epsilon: float) -> float:
 
 
 def _deltas(shift: float, slots: int, epsilons: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Upper bounds of both deltas of zeroing a sample out, at each epsilon, with what float64 is charged for."""
+    """Upper bounds of both deltas of zeroing a sample out, at each epsilon, float64's errors included."""
     total, epsilons = likelihood_sum(shift, slots), np.minimum(epsilons, _LARGEST_EPSILON)
     with_it = total.above(slots * np.exp(epsilons)) / slots
     without_it = np.exp(epsilons) * total.below(slots * np.exp(-epsilons)) / slots
@@ -199,5 +147,4 @@ def _deltas(shift: float, slots: int, epsilons: NDArray[np.float64]) -> tuple[ND
 def _check(value: float, name: str, slots: int) -> None:
     if not value > 0:
         raise ConfigurationError(f"Expected {name} > 0, got {value!r}.")
-    if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
-        raise ConfigurationError(f"Expected slots to be an integer >= 1, got {slots!r}.")
+    check_count("slots", slots)

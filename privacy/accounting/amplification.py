@@ -1,9 +1,9 @@
-"""What a policy's secret order is worth: an epsilon where it is proved, an estimate that is called one where it is not.
+"""What a policy's secret order is worth: an epsilon where it is proved, an estimate, and called one, where it is not.
 
-Independent noise: :mod:`.allocation` has an upper bound on epsilon. Correlated noise whose C is lower triangular
-without negative entries: what a machine shows of a sample against one without it is no more than the mixture of the
-columns of C against nothing (arXiv 2410.06266, for an adaptive server), but the delta of that pair is only known by
-drawing from it. So what is given for it is an estimate, and no guarantee. Of other noise nothing is said.
+For independent noise :mod:`.allocation` has an upper bound on epsilon. For correlated noise whose C is lower triangular
+without negative entries, a machine shows of a sample, against one without it, no more than the mixture of the columns
+of C against nothing (arXiv 2410.06266, for an adaptive server). The delta of that pair is only known by drawing from
+it, so it is an estimate and no guarantee. For other noise nothing is said.
 
 The un-amplified mu holds whatever becomes of the order, and is what ledgers and budgets count.
 """
@@ -42,18 +42,10 @@ _AWAY = 9.0
 
 @dataclass(frozen=True)
 class Amplification:
-    """What a secret order makes of a guarantee.
+    """What a secret order makes of a guarantee: an epsilon at the policy's delta, for replacement of one sample.
 
-    Parameters
-    ----------
-    epsilon : float
-        At the policy's delta, for replacement of one sample.
-    slots : int
-        The releases that a sample may be in.
-    proved : bool
-        Whether epsilon is an upper bound. If not it is an estimate, and guarantees nothing.
-    error : float
-        Of an estimate, its standard error.
+    ``slots`` are the releases that a sample may be in. Epsilon is an upper bound where it is ``proved``; if not it is
+    an estimate with a standard ``error``, and guarantees nothing.
 
     Notes
     -----
@@ -71,12 +63,6 @@ class Amplification:
 def amplification_of(policy: PrivacyPolicy, plan: NoisePlan) -> Amplification | None:
     """What a policy's secret order is worth; None if it has none, or nothing is known of it.
 
-    Parameters
-    ----------
-    policy : PrivacyPolicy
-    plan : NoisePlan
-        The policy, worked out for a model.
-
     Notes
     -----
     **Formal guarantees.** The epsilon bounds what all releases of one session show for replacement of one sample, as
@@ -87,12 +73,9 @@ def amplification_of(policy: PrivacyPolicy, plan: NoisePlan) -> Amplification | 
 
 
 def amplification_of_all(machines: Sequence[tuple[PrivacyPolicy, NoisePlan]]) -> Amplification | None:
-    """What is true of the secret orders of several machines, or an estimate of that; None if one of them has none.
+    """What the secret orders of several machines are worth, for all of them; None if one has none.
 
-    Parameters
-    ----------
-    machines : sequence of pairs
-        Policies that differ in their caps at most, and what they were worked out to be.
+    Their policies may differ in their caps only.
 
     Notes
     -----
@@ -124,7 +107,7 @@ def _is_hidden(policy: PrivacyPolicy, plan: NoisePlan) -> bool:
 
 
 def zero_out_shift(policy: PrivacyPolicy, plan: NoisePlan) -> float:
-    """How far one sample in one release moves what a machine shows, against zero in its place, in noise's deviations.
+    """How far one sample moves what a machine shows, against zero in its place, in standard deviations of the noise.
 
     Notes
     -----
@@ -151,7 +134,7 @@ def _columns(plan: NoisePlan) -> NDArray[np.float64] | None:
 
 @lru_cache(maxsize=64)
 def _estimate(columns: bytes, slots: int, shift: float, delta: float) -> tuple[float, float]:
-    """Epsilon of replacing a sample whose shift is one of the columns, estimated by drawing, and its standard error."""
+    """Estimated epsilon of replacing a sample whose shift is one of the columns, and its standard error."""
     shifts = shift * np.frombuffer(columns).reshape(slots, slots)
     draws = max(int(min(_DRAWS, _MOST_PRODUCTS / slots**2)) // _BATCHES, 100)
     seed = derived_seed("secret order", columns.hex(), shift)
@@ -208,7 +191,7 @@ class _Curve:
         self._above = [part[::-1] for part in backwards]
 
     def delta(self, epsilon: float) -> float:
-        """Of replacing a sample: by the best split between taking one away and adding another."""
+        """Delta of replacing a sample: the best split of epsilon between taking one away and adding another."""
         first = np.linspace(0.0, epsilon, _SPLITS)
         at = np.searchsorted(self._losses, first, side="right")
         with_it = self._above[0][at] - np.exp(first) * self._above[1][at]
@@ -218,7 +201,6 @@ class _Curve:
         return float(np.min(with_it + np.exp(first) * without))
 
     def epsilon(self, delta: float, most: float) -> float:
-        """The epsilon at a delta."""
         low, high = 0.0, most
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""What somebody asks for in numbers: privacy as a mu or as an epsilon, and values that are above zero."""
+"""Checks of numbers that somebody asks for: a privacy level as mu or as epsilon, and values above zero."""
 
 from __future__ import annotations
 
@@ -10,21 +10,7 @@ from .gdp import gdp_mu
 
 
 def asked_mu(mu: float, epsilon: float | None, delta: float) -> float:
-    """The Gaussian-DP parameter that is asked for, in one of two ways.
-
-    Parameters
-    ----------
-    mu : float
-        As itself; 0 where it is not given.
-    epsilon : float, optional
-        As the epsilon of (epsilon, delta)-DP.
-    delta : float
-        What ``epsilon`` is stated at; not looked at beside a mu.
-
-    Raises
-    ------
-    ConfigurationError
-        If both are given, or neither, or the one that is given is not a number above 0.
+    """The mu that is asked for: given as itself (0: not given) or as an epsilon at ``delta``, never both.
 
     Notes
     -----
@@ -49,22 +35,12 @@ def asked_mu(mu: float, epsilon: float | None, delta: float) -> float:
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Refuse what is not a finite number above 0.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Raise unless a value is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
         raise ConfigurationError(f"Expected {name} > 0 and finite, got {value!r}.")
 
 
 def check_count(name: str, value: Any) -> None:
-    """Refuse what is not an integer above 0.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Raise unless a value is an integer above 0."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"Expected {name} to be an integer >= 1, got {value!r}.")

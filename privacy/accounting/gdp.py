@@ -18,7 +18,7 @@ never has ``gdp_delta(mu, epsilon) > delta``, and the returned mu never has ``gd
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from scipy.special import log_ndtr, ndtr
 
@@ -27,40 +27,32 @@ from ..errors import ConfigurationError
 _BISECTIONS = 200
 
 
-def _check(name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False) -> float:
+def _not_negative(name: str, value: float) -> float:
     value = float(value)
-    if math.isnan(value) or value < low or value > high or (open_low and value == low):
-        bounds = f"{'>' if open_low else '>='} {low:g}" + ("" if math.isinf(high) else f" and < {high:g}")
-        raise ConfigurationError(f"Expected {name} {bounds}, got {value!r}.")
+    if not value >= 0:  # nor NaN
+        raise ConfigurationError(f"Expected {name} >= 0, got {value!r}.")
     return value
 
 
-def _check_delta(delta: float) -> float:
-    delta = _check("delta", delta, 0.0, 1.0, open_low=True)
-    if delta >= 1.0:
-        raise ConfigurationError(f"Expected delta < 1, got {delta!r}.")
+def _checked_delta(delta: float) -> float:
+    delta = float(delta)
+    if not 0 < delta < 1:
+        raise ConfigurationError(f"Expected delta > 0 and < 1, got {delta!r}.")
     return delta
+
+
+def _bisected(low: float, high: float, is_below: Callable[[float], bool]) -> tuple[float, float]:
+    """The ends of an interval around a root, as close together as float64 has them."""
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return low, high
 
 
 def gdp_delta(mu: float, epsilon: float) -> float:
     """Smallest delta for which mu-GDP implies (epsilon, delta)-DP.
-
-    Parameters
-    ----------
-    mu : float
-        Gaussian-DP parameter, >= 0.
-    epsilon : float
-        The epsilon of (epsilon, delta)-DP, >= 0.
-
-    Returns
-    -------
-    float
-        delta in [0, 1].
-
-    Raises
-    ------
-    ConfigurationError
-        If mu or epsilon is negative or not a number.
 
     Notes
     -----
@@ -71,8 +63,7 @@ def gdp_delta(mu: float, epsilon: float) -> float:
     >>> round(gdp_delta(1.0, 1.0), 6)
     0.126937
     """
-    mu = _check("mu", mu, 0.0)
-    epsilon = _check("epsilon", epsilon, 0.0)
+    mu, epsilon = _not_negative("mu", mu), _not_negative("epsilon", epsilon)
     if mu == 0.0 or math.isinf(epsilon):
         return 0.0
     if math.isinf(mu):
@@ -83,109 +74,46 @@ def gdp_delta(mu: float, epsilon: float) -> float:
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """Smallest epsilon for which mu-GDP implies (epsilon, delta)-DP.
+    """Smallest epsilon for which mu-GDP implies (epsilon, delta)-DP; infinite for infinite mu.
 
-    Parameters
-    ----------
-    mu : float
-        Gaussian-DP parameter, >= 0.
-    delta : float
-        The delta of (epsilon, delta)-DP, in (0, 1). Choose it well below one over the number of samples.
-
-    Returns
-    -------
-    float
-        epsilon >= 0; 0 for mu = 0, infinite for infinite mu.
-
-    Raises
-    ------
-    ConfigurationError
-        If mu is negative or delta is not in (0, 1).
+    Choose delta well below one over the number of samples.
 
     Examples
     --------
     >>> round(gdp_epsilon(1.0, 1e-5), 3)
     4.377
     """
-    mu = _check("mu", mu, 0.0)
-    delta = _check_delta(delta)
+    mu, delta = _not_negative("mu", mu), _checked_delta(delta)
     if math.isinf(mu):
         return math.inf
     if gdp_delta(mu, 0.0) <= delta:
         return 0.0
     # mu^2/2 + mu sqrt(2 ln(1/delta)) is the looser zCDP conversion, hence an upper end for the search.
-    low, high = 0.0, mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1e-9
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        if gdp_delta(mu, middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high
+    upper = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1e-9
+    return _bisected(0.0, upper, lambda epsilon: gdp_delta(mu, epsilon) > delta)[1]
 
 
 def gdp_mu(epsilon: float, delta: float) -> float:
     """Largest mu for which mu-GDP implies (epsilon, delta)-DP: how much a budget allows.
-
-    Parameters
-    ----------
-    epsilon : float
-        Budget, >= 0 and finite.
-    delta : float
-        The delta it is stated at, in (0, 1).
-
-    Returns
-    -------
-    float
-        mu > 0.
-
-    Raises
-    ------
-    ConfigurationError
-        If epsilon is negative or infinite, or delta is not in (0, 1).
 
     Examples
     --------
     >>> round(gdp_mu(4.377, 1e-5), 3)
     1.0
     """
-    epsilon = _check("epsilon", epsilon, 0.0)
-    delta = _check_delta(delta)
+    epsilon, delta = _not_negative("epsilon", epsilon), _checked_delta(delta)
     if math.isinf(epsilon):
         raise ConfigurationError("Expected a finite epsilon, got inf: an infinite budget has no mu.")
     low, high = 0.0, 1.0
     while gdp_delta(high, epsilon) <= delta:
         low, high = high, high * 2
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        if gdp_delta(middle, epsilon) > delta:
-            high = middle
-        else:
-            low = middle
-    return low
+    return _bisected(low, high, lambda mu: gdp_delta(mu, epsilon) <= delta)[0]
 
 
 def gdp_best_guess(mu: float) -> float:
-    """How often the best attacker guesses right which of two neighbouring inputs, equally likely, was used.
+    """How often the best attacker guesses which of two neighbouring inputs, equally likely, was used: Phi(mu / 2).
 
-    Parameters
-    ----------
-    mu : float
-        Gaussian-DP parameter, >= 0.
-
-    Returns
-    -------
-    float
-        Phi(mu / 2), from one half, which is chance, to 1.
-
-    Raises
-    ------
-    ConfigurationError
-        If mu is negative or not a number.
+    It runs from one half, which is chance, to 1.
 
     Notes
     -----
@@ -199,27 +127,19 @@ def gdp_best_guess(mu: float) -> float:
     >>> round(gdp_best_guess(1.0), 4)
     0.6915
     """
-    return float(ndtr(_check("mu", mu, 0.0) / 2))
+    return float(ndtr(_not_negative("mu", mu) / 2))
 
 
 def compose_gdp(mus: Iterable[float]) -> float:
-    """The mu of several adaptively composed mu-GDP mechanisms: the root of the sum of squares.
+    """The mu of several adaptively composed mu-GDP mechanisms: the root of the sum of squares, 0 for none.
 
-    Parameters
-    ----------
-    mus : iterable of float
-        The mu of each mechanism, >= 0, all for the same neighbouring relation.
-
-    Returns
-    -------
-    float
-        Their composition (Dong, Roth and Su 2022, corollary 3.3); 0 for none.
+    All must be for the same neighbouring relation (Dong, Roth and Su 2022, corollary 3.3).
     """
-    return math.sqrt(math.fsum(_check("mu", mu, 0.0) ** 2 for mu in mus))
+    return math.sqrt(math.fsum(_not_negative("mu", mu) ** 2 for mu in mus))
 
 
 def rdp_epsilon(mu: float, delta: float) -> float:
-    """The paper's conversion: epsilon at delta of (a, a mu^2 / 2)-RDP for all orders a, by its best order.
+    """The papers' conversion: epsilon at delta of (a, a mu^2 / 2)-RDP for all orders a, at its best order.
 
     Notes
     -----
@@ -231,7 +151,7 @@ def rdp_epsilon(mu: float, delta: float) -> float:
 
 
 def rdp_mu(epsilon: float, delta: float) -> float:
-    """The mu whose RDP curve the paper's conversion turns into epsilon at delta.
+    """The mu whose RDP curve :func:`rdp_epsilon` turns into epsilon at delta.
 
     Notes
     -----

@@ -1,16 +1,16 @@
 """What an epsilon is true of, in one standard sentence: nothing in murmurfl shows an epsilon without it.
 
-An epsilon alone says nothing. A :class:`Guarantee` carries what makes it mean something: delta, the unit that is
-protected, the neighbouring relation, against whom it holds, and whose noise of which mechanism. Under secure
-aggregation two figures belong together: what holds if enough machines are honest, and what holds whatever happens. It
-is said in one way only: by :attr:`Guarantee.sentence`, and by :func:`caption` for a table or a figure with many of
-them. The words come from the policy that was used (:func:`policy_guarantee`, :func:`server_guarantee`).
+A :class:`Guarantee` carries what makes an epsilon mean something: delta, the unit that is protected, the neighbouring
+relation, against whom it holds, and whose noise of which mechanism. Under secure aggregation two figures belong
+together: one if enough machines are honest, one whatever happens. It is said in one way only: by
+:attr:`Guarantee.sentence`, and by :func:`caption` for a table or figure with many of them. The words come from the
+policy that was used (:func:`policy_guarantee`, :func:`server_guarantee`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, TypedDict, get_args
@@ -18,6 +18,7 @@ from typing import Any, Literal, TypedDict, get_args
 from ..errors import ConfigurationError
 from ..machine.policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
 from .amplification import Amplification
+from .asked import check_count
 from .gdp import gdp_best_guess, gdp_epsilon
 from .noise_words import NOBODY_ASKED, server_noise_words
 
@@ -40,14 +41,7 @@ def plain_meaning(
     mu_local: float | None = None,
     min_honest: int | None = None,
 ) -> str:
-    """What a mu means, in plain words; empty where nothing is guaranteed.
-
-    Parameters
-    ----------
-    mu : float
-        Gaussian-DP parameter.
-    unit, trust, mu_local, min_honest : str, float or int
-        As in :class:`~murmurfl.privacy.Guarantee`, whose :attr:`~murmurfl.privacy.Guarantee.meaning` this is.
+    """What a mu means, in plain words (:attr:`murmurfl.privacy.Guarantee.meaning`); empty where nothing is guaranteed.
 
     Notes
     -----
@@ -81,20 +75,8 @@ def _percent(mu: float) -> str:
     return f"{math.ceil(1000 * gdp_best_guess(mu) - 1e-9) / 10:g} %"
 
 
-_DIGITS = 4
-_ROUNDING = 1e-9
-
-
-def rounded_up(value: float, digits: int = _DIGITS, *, places: int | None = None) -> str:
-    """A mu or an epsilon for people, never below what it is.
-
-    Parameters
-    ----------
-    value : float
-    digits : int
-        Significant digits.
-    places : int, optional
-        Decimal places in their stead.
+def rounded_up(value: float, digits: int = 4, *, places: int | None = None) -> str:
+    """A mu or an epsilon for people, never below what it is: in significant ``digits``, or in decimal ``places``.
 
     Examples
     --------
@@ -104,7 +86,7 @@ def rounded_up(value: float, digits: int = _DIGITS, *, places: int | None = None
     if math.isinf(value):
         return "infinite"
     shown = Decimal(f"{value:.{digits - 1}e}" if places is None else f"{value:.{places}f}")
-    if float(shown) < value * (1 - _ROUNDING):  # beyond what rounding in float64 may have added
+    if float(shown) < value * (1 - 1e-9):  # beyond what rounding in float64 may have added
         shown += Decimal((0, (1,), shown.adjusted() - digits + 1 if places is None else -places))
     return f"{float(shown):.{digits}g}" if places is None else f"{shown:.{places}f}"
 
@@ -114,7 +96,7 @@ UNITS: tuple[Unit, ...] = get_args(Unit)
 Relation = Literal["replacement"]
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 
-_UNITS: dict[Unit, str] = {
+UNIT_WORDS: Mapping[str, str] = {
     "sample": "one sample of one machine",
     "owner": "all samples of one owner on one machine",
     "machine": "all samples of one machine",
@@ -135,11 +117,11 @@ RECORDS = {
     "row": "A sample is one row of a machine's file.",
     "item": "A sample is one item as a machine's code handed it over, if what made the items treats each by itself.",
 }
-"""What a sample is, by what a machine states of it: what murmurfl read from a file, or what was handed over."""
+"""Sentences on what a sample is: a row that murmurfl read from a file, or an item that was handed over."""
 IN_HIDING = "While nobody learns which of {slots} releases {row} is in, epsilon = {epsilon} at the same delta."
 ESTIMATED = "If nobody learns which of {slots} releases {row} is in, an estimate of epsilon is {epsilon}, no guarantee."
 BEYOND_RANGE = "mu = {mu:g} at delta = {delta:g} is more than this noise can be vouched for."
-"""Of a policy whose mu is so large that the range of the normals shows (:mod:`murmurfl.privacy.noise.normals`)."""
+"""Note on a policy whose mu is so large that the range of the normals shows (:mod:`murmurfl.privacy.noise.normals`)."""
 
 
 @dataclass(frozen=True)
@@ -171,11 +153,6 @@ class Guarantee:
         How many machines of each sum must be honest for ``mu``, likewise, the one it protects among them.
     amplified : Amplification, optional
         What a secret order makes of epsilon, or an estimate of that. ``mu`` and ``epsilon`` are without it.
-
-    Raises
-    ------
-    ConfigurationError
-        If a part is missing or unknown: an epsilon is not shown without it.
 
     Notes
     -----
@@ -217,7 +194,7 @@ class Guarantee:
         self._check_sums()
 
     def _check_sums(self) -> None:
-        """Refuse one figure of secure aggregation without the other, or without what it rests on."""
+        """Raise if one figure of secure aggregation comes without the other, or without what it rests on."""
         missing = [name for name in ("mu_local", "min_honest") if getattr(self, name) is None]
         if self.trust != "secure-aggregation":
             if len(missing) < 2:
@@ -231,8 +208,7 @@ class Guarantee:
                 f"Expected {' and '.join(missing)} of a guarantee with trust 'secure-aggregation', got None: its mu is "
                 "not shown without what it rests on and what holds whatever happens."
             )
-        if isinstance(self.min_honest, bool) or not isinstance(self.min_honest, int) or self.min_honest < 1:
-            raise ConfigurationError(f"Expected min_honest to be an integer >= 1, got {self.min_honest!r}.")
+        check_count("min_honest", self.min_honest)
         gdp_epsilon(float(self.mu_local or 0.0), self.delta)
 
     @property
@@ -247,23 +223,17 @@ class Guarantee:
 
     @property
     def terms(self) -> str:
-        """Everything but the figures: stands once above a table."""
+        """Everything but the figures, to stand once above a table."""
         return f"{self.protects}; {self.mechanism}; {self.covers}"
 
     @property
     def protects(self) -> str:
-        """The terms but for whose noise it is: where epsilon is shown, what is protected, and against whom."""
+        """The terms without whose noise it is: where epsilon is shown, what is protected, and against whom."""
         return self.protected("" if self.min_honest is None else str(self.min_honest))
 
     def protected(self, honest: str) -> str:
-        """What :attr:`protects` says, with a word in the place of the number of honest machines.
-
-        Parameters
-        ----------
-        honest : str
-            Such as ``h`` beside a column that has the numbers. Read under ``secure-aggregation`` only.
-        """
-        protects = f"at delta = {self.delta:g}, for {self.relation} of {_UNITS[self.unit]}, {_AGAINST[self.trust]}"
+        """The text of :attr:`protects` with another word for the number of honest machines, such as ``h``."""
+        protects = f"at delta = {self.delta:g}, for {self.relation} of {UNIT_WORDS[self.unit]}, {_AGAINST[self.trust]}"
         if self.min_honest is None:
             return protects
         machines = "machine" if honest == "1" else "machines"
@@ -328,7 +298,7 @@ class Guarantee:
 
 
 class _Sums(TypedDict, total=False):
-    """What only secure aggregation adds to a guarantee."""
+    """Arguments of a guarantee under secure aggregation only."""
 
     trust: Trust
     mu_local: float | None
@@ -353,16 +323,15 @@ def policy_guarantee(
 ) -> Guarantee:
     """What a mu is true of under a machine's policy, in the policy's own words.
 
+    Under a trusted server a machine alone can vouch for nothing: use :func:`server_guarantee`.
+
     Parameters
     ----------
-    policy : PrivacyPolicy
-        A :class:`~murmurfl.privacy.ShuffledPolicy` too. Under a trusted server a machine alone can vouch for nothing;
-        what the server vouches for is :func:`server_guarantee`.
     mu : float
         Of its noise plan; infinite where the machine adds no noise, 0 if no machine is asked for a release.
     mu_local : float, optional
-        Of its noise plan, or of several machines the largest: under ``secure-aggregation``, and required there.
-        Otherwise it is left out of account.
+        Of its noise plan, or of several machines the largest; required under ``secure-aggregation`` and ignored
+        otherwise.
     covers : str
         Which releases it is true of.
     unit : {"sample", "owner", "machine"}, optional
@@ -376,11 +345,6 @@ def policy_guarantee(
     amplified : Amplification, optional
         What the policy's secret order is worth (:func:`~murmurfl.privacy.accounting.amplification.amplification_of`).
 
-    Raises
-    ------
-    ConfigurationError
-        If ``mu_local`` is missing where it belongs to mu.
-
     Notes
     -----
     **Formal guarantees.** Says what mu is true of under the policy: of which neighbours, against whom and if who is
@@ -390,22 +354,18 @@ def policy_guarantee(
     if mu == 0.0:
         return Guarantee(mu, policy.delta, NOBODY_ASKED, unit=unit, covers=covers, notes=(NOTHING_SPENT, *notes))
     if not policy.adds_noise:
-        notes = (*_not_private(policy), *notes)
+        # A machine that trusts its server is private towards everybody else; one without any noise is not.
+        notes = (NOT_PRIVATE, *notes) if policy.mechanism == NO_NOISE else tuple(notes)
         return Guarantee(math.inf, policy.delta, policy.words, unit=unit, covers=covers, notes=notes)
     sums: _Sums = {}
     if policy.trust == "secure-aggregation":
         sums = {"trust": policy.trust, "mu_local": mu_local, "min_honest": policy.min_honest}
         mu = mu if mu_local is None else min(mu, mu_local)  # what holds whatever happens holds
-    notes = (*_fast(policy), *(() if stated else beyond_range(policy, mu)), *notes)
-    words = words or policy.words
+    notes = (*_quality_and_range(policy, mu, stated), *notes)
+    amplified = amplified if math.isfinite(mu) else None
     return Guarantee(
-        mu, policy.delta, words, unit=unit, covers=covers, notes=notes, amplified=_finite_mu(amplified, mu), **sums
+        mu, policy.delta, words or policy.words, unit=unit, covers=covers, notes=notes, amplified=amplified, **sums
     )
-
-
-def _finite_mu(amplified: Amplification | None, mu: float) -> Amplification | None:
-    """What a secret order is worth where there is a guarantee at all."""
-    return amplified if math.isfinite(mu) else None
 
 
 def server_guarantee(
@@ -417,27 +377,10 @@ def server_guarantee(
     notes: Iterable[str] = (),
     stated: bool = False,
 ) -> Guarantee:
-    """What a trusted server guarantees towards everybody else, by the policy it was given.
+    """What a trusted server guarantees towards everybody else, by the policy of the machines, whose mu it has to keep.
 
-    Parameters
-    ----------
-    policy : PrivacyPolicy
-        That of the machines, with ``trust="trusted-server"``: its mu is what the server has to keep.
-    mu : float
-        Of all models the server publishes; infinite where its noise cannot serve the policy's.
-    noise : str
-        Which noise the server adds: a mechanism's name, or ``fresh``.
-    rounds : int, optional
-        How many models it publishes, where that is known.
-    notes : iterable of str
-        Further sentences about what the figure rests on.
-    stated : bool
-        See :func:`policy_guarantee`.
-
-    Raises
-    ------
-    ConfigurationError
-        If the policy trusts no server.
+    ``mu`` is of all models the server publishes; infinite where its noise cannot serve the policy. ``noise`` is a
+    mechanism's name, or ``fresh``; the rest is as for :func:`policy_guarantee`.
 
     Notes
     -----
@@ -448,31 +391,20 @@ def server_guarantee(
         raise ConfigurationError(f"Expected a policy with trust 'trusted-server', got {policy.trust!r}.")
     if policy.mechanism == NO_NOISE:
         return policy_guarantee(policy, math.inf, notes=notes)
-    beyond = () if stated or not math.isinf(mu) else (_beyond(policy),)
-    words, notes = server_noise_words(noise, rounds), (*_fast(policy), *beyond, *notes)
+    words, notes = server_noise_words(noise, rounds), (*_quality_and_range(policy, mu, stated), *notes)
     return Guarantee(mu, policy.delta, words, trust=policy.trust, unit=policy.unit, covers=PUBLISHED, notes=notes)
 
 
-def beyond_range(policy: PrivacyPolicy, mu: float) -> tuple[str, ...]:
-    """Why a policy with noise guarantees nothing, if it does not."""
-    return (_beyond(policy),) if math.isinf(mu) and policy.adds_noise else ()
-
-
-def _beyond(policy: PrivacyPolicy) -> str:
-    return BEYOND_RANGE.format(mu=policy.mu, delta=policy.delta)
-
-
-def _fast(policy: PrivacyPolicy) -> tuple[str, ...]:
-    return () if policy.noise_quality == "exact" else (FAST_NOISE,)
-
-
-def _not_private(policy: PrivacyPolicy) -> tuple[str, ...]:
-    # A machine that trusts its server is private towards everybody else; one whose mechanism is none is not private.
-    return (NOT_PRIVATE,) if policy.mechanism == NO_NOISE else ()
+def _quality_and_range(policy: PrivacyPolicy, mu: float, stated: bool) -> tuple[str, ...]:
+    """Notes on noise for simulation only, and on a mu that noise cannot be vouched for."""
+    fast = () if policy.noise_quality == "exact" else (FAST_NOISE,)
+    if stated or not math.isinf(mu):
+        return fast
+    return (*fast, BEYOND_RANGE.format(mu=policy.mu, delta=policy.delta))
 
 
 WHATEVER_HAPPENS = "What holds whatever happens rests on nobody else's honesty: no server's, helper's or machine's."
-"""Of a column with the figures that do."""
+"""Note beside a column with these figures."""
 
 
 def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = False) -> str:
@@ -481,16 +413,11 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = F
     Parameters
     ----------
     guarantees : iterable of pairs
-        The name of its row or column, and the guarantee; guarantees with the same terms are said once. What holds
+        The name of a row or column, and its guarantee; guarantees with the same terms are said once. What holds
         whatever happens, under secure aggregation, is said of each.
     in_columns : bool
-        Whether the table has columns of its own for h, the honest machines of each sum, and for what holds whatever
-        happens: then both are said in words, and once.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none.
+        Whether the table has columns for h, the honest machines of each sum, and for what holds whatever happens: then
+        both are said in words, and once.
     """
     # Labels in their order, by mechanism, by all other terms.
     groups: dict[tuple[str, str], dict[str, dict[str, None]]] = {}

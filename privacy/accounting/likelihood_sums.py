@@ -1,9 +1,9 @@
-r"""Sums of independent likelihood ratios of a shifted normal, in a distribution that is never too narrow.
+r"""Sums of independent likelihood ratios of a shifted normal, as a distribution that is never too narrow.
 
 With x a standard normal, W = exp(m x - m^2 / 2) is the likelihood ratio of N(m, 1) against N(0, 1): a log-normal of
-mean 1. What a secret order hides behind is the sum of K of them (:mod:`~murmurfl.privacy.accounting.allocation`): its
-(epsilon, delta) are expectations of *convex* functions of that sum, max(S - c, 0) and max(c - S, 0). So what is rounded
-here is rounded such that no expectation of a convex function becomes smaller:
+mean 1. A secret order hides behind the sum of K of them (:mod:`~murmurfl.privacy.accounting.allocation`): its
+(epsilon, delta) are expectations of *convex* functions of that sum, max(S - c, 0) and max(c - S, 0). So rounding here
+never makes an expectation of a convex function smaller:
 
 * A value between two points of a grid is split between both such that its mean stays (Jensen). Split W's make larger
   expectations one by one, and so does a sum of independent ones.
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 ROUNDING = 1e-7
-"""What is charged for float64, relatively to a delta: a million operations' worth of units in the last place."""
+"""The charge for float64, relative to a delta: a million operations' worth of units in the last place."""
 
 _FINENESS = 1.0 / 40.0
 # How many standard deviations of x a grid reaches, and of the log of the sum.
@@ -43,21 +43,10 @@ _ROWS_TOGETHER = 128
 
 @dataclass(frozen=True)
 class LikelihoodSum:
-    """The distribution of a sum of likelihood ratios, on the points of a grid.
+    """The distribution of a sum of likelihood ratios: a mass on each point of a grid, ascending from 0.
 
-    Parameters
-    ----------
-    points : ndarray
-        Ascending, from 0.
-    masses : ndarray
-        One a point.
-    lost : float
-        What max(S - c, 0) may be larger in expectation than these points say, for any c.
-
-    Notes
-    -----
-    Expectations of max(S - c, 0), with what was lost added, and of max(c - S, 0) are upper bounds, up to
-    :data:`ROUNDING`.
+    ``lost`` is the most that E max(S - c, 0) may exceed what the points say, for any c. Expectations of max(S - c, 0),
+    with ``lost`` added, and of max(c - S, 0) are upper bounds, up to :data:`ROUNDING`.
     """
 
     points: NDArray[np.float64]
@@ -78,12 +67,12 @@ class LikelihoodSum:
 
     @cached_property
     def _from_above(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mass and mean times mass of the points from each on; the smallest are added up first."""
+        """Mass, and mean times mass, of the points from each on; the smallest are added up first."""
         return _running(self.masses[::-1])[::-1], _running((self.masses * self.points)[::-1])[::-1]
 
     @cached_property
     def _from_below(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The same of the points before each."""
+        """Mass, and mean times mass, of the points before each."""
         return _running(self.masses), _running(self.masses * self.points)
 
 
@@ -93,15 +82,7 @@ def _running(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=32)
 def likelihood_sum(shift: float, count: int) -> LikelihoodSum:
-    """The sum of ``count`` independent likelihood ratios of N(shift, 1) against N(0, 1), under the latter.
-
-    Parameters
-    ----------
-    shift : float
-        m, > 0 and at most 25.
-    count : int
-        K, >= 1.
-    """
+    """The sum of ``count`` likelihood ratios of N(shift, 1) against N(0, 1) under the latter; 0 < ``shift`` <= 25."""
     one = _single(shift, _grid(shift, 1))
     total, n = one, 1
     for bit in bin(count)[3:]:

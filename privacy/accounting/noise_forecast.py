@@ -1,7 +1,7 @@
-r"""Whether a model will be more than noise, before its first round: from public numbers alone.
+r"""Whether a model will be more than noise, forecast before its first round from public numbers alone.
 
-Everything that a training's machines release adds up to a path from the first model to the last one. Clipping bounds
-how long that path can be, the noise on it is known, and their ratio
+All releases of a training add up to a path from the first model to the last one. Clipping bounds how long that path
+can be, the noise on it is known, and their ratio
 
     noise / longest = sqrt(d) * tau / (sqrt(M) * k * L)
 
@@ -28,13 +28,13 @@ from ..machine.policy import CLIP_UNITS, ClipUnit, PrivacyPolicy
 from ..machine.shuffled_machine import ShuffledPolicy
 from ..mechanisms import noise_stands_alone
 from .gdp import gdp_epsilon
-from .guarantee import rounded_up
+from .guarantee import UNIT_WORDS, rounded_up
 from .noise_plan import NoisePlan
 
 
 @dataclass(frozen=True)
 class StatedNoise:
-    """What a forecast needs of one machine: public numbers, which it states.
+    """Public numbers, stated by one machine, that a forecast needs.
 
     Parameters
     ----------
@@ -45,21 +45,13 @@ class StatedNoise:
     releases : int
         K, how many these are.
     mu, delta : float
-        What is guaranteed of them.
-    clip_unit : str
-        What is clipped (:class:`~murmurfl.privacy.PrivacyPolicy`).
-    unit : {"sample", "owner", "machine"}
-        What is protected as a whole.
-    trust : str
-        Whom the machine trusts.
+        The guarantee of all of them.
+    clip_unit, unit, trust : str
+        As in the machine's :class:`~murmurfl.privacy.PrivacyPolicy`.
     honest : int
         Under secure aggregation, h; else 1.
     alone : bool
         Whether each release has noise of its own, so that fewer releases have less in them.
-
-    Notes
-    -----
-    Arithmetic on a policy, the same for every data set of a size.
     """
 
     longest: float
@@ -75,7 +67,7 @@ class StatedNoise:
 
     @classmethod
     def read(cls, statement: Mapping[str, Any]) -> StatedNoise | None:
-        """What a machine's statement says of it; None if it says too little."""
+        """The numbers in a machine's statement; None if it says too little."""
         numbers = [statement.get(key) for key in (protocol.LONGEST_RELEASE, protocol.NOISE_IN_ALL, "mu-guaranteed")]
         releases, honest = statement.get("max-participations"), statement.get(protocol.MIN_HONEST, 1)
         if any(isinstance(one, bool) or not isinstance(one, int | float) or not one >= 0 for one in numbers):
@@ -104,24 +96,14 @@ class StatedNoise:
         )
 
     def after(self, releases: float) -> float:
-        """The noise in so many releases; of correlated noise no less than in all of them."""
+        """The noise in so many releases; for correlated noise no less than in all of them."""
         return self.noise * math.sqrt(min(releases / self.releases, 1.0)) if self.alone else self.noise
 
 
 def stated_noise(policy: PrivacyPolicy, plan: NoisePlan, num_samples: int) -> dict[str, float | str]:
     """The entries of a machine's statement that a forecast is made from.
 
-    Parameters
-    ----------
-    policy : PrivacyPolicy
-    plan : NoisePlan
-        The policy worked out.
-    num_samples : int
-        The machine's samples, a public number.
-
-    Notes
-    -----
-    Nothing in it depends on data, the number of samples excepted, which is public.
+    Nothing in it depends on data but ``num_samples``, which is public.
     """
     releases, steps = plan.mechanism.num_releases, 1
     longest = policy.bound.longest
@@ -175,25 +157,14 @@ _NOT_KNOWN = (
     "Whether these steps learn enough without noise it cannot know:",
     "see that first, in a simulation on public data, epsilon=1000.",
 )
-"""Said where one release is one step of gradients: who comes from many local steps a round easily has too few."""
+"""Advice where one release is one step of gradients: a user of many local steps a round easily has too few."""
 
 
 def kept_share(ratio: float) -> float:
-    """Which part of what a training learns is left under noise: an estimate.
+    """The share of what a training learns that is left at a ratio of noise to a typical update: an estimate.
 
-    Parameters
-    ----------
-    ratio : float
-        The noise over a typical update.
-
-    Returns
-    -------
-    float
-        Of the accuracy above that of always naming the most frequent class: 1 keeps all, 0 nothing.
-
-    Notes
-    -----
-    A curve through what small trainings kept, and no bound.
+    It is of the accuracy above that of always naming the most frequent class; a curve through what small trainings
+    kept, and no bound.
 
     Examples
     --------
@@ -203,15 +174,8 @@ def kept_share(ratio: float) -> float:
     return 1.0 / (1.0 + (ratio / _HALF_LEFT) ** 2)
 
 
-_PROTECTED = {
-    "sample": "one sample of one machine",
-    "owner": "all samples of one owner on one machine",
-    "machine": "all samples of one machine",
-}
-
-
 class Change(NamedTuple):
-    """Something that would lessen the noise, in words, and what the noise over a typical update would then be."""
+    """A change that would lessen the noise, in words, and the ratio of noise to a typical update it would lead to."""
 
     words: str
     ratio: float
@@ -221,6 +185,9 @@ class Change(NamedTuple):
 class Forecast:
     """What a training's model will be made of, as far as public numbers tell.
 
+    The ratio to the longest update is arithmetic on what machines state; everything about a typical update is an
+    estimate, and called one. No data are looked at.
+
     Parameters
     ----------
     ratio : float
@@ -228,16 +195,11 @@ class Forecast:
     num_parameters, machines, per_round, rounds : int
         d, M, m and T.
     mu, delta : float
-        What the machines guarantee: the largest mu of theirs, and where epsilon is shown.
+        The largest mu that a machine guarantees, and where epsilon is shown.
     clip_unit, unit, trust, honest, alone
-        As of :class:`StatedNoise`.
+        As for :class:`StatedNoise`.
     samples : int
         Samples of a machine, where they are known; else 0.
-
-    Notes
-    -----
-    The ratio to the longest update is arithmetic on what machines state; everything about a typical update is an
-    estimate, and called one. No data are looked at.
     """
 
     ratio: float
@@ -256,17 +218,17 @@ class Forecast:
 
     @property
     def typical_ratio(self) -> float:
-        """The noise over a typical update: an estimate."""
+        """The noise over a typical update, an estimate."""
         return self.ratio / TYPICAL[self.clip_unit]
 
     @property
     def kept(self) -> float:
-        """Which part of what is learnt without noise is likely to be left: an estimate (:func:`kept_share`)."""
+        """The share of what is learnt without noise that is likely to be left, an estimate (:func:`kept_share`)."""
         return kept_share(self.typical_ratio)
 
     @property
     def verdict(self) -> Verdict:
-        """``useful``, ``noisy`` or ``useless``: by the noise over a typical update."""
+        """``useful``, ``noisy`` or ``useless``, by the noise over a typical update."""
         if self.typical_ratio <= MOST_USEFUL:
             return "useful"
         return "noisy" if self.typical_ratio <= LEAST_USELESS else "useless"
@@ -278,7 +240,7 @@ class Forecast:
 
     @property
     def machines_needed(self) -> int:
-        """How many machines like these make it useful; under secure aggregation as large a part of them honest."""
+        """The number of machines like these that make it useful; under sums as large a share of them honest."""
         times = self._excess if self.trust != "untrusted-server" else self._excess**2
         return max(math.ceil(self.machines * times * (1 - 1e-12)), 1)
 
@@ -289,23 +251,23 @@ class Forecast:
 
     @property
     def epsilon_needed(self) -> float:
-        """The same as epsilon, at the same delta."""
+        """The epsilon at which it is useful, at the same delta."""
         return gdp_epsilon(self.mu_needed, self.delta)
 
     @property
     def parameters_needed(self) -> int:
-        """How few values a model needs to have to be useful; 0 if one is too many."""
+        """The most values a model can have and be useful; 0 if one is too many."""
         if not self._excess:
             return self.num_parameters
         return math.floor(self.num_parameters / self._excess**2 * (1 + 1e-12))
 
     @property
     def _excess(self) -> float:
-        """How much more noise there is than a useful model may have; 0 without noise."""
+        """The noise over what a useful model may have; 0 without noise."""
         return self.typical_ratio / MOST_USEFUL
 
     def changes(self) -> list[Change]:
-        """What would lessen the noise, each by itself, what helps without a larger epsilon first."""
+        """Changes that would lessen the noise, each by itself, those without a larger epsilon first."""
         found, samples, summed = [], self.samples or _SAMPLES, self.summed()
         if self.unit == "machine":
             found.append(Change(f"privacy for one sample instead, {samples:,} a machine", self.per_sample()))
@@ -327,17 +289,14 @@ class Forecast:
         return found
 
     def summed(self) -> Forecast | None:
-        """The same with sums only, half of the machines of a round honest; None where that gains nothing."""
+        """The forecast with sums only, half of the machines of a round honest; None where that gains nothing."""
         honest = self.per_round // 2
         if self.trust != "untrusted-server" or honest < _LEAST_HONEST:
             return None
         return replace(self, ratio=self.ratio / math.sqrt(honest), trust="secure-aggregation", honest=honest)
 
     def per_sample(self) -> float:
-        """The noise over a typical sum of gradients, if one sample of a machine were protected and not all of them.
-
-        Where nobody says how many samples a machine has, it is 100.
-        """
+        """The noise over a typical sum of gradients, if one sample of a machine were protected and not all of them."""
         return self.ratio / (self.samples or _SAMPLES) / TYPICAL["sample"]
 
     def document(self) -> dict[str, Any]:
@@ -358,7 +317,7 @@ class Forecast:
 
     @property
     def sentence(self) -> str:
-        """What is to be expected, in one sentence or two."""
+        """What to expect, in one sentence or two."""
         percent = 100 * self.kept
         left = "next to nothing" if percent < _NEXT_TO_NOTHING else f"about {percent:.0f} %"
         return (
@@ -370,7 +329,7 @@ class Forecast:
 
     @property
     def basis(self) -> str:
-        """What it is made from, in a sentence; the mu as an epsilon too, for those who asked for one."""
+        """The numbers it is made from, in a sentence; the mu as an epsilon too."""
         epsilon = ""
         if math.isfinite(self.mu):
             epsilon = f" (epsilon = {rounded_up(gdp_epsilon(self.mu, self.delta))} at delta = {self.delta:g})"
@@ -378,15 +337,15 @@ class Forecast:
         return (
             f"From {self.num_parameters:,} values, {self.machines:,} machines ({self.per_round:,} a round{honest}), "
             f"{self.rounds:,} rounds and noise for mu = {shortest(self.mu, up=True)}{epsilon} to protect "
-            f"{_PROTECTED[self.unit]}."
+            f"{UNIT_WORDS[self.unit]}."
         )
 
     def lines(self, width: int = 80) -> list[str]:
-        """What people read, in lines of at most ``width`` characters."""
+        """Sentence, basis and advice, in lines of at most ``width`` characters."""
         return [*textwrap.wrap(self.sentence, width), *textwrap.wrap(self.basis, width), *self.advice()]
 
     def advice(self) -> list[str]:
-        """What to change first, a line each; where the noise leaves a useful model, at most what no forecast knows."""
+        """What to change first, a line each; for a useful model, at most what no forecast knows."""
         if self.verdict == "useful":
             return list(_NOT_KNOWN) if self.clip_unit == "sample" else []
         rows = [(one.words, shortest(one.ratio)) for one in (Change("as it is", self.typical_ratio), *self.changes())]
@@ -457,6 +416,6 @@ def shortest(value: float, *, up: bool = False) -> str:
 
 
 def rounded_count(value: float, *, up: bool = True) -> str:
-    """A number of things in two digits, for people: rounded up, or down."""
+    """A number of things for people, in two digits, rounded up or down."""
     unit = 10 ** max(math.floor(math.log10(max(value, 1))) - 1, 0)
     return f"{(math.ceil(value / unit) if up else math.floor(value / unit)) * unit:,}"

@@ -14,7 +14,7 @@ from .gdp import gdp_epsilon
 
 @dataclass(frozen=True)
 class Summing:
-    """Sums of releases, of which h at least are of honest machines with noise of one kind.
+    """Sums of releases, at least ``honest`` of which come from honest machines with noise of one kind.
 
     Parameters
     ----------
@@ -29,16 +29,9 @@ class Summing:
     stands_alone: bool
 
     def sensitivity(self, mechanism: Mechanism, pattern: Mapping[str, Any], n: int | None = None) -> float:
-        """How much the sums show of one sample's contributions, in the units of :meth:`Mechanism.sensitivity`.
+        """The sensitivity of the sums to one sample's contributions, in the units of :meth:`Mechanism.sensitivity`.
 
-        Parameters
-        ----------
-        mechanism : Mechanism
-            Of each machine.
-        pattern : mapping
-            The sample's participations.
-        n : int, optional
-            Count only the machine's first n releases; the others may have made all of theirs.
+        With ``n``, only the machine's first n releases count; the others may have made all of theirs.
 
         Notes
         -----
@@ -55,12 +48,12 @@ class Summing:
         return min(alone, _turns(pattern, mechanism.num_releases if n is None else n) * turn)
 
     def share(self, mechanism: Mechanism, pattern: Mapping[str, Any]) -> float:
-        """What the sums show of what releases by themselves would, at most 1."""
+        """The sums' sensitivity over that of releases seen one by one, at most 1."""
         return self.sensitivity(mechanism, pattern) / mechanism.sensitivity(**pattern)
 
 
 def _turns(pattern: Mapping[str, Any], releases: int) -> int:
-    """In how many of so many releases a sample may be."""
+    """The most releases, of so many, that a sample may be in."""
     return min(pattern.get("num_participations", 1), -(-releases // pattern.get("min_separation", 1)))
 
 
@@ -124,10 +117,9 @@ class NoisePlan:
 
     @property
     def summing(self) -> float:
-        """What a sum of releases shows of what one of them would, for ideal normals: mu / mu_local.
+        """The ratio mu / mu_local for ideal normals: 1 where every release is seen by itself.
 
-        1 / sqrt(h) under ``secure-aggregation`` for samples that are used once, and for releases that stand alone; 1
-        where every release is seen by itself.
+        1 / sqrt(h) under ``secure-aggregation`` for samples that are used once, and for releases that stand alone.
         """
         return 1.0 if self.sums is None else self.sums.share(self.mechanism, self.pattern)
 

@@ -1,8 +1,7 @@
-"""The words for noise: what a sentence about a guarantee says of whose noise it is and of which mechanism.
+"""The words for noise: whose it is and of which mechanism, as a sentence about a guarantee says it.
 
-A policy says its own words (:attr:`murmurfl.privacy.PrivacyPolicy.words`). The functions here are the parts those words
-are made of, for whoever knows only a part of a policy: the caption of a table knows the mechanism of its runs, and not
-how many samples each machine had. :class:`~murmurfl.privacy.Guarantee` puts them beside a figure.
+A policy says its own words (:attr:`murmurfl.privacy.PrivacyPolicy.words`), made of the functions here. Whoever knows
+only a part of a policy, such as the caption of a table, calls them directly.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ NO_NOISE = "none"
 """The mechanism of a simulated machine that adds no noise, to see what noise costs."""
 
 NO_NOISE_WORDS = "no noise was added anywhere"
-"""Of the mechanism ``none``: neither the machines nor the server add noise."""
+"""Words for the mechanism ``none``: neither the machines nor the server add noise."""
 
 TRUSTING_WORDS = "no noise on the machine"
-"""Of a machine under a trusted server, as far as the machine itself can tell."""
+"""Words for a machine under a trusted server, as far as the machine itself can tell."""
 
 NOBODY_ASKED = "nobody was asked"
-"""Of a run in which no machine makes a release."""
+"""Words for a run in which no machine makes a release."""
 
 _ACCOUNTS = {"amplified": "amplification by iteration", "composed": "plain composition"}
 
@@ -36,7 +35,7 @@ def noise_words(
     clipping: str = "",
     per_owner: int = 0,
 ) -> str:
-    """Noise of machines that put it on their own releases.
+    """Words for noise that machines put on their own releases.
 
     Parameters
     ----------
@@ -47,7 +46,7 @@ def noise_words(
     where : str
         Whose noise it is.
     sensitivity : str
-        What is clipped, if that is not each sample's own row: ``update`` or ``contractive``.
+        What is clipped, if not each sample's own row: ``update`` or ``contractive``.
     participations : int
         In how many releases a sample may be.
     masked : bool
@@ -75,14 +74,10 @@ def noise_words(
 
 
 def epoch_words(accounting: str, epochs: int | None = None) -> str:
-    """Noise inside the epochs of a machine, which the paper and its readers call a silo.
+    """Words for noise inside the epochs of a machine, which the paper and its readers call a silo.
 
-    Parameters
-    ----------
-    accounting : {"amplified", "composed"}
-        The account the guarantee rests on (:attr:`murmurfl.privacy.ShuffledPolicy.accounting_used`).
-    epochs : int, optional
-        How many epochs use private samples, where that is known.
+    ``accounting`` is the account the guarantee rests on (:attr:`murmurfl.privacy.ShuffledPolicy.accounting_used`),
+    ``epochs`` how many use private samples, where that is known.
     """
     which = "the epochs" if epochs is None else f"{epochs} epochs"
     return (
@@ -92,27 +87,11 @@ def epoch_words(accounting: str, epochs: int | None = None) -> str:
 
 
 def server_noise_words(noise: str, rounds: int | None = None) -> str:
-    """Noise that a trusted server adds before it publishes.
-
-    Parameters
-    ----------
-    noise : str
-        Of what kind: a mechanism's name, or ``fresh`` for noise that is independent from round to round.
-    rounds : int, optional
-        In how many rounds, where that is known.
-    """
+    """Words for noise that a trusted server adds: of a mechanism, or ``fresh`` where rounds are independent."""
     return f"{noise} noise of the server in each {'round' if rounds is None else f'of {rounds} rounds'}"
 
 
 def stated_words(mechanisms: Iterable[str], *, masked: bool = False) -> str:
-    """Noise of real machines, by what each of them says its mechanism is; empty if none says anything.
-
-    Parameters
-    ----------
-    mechanisms : iterable of str
-        What they say.
-    masked : bool
-        Whether only sums of their releases are seen.
-    """
+    """Words for the noise of real machines, from the mechanisms they state; empty if none states any."""
     names = " or ".join(sorted(set(mechanisms) - {""}))
     return f"{names} noise on each machine{', under masks' if masked else ''}, by its own account" if names else ""

@@ -1,4 +1,4 @@
-"""The rule of admission: whether a request may be answered, and what from.
+"""The rule of admission: whether a request may be answered, and from which samples.
 
 The rule is a pure function of what ledgers say and of what was asked for, for one machine as for a whole block of them.
 It spends nothing: what an admission takes is spent when it is recorded.
@@ -25,18 +25,25 @@ from ..ledger.ledger_block import NOTHING, AccountBlock, Pending, StreamBlock
 from ..noise.normals import NOISE_VERSION
 from .policy import NO_NOISE, PrivacyPolicy
 
+logger = logging.getLogger(__name__)
+
+ROUNDING = 1e-9
+"""Budgets are compared with this much room, relative, for the rounding of sums of squares."""
+
+_NO_SAMPLES = protocol.SAMPLES_USED_UP, "no fresh samples are left"
+
 
 class Machines(Protocol):
-    """The machines that are asked, a row each: what the rule must know of them beside their ledgers."""
+    """The machines that are asked, a row each, as far as their ledgers do not say it."""
 
     @property
     def num_samples(self) -> NDArray[np.int64]:
-        """How many samples each of them has."""
+        """The number of samples of each."""
         ...
 
     @property
     def fingerprints(self) -> Sequence[str]:
-        """What names the policy and the key of each: a session in its ledger belongs to one of these."""
+        """The fingerprint of each machine's policy and key: a session in its ledger belongs to one of these."""
         ...
 
     def order_nonce(self, row: int, session: str) -> bytes:
@@ -50,7 +57,7 @@ class Machines(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Admissions:
-    """Requests of several machines that may be answered, and what from; nothing is spent yet.
+    """Requests of several machines that may be answered, and from what; nothing is spent yet.
 
     Parameters
     ----------
@@ -80,25 +87,14 @@ class Admissions:
 
     @property
     def slices(self) -> list[slice]:
-        """The samples of each release."""
         return list(map(slice, self.start.tolist(), self.stop.tolist()))
 
 
 @dataclass(frozen=True, eq=False)
 class Admission:
-    """A request of one machine that may be answered, and what it will be answered from; nothing is spent yet.
+    """A request of one machine that may be answered, once, in the transaction of ``page``; nothing is spent yet.
 
-    Parameters
-    ----------
-    page : LedgerPage
-        The transaction it was made in. It is worth nothing after that.
-    session : str
-    admitted : Admissions
-        Of a block of one.
-
-    Notes
-    -----
-    Two admissions are never equal: each may be recorded once.
+    ``admitted`` is of a block of one. Two admissions are never equal: each may be recorded once.
     """
 
     page: LedgerPage
@@ -107,17 +103,16 @@ class Admission:
 
     @property
     def samples(self) -> slice:
-        """The samples the release will be made from."""
+        """The samples that the release will be made from."""
         return self.admitted.slices[0]
 
     @property
     def streams(self) -> StreamBlock:
-        """The machine's stream."""
         return self.admitted.streams
 
     @property
     def release(self) -> int:
-        """The number of the release it is for."""
+        """The number of the release."""
         return int(self.streams.release[0]) + 1
 
     @property
@@ -126,25 +121,12 @@ class Admission:
         return int(self.admitted.samples_used[0])
 
 
-logger = logging.getLogger(__name__)
-
-ROUNDING = 1e-9
-"""Budgets are compared with this much room, relative, for the rounding of sums of squares."""
-
-
 @dataclass(frozen=True)
 class AdmissionRule:
-    """What the machines of one policy may answer: decided for whole blocks of them, each row by itself.
+    """The rule of admission for machines of one policy, decided for whole blocks of them, each row by itself.
 
-    Parameters
-    ----------
-    policy : PrivacyPolicy
-    plan : NoisePlan
-        The policy, worked out for the machines' model.
-    num_parameters : int
-        Of the model.
-    local_budget : float
-        What of mu may ever be reserved by what holds whatever other machines and helpers do.
+    ``plan`` is the policy worked out for their model. ``local_budget`` is the most mu that may ever be reserved by what
+    holds whatever other machines and helpers do.
 
     Notes
     -----
@@ -165,7 +147,7 @@ class AdmissionRule:
     def admit(
         self, streams: StreamBlock, accounts: AccountBlock, acks: NDArray[np.int64], machines: Machines
     ) -> Admissions:
-        """What the requests of a session's machines will be answered from.
+        """Admit or refuse the requests of a session's machines.
 
         Parameters
         ----------
@@ -173,7 +155,6 @@ class AdmissionRule:
             As the ledgers have them, a row for each machine; taken over and changed.
         acks : ndarray of int
             The acknowledgement in each request.
-        machines : Machines
 
         Raises
         ------
@@ -185,7 +166,11 @@ class AdmissionRule:
         self._open(streams, accounts, machines, refused)
         if self.policy.order == "secret":
             self._order(streams, accounts, machines, refused)
-        self._check_streams(streams, machines.fingerprints, refused)
+        for row, (theirs, ours) in enumerate(zip(streams.fingerprint, machines.fingerprints, strict=True)):
+            if theirs != ours and row not in refused:
+                refused[row] = _changed(streams.terms[row])
+        capped = streams.release >= self.policy.max_participations
+        _refuse(capped, refused, protocol.CAP_REACHED, "the cap of releases for this session is reached")
         start, stop = self._samples(streams, accounts, machines.num_samples)
         _refuse(stop > machines.num_samples, refused, *_NO_SAMPLES)
         for row in (acks != streams.ack).nonzero()[0].tolist():
@@ -201,7 +186,7 @@ class AdmissionRule:
         return Admissions(rows, streams, accounts, start, stop, refused)
 
     def _check(self, streams: StreamBlock, accounts: AccountBlock, fingerprints: Sequence[str]) -> None:
-        """Refuse ledgers whose parts contradict each other."""
+        """Raise if the parts of a ledger contradict each other."""
         session = streams.session
         if any(bool(f) != (session in r) for f, r in zip(streams.fingerprint, accounts.reserved, strict=True)):
             raise LedgerError(
@@ -281,7 +266,7 @@ class AdmissionRule:
     def _samples(
         self, streams: StreamBlock, accounts: AccountBlock, num_samples: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The first of the samples each stream's next release is made from, and the first behind them."""
+        """The start and stop of the samples of each stream's next release."""
         if self.policy.sums_samples:
             return np.zeros_like(num_samples), num_samples
         start, batch = accounts.samples_used.copy(), self.policy.batch_size
@@ -297,8 +282,8 @@ class AdmissionRule:
         Raises
         ------
         RefusedError
-            If there is no stream, the acknowledgement moves backwards, or it names a release that was not made or that
-            can no longer be acknowledged.
+            If there is no stream, the acknowledgement moves backwards, or it names a release that was not made or can
+            no longer be acknowledged.
         """
         if not streams.has(row):
             raise RefusedError(protocol.BAD_ACKNOWLEDGEMENT, "there is nothing to acknowledge in this session")
@@ -334,23 +319,13 @@ class AdmissionRule:
         streams.ids[row] = {j: name for j, name in ids.items() if j >= ack} if ids else NOTHING
 
     def releases_left(self, stream: StreamRecord | None, account: Account, fingerprint: str, num_samples: int) -> int:
-        """How many more releases of a machine's session its cap and the fresh samples allow."""
+        """The number of further releases of a machine's session that its cap and the fresh samples allow."""
         if stream is not None and stream.fingerprint != fingerprint:
             return 0
         left = self.policy.max_participations - (0 if stream is None else stream.release)
         if self.policy.order != "in-turn" or self.policy.sample_participations > 1:
             return left  # the session goes through samples that others may have used
         return min(left, (num_samples - account.samples_used) // self.policy.batch_size)
-
-    def _check_streams(
-        self, streams: StreamBlock, fingerprints: Sequence[str], refused: dict[int, RefusedError]
-    ) -> None:
-        """Refuse sessions that were opened under other terms, or have reached their cap."""
-        for row, (theirs, ours) in enumerate(zip(streams.fingerprint, fingerprints, strict=True)):
-            if theirs != ours and row not in refused:
-                refused[row] = _changed(streams.terms[row])
-        capped = streams.release >= self.policy.max_participations
-        _refuse(capped, refused, protocol.CAP_REACHED, "the cap of releases for this session is reached")
 
     def _samples_of(self, releases: NDArray[np.int64]) -> NDArray[np.int64]:
         """The least number of samples that so many releases of a session have used."""
@@ -385,18 +360,14 @@ class AdmissionRule:
         return reserved
 
 
-_NO_SAMPLES = protocol.SAMPLES_USED_UP, "no fresh samples are left"
-
-
 def _refuse(rows: NDArray[np.bool_], refused: dict[int, RefusedError], code: int, reason: str) -> None:
-    """Refuse some rows, but for those that are refused already."""
     for row in rows.nonzero()[0].tolist():
         refused.setdefault(row, RefusedError(code, reason))
 
 
 def _changed(terms: str) -> RefusedError:
-    """The refusal of a session that is another policy's or key's."""
-    if _noise_version(terms) != NOISE_VERSION:
+    """The refusal of a session that belongs to another policy or key."""
+    if terms and json.loads(terms).get("noise_version") != NOISE_VERSION:  # a ledger that nobody reads has no terms
         return RefusedError(
             protocol.POLICY_CHANGED,
             "this session was begun with the noise of another version of murmurfl, which this version cannot "
@@ -409,7 +380,7 @@ def _changed(terms: str) -> RefusedError:
 
 
 def _nameless(streams: StreamBlock, row: int) -> list[int]:
-    """The releases that helpers must be told by name, and whose names are lost."""
+    """Releases that helpers must be told by name, and whose names are lost."""
     ack = int(streams.ack[row])
     return sorted({*streams.pending[row], *([ack] if ack else [])} - set(streams.ids[row]))
 
@@ -418,8 +389,3 @@ def has_secret_order(page: LedgerPage, account: Account) -> bool:
     """Whether any of a ledger's sessions had a secret order."""
     streams = (page.stream(session) for session in account.reserved)
     return any(stream is not None and stream.order for stream in streams)
-
-
-def _noise_version(terms: str) -> int:
-    """The version of the normals a session was begun with; a ledger that nobody reads does not say."""
-    return json.loads(terms).get("noise_version") if terms else NOISE_VERSION

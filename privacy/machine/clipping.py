@@ -1,14 +1,13 @@
 """How the rows that a release is made of are bounded in L2, one by one, and how many of them are added up.
 
-A bound says how far apart two
-rows can be, which is what replacing one sample changes of their sum:
+A bound says how far apart two rows can be, which is what replacing one sample changes of their sum:
 
     ``clip``         a row longer than S is cut to S; two of them are at most 2 S apart.
     ``automatic``    a row g becomes S g / (||g|| + gamma), which is shorter than S: 2 S.
     ``nonnegative``  negative entries become zero, then ``clip``. Two rows without negative entries have no negative
                      product, so they are at most sqrt(2) S apart.
-    ``moments``      features longer than S are cut to S, and rows are made of them and of a class:
-    :mod:`.second_moments`.
+    ``moments``      features longer than S are cut to S, and rows are made of them and of a class
+                     (:mod:`.second_moments`).
 
 The machine enforces every one of them, whatever the rows are; nothing is refused.
 
@@ -40,24 +39,9 @@ come out as zero; beside this that is nothing, and a smaller gamma alone would m
 
 
 def clip_per_sample(contributions: ArrayLike, clip_norm: float) -> NDArray[np.float64]:
-    """Scale every row down to an L2 norm of at most ``clip_norm``.
+    """Scale every row, shape (samples, parameters), down to an L2 norm of at most ``clip_norm``; computed in float64.
 
-    Parameters
-    ----------
-    contributions : array of shape (samples, parameters)
-        One row a sample. Any real dtype; computed in float64.
-    clip_norm : float
-        The bound S, > 0 and finite.
-
-    Returns
-    -------
-    ndarray of shape (samples, parameters), float64
-        Rows with norm at most S; a row with any NaN or infinity becomes zero, and a zero row stays zero.
-
-    Raises
-    ------
-    ConfigurationError
-        If clip_norm is not positive and finite, or contributions is not a matrix.
+    A row with any NaN or infinity becomes zero, and a zero row stays zero.
 
     Notes
     -----
@@ -71,7 +55,7 @@ def clip_per_sample(contributions: ArrayLike, clip_norm: float) -> NDArray[np.fl
 
 
 def clip_contributions(contributions: ArrayLike, clip_norm: float) -> NDArray[np.float64]:
-    """:func:`clip_per_sample` for a machine's release; a simulation may observe it (:mod:`.clipping_figures`).
+    """Clip rows as :func:`clip_per_sample` for a release; a simulation may observe it (:mod:`.clipping_figures`).
 
     Notes
     -----
@@ -117,15 +101,8 @@ def bounded_scales(
 ) -> NDArray[np.float64]:
     """Factors that bring rows of given L2 norms down to at most ``clip_norm``; NaN for a norm that is not finite.
 
-    Parameters
-    ----------
-    norms : ndarray of shape (samples,)
-        True up to a relative error of 2^-41.
-    clip_norm : float or ndarray of shape (samples,)
-        S, > 0.
-    stability : float, optional
-        gamma >= ``LEAST_STABILITY``: every row g then becomes S g / (||g|| + gamma), which is automatic clipping (Bu,
-        Wang, Zha and Karypis 2022).
+    Norms must be true up to a relative error of 2^-41. With a ``stability`` gamma >= ``LEAST_STABILITY`` every row g
+    becomes S g / (||g|| + gamma), which is automatic clipping (Bu, Wang, Zha and Karypis 2022).
 
     Notes
     -----
@@ -165,12 +142,7 @@ def squared_lengths(rows: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 class DenseContributions:
-    """Contributions that are written out, one row a sample.
-
-    Parameters
-    ----------
-    rows : ndarray of shape (samples, d)
-    """
+    """Contributions that are written out, one row a sample."""
 
     def __init__(self, rows: NDArray[np.floating]) -> None:
         self._rows = rows
@@ -184,13 +156,7 @@ class DenseContributions:
 
 
 class ChosenContributions:
-    """Some of the rows of others.
-
-    Parameters
-    ----------
-    contributions : StackedContributions
-    rows : ndarray of int
-    """
+    """Some rows of other contributions."""
 
     def __init__(self, contributions: StackedContributions, rows: NDArray[np.intp]) -> None:
         self._contributions, self._rows = contributions, rows
@@ -203,14 +169,7 @@ class ChosenContributions:
 
 
 class FittingContributions:
-    """Rows of which some count as zero.
-
-    Parameters
-    ----------
-    contributions : StackedContributions
-    fits : ndarray of shape (samples,), bool
-        Which ones count.
-    """
+    """Rows of which only those that ``fits`` marks count; the others are zero."""
 
     def __init__(self, contributions: StackedContributions, fits: NDArray[np.bool_]) -> None:
         self._contributions, self._fits = contributions, fits
@@ -231,10 +190,10 @@ CLIPPINGS: tuple[Clipping, ...] = get_args(Clipping)
 BLOCK_ROWS = 1024
 """Rows that are added up before they are rounded."""
 SUMMING_ERROR = 2.0**-30
-"""What float64 errors of a block's sum add to the sensitivity, relative to it. A sum of m numbers, in any order, is
-wrong by at most (m - 1) u sum |x_i| with u = 2^-53, and each of them by a few u more; over all coordinates, with rows
-of at most S, by less than (m + 4) m u S = 2^-33 S (m = 1024), twice for two sums. Sums of
-products, as those of moments are, have as much in them (docs/proofs/sensitivities.md, 2b and 2c)."""
+"""The most that float64 errors of a block's sum add to the sensitivity, relative to it. A sum of m numbers, in any
+order, is wrong by at most (m - 1) u sum |x_i| with u = 2^-53, and each of them by a few u more; over all coordinates,
+with rows of at most S, by less than (m + 4) m u S = 2^-33 S (m = 1024), twice for two sums. Sums of products, as those
+of moments are, have as much in them (docs/proofs/sensitivities.md, 2b and 2c)."""
 MOST_ROWS = 2**20
 """Rows of one release: counts of their sum stay exact."""
 
@@ -243,7 +202,7 @@ _ROOT_OF_TWO = math.nextafter(math.sqrt(2.0), 2.0)
 
 @dataclass(frozen=True)
 class RowBound:
-    """How rows are bounded.
+    """The bound of each row.
 
     Parameters
     ----------
@@ -256,12 +215,7 @@ class RowBound:
     observed : bool
         Whether a simulation may see what clipping did.
     moments : Moments, optional
-        That rows are made here from features and marks of a class, k + C values a sample: what is bounded is the
-        features.
-
-    Raises
-    ------
-    ConfigurationError
+        Makes rows here from features and marks of a class, k + C values a sample: what is bounded is the features.
 
     Notes
     -----
@@ -285,30 +239,24 @@ class RowBound:
 
     @property
     def distance(self) -> float:
-        """How far apart two bounded rows can be."""
+        """The L2 distance that two bounded rows can be apart at most."""
         if self.moments is not None:
             return self.moments.distance(self.clip_norm)
         return (_ROOT_OF_TWO if self.nonnegative else 2.0) * self.clip_norm
 
     @property
     def longest(self) -> float:
-        """No bounded row is longer."""
+        """The L2 norm of a bounded row at most."""
         return self.clip_norm if self.moments is None else self.moments.longest(self.clip_norm)
 
     def width(self, num_parameters: int) -> int:
-        """How many values come of each sample, where a release has ``num_parameters``.
-
-        Raises
-        ------
-        ConfigurationError
-            If releases of moments cannot have so many.
-        """
+        """The values that each sample must give, where a release has ``num_parameters``."""
         if self.moments is None:
             return num_parameters
         return self.moments.num_features(num_parameters) + self.moments.classes
 
     def rows(self, rows: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Bounded rows, written out; shape (samples, parameters). Of moments the features, which is all they bound."""
+        """Bounded rows, written out, shape (samples, parameters); with moments the bounded features."""
         clip = clip_contributions if self.observed else clip_per_sample
         if self.nonnegative:
             # NaN stays NaN here, and its row becomes zero below.
@@ -332,16 +280,9 @@ class RowBound:
         num_parameters: int,
         weights: NDArray[np.float64] | None = None,
     ) -> NDArray[np.float64]:
-        """The sum of bounded rows, in float64.
+        """The sum of the bounded rows of at most ``BLOCK_ROWS`` samples, in float64; weights lie between 0 and 1.
 
-        Parameters
-        ----------
-        rows : StackedContributions or ndarray of shape (samples, d)
-            Of at most ``BLOCK_ROWS`` samples. For moments an ndarray of shape (samples, k + C).
-        num_parameters : int
-            d.
-        weights : ndarray of shape (samples,), optional
-            From 0 to 1, one a row.
+        For moments ``rows`` is an ndarray of shape (samples, k + C).
 
         Notes
         -----
@@ -372,7 +313,7 @@ class RowBound:
 
 
 def blocks(samples: slice, rows: int = BLOCK_ROWS) -> Iterator[slice]:
-    """Samples in the blocks that are rounded together: the same ones for all callers.
+    """The blocks of samples that are rounded together: the same ones for all callers.
 
     Notes
     -----

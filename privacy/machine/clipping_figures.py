@@ -2,8 +2,8 @@
 
 A training whose gradients are NaN, or hundreds of times as long as the clip, learns nothing, and nobody is told: a row
 that is not finite counts as zero, and a long row is scaled down. These figures would tell, but they are computed from
-private data without any noise. So nothing is counted unless somebody is :func:`observing`: a simulation, which marks
-the figures as not private, or a real machine for its own log, which the figures never leave.
+private data without noise. So nothing is counted unless somebody is :func:`observing`: a simulation, which marks the
+figures as not private, or a real machine for its own log, which the figures never leave.
 """
 
 from __future__ import annotations
@@ -28,24 +28,11 @@ _LARGEST_RATIO = 1e300
 
 @dataclass(frozen=True)
 class TrainingFigures:
-    """Rows that were clipped: per-sample gradients, local steps, or whole updates.
+    """Figures of rows that were clipped: per-sample gradients, local steps, or whole updates. Not private.
 
-    Parameters
-    ----------
-    rows : int
-        How many.
-    not_finite : int
-        Those with a NaN or an infinity in them, which count as zero.
-    clipped : int
-        Those longer than the clip norm.
-    median_ratio : float
-        Their length over the clip norm: the median over releases of the median of a release's finite rows.
-    largest_ratio : float
-        The largest of any finite row.
-
-    Notes
-    -----
-    They are not private: for simulations only.
+    Of ``rows`` in all, ``not_finite`` have a NaN or an infinity and count as zero, ``clipped`` are longer than the clip
+    norm. Ratios are lengths over the clip norm: the median over releases of the median of a release's finite rows, and
+    the largest.
     """
 
     rows: int = 0
@@ -70,11 +57,11 @@ class TrainingFigures:
         )
 
     def document(self) -> dict[str, Any]:
-        """Plain values, marked as what they are."""
+        """Plain values, marked as not private."""
         return {"note": NOT_PRIVATE, **self._values()}
 
     def entries(self) -> dict[str, int | float]:
-        """As entries of a simulated machine's reply."""
+        """The figures as entries of a simulated machine's reply."""
         return {f"{_PREFIX}{name.replace('_', '-')}": value for name, value in self._values().items()}
 
     def _values(self) -> dict[str, int | float]:
@@ -102,15 +89,7 @@ class TrainingFigures:
 
 @dataclass(frozen=True, eq=False)
 class ObservedFigures(TrainingFigures):
-    """Figures with what it takes to put several of them together as if all rows had been observed in one place.
-
-    Parameters
-    ----------
-    medians : ndarray of shape (releases,), float64
-        The median of each release's finite rows.
-
-    The others are TrainingFigures'.
-    """
+    """Figures that several places can put together as one place would have them: with the median of each release."""
 
     medians: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), repr=False)
 
@@ -160,7 +139,7 @@ class TrainingObserver:
         self._ratios.append(norms / clip_norm)
 
     def add_each(self, norms: NDArray[np.float64], clip_norm: float) -> None:
-        """As :meth:`add` for each of several releases, shape (releases, rows)."""
+        """Take note of the norms of each of several releases, shape (releases, rows)."""
         self._ratios.extend(norms / clip_norm)
 
     def figures(self) -> ObservedFigures | None:
@@ -188,7 +167,7 @@ class TrainingObserver:
 
 
 def _of_one_row(ratio: float) -> ObservedFigures:
-    """What the arrays of :meth:`TrainingObserver.figures` give, in a hundredth of their time."""
+    """The figures of a single row, in a hundredth of the arrays' time."""
     if math.isnan(ratio):
         return ObservedFigures(1, 1)
     shown = min(ratio, _LARGEST_RATIO)
@@ -200,12 +179,7 @@ _observer: ContextVar[TrainingObserver | None] = ContextVar("murmurfl_training_o
 
 @contextmanager
 def observing() -> Iterator[TrainingObserver]:
-    """Count what is clipped inside.
-
-    Notes
-    -----
-    What is counted is not private, and must not leave a real machine.
-    """
+    """Count what is clipped inside; the figures are not private and must not leave a real machine."""
     before, observer = _observer.get(), TrainingObserver()
     _observer.set(observer)
     try:
@@ -227,7 +201,7 @@ def observe(norms: NDArray[np.float64], clip_norm: float) -> None:
 
 
 def observe_releases(norms: NDArray[np.float64], clip_norm: float) -> None:
-    """:func:`observe` for each of several releases, shape (releases, rows)."""
+    """Hand the norms of several releases, shape (releases, rows), to the observer, if there is one."""
     observer = _observer.get()
     if observer is not None and len(norms):
         observer.add_each(norms, clip_norm)

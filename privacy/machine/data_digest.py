@@ -1,13 +1,13 @@
 """Which data a ledger was used with: a keyed digest of the rows used so far, which never leaves the machine.
 
-A sample is protected because the ledger says how often it was used. That is true of a row's number only as long as it
-is the same row. If a data file is written again in another order, or the data are partitioned differently, samples
-would be used twice and the ledger would not notice. So the ledger keeps a digest of the rows used up, in their order,
+A sample is protected because the ledger says how often its row number was used. If a data file is written again in
+another order, or the data are partitioned differently, samples would be used twice and the ledger would not notice. So
+the ledger keeps a digest of the rows used up, in their order,
 
     D_0 = nothing,    D_(i+1) = BLAKE2b(key; D_i, row i)
 
-with a key that only the machine has. Before anything is released, the rows that are now at those places must have the
-same digest. The rows behind them are free: they may change until they are used, and new ones may be added at the end.
+with a key that only the machine has. Before anything is released, the rows now at those places must have the same
+digest. The rows behind them may change until they are used, and new ones may be added at the end.
 
 A machine of owners knows them by their names and not by their rows (:class:`OwnersDigest`).
 """
@@ -35,18 +35,24 @@ RowBytes = Callable[[int], bytes]
 
 
 def any_data(row: int) -> bytes:  # noqa: ARG001
-    """Recognise no row: for a guarantee that holds whatever the data are and whenever they change.
-
-    Notes
-    -----
-    For client-level policies only, of which every release counts for all data of the machine.
-    """
+    """Recognise no row: for client-level policies only, of which every release counts for all data of the machine."""
     return b""
 
 
 _UNREADABLE = b"murmurfl: this row could not be read"
 _DIGEST_BYTES = 16
 _FIRST_ROWS = 16
+_OWNER_BYTES = 4
+_MOST_OWNERS = 4096
+_OTHER_DATA = "Other data need a ledger of their own (`murmurfl ledger create`); these stay spent as far as they are."
+_WAY_OUT = (
+    "Nothing was released. Put the data back as they were: new rows may be added at the end, nothing before it may "
+    f"change. {_OTHER_DATA}"
+)
+_OWNERS_WAY_OUT = (
+    "Nothing was released. Put the names back as they were, with the same number of places and samples-per-owner: rows "
+    f"of owners may move and change, and new owners may come. {_OTHER_DATA}"
+)
 
 
 class Sliceable(Protocol):
@@ -56,19 +62,11 @@ class Sliceable(Protocol):
 
 
 def row_bytes(samples: Sliceable) -> RowBytes:
-    """The bytes by which each row of ``samples`` is recognised.
+    """A callable that gives the bytes by which each row of ``samples`` is recognised.
 
-    Parameters
-    ----------
-    samples : Sliceable
-        Gives a batch of one row for a slice: arrays, tensors, numbers, texts, bytes, or lists, tuples and mappings of
-        them. Anything else is pickled, and must be pickled alike in every process.
-
-    Returns
-    -------
-    callable
-        Gives a row's bytes. All rows that cannot be read have the same bytes and raise nothing, because whether a row
-        can be read must not show.
+    ``samples`` gives a batch of one row for a slice: arrays, tensors, numbers, texts, bytes, or lists, tuples and
+    mappings of them. Anything else is pickled, and must be pickled alike in every process. All rows that cannot be read
+    have the same bytes and raise nothing, because whether a row can be read must not show.
     """
 
     def bytes_of_row(row: int) -> bytes:
@@ -137,12 +135,7 @@ def _plain_tensor(value: Any) -> Any:
 class DataDigest:
     """Digests of the first rows of a machine's data; each row is hashed once.
 
-    Parameters
-    ----------
-    secret_key : bytes
-        The machine's: without it nobody can tell from a ledger which rows were used.
-    rows : callable
-        Gives a row's bytes (:func:`row_bytes`).
+    The key is the machine's: without it nobody can tell from a ledger which rows were used.
     """
 
     def __init__(self, secret_key: bytes, rows: RowBytes) -> None:
@@ -164,14 +157,9 @@ class DataDigest:
         return known.hex()
 
     def warn_of_kind(self, available: int) -> None:
-        """Say in the machine's own log if rows cannot be told apart, whatever is in them.
+        """Log an error if none of the first rows can be read, whatever is in the others.
 
-        A refusal instead of a line in the log could depend on a single row, and the server would see it.
-
-        Parameters
-        ----------
-        available : int
-            How many rows there are.
+        A refusal instead of a line in the machine's log could depend on a single row, and the server would see it.
         """
         first = min(available, _FIRST_ROWS)
         if first and all(self.rows(row) == _UNREADABLE for row in range(first)):
@@ -183,7 +171,7 @@ class DataDigest:
             )
 
     def check(self, used: int, digest: str, available: int) -> None:
-        """Refuse data that are not those a ledger was used with.
+        """Raise LedgerError, with the way out, if data are not those a ledger was used with.
 
         Parameters
         ----------
@@ -194,11 +182,6 @@ class DataDigest:
             (:func:`any_data`): each of them counts for all data.
         available : int
             How many rows there are now.
-
-        Raises
-        ------
-        LedgerError
-            With the way out. Nothing was released.
 
         Notes
         -----
@@ -217,22 +200,12 @@ class DataDigest:
 
 
 class OwnersDigest:
-    """What a ledger keeps of the owners who were used: a short keyed digest of each of their names.
+    """Short keyed digests of the names of owners who were used.
 
-    Rows of an owner may move, change, come and go; new owners may come. What is found is that those who were used are
-    not there any more under their names: then somebody would be used again under another one.
-
-    Parameters
-    ----------
-    secret_key : bytes
-        As for :class:`DataDigest`.
-    owners : Owners
-        With marks.
-
-    Notes
-    -----
-    For two files with the same set of owners' names: everything here is the same of both. Owners who were used and have
-    another name are found, but for one of 2^32 each, of at most the first 4,096 of them.
+    Rows of an owner may move, change, come and go; new owners may come. An error says that those who were used are not
+    there any more under their names: then somebody would be used again under another one. Everything here is the same
+    for two files with the same set of owners' names. Owners who were used and have another name are found, but for one
+    of 2^32 each, of at most the first 4,096 of them.
     """
 
     def __init__(self, secret_key: bytes, owners: Owners) -> None:
@@ -246,30 +219,18 @@ class OwnersDigest:
         return [made(mark).hexdigest() for mark in self.rows.mark_bytes]
 
     def of(self, count: int) -> str:
-        """What is kept of the owners in the first ``count`` places: N and j, and their digests in order."""
+        """The ledger's text on the owners in the first ``count`` places: N and j, and their digests in order."""
         if not count:
             return ""
         return self._kind + "".join(sorted(self._in(count))[:_MOST_OWNERS])
 
     def warn_of_kind(self, available: int) -> None:
-        """Names are texts: they can always be told apart."""
+        """Do nothing: names are texts, which can always be told apart."""
 
     def check(self, used: int, digest: str, available: int) -> None:
-        """Refuse data without the owners that a ledger was used with.
+        """Raise LedgerError, with the way out, if owners that a ledger was used with are gone.
 
-        Parameters
-        ----------
-        used : int
-            Places that are used up.
-        digest : str
-            What the ledger keeps of them; empty as for :meth:`DataDigest.check`.
-        available : int
-            N.
-
-        Raises
-        ------
-        LedgerError
-            With the way out. Nothing was released.
+        The parameters are those of :meth:`DataDigest.check`.
         """
         if self._found == (used, digest):
             return
@@ -293,12 +254,12 @@ class OwnersDigest:
 
 
 def make_digest(secret_key: bytes, known: RowBytes | Owners) -> DataDigest | OwnersDigest:
-    """What a ledger keeps of a machine's data, by what its rows are known by."""
+    """The digest a ledger keeps of a machine's data: of its owners' names, or of its rows."""
     return OwnersDigest(secret_key, known) if isinstance(known, Owners) else DataDigest(secret_key, known)
 
 
 def known_by(samples: Any) -> RowBytes | Owners:
-    """What a ledger knows a machine's samples by: the names of their owners, or else the bytes of each row.
+    """The names of the samples' owners, or else what gives the bytes of each row: so a ledger recognises them.
 
     Notes
     -----
@@ -306,16 +267,3 @@ def known_by(samples: Any) -> RowBytes | Owners:
     rows differ. Of other samples it is every row.
     """
     return samples.owners if getattr(samples, "samples_per_owner", 0) else row_bytes(samples)
-
-
-_OWNER_BYTES = 4
-_MOST_OWNERS = 4096
-_OWNERS_WAY_OUT = (
-    "Nothing was released. Put the names back as they were, with the same number of places and samples-per-owner: rows "
-    "of owners may move and change, and new owners may come. Other data need a ledger of their own (`murmurfl ledger "
-    "create`); these stay spent as far as they are."
-)
-_WAY_OUT = (
-    "Nothing was released. Put the data back as they were: new rows may be added at the end, nothing before it may "
-    "change. Other data need a ledger of their own (`murmurfl ledger create`); these stay spent as far as they are."
-)

@@ -1,8 +1,8 @@
-"""A machine with a ledger: what every kind of machine shares, whatever its releases are made of.
+"""A machine with a ledger: the loop that every kind of machine shares, whatever its releases are made of.
 
-A machine admits a request, computes, records, and only then answers. That loop stands here once. What is computed and
-how it becomes a release is the business of the two kinds of machine: of prefix sums
-(:class:`~murmurfl.privacy.PrivateMachine`) and of epochs (:class:`~murmurfl.privacy.ShuffledMachine`).
+A machine admits a request, computes, records, and only then answers. What is computed and how it becomes a release is
+the business of its two kinds: prefix sums (:class:`~murmurfl.privacy.PrivateMachine`) and epochs
+(:class:`~murmurfl.privacy.ShuffledMachine`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .record_owners import Owners
 
 
 def check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | Owners | None, roster: str) -> None:
-    """Refuse on a real machine what only a simulation may do."""
+    """Raise if a real machine is set up as only a simulation may be."""
     if not ledger.durable:
         raise ConfigurationError(
             f"Expected a durable ledger on a real machine, got {type(ledger).__name__}: what it forgets when the "
@@ -65,21 +65,10 @@ def check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | Owners | 
         )
 
 
-def with_ledgers_budget(policy: PrivacyPolicy, ledger: Ledger) -> PrivacyPolicy:
-    """The policy, with the budget for what holds whatever happens that its ledger has, if it says nothing of it.
-
-    Notes
-    -----
-    **Formal guarantees.** Only a missing budget is filled in: what all sessions release stays within the ledger's
-    budget_local_mu, whatever happens.
-    """
-    if policy.trust != "secure-aggregation" or policy.budget_local_mu is not None or ledger.budget_local_mu is None:
-        return policy
-    return replace(policy, budget_local_mu=ledger.budget_local_mu)
-
-
-def check_local_budget(policy: PrivacyPolicy, plan: NoisePlan, ledger: Ledger) -> None:
-    """Refuse a policy not one session of which the budget for what holds whatever happens would allow."""
+def check_plan(policy: PrivacyPolicy, plan: NoisePlan, ledger: Ledger) -> None:
+    """Raise if the noise cannot serve the policy, or the local budget cannot cover one session."""
+    if problem := plan.problem or plan.local_problem:
+        raise ConfigurationError(problem)
     if policy.trust == "secure-aggregation" and plan.mu_local > policy.local_budget * (1 + ROUNDING):
         raise ConfigurationError(
             f"Expected a budget_local_mu of at least {plan.mu_local * (1 + ROUNDING):.5g}, which one session with mu = "
@@ -88,9 +77,17 @@ def check_local_budget(policy: PrivacyPolicy, plan: NoisePlan, ledger: Ledger) -
         )
 
 
-def check_ledger(policy: PrivacyPolicy, ledger: Ledger) -> None:
-    """Refuse a policy with another budget or delta than its ledger's, and one that its ledger cannot keep."""
+def within_ledger(policy: PrivacyPolicy, ledger: Ledger) -> PrivacyPolicy:
+    """The policy with its ledger's budget_local_mu, if it names none; raise if it has other budgets or another delta.
+
+    Notes
+    -----
+    **Formal guarantees.** Only a missing budget is filled in: what all sessions release stays within the ledger's
+    budget_local_mu, whatever happens.
+    """
     summed = policy.trust == "secure-aggregation"
+    if summed and policy.budget_local_mu is None and ledger.budget_local_mu is not None:
+        policy = replace(policy, budget_local_mu=ledger.budget_local_mu)
     for name in ("budget_mu", "delta", *(("budget_local_mu",) if summed else ())):
         fixed, ours = getattr(ledger, name), getattr(policy, name)
         if fixed is not None and not math.isclose(fixed, ours, rel_tol=ROUNDING):
@@ -98,10 +95,11 @@ def check_ledger(policy: PrivacyPolicy, ledger: Ledger) -> None:
                 f"Expected {name} = {fixed!r}, with which the ledger was made, got {ours!r} in the policy: "
                 "everything on this machine's data shares one budget. Put the ledger's into the configuration."
             )
+    return policy
 
 
 def check_samples(policy: PrivacyPolicy, num_samples: int) -> None:
-    """Refuse a policy that needs more samples than the machine has."""
+    """Raise if a policy needs more samples than the machine has."""
     if policy.sums_samples:
         if not 1 <= num_samples <= MOST_ROWS:
             raise ConfigurationError(
@@ -123,7 +121,7 @@ ComputedT = TypeVar("ComputedT")
 
 
 class LedgeredMachine:
-    """A machine's policy, its ledger, its keys, its data's digest, and the only way anything leaves it; a base class.
+    """The policy, ledger, keys and data digest of a machine, and the only way anything leaves it; a base class.
 
     Parameters
     ----------
@@ -138,13 +136,11 @@ class LedgeredMachine:
     keys : NoiseKeys
         The secret key and the source of nonces.
     data : callable or Owners, optional
-        What the machine's data are known by (:func:`~murmurfl.privacy.machine.data_digest.known_by`), so that the
-        ledger knows the data it was used with; required with real keys, not looked at with simulated ones, whose ledger
-        ends with the run.
+        How rows are recognised (:func:`~murmurfl.privacy.machine.data_digest.known_by`), so that the ledger knows the
+        data it was used with; required with real keys, ignored with simulated ones, whose ledger ends with the run.
     roster : str
-        Under secure aggregation the digest of the roster that the machine's releases are masked for. A session belongs
-        to it: under another roster a helper may be a new one, which does not know what its predecessor opened. Required
-        there with real keys.
+        Under secure aggregation the digest of the roster that releases are masked for; required there with real keys. A
+        session belongs to it: under another roster a helper may be new, and not know what its predecessor opened.
 
     Raises
     ------
@@ -174,15 +170,12 @@ class LedgeredMachine:
     ) -> None:
         if not keys.simulated:
             check_real(policy, ledger, data, roster)
-        policy = with_ledgers_budget(policy, ledger)
-        check_ledger(policy, ledger)
+        policy = within_ledger(policy, ledger)
         check_samples(policy, num_samples)
         self.policy = policy
         self.plan: NoisePlan = policy.plan(num_parameters)
-        if (problem := self.plan.problem or self.plan.local_problem) and not keys.simulated:
-            raise ConfigurationError(problem)
         if not keys.simulated:
-            check_local_budget(policy, self.plan, ledger)
+            check_plan(policy, self.plan, ledger)
         self.num_parameters = num_parameters
         self.num_samples = num_samples
         self.num_rows = num_samples  # more, where rows behind the samples are known that other sessions use
@@ -206,45 +199,26 @@ class LedgeredMachine:
 
     @property
     def ledger(self) -> Ledger:
-        """Where it records."""
+        """The ledger in which it records."""
         return self._ledger
 
     @property
     def row_bytes(self) -> RowBytes | Owners:
-        """By what its ledger knows its data."""
+        """The bytes, or owners, by which its ledger recognises its data."""
         return any_data if self._data is None else self._data.rows
 
     @property
     def keys(self) -> NoiseKeys:
-        """A simulated machine's keys.
+        """A simulated machine's keys, which follow from the run's seed.
 
-        Raises
-        ------
-        ConfigurationError
-            If they are real.
-
-        Notes
-        -----
-        Whoever has the keys can take the noise out. Keys of a simulation follow from its seed; a real machine hands out
-        none.
+        Whoever has the keys can take the noise out, so a real machine hands out none.
         """
         if not self.simulated:
             raise ConfigurationError("Expected a simulated machine, got one with real keys: they stay where they are.")
         return self._keys
 
     def alike(self, num_samples: int, ledger: Ledger, keys: NoiseKeys) -> Self:
-        """Another simulated machine of the same policy and model.
-
-        Parameters
-        ----------
-        num_samples, ledger, keys
-            Its own.
-
-        Raises
-        ------
-        ConfigurationError
-            If either has real keys, or the cap needs more fresh samples than there are.
-        """
+        """Another simulated machine of the same policy and model, with samples, a ledger and keys of its own."""
         if not (self.simulated and keys.simulated):
             raise ConfigurationError("Expected simulated machines, got one with real keys: it is made by itself.")
         check_samples(self.policy, num_samples)
@@ -257,19 +231,10 @@ class LedgeredMachine:
 
     @contextmanager
     def admitted(self, session: str, ack: int) -> Iterator[Admission]:
-        """Hold the ledger while a request that it admits is answered.
+        """Hold the ledger while a request that it admits is answered; no other request is admitted meanwhile.
 
-        Parameters
-        ----------
-        session : str
-            Names the training.
-        ack : int
-            The last release of this session that the server has aggregated; 0 for none.
-
-        Yields
-        ------
-        Admission
-            Good for one release, and only until the context ends; no other request is admitted meanwhile.
+        ``ack`` is the last release of this session that the server has aggregated; 0 for none. The admission is good
+        for one release, and only until the context ends.
 
         Raises
         ------
@@ -291,7 +256,7 @@ class LedgeredMachine:
                 self._open.discard(admission)
 
     def admits(self, session: str, ack: int) -> slice:
-        """The samples a release asked for now would be made from: for whoever computes it outside of a transaction.
+        """The samples a release asked for now would be made from, to compute it outside of a transaction.
 
         Raises
         ------
@@ -306,12 +271,7 @@ class LedgeredMachine:
             return admission.samples
 
     def check_data(self) -> None:
-        """Refuse data that are not those this machine's ledger was used with.
-
-        Raises
-        ------
-        LedgerError
-            With the way out.
+        """Raise LedgerError, with the way out, if the data are not those this machine's ledger was used with.
 
         Notes
         -----
@@ -325,26 +285,20 @@ class LedgeredMachine:
         self._check_data(account)
 
     def noted(self, session: str) -> tuple[int, State]:
-        """How many releases a session has made, and what was remembered with the last one."""
+        """The number of releases a session has made, and what was remembered with the last one."""
         with self._ledger.exclusive() as page:
             stream = page.stream(session)
         return (0, ()) if stream is None else (stream.release, stream.noted)
 
     def acknowledge(self, session: str, ack: int) -> None:
-        """Take note of an acknowledgement ahead of the next request: what is behind it need not be remembered.
-
-        Raises
-        ------
-        RefusedError
-            If it is none that could stand in the next request.
-        """
+        """Apply an acknowledgement, or refuse it, ahead of the next request: what is behind it is forgotten."""
         with self._ledger.exclusive() as page:
             streams = StreamBlock.of(session, page.stream(session))
             self.admission.acknowledge(streams, 0, ack)
             page.commit(session, streams.record(0), page.account())
 
     def statement(self, session: str) -> PrivacyStatement:
-        """What this machine has spent in a session and what it guarantees; independent of its data."""
+        """The machine's account of what it has spent in a session and what it guarantees; independent of its data."""
         with self._ledger.exclusive() as page:
             stream, account = page.stream(session), page.account()
         releases = 0 if stream is None else stream.release
@@ -380,17 +334,7 @@ class LedgeredMachine:
         compute: Callable[[Admission], ComputedT],
         record: Callable[[Admission, ComputedT], Release],
     ) -> Release:
-        """Admit, compute outside of the transaction, admit again inside the one that records.
-
-        Parameters
-        ----------
-        session, ack
-            See :meth:`admitted`.
-        compute : callable
-            What the release is made from; it takes long, spends nothing and may be called again.
-        record : callable
-            Makes the release and records it (:meth:`_record`), inside the transaction.
-        """
+        """Admit, compute outside of the transaction, admit again inside the one that records."""
         computed: list[ComputedT] = []
         computed_for: tuple[int, slice] | None = None
         self.check_data()
@@ -409,7 +353,10 @@ class LedgeredMachine:
 
     def _record(self, admission: Admission, counts: NDArray[np.int64]) -> Release:
         """Record a release as the admission's, then hand it out; its stream and ``counts`` have its noise."""
-        self._check_open(admission)
+        if admission not in self._open:
+            raise ConfigurationError(
+                "Expected an open admission of this machine, got one that was used, has ended, or is another's."
+            )
         self._open.discard(admission)
         streams, accounts = recorded(admission.admitted, self.policy)
         accounts.data[0] = self._digest_of(admission.samples_used, accounts.data[0])
@@ -417,14 +364,7 @@ class LedgeredMachine:
         counts.setflags(write=False)  # the ledger in memory may hold the very array
         return release_of(streams, 0, counts, self.plan, self.policy, self.num_samples)
 
-    def _check_open(self, admission: Admission) -> None:
-        if admission not in self._open:
-            raise ConfigurationError(
-                "Expected an open admission of this machine, got one that was used, has ended, or is another's."
-            )
-
     def _admit(self, page: LedgerPage, session: str, ack: int) -> Admission:
-        """What a request would be answered from, or a refusal."""
         account = page.account()
         self._check_data(account)
         streams, accounts = StreamBlock.of(session, page.stream(session)), AccountBlock.of(account)
@@ -449,7 +389,7 @@ class LedgeredMachine:
 
 @dataclass(frozen=True)
 class _One:
-    """A machine by itself, to the rule of admission."""
+    """One machine, as the rule of admission sees it."""
 
     machine: LedgeredMachine
     page: LedgerPage

@@ -1,8 +1,8 @@
-"""The machines of a simulation that have one policy and one model, asked together: a row each, whole blocks at once.
+"""Machines of a simulation that have one policy and one model, asked together: a row each, whole blocks at once.
 
 Admission, noise, recording and acknowledgement are the rules that a machine by itself keeps (:mod:`.admission`,
-:mod:`.prefix_sums`, :mod:`.outgoing`). What is different here is that the contributions of many machines come in one
-piece, whose rows the caller vouches for: so keys are simulated ones, and real machines are refused.
+:mod:`.prefix_sums`, :mod:`.outgoing`). Here the contributions of many machines come in one piece, whose rows the caller
+vouches for: so keys are simulated ones, and real machines are refused.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ contributions, machine after machine."""
 
 
 class BlockArithmetic(Protocol):
-    """What is computed of all values of the releases of a block; the rules need no more of them than + and -."""
+    """The arithmetic on all values of a block's releases; the rules need no more of them than + and -."""
 
     def noised(
         self, streams: StreamBlock, contributions: StackedContributions, keys: Sequence[bytes], nonces: Sequence[bytes]
     ) -> Sequence[Any]:
-        """The contributions of machines, bounded and on the grid, with what the noise of their next release adds and
-        removes: counts of shape (d,), a machine each. What the noise is made again from goes into ``streams``.
+        """Contributions, bounded and on the grid, with what the noise of the next release adds and removes.
+
+        Counts of shape (d,), a machine each. What the noise is made again from goes into ``streams``.
         """
         ...
 
@@ -53,7 +54,7 @@ class BlockArithmetic(Protocol):
 
 @dataclass(frozen=True)
 class BlockReleases:
-    """What a block answered.
+    """The answer of a block.
 
     Parameters
     ----------
@@ -76,6 +77,8 @@ class BlockReleases:
 class MachineBlock:
     """Machines of one policy and one model.
 
+    Real keys are refused: a real machine releases by itself, and its failures must not show.
+
     Parameters
     ----------
     machine : PrivateMachine
@@ -89,11 +92,6 @@ class MachineBlock:
     arithmetic : callable, optional
         Given the machines' release rule, what computes the values of a block; by default NumPy, row by row, as long as
         each stays in a processor's cache.
-
-    Raises
-    ------
-    ConfigurationError
-        If a machine has real keys: a real machine releases by itself, and its failures must not show.
 
     Notes
     -----
@@ -129,13 +127,7 @@ class MachineBlock:
         *,
         arithmetic: Callable[[ReleaseRule], BlockArithmetic] | None = None,
     ) -> MachineBlock:
-        """Machines that were made by themselves, each with a ledger of its own.
-
-        Raises
-        ------
-        ConfigurationError
-            If their policies or sizes differ, or one has real keys.
-        """
+        """A block of machines that were made by themselves, each with a ledger of its own."""
         _refuse_real(all(machine.simulated for machine in machines))
         if not all(machine.in_blocks for machine in machines):
             raise ConfigurationError(
@@ -159,19 +151,8 @@ class MachineBlock:
     ) -> BlockReleases:
         """The next release of each of several machines, recorded before any is returned.
 
-        Parameters
-        ----------
-        session, rows, acks
-            See :meth:`admitted`.
-        contributions : callable
-            Unclipped; see :data:`Contributions`.
-        note : tuple of floating-point arrays, optional
-            As for :meth:`PrivateMachine.release_noting`; the same for all.
-
-        Raises
-        ------
-        LedgerError
-            If a ledger cannot be believed. Nothing was released or spent.
+        ``contributions`` are unclipped; session, rows and acks are as for :meth:`admitted`, and the note, the same for
+        all, as for :meth:`PrivateMachine.release_noting`.
         """
         with self.admitted(session, rows, acks) as admission:
             stack = contributions(admission.places, admission.slices) if admission.places else None
@@ -185,7 +166,6 @@ class MachineBlock:
 
         Parameters
         ----------
-        session : str
         rows : sequence of int
             The machines, none twice.
         acks : sequence of int
@@ -198,11 +178,6 @@ class MachineBlock:
         ------
         BlockAdmission
             Good for one release of each, until the context ends.
-
-        Raises
-        ------
-        LedgerError
-            If a ledger cannot be believed.
         """
         index = np.asarray(rows, dtype=np.intp)
         with self._ledgers.exclusive(index) as ledgers:
@@ -217,13 +192,7 @@ class MachineBlock:
                 admission.close()
 
     def acknowledge(self, session: str, rows: Sequence[int], acks: Sequence[int]) -> None:
-        """:meth:`PrivateMachine.acknowledge` of several machines.
-
-        Raises
-        ------
-        RefusedError
-            If one of them refuses; others may have taken note.
-        """
+        """Apply acknowledgements to several machines; if one refuses, others may have taken note."""
         index = np.asarray(rows, dtype=np.intp)
         with self._ledgers.exclusive(index) as ledgers:
             if isinstance(ledgers, BlockLedger) and (kept := ledgers.whole(session, index)) is not None:
@@ -238,7 +207,7 @@ class MachineBlock:
             ledgers.commit(index, streams)
 
     def made(self, releases: BlockReleases, place: int, row: int) -> Release:
-        """One of the releases, as the machine by itself would have made it."""
+        """The release at a place, as the machine by itself would have made it."""
         num_samples = int(self._num_samples[row])
         counts = self._arithmetic.sent(releases.counts[place])
         counts.setflags(write=False)  # the ledger holds the very array
@@ -249,7 +218,7 @@ class MachineBlock:
         return self._arithmetic.total(releases.counts, places)
 
     def samples_counted(self, rows: Sequence[int]) -> list[int]:
-        """How many samples the server counts each machine's release for: public."""
+        """The number of samples the server counts each machine's release for: public."""
         return [samples_counted(self.policy, size) for size in self._num_samples[np.asarray(rows)].tolist()]
 
     def _noised(
@@ -262,7 +231,7 @@ class MachineBlock:
         return self._arithmetic.noised(streams, contributions, [key.secret_key for key in keys], nonces)
 
     def _key(self, row: int) -> tuple[NoiseKeys, str]:
-        """A machine's keys, and what names them and its policy."""
+        """A machine's keys, and its fingerprint."""
         known = self._known.get(row)
         if known is None:
             keys = self._keys(row)
@@ -292,25 +261,11 @@ class BlockAdmission:
         """Which of these are computed here."""
 
     def close(self) -> None:
-        """It is worth nothing from now on."""
+        """End it, used or not."""
         self._admitted = None
 
     def release(self, contributions: StackedContributions | None, note: State | None = None) -> BlockReleases:
-        """Make the releases and record them.
-
-        Parameters
-        ----------
-        contributions : StackedContributions or None
-            Unclipped, of the machines that are computed here; None if there are none.
-        note : optional
-            See :meth:`MachineBlock.release`.
-
-        Raises
-        ------
-        ConfigurationError
-            If it was used, or has ended: two releases of other contributions under one nonce would tell their
-            difference without any noise.
-        """
+        """Make the releases and record them; ``contributions`` are unclipped, None if no machine is computed here."""
         admitted, block = self._admitted, self._block
         if admitted is None:
             raise ConfigurationError("Expected an open admission of this block, got one that was used or has ended.")
@@ -334,7 +289,7 @@ _ELSEWHERE: Any = np.int64(0)  # in the place of counts that are computed elsewh
 
 
 class _Asked:
-    """Some machines of a block, to the rule of admission."""
+    """Some machines of a block, as the rule of admission sees them."""
 
     def __init__(self, block: MachineBlock, index: NDArray[np.intp], ledgers: BlockLedger | JoinedLedgers) -> None:
         self.block, self.index, self.ledgers = block, index, ledgers

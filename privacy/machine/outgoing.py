@@ -1,4 +1,4 @@
-"""What leaves a machine, and what is recorded before: its releases, and what it states about itself."""
+"""What leaves a machine, and what is recorded before: its releases, and its statements about itself."""
 
 from __future__ import annotations
 
@@ -30,12 +30,8 @@ class Release:
     ----------
     counts : ndarray of shape (parameters,), int64
         P_k - P_ack, or the end of an epoch, in units of the grid's spacing; read-only.
-    spacing : float
-        That of the machine's grid.
-    release : int
-        k.
-    ack : int
-        The acknowledgement it was built on.
+    release, ack : int
+        k, and the acknowledgement it was built on.
     release_id, ack_id : bytes
         Random names of the two, 16 bytes each, under secure aggregation; empty otherwise.
     samples : int
@@ -58,13 +54,13 @@ class Release:
 
     @cached_property
     def values(self) -> NDArray[np.float64]:
-        """The counts as numbers, shape (parameters,), exact multiples of the spacing: what is sent."""
+        """The counts as numbers, shape (parameters,), exact multiples of the spacing, as they are sent."""
         return Grid(self.spacing).values(self.counts)
 
 
 @dataclass(frozen=True)
 class PrivacyStatement:
-    """What a machine has spent and guarantees in one session; independent of its data.
+    """A machine's account of what it has spent and guarantees in one session; independent of its data.
 
     Parameters
     ----------
@@ -86,8 +82,7 @@ class PrivacyStatement:
     max_participations : int
         K.
     releases_left : int
-        How many more releases of this session its cap and the fresh samples allow; whether the budget allows a session
-        at all is not in it.
+        How many more releases of this session its cap and the fresh samples allow, whatever the budget allows.
     mu_local : float, optional
         Under secure aggregation, mu of all the releases this session may make, whatever server, helpers and other
         machines do; of a session that was opened under other terms what it reserved. None otherwise.
@@ -112,34 +107,16 @@ _NO_ID = bytes(_ID_BYTES)
 
 
 def stream_fingerprint(plan: NoisePlan, secret_key: bytes, roster: str = "") -> str:
-    """What names a policy, a key and a roster: a stream belongs to them.
+    """The digest of a policy, the machine's key and, under secure aggregation, a roster: a stream belongs to them.
 
-    Parameters
-    ----------
-    plan : NoisePlan
-    secret_key : bytes
-        The machine's: under another key the last noise row of a stream could not be taken back out.
-    roster : str
-        Under secure aggregation the digest of the roster that releases are masked for.
+    Under another key the last noise row of a stream could not be taken back out.
     """
     terms = plan.fingerprint.encode() + (b"\x00" + roster.encode() if roster else b"")
     return hmac.digest(secret_key, b"murmurfl stream\x00" + terms, hashlib.sha256).hex()
 
 
 def recorded(admitted: Admissions, policy: PrivacyPolicy) -> tuple[StreamBlock, AccountBlock]:
-    """What ledgers must know before the releases of an admission leave.
-
-    Parameters
-    ----------
-    admitted : Admissions
-        Whose streams have made their releases.
-    policy : PrivacyPolicy
-
-    Returns
-    -------
-    streams, accounts : StreamBlock, AccountBlock
-        With the samples used up, and under secure aggregation with a random name for each release.
-    """
+    """Rows that ledgers must have before an admission's releases leave, with samples used up and random names."""
     streams, accounts = admitted.streams, admitted.accounts
     accounts.samples_used = admitted.samples_used
     if policy.trust == "secure-aggregation":
@@ -158,7 +135,7 @@ def release_of(
     policy: PrivacyPolicy,
     num_samples: int,
 ) -> Release:
-    """What leaves a machine: its release, which was recorded before.
+    """The release of one stream, which was recorded before.
 
     Notes
     -----
@@ -171,6 +148,6 @@ def release_of(
 
 
 def samples_counted(policy: PrivacyPolicy, num_samples: int) -> int:
-    """How many samples the server counts a release for: public."""
+    """The number of samples the server counts a release for: public."""
     # Of a secret order nobody learns how many samples there are in a release: the constant b stands for them.
     return num_samples if policy.order == "all" else policy.batch_size

@@ -1,4 +1,4 @@
-"""What one machine has decided about its own privacy, and the noise that follows from it.
+"""A machine's own decisions about its privacy, and the noise that follows from them.
 
 A :class:`PrivacyPolicy` is the machine's own configuration: the server can ask, but it cannot weaken it. Its
 :class:`~murmurfl.privacy.NoisePlan` is the policy worked out for a model of d parameters.
@@ -69,10 +69,8 @@ class PrivacyPolicy:
         Where epsilon is shown.
     mechanism : str
         Name of the noise mechanism; ``none`` for no noise at all, which is accepted only with simulated keys.
-    schedule : str, optional
-        Schedule of ``cancelling``; default ``uniform``.
-    num_rounds : int, optional
-        T of the ``paper`` schedule.
+    schedule, num_rounds : str, int, optional
+        Schedule of ``cancelling``, default ``uniform``; and T of the ``paper`` schedule.
     mechanism_options : mapping or tuple of pairs
         Further options of the mechanism, plain values.
     clip_unit : {"sample", "update", "contractive", "nonnegative", "moments"}
@@ -90,16 +88,15 @@ class PrivacyPolicy:
         from the first one; the budget counts sessions together. ``all``: every sample in every release, and the release
         is their *sum*: batch_size must be 1, and sample_participations follows from max_participations. ``secret``:
         each sample in one release, which the machine draws; a release is the sum of its samples divided by b.
-    clipping : {"clip", "automatic"}
-        ``automatic``: a row g becomes S g / (||g|| + gamma), whatever its length; only where samples are clipped.
-    clip_stability : float
-        gamma of ``automatic``.
+    clipping, clip_stability : {"clip", "automatic"}, float
+        ``automatic``: a row g becomes S g / (||g|| + gamma), whatever its length, with gamma the stability; only where
+        samples are clipped.
     classes, class_weight : int, float
         C and a of ``moments``.
     samples_per_owner : int
-        Where it is not 0, a row of the machine's data is an *owner*, with at most so many samples, whose gradients
-        are made one row that is clipped once (:class:`~murmurfl.clients.OwnedSamples`). Wherever else it says sample
-        here, read owner: batches are of so many owners, and each owner takes part as often as a sample would.
+        If it is not 0, a row of the machine's data is an *owner* with at most so many samples, whose gradients are made
+        one row that is clipped once (:class:`~murmurfl.clients.OwnedSamples`). Wherever else it says sample here, read
+        owner: batches are of b owners, and each takes part as often as a sample would.
     epsilon : float, optional
         Asks for ``mu`` in other words: the largest that implies this epsilon at ``delta``. Exactly one of the two is
         given; what is kept is the mu.
@@ -116,15 +113,13 @@ class PrivacyPolicy:
         Under ``secure-aggregation`` the machine adds its share of the noise and hides the release under masks that only
         a sum of ``min_cohort`` releases loses. Under ``trusted-server`` it adds no noise: the server is trusted to.
         Both must be asked for.
-    min_honest : int
-        h, under ``secure-aggregation``: how many machines of every sum, this one among them, do not work with the
-        server. It cannot be checked.
-    min_cohort : int
-        The fewest releases a sum with this machine's has, under ``secure-aggregation``: h, and as many as may work with
-        the server. Helpers see to it.
+    min_honest, min_cohort : int
+        h and n, under ``secure-aggregation``: how many machines of every sum, this one among them, do not work with the
+        server, which cannot be checked; and the fewest releases of a sum, h and as many as may work with the server,
+        which helpers see to.
     budget_local_mu : float, optional
-        As ``budget_mu``, of what holds whatever the server, helpers and other machines do; default that of the ledger,
-        where it has one, or ``budget_mu`` times sqrt(h).
+        The budget, as ``budget_mu``, of what holds whatever the server, helpers and other machines do; default that of
+        the ledger, where it has one, or ``budget_mu`` times sqrt(h).
 
     Notes
     -----
@@ -211,7 +206,7 @@ class PrivacyPolicy:
         self.make_mechanism()
 
     def _check_order(self) -> None:
-        """Refuse orders of samples and clippings that contradict the rest; settle what ``all`` settles."""
+        """Raise if order of samples and clipping contradict the rest; settle what ``all`` settles."""
         check_positive("clip_stability", self.clip_stability)
         check_moments(self)
         _ = self.bound  # refuses a stability that norms are not precise to
@@ -246,12 +241,12 @@ class PrivacyPolicy:
 
     @property
     def builds_on(self) -> Literal["last-opened", "nothing"]:
-        """What a release is built on: the last one that counted, or nothing, with noise that stands alone."""
+        """Whether a release is built on the last one that counted, or on nothing, with noise that stands alone."""
         return "nothing" if self.release_rule == "paper" else "last-opened"
 
     @property
     def local_budget(self) -> float:
-        """What of mu this machine may ever spend, counted as if every release were seen by itself."""
+        """The most mu this machine may ever spend, counted as if every release were seen by itself."""
         budget = float(self.budget_mu or self.mu)
         return budget * math.sqrt(self.min_honest) if self.budget_local_mu is None else float(self.budget_local_mu)
 
@@ -262,7 +257,7 @@ class PrivacyPolicy:
 
     @property
     def mechanism_settings(self) -> dict[str, Any]:
-        """What the mechanism is made with: the number of releases and its options."""
+        """The mechanism's number of releases and options."""
         settings: dict[str, Any] = {"num_releases": self.max_participations, **dict(self.mechanism_options)}
         given = {"schedule": self.schedule, "num_rounds": self.num_rounds}
         return settings | {name: value for name, value in given.items() if value is not None}
@@ -284,7 +279,7 @@ class PrivacyPolicy:
 
     @property
     def bound(self) -> RowBound:
-        """How each row of a contribution is bounded before rows are added up."""
+        """The bound of each row of a contribution before rows are added up."""
         return RowBound(
             self.clip_norm,
             nonnegative=self.clip_unit == "nonnegative",
@@ -302,12 +297,12 @@ class PrivacyPolicy:
 
     @property
     def unit(self) -> Literal["sample", "owner"]:
-        """What is protected as a whole: one row of the machine's data."""
+        """Whether a row of the machine's data, which is protected as a whole, is a sample or an owner."""
         return "owner" if self.samples_per_owner else "sample"
 
     @property
     def sums_samples(self) -> bool:
-        """Whether a release is a sum over all of the machine's samples, each with a weight, and not over b of them."""
+        """Whether a release is a weighted sum over all of the machine's samples, and not over b of them."""
         return self.order in ("all", "secret")
 
     @property
@@ -317,7 +312,7 @@ class PrivacyPolicy:
 
     @property
     def normals_per_parameter(self) -> int:
-        """How many normals a session draws for each parameter: what the range of the noise costs depends on it."""
+        """The normals that a session draws for each parameter, on which the cost of their range depends."""
         return self.max_participations
 
     @property
@@ -333,12 +328,12 @@ class PrivacyPolicy:
 
     @property
     def participations(self) -> int:
-        """In how many releases a sample may be: a policy may allow more than its cap has room for."""
+        """The most releases a sample may be in: a policy may allow more than its cap has room for."""
         return min(self.sample_participations, -(-self.max_participations // self.min_separation))
 
     @property
     def words(self) -> str:
-        """Whose noise of which mechanism this policy is, with its options, for a sentence about its guarantee."""
+        """Words for a sentence about a guarantee: whose noise of which mechanism this policy is, with its options."""
         if self.mechanism == NO_NOISE:
             return NO_NOISE_WORDS
         if not self.adds_noise:
@@ -360,17 +355,17 @@ class PrivacyPolicy:
         return make_plan(self, num_parameters)
 
     def shared_terms(self, num_parameters: int) -> str:
-        """A digest of everything about the noise that machines must have in common to share a sum, 64 hex digits.
+        """A digest of all that machines must have in common about the noise to share a sum, 64 hex digits.
 
-        Notes
-        -----
-        mu_local / sqrt(h) counts h machines of *one* noise and one sensitivity.
+        mu_local / sqrt(h) counts h machines of *one* noise and one sensitivity: machines with the same digest have the
+        same, up to 1e-9 of it. What only one machine's own figure depends on is left out: its budget, delta, data,
+        passes, least cohort.
         """
-        return shared_terms(self, num_parameters)
+        return _shared_terms(self, num_parameters)
 
     def terms(self, num_parameters: int) -> str:
-        """The policy and its noise as a JSON document, for whoever reads a ledger."""
-        return ledger_terms(self, num_parameters)
+        """The policy and its noise as a JSON document, independent of data, for whoever reads a ledger."""
+        return _ledger_terms(self, num_parameters)
 
 
 MOST_SUMMED = 2**11
@@ -392,18 +387,7 @@ _YOUNGER_FIELDS = {"order": "in-turn", "clipping": "clip", "classes": 0, "sample
 
 @lru_cache(maxsize=1024)
 def make_plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
-    """The noise a policy needs for a model of ``num_parameters`` parameters.
-
-    Parameters
-    ----------
-    policy : PrivacyPolicy
-    num_parameters : int
-        d.
-
-    Raises
-    ------
-    ConfigurationError
-        If no noise can serve the policy.
+    """The noise a policy needs for a model of ``num_parameters`` parameters; an error if none can serve it.
 
     Notes
     -----
@@ -435,7 +419,7 @@ def make_plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
 
 
 def _largest_value(policy: PrivacyPolicy, num_parameters: int, grid: Grid, noise: float) -> float:
-    """No value of a release is larger in magnitude, given that of its noise; refused where it would not be exact."""
+    """The largest magnitude of a release's values, given that of its noise; refused where counts would not be exact."""
     largest = _largest_contribution(policy, num_parameters, grid) + noise
     if largest / grid.spacing >= _LARGEST_COUNT:
         raise ConfigurationError(
@@ -446,7 +430,7 @@ def _largest_value(policy: PrivacyPolicy, num_parameters: int, grid: Grid, noise
 
 
 def _largest_contribution(policy: PrivacyPolicy, num_parameters: int, grid: Grid) -> float:
-    """No value of the contributions to a release is larger in magnitude."""
+    """The largest magnitude of the values of a release's contributions."""
     # A release that stands alone has one contribution, and a prefix sum those of all; in a secret order every sample is
     # in one of them.
     alone = policy.sums_samples and policy.builds_on == "nothing"
@@ -458,14 +442,14 @@ def _largest_contribution(policy: PrivacyPolicy, num_parameters: int, grid: Grid
 
 
 def _sums(policy: PrivacyPolicy) -> Summing | None:
-    """What the sums are that this policy's releases are seen in; None if each is seen by itself."""
+    """The sums this policy's releases are seen in; None if each is seen by itself."""
     if policy.trust != "secure-aggregation":
         return None
     return Summing(policy.min_honest, stands_alone=policy.builds_on == "nothing")
 
 
 def _with_figures(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
-    """A plan with what its noise guarantees, and why it does not."""
+    """The plan with what its noise guarantees, or why it guarantees nothing."""
     local, local_problem, local_hint = _alone(plan, policy, num_parameters)
     mu, problem, hint = local, local_problem, local_hint
     if plan.sums is not None:
@@ -477,7 +461,7 @@ def _with_figures(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -
 
 
 def _alone(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tuple[float, str, float]:
-    """The mu of releases that are each seen by itself, why there is none, and what of it is for the resolution."""
+    """The mu of releases each seen by itself, why there is none, and its part for the normals' resolution."""
     mu = plan.sensitivity * plan.mechanism.sensitivity(**policy.pattern) / plan.noise_std
     if policy.noise_quality != "exact":
         return mu, "", 0.0
@@ -491,7 +475,7 @@ def _alone(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tuple
 
 
 def _summed(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tuple[float, str, float]:
-    """As :func:`_alone`, of releases of which only sums are seen."""
+    """The mu of releases of which only sums are seen, why there is none, and its part for the normals' resolution."""
     mu = plan.sensitivity * plan.summed_sensitivity() / plan.noise_std
     if policy.noise_quality != "exact":
         return mu, "", 0.0
@@ -524,7 +508,7 @@ def _fingerprint(
 
 
 def _settled(policy: PrivacyPolicy) -> dict[str, Any]:
-    """A policy's fields; without those that say nothing of it and were not there before: sessions begun then go on."""
+    """A policy's fields, without those that were added later and say nothing of it: older sessions go on."""
     fields = asdict(policy)
     if policy.trust != "secure-aggregation":
         for name in ("min_honest", "min_cohort", "budget_local_mu"):
@@ -540,22 +524,7 @@ def _settled(policy: PrivacyPolicy) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1024)
-def shared_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
-    """A digest of everything about the noise that machines must have in common to share a sum, 64 hex digits.
-
-    What only one machine's own figure depends on is not in it: its budget, delta, data, passes, least cohort.
-
-    Parameters
-    ----------
-    policy : PrivacyPolicy
-    num_parameters : int
-        d.
-
-    Notes
-    -----
-    mu_local / sqrt(h) counts h machines of *one* noise and one sensitivity: machines with the same digest have the
-    same, up to 1e-9 of it.
-    """
+def _shared_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
     plan = policy.plan(num_parameters)
     # In nine digits: the last ones may differ between two machines' mathematical libraries.
     numbers = [f"{value:.9g}" for value in (plan.sensitivity, plan.grid.spacing, plan.noise_std)]
@@ -574,14 +543,7 @@ def shared_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
 
 
 def _grid_and_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> tuple[Grid, float, float]:
-    """The grid, the charged sensitivity and the standard deviation in front of the mechanism's rows.
-
-    Raises
-    ------
-    ConfigurationError
-        With the smallest mu that can be served, if no grid is fine against the sensitivity and coarse against the
-        normals' resolution.
-    """
+    """The grid, the charged sensitivity and the standard deviation in front of the mechanism's rows."""
     found = _served(policy, mechanism, num_parameters, policy.mu)
     if found is not None:
         return found
@@ -631,19 +593,7 @@ def _served(
 
 
 @lru_cache(maxsize=1024)
-def ledger_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
-    """A policy and its noise as a JSON document, for whoever reads a ledger.
-
-    Parameters
-    ----------
-    policy : PrivacyPolicy
-    num_parameters : int
-        d.
-
-    Notes
-    -----
-    Nothing in it depends on data.
-    """
+def _ledger_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
     plan = policy.plan(num_parameters)
     noise = {
         "num_parameters": num_parameters,
@@ -656,7 +606,7 @@ def ledger_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
 
 
 def check_sums(policy: PrivacyPolicy) -> None:
-    """Refuse numbers of machines that make no sense, and releases that helpers could not tell apart."""
+    """Raise if numbers of machines make no sense, or if helpers could not tell releases apart."""
     for name in ("min_honest", "min_cohort"):
         check_count(name, getattr(policy, name))
     if policy.trust != "secure-aggregation":
@@ -689,7 +639,7 @@ def check_sums(policy: PrivacyPolicy) -> None:
 
 
 def check_moments(policy: PrivacyPolicy) -> None:
-    """Refuse moments of no classes, and sums of them that are not over all samples."""
+    """Raise if moments have no classes, or their sums are not over all samples."""
     if policy.clip_unit != "moments":
         if (policy.classes, policy.class_weight) != (0, 1.0):
             raise ConfigurationError(
@@ -703,10 +653,7 @@ def check_moments(policy: PrivacyPolicy) -> None:
 
 
 def check_owners(policy: PrivacyPolicy) -> None:
-    """Refuse owners where a row of the machine's data is not what is clipped.
-
-    An owner's samples are made one row, so it takes rows that are clipped as gradients are.
-    """
+    """Raise if there are owners where a row of the machine's data is not what is clipped."""
     held = policy.samples_per_owner
     if isinstance(held, bool) or not isinstance(held, int) or held < 0:
         raise ConfigurationError(f"Expected samples_per_owner to be an integer >= 0, got {held!r}.")

@@ -1,17 +1,15 @@
-"""The machine of prefix sums: contributions of its samples, bounded and on the grid, made into releases.
+"""The machine of prefix sums: contributions of its samples, bounded and on the grid, become releases P_k - P_ack.
 
-A machine is asked alone here: a real one, or one of a simulation. Machines of a simulation that are asked together are
-:mod:`.machine_block`.
-
-The release rule: a machine of prefix sums sends P_k - P_ack. A machine's private stream is the noisy prefix sum P_k =
-s_1 + ... + s_k + (row k of B Z), with s_j its contributions and B Z the mechanism's noise. It sends P_k - P_ack, where
-ack is the last of its releases that the server says it has aggregated. With nothing lost this is the papers' message
-s_k + y_k - y_{k-1} (reshef-levy-2025, algorithm 1). When a reply is lost the next one carries what was missing,
-contribution and noise, so a loss costs delay and leaves no noise behind (ALGORITHMS 2.4).
+A machine's private stream is the noisy prefix sum P_k = s_1 + ... + s_k + (row k of B Z), with s_j its contributions
+and B Z the mechanism's noise. It sends P_k - P_ack, where ack is the last of its releases that the server says it has
+aggregated. With nothing lost this is the papers' message s_k + y_k - y_{k-1} (reshef-levy-2025, algorithm 1). When a
+reply is lost the next one carries what was missing, contribution and noise, so a loss costs delay and leaves no noise
+behind (ALGORITHMS 2.4).
 
 All arithmetic is on int64 counts of a fixed grid. What is remembered between releases is P_j - P_ack, which was sent
 before, so the ledger of a machine whose server is not trusted holds nothing without noise. The rule is made for blocks
-of machines, whose counts may be arrays of another library with the same arithmetic; a real machine is a block of one.
+of machines, whose counts may be arrays of another library with the same arithmetic; a real machine, and one that a
+simulation asks alone, is a block of one. Machines asked together are :mod:`.machine_block`.
 """
 
 from __future__ import annotations
@@ -47,16 +45,9 @@ MOST_PENDING = 4
 
 
 class ReleaseRule:
-    """What makes the contributions of machines of one policy into their releases.
+    """The rule that makes contributions of machines of one policy into their releases.
 
-    Parameters
-    ----------
-    policy : PrivacyPolicy
-    plan : NoisePlan
-    num_parameters : int
-        d.
-    rows : RowCache, optional
-        For simulations (:class:`~murmurfl.privacy.noise.noise_stream.NoiseStream`).
+    ``rows`` is for simulations (:class:`~murmurfl.privacy.noise.noise_stream.NoiseStream`).
 
     Notes
     -----
@@ -88,18 +79,13 @@ class ReleaseRule:
         streams : StreamBlock
             After the releases before; changed to what they are after these.
         contributions : iterable of ndarray of shape (d,), int64
-            What each machine contributes, on the grid; taken over and changed.
+            One a machine, on the grid; taken over and changed.
         keys, nonces : sequences of bytes
             The secret key of each machine, and the nonce of its release: never used before under that key.
         normals : iterable of ndarray, optional
             Those of these keys and nonces, where they were made already.
         note : tuple of floating-point arrays, optional
             What each of them remembers with its release; independent of data.
-
-        Returns
-        -------
-        list of ndarray of shape (d,), int64
-            P_k - P_ack, in units of the grid's spacing.
         """
         made = self.noised(streams, contributions, keys, nonces, normals=normals)
         self.carry(streams, made, note)
@@ -130,14 +116,8 @@ class ReleaseRule:
     def carry(self, streams: StreamBlock, releases: Sequence[Any], note: State | None = None) -> None:
         """Add to new releases what was lost before them, and keep what may be lost of them.
 
-        Parameters
-        ----------
-        streams : StreamBlock
-            As for :meth:`advance`, but for the noise, which has moved on.
-        releases : sequence of arrays
-            s_k and what the noise of release k adds and removes, a machine each; changed.
-        note : optional
-            As for :meth:`advance`.
+        ``releases`` are s_k and what the noise of release k adds and removes, a machine each; they are changed. The
+        streams' noise has moved on already; the rest is as for :meth:`advance`.
         """
         for row, (release, ack, counts) in enumerate(
             zip(streams.release.tolist(), streams.ack.tolist(), releases, strict=True)
@@ -228,7 +208,7 @@ class PrivateMachine(LedgeredMachine):
 
     @cached_property
     def release_rule(self) -> ReleaseRule:
-        """What makes contributions into releases."""
+        """The rule that makes contributions into releases."""
         return ReleaseRule(self.policy, self.plan, self.num_parameters, self._rows)
 
     def alike(self, num_samples: int, ledger: Ledger, keys: NoiseKeys) -> Self:
@@ -263,30 +243,21 @@ class PrivateMachine(LedgeredMachine):
         ------
         RefusedError
             If the acknowledgement, the cap, the samples or the budget forbid it. Nothing was released or spent.
-        ConfigurationError
-            If ``contribution`` returns the wrong shape, in simulation.
         LedgerError
             If the ledger cannot be believed.
         """
         return self._release(session, ack, lambda *_: contribution, None)
 
     def release_noting(self, session: str, ack: int, contribution: NotedContribution, note: State) -> Release:
-        """:meth:`release`, with public values that the session remembers from one release to the next.
+        """Make a release, as :meth:`release` does, with public values that the session remembers until the next one.
 
         Parameters
         ----------
-        session, ack
-            See :meth:`release`.
         contribution : callable
             Given the number of this session's releases so far and what was noted with the last of them, the per-sample
             contributions as for :meth:`release`. Called again if another request made a release in between.
         note : tuple of floating-point arrays
             What to remember with this release; it must not depend on data.
-
-        Raises
-        ------
-        RefusedError, ConfigurationError, LedgerError
-            See :meth:`release`.
         """
         return self._release(session, ack, contribution, note)
 
@@ -304,7 +275,7 @@ class PrivateMachine(LedgeredMachine):
         return self._answer(session, ack, compute, record)
 
     def _weights(self, admission: Admission) -> NDArray[np.float64] | None:
-        """Which samples are in a release, where that is the machine's secret; None where all of them are."""
+        """Weight 1 for samples in a release, where that is the machine's secret; None where all of them are."""
         if self.policy.order != "secret":
             return None
         drawn = self._keys.secret_key, admission.streams.order[0]
@@ -318,13 +289,8 @@ class PrivateMachine(LedgeredMachine):
     ) -> NDArray[np.int64]:
         """The contribution on the grid: the mean of b bounded rows, or the sum over all samples divided by b.
 
-        Parameters
-        ----------
-        contribution : callable
-        samples : slice
-            Or places: then the sum over whoever is in them, divided by b, however many these are.
-        weights : ndarray of shape (samples,), optional
-            0 or 1 a sample, where the sum is over all of them: which ones are in this release. All are computed.
+        ``samples`` are places on a machine of owners: the sum over whoever is in them, divided by b. ``weights``, 0 or
+        1, say which samples are in the release of a sum over all of them; all are computed.
         """
         if self._owners is not None:
             samples = self._owners.in_places(samples)

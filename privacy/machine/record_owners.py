@@ -1,4 +1,4 @@
-r"""Whose samples are whose: what a mu is worth to somebody with several samples, and data of which owners are the rows.
+r"""Owners of samples: what a mu is worth to somebody with several samples, and data whose rows are owners.
 
 Two answers to the same question. :func:`person_mu` says what a guarantee *for one sample* becomes for a person with
 several of them, on one machine or on many. :class:`Owners` makes the question go away on one machine: it groups a
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .policy import PrivacyPolicy, Trust
 
 OWNER_KINDS = "iuSUO"
-"""What an owner may be called by: integers or texts, or objects that are, as NumPy's kinds have them."""
+"""NumPy's kinds of owners' names: integers, texts, or objects that are either."""
 LEAST_SECRET_BYTES = 16
 
 
@@ -44,29 +44,10 @@ def person_mu(
     trust: Trust = "untrusted-server",
     mu_local: float | None = None,
 ) -> float:
-    """What a mu for one sample becomes for a person with samples on several machines.
+    """What a mu for one sample becomes for a person with ``samples`` samples on each of ``machines`` machines.
 
-    Parameters
-    ----------
-    mu : float
-        Of one sample, the same on each of these machines, >= 0.
-    machines : int
-        j, machines with samples of that person.
-    samples : int
-        How many samples on each of them.
-    trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
-        What mu rests on.
-    mu_local : float, optional
-        Under ``secure-aggregation``, what holds whatever happens; required there.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ConfigurationError
-        If a number is impossible, or ``mu_local`` is missing.
+    ``mu`` and ``trust`` are those of the guarantee, the same on each machine. Under ``secure-aggregation``
+    ``mu_local``, which holds whatever happens, is required.
 
     Notes
     -----
@@ -100,7 +81,7 @@ def person_mu(
 
 @dataclass(frozen=True, eq=False)
 class Owners:
-    """Which rows of data are whose, at most so many of each owner, and in which place each owner is.
+    """The rows of data of each owner, at most so many of each, and the place that each owner is in.
 
     A machine of owners has N places, a public number. A release is of b of them, of whoever falls into these: a place
     has none, one or several owners. Make one by :meth:`of`.
@@ -151,10 +132,9 @@ class Owners:
             N, a public number that the machine's operator has settled. Default the number of owners, which is public
             then, and moves everybody when it changes.
 
-        Raises
-        ------
-        ConfigurationError
-            If these are no names, there is no row, or a number is impossible. The text says nothing of any one row.
+        Notes
+        -----
+        An error says nothing of any one row.
         """
         texts, rows, ends = _grouped(names, most)
         places = max(len(texts), 1) if places is None else places
@@ -169,18 +149,10 @@ class Owners:
 
     @classmethod
     def one_each(cls, names: Any, most: int, *, secret: bytes) -> Owners:
-        """As :meth:`of`, with a place of its own for every owner, in the order of their keyed digests.
+        """Owners with a place of their own each, in the order of their keyed digests: for simulated machines only.
 
-        Parameters
-        ----------
-        names, most, secret
-            See :meth:`of`.
-
-        Notes
-        -----
-        For simulated machines, which are computed in blocks of as many rows each; real ones refuse it: with one owner
-        more, or renamed, many have another place. What they release is what machines of :meth:`of` release, but that
-        every place has one owner, so that every batch has b.
+        These are computed in blocks of as many rows each; real ones refuse it: with one owner more, or renamed, many
+        have another place. They release what machines of :meth:`of` release, but that every batch has b owners.
         """
         texts, rows, ends = _grouped(names, most)
         marks = _marks(texts, secret)
@@ -188,14 +160,14 @@ class Owners:
 
     @classmethod
     def in_turn(cls, rows: int, most: int) -> Owners:
-        """Every ``most`` rows one owner's, one after the other: stand-ins, for data that do not say whose they are."""
+        """Owners of ``most`` rows each, one after the other: stand-ins, for data that do not say whose they are."""
         check_count("most", most)
         check_count("rows", rows)
         ends = np.minimum(np.arange(1, -(-rows // most) + 1) * most, rows)
         return cls(np.arange(rows), ends, most, len(ends))
 
     def __len__(self) -> int:
-        """How many owners there are: not public where they have marks."""
+        """The number of owners: not public where they have marks."""
         return len(self.ends)
 
     @cached_property
@@ -209,12 +181,7 @@ class Owners:
         return replace(self, rows=np.asarray(rows, dtype=np.int64)[self.rows])
 
     def in_places(self, places: slice) -> slice:
-        """The numbers of the owners in some places.
-
-        Notes
-        -----
-        How many they are is as secret as who they are.
-        """
+        """The numbers of the owners in some places; how many they are is as secret as who they are."""
         if self.marks is None:
             return places
         first, behind = np.searchsorted(self._place, places.indices(self.num_places)[:2]).tolist()
@@ -222,7 +189,7 @@ class Owners:
 
     @cached_property
     def _place(self) -> NDArray[np.int64]:
-        """The place of each owner, never falling."""
+        """The place of each owner, in ascending order."""
         if self.marks is None:
             return np.arange(len(self.ends))
         return (self.marks[:, 0] % np.uint64(self.num_places)).astype(np.int64)
@@ -230,9 +197,7 @@ class Owners:
     def padded_rows(self, owners: slice) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The first ``most`` rows of some owners, repeated where there are fewer, and which are no repetitions.
 
-        Returns
-        -------
-        tuple of ndarray of shape (owners, most)
+        Both have shape (owners, most).
 
         Notes
         -----
@@ -295,18 +260,7 @@ def _reordered(
 
 
 def check_owned(policy: PrivacyPolicy, samples: Any) -> None:
-    """Refuse a policy whose unit is the owner with samples that are not grouped by owner, and the other way round.
-
-    Parameters
-    ----------
-    policy : PrivacyPolicy
-    samples : Any
-        A machine's; grouped ones say how many of an owner they hold at most, as ``samples_per_owner``.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Raise unless samples are grouped by owner just as the policy says."""
     held = getattr(samples, "samples_per_owner", 0)
     if policy.samples_per_owner != held:
         raise ConfigurationError(

@@ -4,12 +4,12 @@ A sample is its features x, no longer than S, and its class c of C. Its row is
 
     the upper triangle of x x^T, off the diagonal times sqrt(2);    a S (x outer u_c),
 
-with u_1 .. u_C the corners of a regular simplex around zero in C - 1 dimensions, each of length 1, and none of them for
-a sample without a class. The sum of the rows is X^T X and a S X^T U: with them least squares on the classes is solved.
-Only what tells classes apart is sent: a value added to all classes alike would change no prediction.
+with u_1 .. u_C the corners of a regular simplex around zero in C - 1 dimensions, each of length 1; a sample without a
+class has none. The sum of the rows is X^T X and a S X^T U, from which least squares on the classes is solved. Only
+differences between classes are sent: a value added to all classes alike would change no prediction.
 
 Two rows are at most S^2 sqrt(2 + 2 a^2 + a^4 / 2) apart, for a^2 <= 2. The machine itself makes rows from features and
-class, so that this structure is there whatever it is handed.
+class, so this structure is there whatever it is handed.
 """
 
 from __future__ import annotations
@@ -28,15 +28,10 @@ MOST_CLASS_WEIGHT = math.sqrt(2.0)
 
 @dataclass(frozen=True)
 class Moments:
-    """The second moments of samples with classes.
+    """The second moments of samples with C = ``classes`` >= 2 classes.
 
-    Parameters
-    ----------
-    classes : int
-        C >= 2.
-    class_weight : float
-        A, from above 0 to sqrt(2): how much of the release is about classes. More of it makes them clearer, and all of
-        the noise larger.
+    ``class_weight`` is a, above 0 and at most sqrt(2): how much of the release is about classes. More of it makes them
+    clearer, and all of the noise larger.
 
     Notes
     -----
@@ -59,12 +54,12 @@ class Moments:
             raise ConfigurationError(f"Expected class_weight > 0 and at most sqrt(2), got {weight!r}.")
 
     def distance(self, clip_norm: float) -> float:
-        """How far apart two rows can be, with features of at most ``clip_norm``."""
+        """The L2 distance that two rows can be apart at most, with features of at most ``clip_norm``."""
         squared = self.class_weight**2
         return math.nextafter(clip_norm**2 * math.sqrt(2.0 + 2.0 * squared + squared**2 / 2.0), math.inf)
 
     def longest(self, clip_norm: float) -> float:
-        """No row is longer."""
+        """The L2 norm of a row at most."""
         return clip_norm**2 * math.sqrt(1.0 + self.class_weight**2)
 
     def num_values(self, num_features: int) -> int:
@@ -72,13 +67,7 @@ class Moments:
         return num_features * (num_features + 1) // 2 + num_features * (self.classes - 1)
 
     def num_features(self, num_values: int) -> int:
-        """Features of a sample, k, where a row has so many values.
-
-        Raises
-        ------
-        ConfigurationError
-            If no number of features has.
-        """
+        """The number of features, k, of samples whose rows have ``num_values`` values."""
         half = self.classes - 0.5
         features = round(math.sqrt(half**2 + 2.0 * num_values) - half)
         if features < 1 or self.num_values(features) != num_values:
@@ -103,7 +92,6 @@ class Moments:
             Of at most ``clip_norm`` each.
         marks : ndarray of shape (samples, C)
             1 at the class and 0 elsewhere; a sample with any other marks has no class.
-        clip_norm : float
         weights : ndarray of shape (samples,), optional
         """
         weighted = features if weights is None else features * weights[:, None]
@@ -115,18 +103,7 @@ class Moments:
         return np.concatenate([products, by_class.ravel()])
 
     def read(self, total: NDArray[np.float64], clip_norm: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """X^T X and X^T (Y - 1 / C), from a sum of rows, with whatever noise is in it.
-
-        Parameters
-        ----------
-        total : ndarray of shape (d,)
-        clip_norm : float
-
-        Returns
-        -------
-        tuple of ndarray
-            Shapes (k, k), symmetric, and (k, C).
-        """
+        """X^T X, shape (k, k), and X^T (Y - 1 / C), shape (k, C), from a sum of rows with whatever noise is in it."""
         features = self.num_features(len(total))
         split = features * (features + 1) // 2
         half = np.zeros((features, features))
@@ -138,7 +115,7 @@ class Moments:
 
 
 def _one_class(marks: NDArray[np.floating]) -> NDArray[np.float64]:
-    """One 1 in a row, or none."""
+    """The marks of rows with exactly one class, a single 1; zeros for all other rows."""
     chosen = np.asarray(marks) == 1.0
     clear = (chosen.sum(axis=1) == 1) & ((np.asarray(marks) == 0.0) | chosen).all(axis=1)
     return (chosen & clear[:, None]).astype(np.float64)
@@ -151,7 +128,7 @@ def _upper(features: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 @lru_cache(maxsize=8)
 def _factors(features: int) -> NDArray[np.float64]:
-    """What products are multiplied by: an entry off the diagonal stands for two of x x^T."""
+    """The factors of products: an entry off the diagonal stands for two of x x^T."""
     rows, columns = _upper(features)
     return np.where(rows == columns, 1.0, math.sqrt(2.0))
 

@@ -35,35 +35,13 @@ _DISCARDED_BITS = np.uint64(11)
 
 @lru_cache(maxsize=128)
 def slots_of(secret_key: bytes, nonce: bytes, samples: int, slots: int) -> NDArray[np.int32]:
-    """The release of each sample, counted from 1: a pure function of its arguments.
-
-    Parameters
-    ----------
-    secret_key : bytes
-        The machine's, 32 bytes.
-    nonce : bytes
-        Of the session's order, 16 bytes.
-    samples : int
-        Rows of the machine's data.
-    slots : int
-        K, the most releases of the session.
-
-    Returns
-    -------
-    ndarray of shape (samples,), int32, read-only
-
-    Raises
-    ------
-    ConfigurationError
-        If the key or the nonce has the wrong length.
-    """
+    """The release of each sample, from 1 to ``slots``, as a read-only int32 array: a pure function of its arguments."""
     drawn = _slots(keystream_words(_order_key(secret_key, nonce), samples), slots)
     drawn.setflags(write=False)
     return drawn
 
 
 def _order_key(secret_key: bytes, nonce: bytes) -> bytes:
-    """The key of one session's order."""
     if len(secret_key) != KEY_BYTES or len(nonce) != NONCE_BYTES:
         raise ConfigurationError(
             f"Expected a key of {KEY_BYTES} bytes and a nonce of {NONCE_BYTES}, got {len(secret_key)} and {len(nonce)}."
@@ -80,14 +58,7 @@ def _slots(words: NDArray[np.uint64], slots: int) -> NDArray[np.int32]:
 def weights_of_owners(
     secret_key: bytes, nonce: bytes, marks: Sequence[bytes], slots: int, release: int
 ) -> NDArray[np.float64]:
-    """As :func:`weights_of`, of owners: whose release follows from their names, whoever else is there.
-
-    Parameters
-    ----------
-    marks : sequence of bytes
-        Of each owner (:attr:`~murmurfl.privacy.Owners.mark_bytes`).
-    secret_key, nonce, slots, release
-        See :func:`weights_of`.
+    """Weight 1 for owners, by their marks, who are in a release and 0 for all others (:func:`weights_of`).
 
     Notes
     -----
@@ -100,14 +71,7 @@ def weights_of_owners(
 
 
 def weights_of(secret_key: bytes, nonce: bytes, samples: int, slots: int, release: int) -> NDArray[np.float64]:
-    """1 for the samples that are in a release, 0 for all others.
-
-    Parameters
-    ----------
-    secret_key, nonce, samples, slots
-        See :func:`slots_of`.
-    release : int
-        k, from 1.
+    """Weight 1 for samples that are in a release, counted from 1, and 0 for all others.
 
     Notes
     -----

@@ -51,7 +51,7 @@ Order = Literal["IG", "SO", "RR"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 ITERATION_ROUNDING = 1e-4
-"""What float64 rounding of an epoch's iterates may add to 2 S, relative; a machine refuses where it could be more."""
+"""The most that float64 rounding of an epoch's iterates may add to 2 S, relative; a machine refuses more."""
 
 # Normals drawn at a time: few enough to stay in a processor's second-level cache.
 _NORMALS_TOGETHER = 1 << 15
@@ -64,24 +64,7 @@ Epoch = Callable[[int, Iterator[Vector] | None], Vector]
 def epoch_mu(clip_norm: float, noise_std: float, public_steps: int, accounting: Accounting = "amplified") -> float:
     """Mu of one epoch whose end alone is released.
 
-    Parameters
-    ----------
-    clip_norm : float
-        S, > 0.
-    noise_std : float
-        sigma of every step, > 0.
-    public_steps : int
-        n - n_d, noisy steps after the last private one.
-    accounting : {"amplified", "composed"}
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ConfigurationError
-        If an argument is out of range.
+    ``noise_std`` is sigma of every step, ``public_steps`` n - n_d, the noisy steps after the last private one.
 
     Notes
     -----
@@ -114,28 +97,11 @@ def noisy_epoch(
     clip_norm: float | None,
     noise: Iterator[Vector] | None = None,
 ) -> Vector:
-    """One epoch of the paper's algorithm 1 (lines 6 to 11): pure.
+    """The sum v of an epoch's clipped gradients and their noise (lines 6 to 11 of algorithm 1), a pure function.
 
-    Parameters
-    ----------
-    gradient : callable
-        The gradient at a point, shape (d,), on the sample of step i, from 0.
-    start : ndarray of shape (d,)
-        x_1.
-    steps : int
-        n.
-    learning_rate : float
-        eta.
-    clip_norm : float, optional
-        S; None clips nothing.
-    noise : iterator of ndarray of shape (d,), optional
-        rho_1, rho_2, ...; default none.
-
-    Returns
-    -------
-    ndarray of shape (d,)
-        v = sum of the clipped gradients and their noise, so that x_{n+1} = x_1 - eta v: a sum of gradients and not a
-        difference of iterates, which would round it away for small steps.
+    x_{n+1} = x_1 - eta v for x_1 = ``start``: a sum of gradients and not a difference of iterates, which would round it
+    away for small steps. ``gradient`` gives the gradient at a point, shape (d,), on the sample of step i, from 0; S =
+    ``clip_norm`` None clips nothing; ``noise`` is rho_1, rho_2, ..., by default none.
     """
     total = np.zeros_like(start)
     for i in range(steps):
@@ -147,18 +113,10 @@ def noisy_epoch(
 
 
 def epoch_order(order: Order, count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The order of a machine's samples in an epoch (the paper's algorithm 2).
+    """The order of a machine's ``count`` samples in an epoch (the paper's algorithm 2); it need not be secret.
 
-    Parameters
-    ----------
-    order : {"IG", "SO", "RR"}
-        Incremental gradient: as they lie. Shuffle once: one order for all epochs. Random reshuffling: a new one each.
-    count, seed, epoch : int
-        Samples, and what the order is a function of; it need not be secret.
-
-    Notes
-    -----
-    Every account holds for any order that does not depend on data.
+    Incremental gradient (``IG``): as they lie. Shuffle once (``SO``): one order for all epochs. Random reshuffling
+    (``RR``): a new one each. Every account holds for any order that does not depend on data.
     """
     if order not in ORDERS:
         raise ConfigurationError(f"Expected order one of {ORDERS}, got {order!r}.")
@@ -169,12 +127,7 @@ def epoch_order(order: Order, count: int, seed: int, epoch: int) -> NDArray[np.i
 
 
 def step_noise(key: bytes, steps: int, size: int, noise_std: float, quality: NoiseQuality) -> Iterator[Vector]:
-    """The noise of an epoch's steps: ``noise_std`` times independent normals, a pure function of the release's key.
-
-    Notes
-    -----
-    Every step has a key of its own.
-    """
+    """The noise of an epoch's steps: ``noise_std`` times normals, each step with a key of its own."""
     together = max(_NORMALS_TOGETHER // size, 1)
     for first in range(0, steps, together):
         numbers = range(first, min(first + together, steps))
@@ -249,17 +202,17 @@ class ShuffledPolicy(PrivacyPolicy):
 
     @property
     def words(self) -> str:
-        """See :attr:`murmurfl.privacy.PrivacyPolicy.words`."""
+        """Words for a sentence about a guarantee: :attr:`murmurfl.privacy.PrivacyPolicy.words`."""
         return epoch_words(self.accounting_used, self.max_participations) if self.adds_noise else super().words
 
     @property
     def normals_per_parameter(self) -> int:
-        """One for every step of every epoch."""
+        """One normal for every step of every epoch."""
         return self.steps * self.max_participations
 
     @property
     def sensitivity(self) -> float:
-        """What one epoch counts for beside the noise of one step: its mu times sigma."""
+        """The sensitivity of one epoch beside the noise of one step: its mu times sigma."""
         return epoch_mu(self.clip_norm, 1.0, self.public_steps, self.accounting) * (1.0 + ITERATION_ROUNDING)
 
     def plan(self, num_parameters: int) -> NoisePlan:
@@ -268,25 +221,11 @@ class ShuffledPolicy(PrivacyPolicy):
         return replace(plan, largest_value=2 * self.steps * (self.clip_norm + LARGEST_NORMAL * plan.noise_std))
 
 
-@dataclass(frozen=True)
-class _Epoch:
-    """The end of an epoch that is not recorded yet."""
-
-    nonce: bytes
-    counts: NDArray[np.int64]
-
-
 class ShuffledMachine(LedgeredMachine):
-    """The machine of epochs: the noise is inside the epoch, and the end of it all that leaves.
+    """The machine of epochs: the noise is inside the epoch, and its end is all that leaves.
 
-    Parameters
-    ----------
-    policy : ShuffledPolicy
-    num_parameters, num_samples, ledger, keys, data
-        See :class:`~murmurfl.privacy.machine.ledgered_machine.LedgeredMachine`, which also says what is refused.
-    rows : RowCache, optional
-        Taken as :class:`~murmurfl.privacy.PrivateMachine` takes it, and not used: the noise of an epoch is never taken
-        back out.
+    Parameters are those of :class:`~murmurfl.privacy.machine.ledgered_machine.LedgeredMachine`. ``rows`` is not used:
+    the noise of an epoch is never taken back out.
 
     Notes
     -----
@@ -319,13 +258,8 @@ class ShuffledMachine(LedgeredMachine):
     def release_epoch(self, session: str, ack: int, epoch: Epoch) -> Release:
         """Make the next epoch of a session and record it before its end is returned.
 
-        Parameters
-        ----------
-        session, ack
-            See :meth:`~murmurfl.privacy.PrivateMachine.release`.
-        epoch : callable
-            See :data:`Epoch`. It may be called again, with other noise, if another request made this release while it
-            was computing.
+        ``epoch`` may be called again, with other noise, if another request made this release while it was computing. An
+        epoch that is computed and not recorded is thrown away, noise and nonce with it.
 
         Raises
         ------
@@ -333,38 +267,25 @@ class ShuffledMachine(LedgeredMachine):
             If the acknowledgement, the cap, the samples or the budget forbid it. Nothing was released or spent.
         LedgerError
             If the ledger cannot be believed.
-
-        Notes
-        -----
-        An epoch that is computed and not recorded is thrown away, noise and nonce with it.
         """
 
-        def compute(admission: Admission) -> _Epoch:
-            return self._epoch(session, admission.release, epoch)
+        def compute(admission: Admission) -> tuple[bytes, NDArray[np.int64]]:
+            plan, quality = self.plan, self.policy.noise_quality
+            nonce, noise = self._keys.nonce(session, admission.release), None
+            if plan.noise_std > 0.0:
+                key = row_key(self._keys.secret_key, nonce)
+                noise = step_noise(key, self.policy.steps, self.num_parameters, plan.noise_std, quality)
+            return nonce, plan.grid.counts(epoch(admission.release, noise), bound=plan.largest_value)
 
-        def record(admission: Admission, made: _Epoch) -> Release:
-            admission.streams.set(0, admission.streams.record(0).released(made.nonce, {}, ()))
-            return self._record(admission, made.counts)
+        def record(admission: Admission, made: tuple[bytes, NDArray[np.int64]]) -> Release:
+            nonce, counts = made
+            admission.streams.set(0, admission.streams.record(0).released(nonce, {}, ()))
+            return self._record(admission, counts)
 
         return self._answer(session, ack, compute, record)
 
     def release(self, session: str, ack: int, contribution: object) -> Release:
-        """Refused: an epoch is not made from contributions.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Raise: an epoch is not made from contributions."""
         raise ConfigurationError(
             "Expected release_epoch, got release: a contribution noised once has less noise than an epoch's steps."
         )
-
-    def _epoch(self, session: str, release: int, epoch: Epoch) -> _Epoch:
-        nonce = self._keys.nonce(session, release)
-        noise = None
-        if self.plan.noise_std > 0.0:
-            key = row_key(self._keys.secret_key, nonce)
-            quality = self.policy.noise_quality
-            noise = step_noise(key, self.policy.steps, self.num_parameters, self.plan.noise_std, quality)
-        counts = self.plan.grid.counts(epoch(release, noise), bound=self.plan.largest_value)
-        return _Epoch(nonce, counts)

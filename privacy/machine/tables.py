@@ -46,7 +46,7 @@ class Clip:
         0.01, "gamma of automatic clipping, in the gradients' own units.", above=0, read_by="strategy"
     )
     quantile_share: float = setting(
-        QUANTILE_SHARE, "Of mu^2, for how many gradients are clipped.", above=0, below=1, read_by="strategy"
+        QUANTILE_SHARE, "Share of mu^2 spent on how many gradients are clipped.", above=0, below=1, read_by="strategy"
     )
 
 
@@ -104,7 +104,9 @@ class Mean:
         "Whether machines release the mean of their features first, and see samples from it; empty: as features say.",
         choices=CENTRINGS,
     )
-    centring_share: float = setting(CENTRING_SHARE, "Of mu^2, for the mean of the features.", above=0, below=1)
+    centring_share: float = setting(
+        CENTRING_SHARE, "Share of mu^2 spent on the mean of the features.", above=0, below=1
+    )
 
 
 @table("evaluation")
@@ -113,7 +115,7 @@ class Evaluating:
 
     private_evaluation: float = setting(
         0.0,
-        "Of mu^2, for a private evaluation: machines count, with noise, which of their samples the model gets right.",
+        "Share of mu^2 spent on a private evaluation: machines count, with noise, which samples the model gets right.",
         at_least=0,
         below=1,
         zero="none",

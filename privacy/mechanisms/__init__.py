@@ -35,18 +35,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
 
 
 def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
-    """Register a mechanism of your own under its name; a decorator.
-
-    Parameters
-    ----------
-    kind : subclass of Mechanism
-        Its options, if any, have defaults.
-
-    Raises
-    ------
-    ConfigurationError
-        If the name is taken, or its stream is not what its matrices say for up to six releases
-        (:func:`check_mechanism`).
+    """Register a mechanism of your own under its name; a decorator. Its options, if any, have defaults.
 
     Notes
     -----
@@ -62,25 +51,9 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
 
 
 def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
-    """A mechanism by its name.
+    """The mechanism of a name in :data:`MECHANISMS`, for at most ``num_releases`` releases of one stream.
 
-    Parameters
-    ----------
-    name : str
-        A key of :data:`MECHANISMS`, such as ``cancelling`` or ``blt``.
-    num_releases : int
-        K, the most releases of one stream; >= 1.
-    **options
-        The mechanism's own options, such as ``schedule`` for ``cancelling``.
-
-    Returns
-    -------
-    Mechanism
-
-    Raises
-    ------
-    ConfigurationError
-        If the name or an option is unknown, or a value is out of range.
+    ``options`` are its own, such as ``schedule`` for ``cancelling``.
 
     Notes
     -----
@@ -104,13 +77,6 @@ def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
 def noise_stands_alone(name: str) -> bool:
     """Whether the releases of a mechanism's stream have independent noise; what a parent says counts for nothing.
 
-    Parameters
-    ----------
-    name : str
-        A key of :data:`MECHANISMS`; others do not.
-
-    Notes
-    -----
     :func:`check_mechanism` holds a mechanism that says so against its C.
     """
     kind = MECHANISMS.get(name)

@@ -33,7 +33,7 @@ from .toeplitz import BLOCK, ToeplitzMechanism, one_minus_x, positive_integer
 
 
 class RecentNoise(ToeplitzMechanism):
-    """A mechanism with a C^{-1} of few diagonals; a subclass gives them as :attr:`diagonals`.
+    """A mechanism with a C^{-1} of few diagonals, which a subclass gives as :attr:`diagonals`.
 
     A state is the last rows of Z, times the noise's standard deviation, the latest first.
 
@@ -95,19 +95,12 @@ class DecayNoise(RecentNoise):
 
     Parameters
     ----------
-    num_releases : int
-        K, the most releases of one stream.
     decay : float, optional
         lambda, from 0 (independent noise) to 1 (``cancelling`` with schedule ``uniform``). Default: the best one
         (:func:`best_decay`).
     workload : {"mu2", "prefix-sum"}
         Whose error is least, where ``decay`` is not given: of the sums of prefix sums, by which DP-mu^2-FL moves its
         model, or of prefix sums.
-
-    Raises
-    ------
-    ConfigurationError
-        If a value is out of range.
 
     Notes
     -----
@@ -150,19 +143,7 @@ class BisrNoise(RecentNoise):
     r"""The inverse square root with few diagonals, "banded inverse square root" (ALGORITHMS section 3, ``bisr``).
 
     C^{-1} has r_0 = 1, r_j = (1 - 3 / (2 j)) r_{j-1} for j < ``bands``, which is the first ``bands`` diagonals of
-    ``sqrt_toeplitz``'s.
-
-    Parameters
-    ----------
-    num_releases : int
-        K, the most releases of one stream.
-    bands : int
-        p, diagonals of C^{-1}, >= 1; more than num_releases are the same as num_releases.
-
-    Raises
-    ------
-    ConfigurationError
-        If ``bands`` is no integer >= 1.
+    ``sqrt_toeplitz``'s; more than num_releases are the same as num_releases.
 
     Notes
     -----
@@ -188,26 +169,12 @@ class BisrNoise(RecentNoise):
 
 
 def best_decay(num_releases: int, workload: Workload = "mu2") -> float:
-    r"""The lambda of least error at a fixed mu, where a sample takes part once.
+    r"""The lambda of least error at a fixed mu, where a sample takes part once; a function of its arguments alone.
 
     Minimises sensitivity^2 times the squared error summed over the releases: with a = 1 - lambda, B's column is 1, a,
     a, ..., and that of the sums of prefix sums is 1 + j a. Tried are 0, 1 and every 1 - a with two digits of a; the
     error is within 0.1 % of the least. Only sums and products are used, so that every machine finds the same digits:
-    machines that share a sum must have one noise.
-
-    Parameters
-    ----------
-    num_releases : int
-        K, >= 1.
-    workload : {"mu2", "prefix-sum"}
-
-    Returns
-    -------
-    float
-
-    Notes
-    -----
-    It depends on the two arguments alone, and the sensitivity is derived from whatever lambda is in use: the choice
+    machines that share a sum must have one noise. The sensitivity is derived from whatever lambda is in use: the choice
     affects the error only.
     """
     n = positive_integer("num_releases", num_releases)

@@ -31,8 +31,6 @@ class BltNoise(ToeplitzMechanism):
 
     Parameters
     ----------
-    num_releases : int
-        K, the most releases of one stream.
     buffers : int
         Rows of state, >= 1. Not used with theta and omega.
     num_participations, min_separation : int
@@ -41,11 +39,6 @@ class BltNoise(ToeplitzMechanism):
         :meth:`sensitivity` may be asked for. Not used with theta and omega.
     theta, omega : sequence of float, optional
         Parameters to use instead of optimised ones: 0 <= theta < 1, omega >= 0 with a sum of at most 1.
-
-    Raises
-    ------
-    ConfigurationError
-        If a value is out of range, or only one of theta and omega is given.
 
     Notes
     -----
@@ -120,35 +113,13 @@ class BltNoise(ToeplitzMechanism):
 def optimise_blt(
     num_releases: int, buffers: int, num_participations: int = 1, min_separation: int = 1
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Parameters of least error for prefix sums.
+    """Parameters theta and omega, ``buffers`` of each, of least error for prefix sums.
 
     Minimises the variance of the last prefix sum, which is the largest, at a fixed mu: the squared sensitivity times
     the squared norm of the last row of B. Both are geometric sums in closed form, so a step costs the same for any
     number of releases. By BFGS over the logits of theta and of omega and one minus its sum, from two fixed starts; kept
-    in the cache (:mod:`.optimal`).
-
-    Parameters
-    ----------
-    num_releases : int
-        Releases of one stream, >= 1.
-    buffers : int
-        Length of theta and omega, >= 1.
-    num_participations, min_separation : int
-        Most releases one sample takes part in, and the least distance between two of them.
-
-    Returns
-    -------
-    theta, omega : ndarray of shape (buffers,)
-        0 <= theta <= 1 - 0.01 / num_releases, ascending; omega >= 0 with a sum below 1.
-
-    Raises
-    ------
-    ConfigurationError
-        If a parameter is no integer >= 1.
-
-    Notes
-    -----
-    Whatever the result, the sensitivity derived from it is exact: the optimiser affects the error only.
+    in the cache (:mod:`.optimal`). Then 0 <= theta <= 1 - 0.01 / num_releases, ascending, and omega >= 0 has a sum
+    below 1. Whatever the result, the sensitivity derived from it is exact: the optimiser affects the error only.
     """
     n = positive_integer("num_releases", num_releases)
     buffers = positive_integer("buffers", buffers)

@@ -36,8 +36,6 @@ class CancellingNoise(Mechanism):
 
     Parameters
     ----------
-    num_releases : int
-        K, the most releases of one stream.
     schedule : {"uniform", "harmonic", "paper"}
         How the noise grows with the release (module description).
     num_rounds : int, optional

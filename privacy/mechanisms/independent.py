@@ -18,7 +18,7 @@ from .mechanism import Draw, Increment, Mechanism, State
 from .sensitivity import PATTERNS, Pattern, Sensitivity, best_selection
 
 SHARES = ("uniform", "early", "linear", "late", "average")
-"""What shares of the budget may be named: the same for all releases; falling to the last; rising with k, and with k^2;
+"""Names of shares of the budget: the same for all releases; falling to the last; rising with k, and with k^2;
 and what an average of iterates with weights 1 .. K has of each gradient, K (K + 1) - k (k - 1)."""
 
 
@@ -37,8 +37,6 @@ class IndependentNoise(Mechanism):
 
     Parameters
     ----------
-    num_releases : int
-        Most releases of one stream.
     shares : {"uniform", "early", "linear", "late", "average"}
         Which part of mu^2 each release gets: the same; K + 1 - k; k; k^2; or K (K + 1) - k (k - 1), the weight that
         release k has in an average of iterates with weights 1 .. K.
@@ -103,7 +101,7 @@ class IndependentNoise(Mechanism):
         return 1.0 if self.shares == "uniform" else float(self._entries.max())
 
     def increment_bound(self, release: int) -> float:
-        """The standard deviation of release k's own noise: no value of it is larger, in units of the largest normal."""
+        """The standard deviation of release k's own noise, which bounds it in units of the largest normal."""
         return float(1.0 / self._entries[self._check_release(release) - 1])
 
     def row_std(self, release: int) -> float:

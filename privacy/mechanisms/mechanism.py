@@ -45,10 +45,10 @@ from ..errors import ConfigurationError
 from .sensitivity import PATTERNS, Gram, Pattern, Sensitivity, gram_sensitivity
 
 State = tuple[NDArray[np.floating], ...]
-"""What the next increment is made from: arrays of the parameters' size."""
+"""Arrays of the parameters' size, from which the next increment is made."""
 
 Memory = Literal["nothing", "last", "recent", "all", "state"]
-"""What a stream must remember between releases, for its state to be there again after a restart.
+"""What a stream remembers between releases, so that its state is there again after a restart.
 
 ``nothing``
     No state.
@@ -85,13 +85,7 @@ class Increment(NamedTuple):
 
 
 class Mechanism(ABC):
-    """A correlated-noise mechanism for at most ``num_releases`` releases.
-
-    Parameters
-    ----------
-    num_releases : int
-        K, the most releases one stream may make; >= 1.
-    """
+    """A correlated-noise mechanism for at most ``num_releases`` releases of one stream, K >= 1."""
 
     name: ClassVar[str]
     memory: ClassVar[Memory]
@@ -115,17 +109,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def materialize(self, n: int | None = None) -> NDArray[np.float64]:
-        """The encoder C for the first n releases.
-
-        Parameters
-        ----------
-        n : int, optional
-            1 <= n <= num_releases; default num_releases.
-
-        Returns
-        -------
-        ndarray of shape (n, n), or (nodes, n) for trees
-        """
+        """The encoder C for the first n releases, by default all: shape (n, n), or (nodes, n) for trees."""
 
     @abstractmethod
     def decoder(self, n: int | None = None) -> NDArray[np.float64]:
@@ -136,7 +120,7 @@ class Mechanism(ABC):
         return np.diff(self.decoder(n), axis=0, prepend=0.0)
 
     def identity(self) -> bytes:
-        """What C depends on beside the options: factors an optimiser found, which another version may not find again.
+        """The bytes of what C depends on beside the options: factors an optimiser found, and another version may not.
 
         A stream goes on only under the C it was begun with.
         """
@@ -144,11 +128,11 @@ class Mechanism(ABC):
 
     @property
     def remembered(self) -> int:
-        """From how many of the last releases a state is made again, where :attr:`memory` is ``recent``; >= 1."""
+        """The number of last releases that a state is made again from, where :attr:`memory` is ``recent``; >= 1."""
         return 1
 
     def draws(self, release: int) -> int:
-        """How many rows of Z are first used by a release: 1, but for trees."""
+        """The number of rows of Z first used by a release: 1, but for trees."""
         return 1
 
     @abstractmethod
@@ -206,30 +190,20 @@ class Mechanism(ABC):
         return float(np.sqrt(np.mean(stds**2))), float(stds.max())
 
     def largest_entry(self) -> float:
-        """No entry of C is larger in magnitude: how far one contribution may move one row of C G."""
+        """The largest magnitude of C's entries, or a bound: how far one contribution may move one row of C G."""
         column = self.sensitivity()
         return min(column, float(np.abs(self.materialize()).max())) if self.num_releases <= _SMALL else column
 
     def increment_bound(self, release: int) -> float | None:
-        """No value added or removed is larger in magnitude, in units of the largest normal; None if not known."""
+        """The largest magnitude added or removed, in units of the largest normal; None if not known."""
         return None
 
     def noise_std(self, sensitivity: float, mu: float, **pattern: Any) -> float:
-        """Standard deviation to put in front of Z so that the stream is mu-GDP.
+        """Standard deviation to put in front of Z so that the stream of all releases is mu-GDP.
 
-        Parameters
-        ----------
-        sensitivity : float
-            Delta, the L2 change of one contribution when one sample is replaced; > 0.
-        mu : float
-            Gaussian-DP parameter wanted for all num_releases releases; > 0.
-        **pattern
-            A sample's participations, as :meth:`sensitivity` takes them; default one.
-
-        Returns
-        -------
-        float
-            Delta times :meth:`sensitivity` of the pattern over mu, unless a mechanism says otherwise (never less).
+        ``sensitivity`` is Delta, the L2 change of one contribution when one sample is replaced; ``pattern`` a sample's
+        participations, as :meth:`sensitivity` takes them, by default one. No mechanism returns less than Delta times
+        the sensitivity of the pattern over mu.
         """
         return sensitivity * self.sensitivity(**pattern) / mu
 
@@ -241,7 +215,7 @@ class Mechanism(ABC):
         n: int | None = None,
         pattern: Pattern = "separated",
     ) -> float:
-        """How much C stretches one sample's contributions: the value of :meth:`sensitivity_bound`."""
+        """The value of :meth:`sensitivity_bound`: how much C stretches one sample's contributions."""
         return self.sensitivity_bound(num_participations, min_separation, n=n, pattern=pattern).value
 
     def sensitivity_bound(
@@ -254,6 +228,8 @@ class Mechanism(ABC):
     ) -> Sensitivity:
         """How much C stretches one sample's contributions, and whether that is exact (:mod:`.sensitivity`).
 
+        It is in units of the change of one release, for noise of standard deviation 1.
+
         Parameters
         ----------
         num_participations : int
@@ -264,16 +240,6 @@ class Mechanism(ABC):
             Count only the first n releases.
         pattern : {"separated", "epochs"}
             Whether participations are at least, or exactly, min_separation apart.
-
-        Returns
-        -------
-        Sensitivity
-            In units of the change of one release, for noise of standard deviation 1.
-
-        Raises
-        ------
-        ConfigurationError
-            If a parameter is out of range.
 
         Notes
         -----
@@ -295,11 +261,11 @@ class Mechanism(ABC):
         return gram_sensitivity(self._gram(n), n, num_participations, min_separation, pattern)
 
     def _sensitivity(self, n: int, num_participations: int, min_separation: int) -> float | None:
-        """The exact sensitivity of a pattern for which a formula is proved; None where there is no formula."""
+        """The exact sensitivity of a pattern for which a formula is proved; None where there is none."""
         return None
 
     def _gram(self, n: int) -> Gram:
-        """C^T C for the first n releases."""
+        """Entries of C^T C for the first n releases."""
         encoder = self.materialize(n)
         gram = encoder.T @ encoder
         return lambda releases: gram[np.ix_(releases, releases)]

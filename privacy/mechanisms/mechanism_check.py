@@ -13,23 +13,10 @@ _TOLERANCE = 1e-9
 
 
 def check_mechanism(mechanism: Mechanism) -> None:
-    """Compare a mechanism's stream with its C and B.
+    """Raise if a mechanism's stream, sensitivity, deviations or bounds contradict its C and B.
 
-    Parameters
-    ----------
-    mechanism : Mechanism
-        All of its ``num_releases`` releases are made, so few are enough.
-
-    Raises
-    ------
-    ConfigurationError
-        If B C is not the lower triangle of ones, B or C looks ahead, an increment differs from its row, a state made
-        again differs from the one that was kept, or a sensitivity, a row's deviation or its bound is understated.
-
-    Notes
-    -----
-    A mechanism that passes releases, for so many releases, A G + B Z with B C = A and causal C and B, so its
-    sensitivity is C's (:meth:`Mechanism.sensitivity`).
+    All of its ``num_releases`` releases are made, so few are enough. A mechanism that passes releases, for so many
+    releases, A G + B Z with B C = A and causal C and B, so its sensitivity is C's (:meth:`Mechanism.sensitivity`).
     Proof: docs/proofs/returning-samples.md.
     """
     n, name = mechanism.num_releases, mechanism.name
@@ -70,7 +57,7 @@ def check_mechanism(mechanism: Mechanism) -> None:
 
 
 def _check_sensitivity(mechanism: Mechanism, gram: NDArray[np.float64]) -> None:
-    """A formula of the mechanism's own against changes that are all alike, which are possible ones."""
+    """Check a formula of the mechanism's own against changes that are all alike, which are possible ones."""
     n = len(gram)
     for participations in range(1, n + 1):
         for separation in range(1, n + 1):

@@ -16,7 +16,6 @@ themselves. (The sensitivity as printed there leaves the leaves without noise: A
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -29,13 +28,7 @@ Node = tuple[int, int]
 
 
 def compose(first: int, last: int) -> list[Node]:
-    """COMPOSE: disjoint dyadic intervals that make up [first, last], in order (algorithm 3).
-
-    Raises
-    ------
-    ConfigurationError
-        Unless 1 <= first.
-    """
+    """Disjoint dyadic intervals that make up [first, last], in order: COMPOSE of algorithm 3; 1 <= ``first``."""
     if first < 1:
         raise ConfigurationError(f"Expected steps counted from 1, got {first}.")
     nodes = []
@@ -46,6 +39,11 @@ def compose(first: int, last: int) -> list[Node]:
         nodes.append((first, first + size - 1))
         first += size
     return nodes
+
+
+def node_weights(size: int, alpha: float) -> NDArray[np.float64]:
+    """The weights alpha (1 - alpha)^{z-s} of a node's steps, in their order."""
+    return alpha * (1 - alpha) ** np.arange(size - 1, -1, -1, dtype=np.float64)
 
 
 class MomentumTree:
@@ -59,11 +57,6 @@ class MomentumTree:
         N >= 1: a sample takes part in the steps c, c + N, c + 2 N, ... for one c.
     alpha : float
         Weight of a new gradient, 0 < alpha <= 1.
-
-    Raises
-    ------
-    ConfigurationError
-        If a parameter is out of range.
     """
 
     def __init__(self, num_steps: int, epoch_length: int, alpha: float) -> None:
@@ -84,7 +77,7 @@ class MomentumTree:
         encoder = np.zeros((self.num_steps, self.num_steps))
         for step in range(1, self.num_steps + 1):
             first, last = self.node(step)
-            encoder[step - 1, first - 1 : last] = self._weights(last - first + 1)
+            encoder[step - 1, first - 1 : last] = node_weights(last - first + 1, self.alpha)
         return encoder
 
     def decoder(self) -> NDArray[np.float64]:
@@ -97,25 +90,19 @@ class MomentumTree:
 
     @cached_property
     def changes(self) -> NDArray[np.float64]:
-        """How far each node moves for a sample in place c of the epoch, in units of one gradient: shape (T, N)."""
+        """The change of each node for a sample in place c of the epoch, in units of one gradient: shape (T, N)."""
         changes = np.zeros((self.num_steps, self.epoch_length))
         for step in range(1, self.num_steps + 1):
             first, last = self.node(step)
             places = (np.arange(first, last + 1) - 1) % self.epoch_length
-            np.add.at(changes[step - 1], places, self._weights(last - first + 1))
+            np.add.at(changes[step - 1], places, node_weights(last - first + 1, self.alpha))
         return changes
 
     def noise_stds(self, change: float, mu: float, *, rounding: float = 0.0) -> NDArray[np.float64]:
         """Standard deviation of the noise on each node, shape (T,), so that all of them are mu-GDP.
 
-        Parameters
-        ----------
-        change : float
-            The L2 change of one step's gradient when one sample is replaced; > 0.
-        mu : float
-            > 0.
-        rounding : float
-            What rounding a node adds to its change.
+        ``change`` is the L2 change of one step's gradient when one sample is replaced, ``rounding`` what rounding a
+        node adds to its change.
 
         Notes
         -----
@@ -131,71 +118,3 @@ class MomentumTree:
         largest = moved.max(axis=1)
         nodes = float(((moved / largest[:, None]) ** 2).sum(axis=0).max())
         return largest * (math.sqrt(nodes) / mu)
-
-    def _weights(self, size: int) -> NDArray[np.float64]:
-        return self.alpha * (1 - self.alpha) ** np.arange(size - 1, -1, -1, dtype=np.float64)
-
-
-def reconstructed_momentum(
-    anchored: NDArray[np.float64],
-    moved: NDArray[np.float64],
-    residual: NDArray[np.float64],
-    samples: Sequence[int],
-    *,
-    epoch_length: int,
-    alpha: float,
-    gamma: float,
-) -> NDArray[np.float64]:
-    r"""The momentum of the last step from three series of differences: lemma 17, without noise (algorithm 2).
-
-    With t = q N + r, 0 <= r < N, and w_{qN} the anchor of step t, m_t = alpha (G_[1,t] + r_[1,t]) where G_[1,t] is made
-    from the sums over [1, r] and [r + 1, r + N] and, for the epochs after, from (1 - gamma) Delta + gamma G: what
-    changed from anchor to anchor is small, and would need little noise. The lemma's two sums have ranges of their own
-    (algorithm 4 prints one).
-
-    Parameters
-    ----------
-    anchored : ndarray of shape (t, d)
-        Row s: the gradient of step s's sample at the step's anchor.
-    moved : ndarray of shape (t, d)
-        The same minus that sample's gradient at the anchor before; not used in the first epochs.
-    residual : ndarray of shape (t, d)
-        The sample's gradient at w_s minus that at the anchor.
-    samples : sequence of int
-        The sample of every step.
-    epoch_length, alpha
-        N and alpha, as for :class:`MomentumTree`.
-    gamma : float
-        0 <= gamma <= 1.
-
-    Raises
-    ------
-    ConfigurationError
-        If a sample does not return exactly N steps later: the identity is false under reshuffling.
-    """
-    n, t = epoch_length, len(samples)
-    for s in range(n, t):
-        if samples[s] != samples[s - n]:
-            raise ConfigurationError(
-                f"Expected the same order of samples in every epoch of {n} steps, got sample {samples[s]} in step "
-                f"{s + 1} and {samples[s - n]} an epoch before."
-            )
-    decay = 1 - alpha
-
-    def total(terms: NDArray[np.float64], first: int, last: int) -> NDArray[np.float64]:
-        sums = np.zeros(terms.shape[1])
-        for y, z in compose(first, last):
-            node = decay ** np.arange(z - y, -1, -1.0) @ terms[y - 1 : z]
-            sums += decay ** (last - z) * node
-        return sums
-
-    q, r = divmod(t, n)
-    gradient = decay ** (t - r) * total(anchored, 1, r)
-    if q:
-        second = sum(decay ** (n * i) * (1 - gamma) ** (q - 1 - i) for i in range(q))
-        gradient += second * total(anchored, r + 1, r + n)
-    for i in range(1, q):
-        first, last = t - i * n + 1, t - (i - 1) * n
-        weight = sum((1 - gamma) ** j * decay ** ((i - 1 - j) * n) for j in range(i))
-        gradient += weight * ((1 - gamma) * total(moved, first, last) + gamma * total(anchored, first, last))
-    return alpha * (gradient + total(residual, 1, t))

@@ -16,22 +16,22 @@ columns are longer than 1, so noise for columns of norm 1 would be too little.
 ``workload`` says whose error is least. ``prefix-sum`` has A, the triangle of ones; ``mu2`` has A A, because DP-mu^2-FL
 sums the prefix sums once more. In both cases prefix sums are released and decoded.
 
-Streams in which every release uses all noise before it: a dense C^{-1}, its noise made again from nonces. Row k of
-C^{-1} Z is a sum over all k rows of Z. Only their nonces are remembered, 16 bytes a release. To draw every row again
-for every release would take K^2 / 2 rows, so releases go in blocks: when a block begins, all earlier rows are drawn
-once and what they add to each release of the block is kept in memory. That is K^2 / 64 rows drawn, and 32 rows of
-memory (64 while they are made) that may be lost at any time, a restart included: they are made again to the last bit,
-because they are always computed in the same order.
+**Streams with a dense C^{-1}** (:class:`HistoryMechanism`). Row k of C^{-1} Z is a sum over all k rows of Z. Only their
+nonces are remembered, 16 bytes a release. To draw every row again for every release would take K^2 / 2 rows, so
+releases go in blocks: when a block begins, all earlier rows are drawn once and what they add to each release of the
+block is kept in memory. That is K^2 / 64 rows drawn, and 32 rows of memory (64 while they are made) that may be lost at
+any time, a restart included: they are made again to the last bit, because they are always computed in the same order.
 
-Results of optimisers, kept in memory and on disk: they depend on a few numbers and may take seconds. One ``.npz`` file
-a result, in the folder named by the environment variable ``MURMURFL_CACHE``, else ``$XDG_CACHE_HOME/murmurfl``, else
-``~/.cache/murmurfl``. A file that cannot be read or does not pass the caller's check is computed again. Where the
+**The cache of optimisers' results** (:func:`cached`). They depend on a few numbers and may take seconds. One ``.npz``
+file a result, in the folder named by the environment variable ``MURMURFL_CACHE``, else ``$XDG_CACHE_HOME/murmurfl``,
+else ``~/.cache/murmurfl``. A file that cannot be read or does not pass the caller's check is computed again. Where the
 folder cannot be written there is no cache, which is no error.
 
-Formal guarantees ----------------- The files need not be trusted: what is read is a proposal for factors B and C,
-checked by the caller for being a factorisation at all, and the sensitivity is always derived from the factors in use,
-never stored. Somebody who changes a file can make the noise larger, or its correlation worse, but cannot make the
-privacy parameter mu wrong.
+Formal guarantees
+-----------------
+The files need not be trusted: what is read is a proposal for factors B and C, checked by the caller for being a
+factorisation at all, and the sensitivity is always derived from the factors in use, never stored. Somebody who changes
+a file can make the noise larger, or its correlation worse, but cannot make the privacy parameter mu wrong.
 """
 
 from __future__ import annotations
@@ -71,23 +71,10 @@ _lock = Lock()
 def cached(
     name: str, inputs: Mapping[str, int | float | str], compute: Callable[[], Arrays], check: Callable[[Arrays], bool]
 ) -> Arrays:
-    """What ``compute`` returns, computed once for a name and its inputs.
+    """The read-only float64 arrays that ``compute`` returns, computed once for a name and its inputs.
 
-    Parameters
-    ----------
-    name : str
-        The function's name; change it when the function's results change.
-    inputs : mapping
-        Everything the result depends on.
-    compute : callable
-        Returns named float64 arrays.
-    check : callable
-        Whether arrays read from a file, all float64 and finite, have the right names and shapes and may be used.
-
-    Returns
-    -------
-    dict of str to ndarray
-        Read-only arrays.
+    Change the name when the function's results change. ``check`` says whether arrays read from a file, all float64 and
+    finite, have the right names and shapes and may be used.
     """
     text = json.dumps([name, _FORMAT, sorted(inputs.items())])
     key = hashlib.sha256(text.encode()).hexdigest()
@@ -115,13 +102,7 @@ def forget() -> None:
 
 
 def folder() -> Path:
-    """Where the files are.
-
-    Raises
-    ------
-    RuntimeError
-        If no variable names a folder and the user has no home.
-    """
+    """The cache's folder; a RuntimeError if no variable names one and the user has no home."""
     if chosen := os.environ.get("MURMURFL_CACHE"):
         return Path(chosen)
     parent = os.environ.get("XDG_CACHE_HOME")
@@ -158,9 +139,9 @@ _VALUES = 1 << 12
 
 
 class HistoryMechanism(Mechanism):
-    """A mechanism whose increments use all noise so far.
+    """A mechanism whose increments use all noise so far, through the entries of C^{-1} that a subclass gives.
 
-    A subclass gives the entries of C^{-1}; a state is what the noise so far adds to the coming releases of a block.
+    A state is what the noise so far adds to the coming releases of a block.
 
     Notes
     -----
@@ -239,12 +220,8 @@ _ILL_CONDITIONED = 1e-9
 class OptimalNoise(HistoryMechanism):
     """The factorisation with the least total error, for a known number of releases.
 
-    Parameters
-    ----------
-    num_releases : int
-        K, the most releases of one stream; at most 4096, or 1024 with ``mu2``, for C is dense and must be found.
-    workload : {"prefix-sum", "mu2"}
-        Whose error is least (module description).
+    ``workload`` says whose error is least (module description). At most 4096 releases, or 1024 with ``mu2``, for C is
+    dense and must be found.
 
     Notes
     -----
@@ -272,12 +249,17 @@ class OptimalNoise(HistoryMechanism):
     def encoder(self) -> NDArray[np.float64]:
         """C, shape (num_releases, num_releases), lower triangular with columns of norm 1."""
         n = self.num_releases
-        arrays = cached(
-            "optimal factorisation, 1",
-            {"num_releases": n, "workload": self.workload, "tolerance": _TOLERANCE},
-            lambda: _optimise(n, self.workload),
-            lambda found: _is_encoder(found, n),
-        )
+
+        def compute() -> Arrays:
+            prefix = np.tri(n)
+            return {"encoder": optimal_encoder(prefix if self.workload == "prefix-sum" else prefix @ prefix)}
+
+        def check(found: Arrays) -> bool:
+            encoder = found["encoder"]
+            return encoder.shape == (n, n) and bool((encoder.diagonal() > 0).all()) and not np.triu(encoder, 1).any()
+
+        inputs = {"num_releases": n, "workload": self.workload, "tolerance": _TOLERANCE}
+        arrays = cached("optimal factorisation, 1", inputs, compute, check)
         # Scaled once more, because a file need not be trusted.
         return arrays["encoder"] / np.linalg.norm(arrays["encoder"], axis=0)
 
@@ -317,27 +299,14 @@ class OptimalNoise(HistoryMechanism):
 
 
 def optimal_encoder(workload: NDArray[np.float64], tolerance: float = _TOLERANCE) -> NDArray[np.float64]:
-    """The lower-triangular C with columns of norm 1 and the least ||A C^{-1}||_F.
+    """The C, lower triangular with columns of norm 1, of least ||A C^{-1}||_F for an invertible lower-triangular A.
 
-    Parameters
-    ----------
-    workload : ndarray of shape (n, n)
-        A, lower triangular and invertible.
-    tolerance : float
-        Relative duality gap of ||A C^{-1}||_F^2 to stop at.
+    It stops at ``tolerance``, a relative duality gap of ||A C^{-1}||_F^2, which is about error and not privacy: the
+    columns have norm 1 up to rounding whatever the gap.
 
     Returns
     -------
     ndarray of shape (n, n)
-
-    Raises
-    ------
-    ConfigurationError
-        If the gap is not reached.
-
-    Notes
-    -----
-    The columns have norm 1 up to rounding whatever the gap: the gap is about error, not privacy.
     """
     gram = workload.T @ workload
     gap, accurate = np.inf, True
@@ -402,13 +371,3 @@ def _encoder_of(square: NDArray[np.float64]) -> NDArray[np.float64]:
     backwards = cholesky(square[::-1, ::-1], lower=True, check_finite=False)
     encoder = backwards.T[::-1, ::-1]
     return encoder / np.linalg.norm(encoder, axis=0)
-
-
-def _optimise(n: int, workload: Workload) -> Arrays:
-    prefix = np.tri(n)
-    return {"encoder": optimal_encoder(prefix if workload == "prefix-sum" else prefix @ prefix)}
-
-
-def _is_encoder(found: Arrays, n: int) -> bool:
-    encoder = found["encoder"]
-    return encoder.shape == (n, n) and bool((encoder.diagonal() > 0).all()) and not np.triu(encoder, 1).any()

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from .momentum_tree import MomentumTree, compose
+from .momentum_tree import MomentumTree, compose, node_weights
 
 Series = Literal["anchored", "moved", "residual"]
 SERIES: tuple[Series, ...] = get_args(Series)
@@ -36,7 +36,7 @@ _GAMMAS = (0.0, *np.geomspace(1e-3, 1.0, 25).tolist())
 
 @dataclass(frozen=True)
 class Changes:
-    """How far one sample, replaced, moves a step's terms, in L2: public bounds.
+    """Public bounds on how far one sample, replaced, moves a step's terms, in L2.
 
     Parameters
     ----------
@@ -62,26 +62,11 @@ class Changes:
 
 
 class ReconstructionTrees:
-    """The nodes of T steps that lemma 17 uses, their weights, and the noise they need.
+    """The nodes of T steps that lemma 17 uses, their weights, and the noise they need; 0 <= gamma <= 1.
 
     Nodes are numbered: those of ``anchored``, of ``moved``, then of ``residual``; within a tree by their last step and
-    then by their length. Of the first two trees all dyadic intervals are nodes, of the third those of prefixes.
-
-    Parameters
-    ----------
-    num_steps : int
-        T >= 1.
-    epoch_length : int
-        N >= 1: a sample takes part in the steps c, c + N, c + 2 N, ... for one c.
-    alpha : float
-        Weight of a new gradient, 0 < alpha <= 1.
-    gamma : float
-        0 <= gamma <= 1.
-
-    Raises
-    ------
-    ConfigurationError
-        If a parameter is out of range.
+    then by their length. Of the first two trees all dyadic intervals are nodes, of the third those of prefixes. The
+    other parameters are those of :class:`~murmurfl.privacy.mechanisms.momentum_tree.MomentumTree`.
     """
 
     def __init__(self, num_steps: int, epoch_length: int, alpha: float, gamma: float) -> None:
@@ -94,7 +79,7 @@ class ReconstructionTrees:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of all three trees, those that are never used among them."""
+        """The number of nodes of all three trees, those that are never used among them."""
         return 2 * len(self._structure.ends) + self.num_steps
 
     def node(self, number: int) -> tuple[Series, int, int]:
@@ -107,13 +92,7 @@ class ReconstructionTrees:
         return SERIES[series], end - int(self._structure.sizes[place]) + 1, end
 
     def row(self, step: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """The nodes that lemma 17 makes m_t from, and their weights.
-
-        Parameters
-        ----------
-        step : int
-            t, from 1 to T.
-        """
+        """The nodes that lemma 17 makes m_t from, and their weights, for ``step`` t from 1 to T."""
         n, decay, structure = self.epoch_length, 1 - self.alpha, self._structure
         whole = len(structure.ends)
         q, r = divmod(step, n)
@@ -143,7 +122,7 @@ class ReconstructionTrees:
         for number in range(self.num_nodes):
             series, first, last = self.node(number)
             start = SERIES.index(series) * self.num_steps + first - 1
-            encoder[number, start : start + last - first + 1] = self._weights(last - first + 1)
+            encoder[number, start : start + last - first + 1] = node_weights(last - first + 1, self.alpha)
         return encoder
 
     def decoder(self) -> NDArray[np.float64]:
@@ -155,7 +134,7 @@ class ReconstructionTrees:
         return rows
 
     def moved(self, changes: Changes) -> NDArray[np.float64]:
-        """How far each node moves for a sample in place c of the epoch: shape (nodes, N); 0 for nodes never used."""
+        """The change of each node for a sample in place c of the epoch: shape (nodes, N); 0 for nodes never used."""
         n = self.epoch_length
         if len(changes.residual) != n:
             raise ConfigurationError(f"Expected {n} residual changes, one a place, got {len(changes.residual)}.")
@@ -166,12 +145,6 @@ class ReconstructionTrees:
 
     def noise_stds(self, changes: Changes, mu: float) -> NDArray[np.float64]:
         """Standard deviation of the noise on each node, shape (nodes,), so that all of them are mu-GDP.
-
-        Parameters
-        ----------
-        changes : Changes
-        mu : float
-            > 0.
 
         Notes
         -----
@@ -202,8 +175,14 @@ class ReconstructionTrees:
 
     @cached_property
     def _coefficients(self) -> NDArray[np.float64]:
-        """c_1, c_2, ...: as many as there are epochs begun."""
-        return _epoch_coefficients(self.num_steps // self.epoch_length, self.epoch_length, self.alpha, self.gamma)
+        """c_k = sum_{j<k} (1 - gamma)^j (1 - alpha)^{(k-1-j) N} for each complete epoch k."""
+        discount, anchor, total = (1 - self.alpha) ** self.epoch_length, 1.0, 0.0
+        coefficients = np.zeros(self.num_steps // self.epoch_length)
+        for k in range(len(coefficients)):
+            total = discount * total + anchor
+            coefficients[k] = total
+            anchor *= 1 - self.gamma
+        return coefficients
 
     @cached_property
     def _used(self) -> NDArray[np.float64]:
@@ -230,18 +209,11 @@ class ReconstructionTrees:
             squares[2 * whole + ends - 1] += decay ** (2.0 * (step - ends))
         return np.sqrt(squares / t)
 
-    def _weights(self, size: int) -> NDArray[np.float64]:
-        return self.alpha * (1 - self.alpha) ** np.arange(size - 1, -1, -1, dtype=np.float64)
-
 
 def best_gamma(num_steps: int, epoch_length: int, alpha: float, changes: Changes) -> float:
-    """The gamma of least noise for these changes, among a grid of values from 0 to 1: a function of public numbers.
+    """The gamma of least noise for these changes, among a grid from 0 to 1: the guarantee does not depend on it.
 
     Theorem 9 has gamma = eta N, for which its bound is simplest.
-
-    Notes
-    -----
-    The guarantee does not depend on gamma.
     """
 
     def variance(gamma: float) -> float:
@@ -249,17 +221,6 @@ def best_gamma(num_steps: int, epoch_length: int, alpha: float, changes: Changes
         return trees.mean_variance(trees.noise_stds(changes, 1.0))
 
     return min(_GAMMAS, key=variance)
-
-
-def _epoch_coefficients(epochs: int, epoch_length: int, alpha: float, gamma: float) -> NDArray[np.float64]:
-    """c_k = sum_{j<k} (1 - gamma)^j (1 - alpha)^{(k-1-j) N} for k = 1 .. epochs."""
-    coefficients, discount, anchor = np.zeros(epochs), (1 - alpha) ** epoch_length, 1.0
-    total = 0.0
-    for k in range(epochs):
-        total = discount * total + anchor
-        coefficients[k] = total
-        anchor *= 1 - gamma
-    return coefficients
 
 
 class _Structure:
@@ -272,8 +233,7 @@ class _Structure:
         self.sizes = np.concatenate([2 ** np.arange(height) for height in heights])
         self.by_place = np.zeros((len(self.ends), epoch_length))
         for number, (end, size) in enumerate(zip(self.ends.tolist(), self.sizes.tolist(), strict=True)):
-            weights = alpha * (1 - alpha) ** np.arange(size - 1, -1, -1, dtype=np.float64)
-            np.add.at(self.by_place[number], np.arange(end - size, end) % epoch_length, weights)
+            np.add.at(self.by_place[number], np.arange(end - size, end) % epoch_length, node_weights(size, alpha))
         self._composed: dict[tuple[int, int], tuple[NDArray[np.intp], NDArray[np.float64]]] = {}
 
     def composed(self, first: int, last: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:

@@ -35,14 +35,7 @@ _NEGATIVE = 1e-12
 class Sensitivity(NamedTuple):
     """The largest change of C G by one sample, in units of the change of one release.
 
-    Parameters
-    ----------
-    value : float
-        Never less than the true one.
-    exact : bool
-        Whether it is the true one; otherwise an upper bound.
-    method : str
-        How it was found.
+    ``value`` is the true one where ``exact``, and an upper bound otherwise; ``method`` says how it was found.
     """
 
     value: float
@@ -53,21 +46,7 @@ class Sensitivity(NamedTuple):
 def gram_sensitivity(gram: Gram, n: int, num_participations: int, min_separation: int, pattern: Pattern) -> Sensitivity:
     """The sensitivity of any encoder whose C^T C is known, where a sample may come back.
 
-    Parameters
-    ----------
-    gram : callable
-        Entries of C^T C for the first n releases. ``epochs`` asks for those of one pattern at a time.
-    n : int
-        Releases.
-    num_participations : int
-        k.
-    min_separation : int
-        s.
-    pattern : {"separated", "epochs"}
-
-    Returns
-    -------
-    Sensitivity
+    ``gram`` gives entries of C^T C for the first n releases; ``epochs`` asks for those of one pattern at a time.
 
     Notes
     -----
@@ -93,14 +72,7 @@ def gram_sensitivity(gram: Gram, n: int, num_participations: int, min_separation
 
 
 def worst_pattern(gram: NDArray[np.float64], num_participations: int, min_separation: int) -> float:
-    """Largest sum of ``gram`` over pairs of a separated pattern, by trying every pattern; gram has no negative entry.
-
-    Parameters
-    ----------
-    gram : ndarray of shape (n, n)
-    num_participations, min_separation : int
-        k and s.
-    """
+    """Largest sum of a non-negative ``gram`` over pairs of a separated pattern, by trying every pattern."""
     # Shorter ones too: {2} cannot be extended within three releases two apart.
     n, worst = len(gram), 0.0
     for size in range(1, min(num_participations, (n - 1) // min_separation + 1) + 1):
@@ -126,17 +98,7 @@ def pattern_bound(gram: NDArray[np.float64], num_participations: int, min_separa
 
 
 def best_selection(weights: NDArray[np.float64], count: int, separation: int) -> NDArray[np.float64]:
-    """For each row, the largest sum of at most ``count`` weights at least ``separation`` apart.
-
-    Parameters
-    ----------
-    weights : ndarray of shape (rows, n)
-        Non-negative.
-
-    Returns
-    -------
-    ndarray of shape (rows,)
-    """
+    """For each row, the largest sum of at most ``count`` non-negative weights at least ``separation`` apart."""
     rows, n = weights.shape
     best = np.zeros((rows, n + 1))
     for _ in range(min(count, (n - 1) // separation + 1)):

@@ -26,10 +26,7 @@ _COLUMNS = 256
 class SqrtNormalisedNoise(HistoryMechanism):
     """The square root of the prefix sum with columns of norm 1 (ALGORITHMS section 3).
 
-    Parameters
-    ----------
-    num_releases : int
-        K, the most releases of one stream: the length of columns depends on it.
+    The length of columns depends on ``num_releases``.
 
     Notes
     -----

@@ -121,11 +121,6 @@ class ToeplitzMechanism(Mechanism):
 class SqrtToeplitzNoise(ToeplitzMechanism, HistoryMechanism):
     """The square root of the prefix sum: C = B (ALGORITHMS section 3, ``sqrt_toeplitz``).
 
-    Parameters
-    ----------
-    num_releases : int
-        K, the most releases of one stream.
-
     Notes
     -----
     **Formal guarantees.** mu = Delta x ``sensitivity(...)`` / noise_std for replacement of one sample that keeps to the
@@ -156,8 +151,6 @@ class BandedNoise(ToeplitzMechanism):
 
     Parameters
     ----------
-    num_releases : int
-        K, the most releases of one stream.
     bands : int, optional
         Diagonals of C, >= 1; more than num_releases are the same as num_releases. Default: chosen (below).
     min_separation : int, optional
@@ -165,11 +158,6 @@ class BandedNoise(ToeplitzMechanism):
         columns do not overlap.
     optimised : bool
         Whether the entries in the band are optimised (:func:`optimise_band`) or those of ``sqrt_toeplitz``, cut.
-
-    Raises
-    ------
-    ConfigurationError
-        If a value is out of range, or both ``bands`` and ``min_separation`` are given.
 
     Notes
     -----
@@ -268,32 +256,12 @@ class BandedNoise(ToeplitzMechanism):
 
 
 def optimise_band(num_releases: int, bands: int) -> NDArray[np.float64]:
-    r"""The banded Toeplitz column of least error, among those that are positive and decrease.
+    r"""The banded Toeplitz column of least error, shape (bands,), among those that are positive and decrease; c_0 = 1.
 
     Minimises \|c\|^2 \|b\|^2 with b the first column of B: the variance of the last prefix sum, which is the largest,
     at a fixed mu, for any number of participations at least ``bands`` releases apart. By L-BFGS over the logits of
-    c_j / c_{j-1}, from ``sqrt_toeplitz`` cut to the band; kept in the cache (:mod:`.optimal`).
-
-    Parameters
-    ----------
-    num_releases : int
-        Releases of one stream, >= 1.
-    bands : int
-        Entries that may differ from zero, 1 <= bands <= num_releases.
-
-    Returns
-    -------
-    ndarray of shape (bands,)
-        c_0 = 1, c_1, ..., in float64.
-
-    Raises
-    ------
-    ConfigurationError
-        If ``bands`` is out of range.
-
-    Notes
-    -----
-    Whatever the result, the sensitivity derived from it is exact: the optimiser affects the error only.
+    c_j / c_{j-1}, from ``sqrt_toeplitz`` cut to the band; kept in the cache (:mod:`.optimal`). Whatever the result, the
+    sensitivity derived from it is exact: the optimiser affects the error only.
     """
     if not 1 <= bands <= num_releases:
         raise ConfigurationError(f"Expected 1 <= bands <= num_releases = {num_releases}, got {bands}.")
@@ -329,13 +297,7 @@ def optimise_band(num_releases: int, bands: int) -> NDArray[np.float64]:
 
 
 def positive_integer(name: str, value: int) -> int:
-    """The option ``name`` as an integer >= 1.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is none.
-    """
+    """The option ``name`` as an integer >= 1, or an error."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ConfigurationError(f"Expected {name} to be an integer >= 1, got {value!r}.")
     return int(value)

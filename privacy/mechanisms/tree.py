@@ -31,14 +31,7 @@ DECODERS: tuple[Decoder, ...] = get_args(Decoder)
 
 
 class TreeNoise(Mechanism):
-    """Tree aggregation for any number of releases.
-
-    Parameters
-    ----------
-    num_releases : int
-        K, the most releases of one stream.
-    decoder : {"least-squares", "dyadic"}
-        How prefixes are made from nodes (module description).
+    """Tree aggregation for any number of releases; ``decoder`` says how prefixes are made from nodes.
 
     Notes
     -----
@@ -102,12 +95,10 @@ class TreeNoise(Mechanism):
         return math.sqrt(sum(self._variance(h) for h in range(digits.bit_length()) if digits >> h & 1))
 
     def row_std_range(self) -> tuple[float, float]:
-        largest = max(
-            # The largest are the numbers with most digits: all ones, or those just below a larger power of two.
-            self.row_std(release)
-            for release in self._rich_in_digits()
-        )
-        return min(self.row_std(1 << h) for h in range(self.num_releases.bit_length())), largest
+        total, heights = self.num_releases, range(self.num_releases.bit_length())
+        # The largest row is one of these: they trade a one of K for all ones below it; or that of K.
+        rich = [(total >> h << h) - 1 for h in heights if total >> h & 1 and (total >> h << h) > 1]
+        return min(self.row_std(1 << h) for h in heights), max(self.row_std(release) for release in (total, *rich))
 
     def increment_bound(self, release: int) -> float:
         reach, merged = 1.0, 0.0
@@ -140,14 +131,7 @@ class TreeNoise(Mechanism):
     def _variance(self, height: int) -> float:
         return 1.0 if self.decoder_name == "dyadic" else 2.0**height / (2.0 ** (height + 1) - 1)
 
-    def _rich_in_digits(self) -> list[int]:
-        """Releases one of which has the largest row: those that trade a one of K for all ones below it, and K."""
-        total = self.num_releases
-        return [total] + [
-            (total >> h << h) - 1 for h in range(total.bit_length()) if total >> h & 1 and (total >> h << h) > 1
-        ]
-
     @staticmethod
     def _nodes(releases: int) -> int:
-        """Nodes complete within the first releases."""
+        """The number of nodes complete within the first releases."""
         return 2 * releases - releases.bit_count()

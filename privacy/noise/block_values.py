@@ -19,12 +19,7 @@ from .keyed_noise import each_normal_row, row_key
 
 
 class RowByRow:
-    """The arithmetic of a block in NumPy, one row after the other; a :class:`BlockArithmetic`.
-
-    Parameters
-    ----------
-    rule : ReleaseRule
-    """
+    """The arithmetic of a block (:class:`BlockArithmetic`) in NumPy, one row after the other."""
 
     def __init__(self, rule: ReleaseRule) -> None:
         self._rule = rule

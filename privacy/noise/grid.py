@@ -33,13 +33,7 @@ MARK = _ROUNDER.view(np.int64)
 
 @dataclass(frozen=True)
 class Grid:
-    """Multiples of ``spacing``.
-
-    Parameters
-    ----------
-    spacing : float
-        gamma, a positive power of two.
-    """
+    """The multiples of ``spacing``, gamma, a positive power of two."""
 
     spacing: float
 
@@ -50,20 +44,10 @@ class Grid:
     def counts(
         self, values: NDArray[np.floating], *, scale: float = 1.0, bound: float | None = None
     ) -> NDArray[np.int64]:
-        """Nearest multiples of the spacing to ``scale`` times the values, as int64 counts.
+        """Nearest multiples of the spacing to ``scale`` times finite values, as int64 counts.
 
-        Parameters
-        ----------
-        values : ndarray of any shape
-            Finite.
-        scale : float
-        bound : float, optional
-            The caller knows that no value exceeds it in magnitude. Without it every value is looked at.
-
-        Raises
-        ------
-        ConfigurationError
-            If a value is not finite or too large for the grid: callers bound their values beforehand.
+        With a ``bound`` the caller knows that no value exceeds it in magnitude. Without it every value is looked at,
+        and one that is too large for the grid is an error: callers bound their values beforehand.
         """
         return self.rounded(np.asarray(values * self.factor(scale)), None if bound is None else bound * scale)
 
@@ -72,19 +56,9 @@ class Grid:
         return np.float64(scale / self.spacing)
 
     def rounded(self, scaled: NDArray[np.float64], bound: float | None = None) -> NDArray[np.int64]:
-        """Counts of values that are in units of the spacing already.
+        """Counts of values that are in units of the spacing already, written over the values.
 
-        Parameters
-        ----------
-        scaled : ndarray of any shape, float64
-            Overwritten: the counts are in its memory.
-        bound : float, optional
-            As for :meth:`counts`: a value, not in units of the spacing.
-
-        Raises
-        ------
-        ConfigurationError
-            As for :meth:`counts`.
+        ``bound`` is as for :meth:`counts`: a value, not in units of the spacing.
         """
         counts = self.marked(scaled, bound)
         counts -= MARK
@@ -120,7 +94,7 @@ class Grid:
         return values
 
     def charge(self, num_parameters: int) -> float:
-        """What rounding adds to the sensitivity: gamma sqrt(d)."""
+        """The addition of rounding to the sensitivity: gamma sqrt(d)."""
         return self.spacing * math.sqrt(num_parameters)
 
 

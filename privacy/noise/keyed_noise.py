@@ -55,25 +55,7 @@ _ZEROS = memoryview(bytes(2 * _BLOCK_PAIRS * 8))
 
 
 def row_key(secret_key: bytes, nonce: bytes) -> bytes:
-    """The cipher key of one noise row.
-
-    Parameters
-    ----------
-    secret_key : bytes
-        The machine's secret key, 32 bytes.
-    nonce : bytes
-        The nonce of the row, 16 bytes, never used for another row under this key.
-
-    Returns
-    -------
-    bytes
-        32 bytes.
-
-    Raises
-    ------
-    ConfigurationError
-        If either has the wrong length.
-    """
+    """The cipher key, 32 bytes, of one noise row: its nonce is never used for another row under this secret key."""
     if len(secret_key) != KEY_BYTES:
         raise ConfigurationError(f"Expected a secret key of {KEY_BYTES} bytes, got {len(secret_key)}.")
     if len(nonce) != NONCE_BYTES:
@@ -82,26 +64,9 @@ def row_key(secret_key: bytes, nonce: bytes) -> bytes:
 
 
 def standard_normals(key: bytes, size: int, quality: NoiseQuality) -> NDArray[np.floating]:
-    """A row of independent standard normals, a pure function of its arguments.
+    """A row of independent standard normals, a pure function: float64 for ``exact``, float32 for ``fast``.
 
-    Parameters
-    ----------
-    key : bytes
-        The row's cipher key, from :func:`row_key`; 32 bytes, used for this row only.
-    size : int
-        Number of values, >= 0.
-    quality : {"exact", "fast"}
-        See the module's description.
-
-    Returns
-    -------
-    ndarray of shape (size,)
-        float64 for ``exact``, float32 for ``fast``.
-
-    Raises
-    ------
-    ConfigurationError
-        If quality is unknown or size is negative.
+    ``key`` is the row's cipher key, from :func:`row_key`, and used for this row only.
 
     Notes
     -----
@@ -112,78 +77,7 @@ def standard_normals(key: bytes, size: int, quality: NoiseQuality) -> NDArray[np
 
 
 def standard_normal_rows(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> NDArray[np.floating]:
-    """:func:`standard_normals` of several keys, one row a key: the same values, and less overhead for short rows.
-
-    Parameters
-    ----------
-    keys : sequence of bytes
-    size, quality
-        See :func:`standard_normals`.
-
-    Returns
-    -------
-    ndarray of shape (keys, size)
-
-    Raises
-    ------
-    ConfigurationError
-        As for :func:`standard_normals`.
-    """
-    return _normals(keys, size, quality)
-
-
-def each_normal_row(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> Iterator[NDArray[np.floating]]:
-    """:func:`standard_normal_rows` one row after the other, a few at a time: as many as stay in a processor's cache.
-
-    Parameters
-    ----------
-    keys : sequence of bytes
-    size, quality
-        See :func:`standard_normals`.
-
-    Yields
-    ------
-    ndarray of shape (size,)
-
-    Raises
-    ------
-    ConfigurationError
-        As for :func:`standard_normals`.
-    """
-    together = max(_NORMALS_TOGETHER // max(size, 1), 1)
-    for start in range(0, len(keys), together):
-        yield from _normals(keys[start : start + together], size, quality)
-
-
-def _encryptor(key: bytes, mode: modes.CTR = _COUNTER_MODE) -> CipherContext:
-    return Cipher(algorithms.AES256(key), mode).encryptor()
-
-
-def keystream_words(key: bytes, count: int) -> NDArray[np.uint64]:
-    """Independent uniform words of 64 bits from a cipher key that is used for nothing else.
-
-    Parameters
-    ----------
-    key : bytes
-        32 bytes.
-    count : int
-
-    Notes
-    -----
-    **Formal guarantees.** To anybody without the key the words are like independent draws, as far as AES-256 in counter
-    mode is pseudorandom. The first words are the same for any count.
-    """
-    return np.frombuffer(_encryptor(key).update(bytes(8 * count)), "<u8")
-
-
-def _tail_words(key: bytes, pair: int) -> NDArray[np.uint64]:
-    """More words for a pair far in the tail, from blocks of the same cipher that no row is long enough to reach."""
-    counter = _TAIL_BLOCKS + _BLOCKS_PER_TAIL * pair
-    stream = _encryptor(key, modes.CTR(counter.to_bytes(_CIPHER_BLOCK_BYTES, "big")))
-    return np.frombuffer(stream.update(bytes(8 * TAIL_WORDS)), "<u8")
-
-
-def _normals(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> NDArray[np.floating]:
+    """The :func:`standard_normals` of several keys, shape (keys, size), with less overhead for short rows."""
     if size < 0:
         raise ConfigurationError(f"Expected size >= 0, got {size}.")
     if quality not in NOISE_QUALITIES:
@@ -207,6 +101,35 @@ def _normals(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> NDArray
         sines = normals[:, 2 * start + count : 2 * (start + count)]
         make(words[:, :count], words[:, count:], partial(_tail_of, keys, start), cosines, sines)
     return normals[:, :size]
+
+
+def each_normal_row(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> Iterator[NDArray[np.floating]]:
+    """Rows of :func:`standard_normal_rows`, a few computed at a time: as many as stay in a processor's cache."""
+    together = max(_NORMALS_TOGETHER // max(size, 1), 1)
+    for start in range(0, len(keys), together):
+        yield from standard_normal_rows(keys[start : start + together], size, quality)
+
+
+def _encryptor(key: bytes, mode: modes.CTR = _COUNTER_MODE) -> CipherContext:
+    return Cipher(algorithms.AES256(key), mode).encryptor()
+
+
+def keystream_words(key: bytes, count: int) -> NDArray[np.uint64]:
+    """Independent uniform words of 64 bits from a cipher key of 32 bytes that is used for nothing else.
+
+    Notes
+    -----
+    **Formal guarantees.** To anybody without the key the words are like independent draws, as far as AES-256 in counter
+    mode is pseudorandom. The first words are the same for any count.
+    """
+    return np.frombuffer(_encryptor(key).update(bytes(8 * count)), "<u8")
+
+
+def _tail_words(key: bytes, pair: int) -> NDArray[np.uint64]:
+    """More words for a pair far in the tail, from blocks of the same cipher that no row is long enough to reach."""
+    counter = _TAIL_BLOCKS + _BLOCKS_PER_TAIL * pair
+    stream = _encryptor(key, modes.CTR(counter.to_bytes(_CIPHER_BLOCK_BYTES, "big")))
+    return np.frombuffer(stream.update(bytes(8 * TAIL_WORDS)), "<u8")
 
 
 def _tail_of(keys: Sequence[bytes], first_pair: int, row: int, pair: int) -> NDArray[np.uint64]:

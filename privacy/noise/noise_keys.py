@@ -1,4 +1,4 @@
-"""Where a machine's noise key and the nonces of its releases come from.
+"""Noise keys of machines, and the nonces of their releases.
 
 On a real node both come from the operating system and every release draws a fresh nonce: a ledger restored from an old
 backup, or work repeated after a crash, then never meets the same noise with other data. In simulation both derive from
@@ -38,12 +38,9 @@ class NoiseKeys(ABC):
 
 @dataclass(frozen=True)
 class SystemKeys(NoiseKeys):
-    """Keys for a real machine: the given secret and a fresh random nonce at every call.
+    """Keys for a real machine: the given secret of 32 bytes and a fresh random nonce at every call.
 
-    Parameters
-    ----------
-    secret_key : bytes
-        32 bytes from the operating system, kept by the operator (:meth:`generate` makes one).
+    The operator keeps the secret; :meth:`generate` makes one.
 
     Notes
     -----
@@ -69,14 +66,7 @@ class SystemKeys(NoiseKeys):
 
 @dataclass(frozen=True)
 class SimulatedKeys(NoiseKeys):
-    """Seeded keys for a simulation: reproducible, and therefore no protection against anybody who knows the seed.
-
-    Parameters
-    ----------
-    seed : int
-        The run's seed.
-    machine : str
-        Name of the simulated machine; every machine has its own streams.
+    """Seeded keys of a simulated machine: reproducible, and therefore no protection against anybody who knows the seed.
 
     Notes
     -----
@@ -107,15 +97,7 @@ def _digest(size: int, *parts: object) -> bytes:
 
 
 def derived_bytes(size: int, *parts: object) -> bytes:
-    """Bytes from any printable parts, for the keys of a simulation: whoever knows the parts knows them.
-
-    Parameters
-    ----------
-    size : int
-        At most 64.
-    *parts
-        What they follow from.
-    """
+    """At most 64 bytes from any printable parts, for the keys of a simulation: whoever knows the parts knows them."""
     return _digest(size, "derived", *parts)
 
 

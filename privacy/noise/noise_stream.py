@@ -1,9 +1,8 @@
 r"""The noise of a machine's stream: what each release adds to its contribution and takes back out of it.
 
 The stream's noise is B Z, row by row. Release k carries the difference of row k and row k - 1, as int64 counts on the
-machine's grid, so that everything a sum of releases should cancel does cancel, to the last bit. Normals are pure
-functions of the machine's secret key and a nonce, so the noise of an earlier release is made again from its nonce and
-never stored.
+machine's grid, so that what a sum of releases should cancel does cancel, to the last bit. Normals are pure functions of
+the machine's secret key and a nonce, so earlier noise is made again from its nonce and never stored.
 
 Formal guarantees
 -----------------
@@ -35,12 +34,9 @@ _FROM_NONCES = ("last", "recent", "all")
 
 
 class RowCache:
-    """Arrays that were made from noise lately, kept while there is room, so that they need not be made twice.
+    """Arrays made from noise lately, at most ``limit_bytes`` of them, so that they need not be made twice.
 
-    Parameters
-    ----------
-    limit_bytes : int
-        The most to keep. The oldest arrays go first, and are made again from their nonces.
+    The oldest go first, and are made again from their nonces.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -49,14 +45,14 @@ class RowCache:
         self._bytes = 0
 
     def keep(self, key: bytes, nonce: bytes, arrays: tuple[NDArray[np.generic], ...]) -> None:
-        """Keep what belongs to a key and the nonce of a release."""
+        """Keep arrays that belong to a key and the nonce of a release."""
         self._rows[key, nonce] = arrays
         self._bytes += _nbytes(arrays)
         while self._bytes > self.limit_bytes and self._rows:
             self._bytes -= _nbytes(self._rows.pop(next(iter(self._rows))))
 
     def take(self, key: bytes, nonce: bytes) -> Any:
-        """The arrays, if they are still here; they are forgotten, because each is needed once."""
+        """The arrays of a release, which are then forgotten, because each is needed once; None if they are gone."""
         arrays = self._rows.pop((key, nonce), None)
         if arrays is not None:
             self._bytes -= _nbytes(arrays)
@@ -68,7 +64,7 @@ def _nbytes(arrays: tuple[NDArray[np.generic], ...]) -> int:
 
 
 class Past(NamedTuple):
-    """What of a stream the noise of its next release depends on, as :class:`StreamRecord` has it."""
+    """The part of a stream that its next release's noise depends on, as :class:`StreamRecord` has it."""
 
     release: int
     nonces: bytes
@@ -76,19 +72,10 @@ class Past(NamedTuple):
 
 
 class NoiseStream:
-    """The noise of sessions of the machines of one policy.
+    """The noise of sessions of the machines of one policy, for models of ``num_parameters`` parameters.
 
-    Parameters
-    ----------
-    plan : NoisePlan
-        The machines' mechanism, grid and noise level.
-    num_parameters : int
-        d.
-    quality : {"exact", "fast"}
-        Of the normals.
-    rows : RowCache, optional
-        Keeps what the next release will need, for simulations; by default each row is made again when it is taken back
-        out, and 256 MiB are set aside where that would take the noise of several releases.
+    ``rows`` keeps what the next release will need, for simulations; by default each row is made again when it is taken
+    back out, and 256 MiB are set aside where that would take the noise of several releases.
     """
 
     def __init__(
@@ -155,26 +142,17 @@ class NoiseStream:
         return self.nonces_after(stream.nonces, nonce), left
 
     def nonces_after(self, nonces: bytes, nonce: bytes) -> bytes:
-        """What the noise up to a release is made again from, given that up to the one before and its own nonce."""
+        """The nonces that the noise up to a release is made again from: those before it, and its own."""
         if self._silent or self._memory not in ("recent", "all"):
             return nonce
         nonces = nonces + nonce
         return nonces[-NONCE_BYTES * self._mechanism.remembered :] if self._memory == "recent" else nonces
 
     def last_row(self, stream: Past | StreamRecord, key: bytes) -> tuple[float, NDArray[np.int64] | None]:
-        """Of a mechanism that removes its last row: the factor of its next row, and the marked counts of the last one.
+        """The factor from normals to counts of the next row, and the marked counts of the last one.
 
-        Parameters
-        ----------
-        stream, key
-            See :meth:`add_to`.
-
-        Returns
-        -------
-        factor : float
-            From normals to units of the grid's spacing.
-        last : ndarray of shape (d,), int64, or None
-            The caller's from now on; None before the first release.
+        For a mechanism that removes its last row. The counts, None before the first release, become the caller's.
+        Stream and key are as for :meth:`add_to`.
         """
         release = stream.release + 1
         state, kept = self._before(stream, release, key)
@@ -186,14 +164,14 @@ class NoiseStream:
         return self._factors[release], kept
 
     def kept(self, key: bytes, nonce: bytes, room: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """Where the marked counts of a release's row are to be written, so that the next one can remove them."""
+        """The array for the marked counts of a release's row, so that the next release can remove them."""
         row = np.empty(self.num_parameters, np.int64) if room is None else room
         if self._rows is not None:
             self._rows.keep(key, nonce, (row,))
         return row
 
     def draws_a_row(self, release: int) -> bool:
-        """Whether a release is made with one row of normals, which can be made before with others'."""
+        """Whether a release needs one row of normals, which can be made beforehand with those of others."""
         return self.plan.noise_std > 0.0 and self.plan.mechanism.draws(release) == 1
 
     def _before(self, stream: Past | StreamRecord, release: int, key: bytes) -> tuple[State, NDArray[np.int64] | None]:
@@ -212,7 +190,7 @@ class NoiseStream:
     def _rounded(
         self, increment: Increment, release: int, kept: NDArray[np.int64] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """What a release adds and removes, as marked counts."""
+        """The marked counts that a release adds and removes."""
         mechanism, bound = self._mechanism, self._bound(release)
         if increment.removed is not None and not mechanism.removes_last:
             # Only a whole row cancels to the last bit. A part of one, rounded by itself, would make a message depend on
@@ -225,7 +203,7 @@ class NoiseStream:
         return added, kept
 
     def _bound(self, release: int) -> float | None:
-        """No value that a release adds or removes is larger; None if that is not known."""
+        """The largest value that a release adds or removes; None if that is not known."""
         if release not in self._bounds:
             bound = self._mechanism.increment_bound(release)
             self._bounds[release] = None if bound is None else LARGEST_NORMAL * bound * self.plan.noise_std

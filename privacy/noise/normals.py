@@ -90,19 +90,9 @@ _TURN = 2.0 * math.pi * 2.0**-53
 def exact_pairs(
     radius_words: Words, angle_words: Words, tail: Tail, cosines: NDArray[np.float64], sines: NDArray[np.float64]
 ) -> None:
-    """Pairs of float64 normals from two words each, a pure function.
+    """Pairs of float64 normals from two independent uniform words each, shape (rows, pairs): a pure function.
 
-    Parameters
-    ----------
-    radius_words, angle_words : ndarray of shape (rows, pairs), uint64
-        Independent and uniform.
-    tail : callable
-        Called for pairs with a radius word below 2^42.
-    cosines, sines : ndarray of shape (rows, pairs), float64
-        Where the two halves are written.
-
-    Notes
-    -----
+    The two halves are written to ``cosines`` and ``sines``. ``tail`` is called for pairs with a radius word below 2^42.
     Alone they are floats, whose gaps show what they were added to: round them to a grid.
     """
     logs = radius_words.astype(np.float64)
@@ -155,17 +145,7 @@ def fast_pairs(
 ) -> None:
     """Pairs of float32 normals from two words of 32 bits each: for simulation.
 
-    Parameters
-    ----------
-    radius_words, angle_words : ndarray of shape (rows, pairs), uint32
-    tail : callable
-        Not called.
-    cosines, sines : ndarray of shape (rows, pairs), float32
-        Where the two halves are written.
-
-    Notes
-    -----
-    For simulations only: their gaps tell neighbouring data sets apart.
+    Their gaps tell neighbouring data sets apart.
     """
     unit = np.float32(2.0**-32)
     work = _work_rows(radius_words.shape)
@@ -199,15 +179,10 @@ def _work_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 def resolution_mu(num_values: int, grid_per_std: float) -> float:
-    """mu_n: what the resolution of float64 normals tells about N values rounded to a grid.
+    """The mu_n of the module: what the resolution of float64 normals tells about N values rounded to a grid.
 
-    Parameters
-    ----------
-    num_values : int
-        N, values of all releases together.
-    grid_per_std : float
-        g, the grid's spacing in standard deviations of the noise on a value; where these differ, in their root mean
-        square, for hints add up in squares.
+    ``grid_per_std`` is g; where the noise differs between values, the root mean square of it, for hints add up in
+    squares.
 
     Notes
     -----
@@ -222,21 +197,10 @@ def resolution_mu(num_values: int, grid_per_std: float) -> float:
 
 
 def ideal_mu(mu: float, num_values: int, grid_per_std: float) -> float:
-    """The mu to which ideal noise is calibrated, so that with these normals it is mu; NaN if there is none.
+    """The mu to which ideal noise is calibrated, so that with these normals it is ``mu``; NaN if there is none.
 
-    Parameters
-    ----------
-    mu : float
-        What is to be guaranteed.
-    num_values : int
-        N, values of all releases together.
-    grid_per_std : float
-        g at noise calibrated to ``mu`` itself; noise for a smaller mu is larger, and its g smaller.
-
-    Returns
-    -------
-    float
-        The larger root mu_i of mu_i^2 + (mu_n mu / mu_i)^2 = mu^2.
+    It is the larger root mu_i of mu_i^2 + (mu_n mu / mu_i)^2 = mu^2, with g = ``grid_per_std`` at noise calibrated to
+    ``mu`` itself: noise for a smaller mu is larger, and its g smaller.
 
     Notes
     -----
@@ -257,12 +221,7 @@ def ideal_mu(mu: float, num_values: int, grid_per_std: float) -> float:
 def largest_shift(delta: float, spread: float = 1.0) -> float:
     """The most standard deviations by which one sample may move one value.
 
-    Parameters
-    ----------
-    delta : float
-        Where epsilon is shown.
-    spread : float
-        How many values it may move so far, (mu / s)^2; >= 1.
+    ``spread`` is how many values it may move so far, (mu / s)^2; at least 1.
 
     Notes
     -----
@@ -272,24 +231,10 @@ def largest_shift(delta: float, spread: float = 1.0) -> float:
 
 
 def range_problem(shift: float, num_values: int, delta: float, mu: float, name: str = "mu") -> str:
-    """Why noise cannot serve a policy because of its range: what was expected, with the number that could be; or "".
+    """Why the range of the noise cannot serve a policy, with the mu that it could serve; empty if it can.
 
-    Parameters
-    ----------
-    shift : float
-        s, the most standard deviations by which one sample moves one value; > 0.
-    num_values : int
-        N, values of all releases together.
-    delta : float
-        Where epsilon is shown.
-    mu : float
-        What is to be guaranteed.
-    name : str
-        What the problem calls it.
-
-    Notes
-    -----
-    Step 1 of the module: what has no problem costs less than 2^-20 delta.
+    ``shift`` is s, ``num_values`` is N of all releases together, ``name`` what the text calls mu. What has no problem
+    costs less than 2^-20 delta (step 1 of the module).
     """
     missing = _missing(num_values)
     if missing > delta * _MISSED / 2.0:
@@ -306,23 +251,11 @@ def range_problem(shift: float, num_values: int, delta: float, mu: float, name: 
 
 
 def summed_range_problem(num_values: int, delta: float, mu: float) -> str:
-    """As :func:`range_problem`, of sums of several machines' noise.
+    """Why the range of several machines' summed noise cannot serve a policy; empty if it can.
 
     Where the range of a sum ends nobody has worked out. So all its normals count as ideal ones: what they miss of those
     may be there under one data set and not under the other, which costs delta once, and exp(epsilon) times once more.
-
-    Parameters
-    ----------
-    num_values : int
-        N, values of all releases of all machines together.
-    delta : float
-        Where epsilon is shown.
-    mu : float
-        What is to be guaranteed.
-
-    Notes
-    -----
-    What has no problem costs less than 2^-20 delta.
+    What has no problem costs less than 2^-20 delta. ``num_values`` is N of all releases of all machines together.
     """
     missing, room = _missing(num_values), delta * _MISSED
     if 2.0 * missing > room:

@@ -31,22 +31,11 @@ from ..machine.policy import NO_NOISE, PrivacyPolicy
 CENTRING_SHARE = 0.05
 """The share of mu^2 that the mean is given by default."""
 CENTRING_CONSTANT = 0.3
-"""What is appended to a sample's features around the mean, before they are made unit again."""
+"""The constant appended to a sample's features around the mean, before they are made unit again."""
 
 
 def divided_mu(mu: float, share: float) -> tuple[float, float]:
-    """The mu of one release and that of everything beside it, whose squares add up to that of all.
-
-    Parameters
-    ----------
-    mu : float
-        Of both together.
-    share : float
-        Of mu^2, for the release, such as the mean of the features or an evaluation; above 0 and below 1.
-
-    Raises
-    ------
-    ConfigurationError
+    """The mu of a release with a ``share`` of mu^2, and that of everything beside it; in squares they add up to ``mu``.
 
     Notes
     -----
@@ -72,12 +61,10 @@ def centring_policy(
     nonnegative : bool
         Whether features have no negative entries, as they are made. The machine sets negative ones to zero then, and
         the noise is that of sqrt(2) S instead of 2 S.
-    mu : float
-        Of this release; or ``epsilon`` among the others.
     mechanism : str
         ``none`` for a simulation without noise.
     **fields
-        ``budget_mu`` and others of :class:`~murmurfl.privacy.PrivacyPolicy`.
+        ``budget_mu`` and others of :class:`~murmurfl.privacy.PrivacyPolicy`, such as ``epsilon`` in the place of mu.
 
     Notes
     -----
@@ -100,25 +87,10 @@ def centring_policy(
 
 
 def centred(features: NDArray[Any], centre: NDArray[np.floating], constant: float) -> NDArray[np.float32]:
-    """unit([unit(phi - m), c]) of each row phi: features around a centre, with a constant.
+    """Features around a centre, with a constant: unit([unit(phi - m), c]) of each row phi, shape (samples, k + 1).
 
-    Parameters
-    ----------
-    features : ndarray of shape (samples, k)
-    centre : ndarray of shape (k,)
-        m, finite in float32.
-    constant : float
-        c > 0.
-
-    Returns
-    -------
-    ndarray of shape (samples, k + 1), float32
-        Each row has length 1, but for the rounding of float32. A row that is the centre has nothing but its constant; a
-        row that is not finite gives NaN.
-
-    Notes
-    -----
-    Row i depends on sample i and the centre alone, whatever the centre is.
+    Row i depends on sample i and the centre alone. Its length is 1 but for rounding. A row that is the centre has
+    nothing but its constant c > 0; a row that is not finite gives NaN.
     """
     rows = np.asarray(features, dtype=np.float64).reshape(len(features), -1)
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-r"""How many gradients are clipped, as a part of every release: what a clip inside the budget is found by.
+r"""The share of gradients that are clipped, as a part of every release: a clip inside the budget is found by it.
 
 A clip C that fits the gradients' lengths is worth much and not known beforehand. So beside a sample's gradient g a row
 has a mark, whether g is within C (Andrew, Thakkar, Ramaswamy and McMahan 2021):
@@ -6,8 +6,8 @@ has a mark, whether g is within C (Andrew, Thakkar, Ramaswamy and McMahan 2021):
     ( sqrt(1 - q) g / max(C, ||g||),    sqrt(q) (+1 if ||g|| <= C, else -1) ).
 
 No row is longer than 1, whatever C is. So the machine's ordinary clip of the whole row, to S = 1, cuts nothing, and one
-noise of Delta = 2 covers both parts; of mu^2 the marks have the share q. Who sums rows reads the mean clipped gradient
-at C, and the share of gradients within C; the next C is raised or lowered so that the share comes to the one wanted:
+noise of Delta = 2 covers both parts; the marks have the share q of mu^2. Whoever sums rows reads the mean clipped
+gradient at C, and the share of gradients within C; the next C is raised or lowered towards the share that is wanted:
 
     C <- C exp(-rate (share - wanted)).
 
@@ -26,19 +26,14 @@ from ..errors import ConfigurationError
 from ..machine.clipping import LEAST_STABILITY, bounded_scales
 
 QUANTILE_SHARE = 0.02
-"""Of mu^2, for how many gradients are clipped."""
+"""The share of mu^2 spent on how many gradients are clipped."""
 COUNTED_CLIP_NORM = 1.0
 """S of a machine that counts: rows are made for it."""
 
 
 @dataclass(frozen=True)
 class CountedRows:
-    """Rows of a gradient and a mark.
-
-    Parameters
-    ----------
-    share : float
-        Of mu^2, for the marks: q, 0 < q < 1.
+    """Rows of a gradient and a mark; the marks have a ``share`` of mu^2: q, 0 < q < 1.
 
     Notes
     -----
@@ -56,7 +51,7 @@ class CountedRows:
             raise ConfigurationError(f"Expected a share of mu^2 above 0 and below 1, got {self.share!r}.")
 
     def scales(self, norms: NDArray[np.float64], clip: float) -> NDArray[np.float64]:
-        """What gradients of these lengths are multiplied with; NaN where nothing can be, and the row becomes zero."""
+        """Factors for gradients of these lengths; NaN where there is none, and the row becomes zero."""
         at = _believed(clip)
         with np.errstate(all="ignore"):
             return math.sqrt(1.0 - self.share) * bounded_scales(norms, at) / at
@@ -69,12 +64,7 @@ class CountedRows:
     def read(self, mean: NDArray[np.float64], clip: float) -> tuple[NDArray[np.float64], float]:
         """The mean clipped gradient at C, and the share of gradients within C, from the mean of rows.
 
-        Parameters
-        ----------
-        mean : ndarray of shape (d + 1,)
-            With noise; what it makes of a share is brought back to 0 .. 1.
-        clip : float
-            C, at which the rows were made.
+        Rows were made at ``clip``, and the mean has noise; the share is brought back to 0 .. 1.
         """
         within = 0.5 * (1.0 + float(mean[-1]) / math.sqrt(self.share))
         return clip / math.sqrt(1.0 - self.share) * mean[:-1], min(max(within, 0.0), 1.0)

@@ -18,15 +18,14 @@ moves the sum by at most sqrt(2), and by that much where a right prediction beco
 **What is read from it.** The number of samples n is public, so the number of right predictions is (n + (first - second)
 / sqrt(1 - q)) / 2: the two values of a sample add up to a constant, and half of the noise in each is left out.
 
-A private count: for how many of a machine's samples something holds, such as that a model predicts them right. A
-sample's row is 1/2 or -1/2, so replacing one sample moves the sum by 1 and no more. Half the number of samples, which
-is public, is added where the count is read.
+A private count is the simpler query: for how many of a machine's samples something holds. A sample's row is 1/2 or
+-1/2, so replacing one moves the sum by 1 and no more. Half the public number of samples is added where it is read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,37 +38,33 @@ from ..machine.policy import NO_NOISE, PrivacyPolicy
 from ..machine.prefix_sums import PrivateMachine
 from ..mechanisms import noise_stands_alone
 
+_RELEASED_ONCE: Mapping[str, Any] = {
+    "batch_size": 1,
+    "max_participations": 1,
+    "order": "all",
+    "release_rule": "paper",
+}
+
 
 def counting_policy(mu: float = 0.0, **fields: Any) -> PrivacyPolicy:
-    """The policy of a machine that releases one count over all of its samples.
+    """The policy of a machine that releases one count, of this mu, over all of its samples.
 
-    Parameters
-    ----------
-    mu : float
-        Of the count; or ``epsilon`` among the others.
-    **fields
-        Others of :class:`~murmurfl.privacy.PrivacyPolicy`: who is trusted, budgets, delta, the quality of the noise.
+    ``fields`` are others of :class:`~murmurfl.privacy.PrivacyPolicy`: who is trusted, budgets, delta, quality of the
+    noise.
 
     Notes
     -----
     **Formal guarantees.** The count is mu-GDP for replacement of one sample: rows are cut to 1/2, so Delta = 1.
     Proof: docs/proofs/sensitivities.md.
     """
-    settled = {"clip_norm": 0.5, "batch_size": 1, "max_participations": 1, "order": "all", "mechanism": "independent"}
-    return PrivacyPolicy(**{**fields, **settled, "mu": mu, "release_rule": "paper"})
+    settled = {"clip_norm": 0.5, "mechanism": "independent"}
+    return PrivacyPolicy(**{**fields, **_RELEASED_ONCE, **settled, "mu": mu})
 
 
 def release_count(machine: PrivateMachine, session: str, holds: Callable[[slice], NDArray[Any]]) -> Release:
-    """One machine's count, with noise.
+    """Release the number of a machine's samples for which ``holds`` is true, with noise, in a session of its own.
 
-    Parameters
-    ----------
-    machine : PrivateMachine
-        Of :func:`counting_policy`, with one parameter.
-    session : str
-        A session of its own in the machine's ledger.
-    holds : callable
-        Given a slice of samples, whether it holds for each of them, shape (samples,).
+    The machine has a :func:`counting_policy` and one parameter.
 
     Raises
     ------
@@ -86,7 +81,7 @@ def release_count(machine: PrivateMachine, session: str, holds: Callable[[slice]
 
 
 def counted(releases: Iterable[Release]) -> tuple[float, int]:
-    """The count over all machines, noise and all, and the samples it is of."""
+    """The noisy count over all machines, and the samples it is of."""
     total, samples = 0.0, 0
     for release in releases:
         total += float(release.values[0]) + release.samples / 2
@@ -96,8 +91,6 @@ def counted(releases: Iterable[Release]) -> tuple[float, int]:
 
 EVALUATION_SHARE = 0.05
 """The share of mu^2 that an evaluation is given by default."""
-SCORE_BINS = 16
-"""How many bins scores are counted in by default, for each of two classes."""
 SCORES_SHARE = 0.5
 """The share of an evaluation's mu^2 that is for the histograms of scores, where there are some."""
 
@@ -125,18 +118,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class EvaluationRows:
-    """The rows that an evaluation adds up, and what is read from their sum.
+    """The rows that an evaluation adds up, and the figures read from their sum.
 
-    Parameters
-    ----------
-    bins : int
-        B, bins of scores for each of two classes; 0 where scores are not counted.
-    scores_share : float
-        q, of mu^2, for the scores.
-
-    Raises
-    ------
-    ConfigurationError
+    ``bins`` is B, bins of scores for each of two classes, 0 where scores are not counted; ``scores_share`` is q, the
+    scores' share of mu^2.
 
     Notes
     -----
@@ -164,12 +149,12 @@ class EvaluationRows:
 
     @property
     def right_weight(self) -> float:
-        """sqrt(1 - q), what whether a sample is right is multiplied by."""
+        """The factor sqrt(1 - q) of whether a sample is right."""
         return math.sqrt(1.0 - self.scores_share) if self.bins else 1.0
 
     @property
     def score_weight(self) -> float:
-        """sqrt(q), what a sample's bin is multiplied by."""
+        """The factor sqrt(q) of a sample's bin."""
         return math.sqrt(self.scores_share) if self.bins else 0.0
 
     def rows(self, measured: Measured) -> NDArray[np.float64]:
@@ -207,7 +192,7 @@ class EvaluationRows:
         return noise_std * math.sqrt(2.0) / self.right_weight
 
     def right_std(self, noise_std: float) -> float:
-        """The standard deviation of the noise in :meth:`right`, with so much in every value of the sum."""
+        """The standard deviation of the noise in :meth:`right`, with ``noise_std`` in every value of the sum."""
         return noise_std / (math.sqrt(2.0) * self.right_weight)
 
     def histograms(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -222,15 +207,8 @@ class EvaluationRows:
 def evaluation_policy(mu: float = 0.0, *, mechanism: str = "", **fields: Any) -> PrivacyPolicy:
     """The policy of a machine's evaluation: every sample's row, once, in a session of its own.
 
-    Parameters
-    ----------
-    mu : float
-        Of this release; or ``epsilon`` among the others.
-    mechanism : str
-        ``none`` for a simulation without noise.
-    **fields
-        ``budget_mu`` and others of :class:`~murmurfl.privacy.PrivacyPolicy`: who is trusted, delta, the quality of the
-        noise.
+    ``mechanism`` is ``none`` for a simulation without noise; ``fields`` are others of
+    :class:`~murmurfl.privacy.PrivacyPolicy`, such as ``budget_mu``, or ``epsilon`` in the place of mu.
 
     Notes
     -----
@@ -239,20 +217,13 @@ def evaluation_policy(mu: float = 0.0, *, mechanism: str = "", **fields: Any) ->
     sample of the machine.
     Proof: docs/proofs/sensitivities.md.
     """
-    settled: dict[str, Any] = {
-        "clip_norm": 1.0,
-        "batch_size": 1,
-        "max_participations": 1,
-        "mechanism": NO_NOISE if mechanism == NO_NOISE else "independent",
-        "clip_unit": "nonnegative",
-        "order": "all",
-        "release_rule": "paper",
-    }
-    return PrivacyPolicy(**{**fields, **settled, "mu": mu})
+    noise = NO_NOISE if mechanism == NO_NOISE else "independent"
+    settled = {"clip_norm": 1.0, "mechanism": noise, "clip_unit": "nonnegative"}
+    return PrivacyPolicy(**{**fields, **_RELEASED_ONCE, **settled, "mu": mu})
 
 
 def is_evaluation_policy(policy: PrivacyPolicy) -> bool:
-    """Whether a policy is one that :func:`evaluation_policy` can have made."""
+    """Whether :func:`evaluation_policy` can have made a policy."""
     made = (policy.clip_norm, policy.clip_unit, policy.clipping, policy.order, policy.max_participations)
     alone = policy.release_rule == "paper" and (policy.mechanism == NO_NOISE or noise_stands_alone(policy.mechanism))
     return alone and made == (1.0, "nonnegative", "clip", "all", 1)

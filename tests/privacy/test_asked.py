@@ -77,7 +77,7 @@ def test_a_policy_is_altered_as_before(made):
         ({"epsilon": -4.0}, "Expected epsilon > 0 and finite, got -4.0"),
         ({"epsilon": float("nan")}, "Expected epsilon > 0 and finite, got nan"),
         ({"epsilon": "4"}, "Expected epsilon > 0 and finite, got '4'"),
-        ({"epsilon": 4.0, "delta": 1.0}, "Expected delta < 1"),
+        ({"epsilon": 4.0, "delta": 1.0}, "Expected delta > 0 and < 1"),
     ],
 )
 def test_what_is_no_amount_of_privacy_is_refused(asked, complaint):

@@ -6,8 +6,10 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.mechanisms.momentum_tree import MomentumTree, compose, reconstructed_momentum
+from murmurfl.privacy.mechanisms.momentum_tree import MomentumTree, compose
 from murmurfl.privacy.mechanisms.reconstruction import SERIES, Changes, ReconstructionTrees, best_gamma
+
+from tests.harness.lemma_17 import reconstructed_momentum
 
 CASES = [
     (1, 1, 0.5, 0.3),
@@ -48,9 +50,7 @@ def test_for_any_series_a_row_is_lemma_17(steps, epoch, alpha, gamma):
     series = rng.normal(size=(3, steps, 2))
     rebuilt = trees.decoder() @ (trees.materialize() @ np.concatenate(series))
     for t in range(1, steps + 1):
-        lemma = reconstructed_momentum(
-            *(part[:t] for part in series), [0] * t, epoch_length=epoch, alpha=alpha, gamma=gamma
-        )
+        lemma = reconstructed_momentum(*(part[:t] for part in series), epoch_length=epoch, alpha=alpha, gamma=gamma)
         assert np.abs(rebuilt[t - 1] - lemma).max() < 1e-10
 
 
