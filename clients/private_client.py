@@ -169,20 +169,10 @@ class PrivateClient(NumPyClient):
 
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
-        """Refuse a policy whose guarantee this kind of machine could not keep.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a policy whose guarantee this kind of machine could not keep."""
 
     def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
-        """Refuse a model with which this kind of machine could not keep what the policy guarantees.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a model with which this kind of machine could not keep what the policy guarantees."""
 
     def point_weights(self, server_round: int) -> tuple[float, ...] | None:
         """The weights lambda_j of a contribution sum_j lambda_j grad f(point_j; z), public numbers.
@@ -228,10 +218,6 @@ class PrivateClient(NumPyClient):
         session : str
         points : sequence of sequences of ndarray
             Query points.
-
-        Returns
-        -------
-        Together or None
         """
         # A subclass that overrides the contribution does not follow the weights.
         if cls.contribution is not PrivateClient.contribution:

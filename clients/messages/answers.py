@@ -228,10 +228,6 @@ def check_masking(policy: PrivacyPolicy, masking: Masking | None, name: str, *, 
     simulated : bool
         Whether its keys are a simulation's. Without masks such a machine can be made, for engines that carry no
         messages; it sends none either.
-
-    Raises
-    ------
-    ConfigurationError
     """
     if policy.trust != _TRUST:
         if masking is not None:
@@ -304,12 +300,7 @@ def outgoing_reply(
 
 
 def check_can_send(policy: PrivacyPolicy, masking: Masking | None) -> None:
-    """Refuse to make a release that could not be sent: it would spend what nobody gets.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse to make a release that could not be sent: it would spend what nobody gets."""
     if policy.trust == _TRUST and masking is None:
         raise _without_masks()
 

@@ -193,12 +193,7 @@ _NOT_ZERO = {"str": "set", "int": "an integer >= 1", "float": "a number > 0"}
 
 
 def read_values(document: Mapping[str, Any], known: Collection[str], needed: Collection[str]) -> dict[str, Any]:
-    """A document all of whose keys are known, and none that is needed missing.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """A document all of whose keys are known, and none that is needed missing."""
     unknown = sorted(set(document) - set(known))
     if unknown:
         raise ConfigurationError(

@@ -76,12 +76,7 @@ class SampleMethod:
         return policy
 
     def check(self, policy: PrivacyPolicy) -> None:
-        """Refuse a policy that this method's machines cannot keep, or under which they would add no noise.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a policy that this method's machines cannot keep, or under which they would add no noise."""
         if policy.trust not in _TRUSTS:
             raise ConfigurationError(
                 f"Expected trust one of {_TRUSTS}, got {policy.trust!r}: this machine's noise is its own."

@@ -406,12 +406,7 @@ class Schema(_Said):
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
     def check_for_real_nodes(self) -> None:
-        """Refuse a schema that nobody has reviewed, or that leaves open what a record is.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a schema that nobody has reviewed, or that leaves open what a record is."""
         if not self.reviewed:
             raise ConfigurationError(
                 "Expected a schema with reviewed = true, got one that no person has reviewed: read it, see that "

@@ -94,10 +94,6 @@ class CsvLines:
 class ParquetRows:
     """The rows of a Parquet file, each cell by itself whatever type its column has.
 
-    Parameters
-    ----------
-    path : Path
-
     Raises
     ------
     ConfigurationError
@@ -227,12 +223,7 @@ def file_items(path: Path, schema: Schema) -> Items:
 
 
 def check_ending(path: Path) -> None:
-    """Refuse a file of another kind, by the ending of its name.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse a file of another kind, by the ending of its name."""
     if not path.name.endswith((".csv", ".csv.gz", ".parquet", ".pq", ".npz")):
         raise ConfigurationError(f"Expected a file that ends in .csv, .csv.gz, .parquet or .npz, got {path}.")
 

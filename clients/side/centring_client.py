@@ -73,12 +73,7 @@ class Centring:
             raise ConfigurationError(f"Expected a constant > 0 and finite, got {self.constant!r}.")
 
     def check_beside(self, policy: PrivacyPolicy) -> None:
-        """Refuse a policy of everything else with which the mean cannot share samples or a budget.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a policy of everything else with which the mean cannot share samples or a budget."""
         check_beside(self.policy, policy, beside="centring", release="the mean of features")
 
     def trained_on(self, samples: int) -> int:

@@ -103,12 +103,7 @@ class Evaluation:
         return EvaluationRows(self.bins, self.scores_share)
 
     def check_beside(self, policy: PrivacyPolicy) -> None:
-        """Refuse a policy of everything else with which the evaluation cannot share samples or a budget.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a policy of everything else with which the evaluation cannot share samples or a budget."""
         check_beside(self.policy, policy, beside="an evaluation", release="the evaluation")
 
     def trained_on(self, samples: int) -> int:
@@ -222,12 +217,7 @@ class Evaluated:
 
 
 def held_out_samples(samples: int, share: float) -> int:
-    """How many of so many samples a share of them is: at least one of two, and never all.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """How many of so many samples a share of them is: at least one of two, and never all."""
     if not 0 < share < 1:
         raise ConfigurationError(f"Expected a share of samples above 0 and below 1 to hold out, got {share!r}.")
     return min(max(math.floor(share * samples), 1), samples - 1)
@@ -257,10 +247,6 @@ class EvaluationShare:
         Where the model is no classifier of the usual kind: how right a batch of its predictions is, from 0 to 1 for
         each sample. Of a module ``right(output, target)``. It must not mix samples.
 
-    Raises
-    ------
-    ConfigurationError
-
     Notes
     -----
     **Formal guarantees.** With it a machine's training and its evaluation together are as private as the training alone
@@ -288,12 +274,7 @@ class EvaluationShare:
 
     @classmethod
     def of(cls, evaluation: float | EvaluationShare | None) -> EvaluationShare | None:
-        """What a project wrote: a share of mu^2, all of it, or nothing.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """What a project wrote: a share of mu^2, all of it, or nothing."""
         if evaluation is None or isinstance(evaluation, EvaluationShare):
             return evaluation
         return cls(evaluation)

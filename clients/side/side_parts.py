@@ -131,12 +131,7 @@ class Parts:
 
 
 def refuse_sides(kind: type, sides: Iterable[SideRelease], *, per_owner: bool) -> None:
-    """Refuse side releases that a kind of client cannot have.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse side releases that a kind of client cannot have."""
     for side in sides:
         if per_owner:
             raise ConfigurationError(
@@ -162,10 +157,6 @@ def check_beside(own: PrivacyPolicy, policy: PrivacyPolicy, *, beside: str, rele
         What the release is for, as in "beside centring".
     release : str
         What it is called, as in "the mean of features".
-
-    Raises
-    ------
-    ConfigurationError
 
     Notes
     -----

@@ -89,13 +89,7 @@ class Part:
 
 @dataclass(frozen=True)
 class PartAnswer:
-    """What the machines of a part answered.
-
-    Parameters
-    ----------
-    part : Part
-    releases : BlockReleases
-    """
+    """What the machines of a part answered."""
 
     part: Part
     releases: BlockReleases

@@ -32,10 +32,6 @@ def error_bound(errors: int | NDArray[np.integer], trials: int, significance: fl
         Independent runs, >= 1.
     significance : float
         The bound is too low with at most this probability.
-
-    Returns
-    -------
-    ndarray of float64
     """
     counts = np.asarray(errors)
     certain = counts >= trials

@@ -148,10 +148,6 @@ def audit_client(
         What is claimed of what the auditor sees; default what the policy claims of so many releases. Under secure
         aggregation the auditor may see releases or sums of them, and each has a claim of its own.
 
-    Returns
-    -------
-    AuditResult
-
     Raises
     ------
     ConfigurationError
@@ -262,10 +258,6 @@ def prefix_sums(
     rule : {"acknowledged", "paper"}
         The policy's release rule: whether a message is P_k - P_ack or P_k - P_{k-1}.
 
-    Returns
-    -------
-    ndarray of shape (runs, releases, rank)
-
     Raises
     ------
     ConfigurationError
@@ -289,17 +281,7 @@ def prefix_sums(
 
 
 def likelihood_weights(mechanism: Mechanism, shift: NDArray[np.floating]) -> NDArray[np.float64]:
-    """What to weight noisy prefix sums with, to see a shift of them best: (B B^T)^{-1} shift.
-
-    Parameters
-    ----------
-    mechanism : Mechanism
-    shift : ndarray of shape (releases, ...)
-
-    Returns
-    -------
-    ndarray of the shift's shape
-    """
+    """What to weight noisy prefix sums with, to see a shift of them best: (B B^T)^{-1} shift."""
     decoder = mechanism.decoder(len(shift))
     return np.asarray(np.linalg.solve(decoder @ decoder.T, shift), dtype=np.float64)
 

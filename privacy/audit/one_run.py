@@ -74,10 +74,6 @@ def audit_one_run(
     confidence : float
         Of the bound; several numbers of guesses are tried and share it.
 
-    Returns
-    -------
-    OneRunResult
-
     Raises
     ------
     ConfigurationError

@@ -138,13 +138,7 @@ _STREAM_LISTS = ("nonces", "pending", "noise_state", "terms", "noted", "ids", "o
 
 @dataclass
 class AccountBlock(_Block):
-    """What several machines have spent, over all sessions; each column as in :class:`Account`.
-
-    Parameters
-    ----------
-    samples_used : ndarray of shape (machines,), int64
-    reserved, data, reserved_local : list
-    """
+    """What several machines have spent, over all sessions; each column as in :class:`Account`."""
 
     _counted = "samples_used"
     samples_used: NDArray[np.int64]
@@ -299,12 +293,7 @@ class _RowLedger(Ledger, LedgerPage):
 
 
 class JoinedLedgers:
-    """Ledgers of machines that were made by themselves, as one block's.
-
-    Parameters
-    ----------
-    ledgers : sequence of Ledger
-    """
+    """Ledgers of machines that were made by themselves, as one block's."""
 
     def __init__(self, ledgers: Sequence[Ledger]) -> None:
         self._ledgers = list(ledgers)

@@ -167,10 +167,6 @@ class BudgetLeft:
 def budget_left(mark: Path) -> BudgetLeft:
     """What the high-water mark at a path says of its ledger's budget.
 
-    Parameters
-    ----------
-    mark : Path
-
     Raises
     ------
     LedgerError

@@ -260,12 +260,7 @@ class Masking:
         self._sealing = [X25519PublicKey.from_public_bytes(one.sealing) for one in roster.helpers]
 
     def check_policy(self, policy: PrivacyPolicy) -> None:
-        """Refuse a policy that this roster cannot serve.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a policy that this roster cannot serve."""
         if policy.trust != "secure-aggregation":
             raise ConfigurationError(
                 f"Expected a policy with trust 'secure-aggregation' for masks, got {policy.trust!r}."

@@ -175,12 +175,7 @@ class OpeningRecord(ABC):
 
     @abstractmethod
     def check_helper(self, helper: HelperEntry) -> None:
-        """Refuse a helper whose record this is not.
-
-        Raises
-        ------
-        OpeningRecordError
-        """
+        """Refuse a helper whose record this is not."""
 
     @abstractmethod
     def exclusive(self) -> AbstractContextManager[OpeningPage]:
@@ -203,10 +198,6 @@ def check_forward(page: OpeningPage, opened: OpenedSet) -> None:
 
     The opening rule never asks for one; whoever calls :meth:`OpeningPage.commit` by mistake must not make a record
     that can be believed no more.
-
-    Raises
-    ------
-    OpeningRecordError
     """
     last = page.last_opened(opened.session, list(opened.machines))
     terms = page.terms(opened.session)
@@ -462,11 +453,6 @@ class Opener:
 
 def set_digest(session: str, opening: str, releases: Sequence[Sealed]) -> str:
     """A digest of every byte of a set that a helper is asked to open, in order; 64 hexadecimal digits.
-
-    Parameters
-    ----------
-    session, opening : str
-    releases : sequence of Sealed
 
     Notes
     -----

@@ -339,12 +339,7 @@ def _check_key(whose: str, key: Any, is_point: Callable[[bytes], bool]) -> None:
 
 
 def check_name(name: Any) -> None:
-    """Refuse a name that a roster cannot have.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse a name that a roster cannot have."""
     # People compare names by eye: what does not show, or shows as another name does, is none.
     right = isinstance(name, str) and 0 < len(name) <= protocol.LONGEST_MACHINE_NAME and name.isprintable()
     if not right or name != unicodedata.normalize("NFC", name).strip():
