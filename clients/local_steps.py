@@ -1,4 +1,4 @@
-"""What machines share that take several steps of their own before they release: the step, and how far they reach."""
+"""The base of machines that take several steps of their own before they release."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ class LocalStepsClient(PrivateClient):
 
     Parameters
     ----------
-    gradients, samples, policy, ledger, keys
-        See :class:`~murmurfl.clients.PrivateClient`.
     learning_rate : float
         eta of the local steps: the machine's own, for a server that chose it could void the guarantee.
     **options
-        ``name`` and ``rows``, see :class:`~murmurfl.clients.PrivateClient`.
+        See :class:`~murmurfl.clients.PrivateClient`.
 
     Notes
     -----
@@ -57,7 +55,7 @@ class LocalStepsClient(PrivateClient):
     ) -> None:
         if not (math.isfinite(learning_rate) and learning_rate > 0):
             raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
-        # Before the rest, for a subclass's check of its model needs the step and may set how far the machine reaches.
+        # Before the rest: a subclass's check of its model needs them.
         self.learning_rate = float(learning_rate)
         self._farthest = LARGEST_POINT
         super().__init__(gradients, samples, policy, ledger, keys, **options)
