@@ -33,11 +33,10 @@ from .adapters.convex import (
     LARGEST_POINT,
     UNIT_ROUNDOFF,
     ConvexSmoothGradients,
-    declares_itself_convex,
     longest_gradient,
 )
 from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, flat_point, gradients_at, pick
-from .local_steps import LocalStepsClient, LocalStepsOptions
+from .local_steps import LocalStepsClient, LocalStepsOptions, check_steps
 from .private_client import PrivateClient, Request, Together
 
 # How many values the iterates of machines computed together may have, to stay in a processor's cache.
@@ -247,19 +246,4 @@ def check_contractive(gradients: PerSampleGradients, learning_rate: float, clip_
     2 eta S after its step and no further, and g by at most 2 S / tau.
     Proof: docs/proofs/sensitivities.md.
     """
-    if not declares_itself_convex(gradients):
-        raise ConfigurationError(
-            f"Expected a model that declares itself convex and smooth for clip_unit 'contractive', got "
-            f"{type(gradients).__name__}: use 'update', which needs no such thing."
-        )
-    if not (gradients.smoothness > 0 and learning_rate * gradients.smoothness <= 2.0):
-        raise ConfigurationError(
-            f"Expected learning_rate <= 2 / L = {2.0 / gradients.smoothness:g} for clip_unit 'contractive', got "
-            f"{learning_rate:g}; lower it, or use 'update'."
-        )
-    if clip_norm < gradients.gradient_bound and not gradients.clips_contractively:
-        raise ConfigurationError(
-            f"Expected clip_norm >= {gradients.gradient_bound:g}, the model's gradient bound, for clip_unit "
-            f"'contractive', got {clip_norm:g}: a clipped step of this model can move iterates apart."
-        )
-    return gradients
+    return check_steps(gradients, learning_rate, clip_norm, most=2.0, of="clip_unit 'contractive'", instead="'update'")

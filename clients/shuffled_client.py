@@ -30,9 +30,9 @@ from ..privacy import (
     ShuffledPolicy,
 )
 from ..privacy.machine.shuffled_machine import ITERATION_ROUNDING, Order, epoch_order, noisy_epoch
-from .adapters.convex import FURTHER_ROUNDINGS, LARGEST_POINT, UNIT_ROUNDOFF, declares_itself_convex, longest_gradient
+from .adapters.convex import FURTHER_ROUNDINGS, LARGEST_POINT, UNIT_ROUNDOFF, longest_gradient
 from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, gradients_at
-from .local_steps import LocalStepsClient, LocalStepsOptions
+from .local_steps import LocalStepsClient, LocalStepsOptions, check_steps
 from .private_client import PrivateClient, Request
 
 
@@ -181,20 +181,11 @@ def check_amplified(gradients: PerSampleGradients, learning_rate: float, clip_no
     paper's lemma F.2 asks for eta <= 1 / L*, and so does this.
     Proof: docs/proofs/sensitivities.md.
     """
-    instead = "lower the step, or ask for accounting 'composed', which needs no such thing and more noise"
-    if not declares_itself_convex(gradients):
-        raise ConfigurationError(
-            f"Expected a model that declares itself convex and smooth for accounting 'amplified', got "
-            f"{type(gradients).__name__}: use 'composed', which needs no such thing and more noise."
-        )
-    if not (gradients.smoothness > 0 and learning_rate * gradients.smoothness <= 1.0 + 1e-12):
-        raise ConfigurationError(
-            f"Expected learning_rate <= 1 / L* = {1.0 / gradients.smoothness:g} for accounting 'amplified', got "
-            f"{learning_rate:g}: {instead}."
-        )
-    if clip_norm < gradients.gradient_bound and not gradients.clips_contractively:
-        raise ConfigurationError(
-            f"Expected clip_norm >= {gradients.gradient_bound:g}, the model's gradient bound, for accounting "
-            f"'amplified', got {clip_norm:g}: a clipped step of this model can move iterates apart; use 'composed'."
-        )
-    return gradients.smoothness
+    return check_steps(
+        gradients,
+        learning_rate,
+        clip_norm,
+        most=1.0 + 1e-12,
+        of="accounting 'amplified'",
+        instead="'composed' with more noise",
+    ).smoothness

@@ -116,41 +116,18 @@ def history_of(sessions: Sequence[SessionSummary], rows: Iterable[ReleaseRow]) -
         numbers.setdefault(row.session, []).append(row.release)
     figures = {name: _figures(known[name], made) for name, made in numbers.items() if name in known}
     hidden = tuple(name for name, session in known.items() if session.releases > 0 and numbers[name][:1] != [1])
-    totals = _Totals()
-    for name in hidden:
-        totals.count(name, whole_of(known[name]), whole_of(known[name]))
+    whole = {name: whole_of(session) for name, session in known.items()}
+    so_far, reserved = {name: whole[name] for name in hidden}, {name: whole[name] for name in hidden}
     lines = []
     for row in ordered:
-        if row.session in known and row.session not in hidden:
-            made = figures[row.session]
-            so_far = whole_of(known[row.session]) if made is None else made[row.release - 1]
-            totals.count(row.session, so_far, whole_of(known[row.session]))
-        elif row.session not in known:
-            totals.count(row.session, (math.inf, math.inf), (math.inf, math.inf))  # a damaged ledger
-        lines.append(ReleaseLine(*row, *totals.figures()))
-    whole = tuple(name for name, made in figures.items() if made is None and name not in hidden)
-    return LedgerHistory(tuple(lines), hidden, whole)
-
-
-class _Totals:
-    """What sessions come to together: of the releases made, and of all that were reserved."""
-
-    def __init__(self) -> None:
-        self._so_far: dict[str, tuple[float, float]] = {}
-        self._reserved: dict[str, tuple[float, float]] = {}
-
-    def count(self, session: str, so_far: tuple[float, float], reserved: tuple[float, float]) -> None:
-        self._so_far[session], self._reserved[session] = so_far, reserved
-
-    def figures(self) -> tuple[float, float, float, float]:
-        """Mu so far, mu reserved, and both whatever others do."""
-        made, whole = self._so_far.values(), self._reserved.values()
-        return (
-            math.hypot(*(mu for mu, _ in made)),
-            math.hypot(*(mu for mu, _ in whole)),
-            math.hypot(*(local for _, local in made)),
-            math.hypot(*(local for _, local in whole)),
-        )
+        if row.session not in hidden:
+            made = figures.get(row.session)
+            reserved[row.session] = whole.get(row.session, (math.inf, math.inf))  # unknown in a damaged ledger
+            so_far[row.session] = reserved[row.session] if made is None else made[row.release - 1]
+        mus = [math.hypot(*(mu[kind] for mu in of.values())) for kind in (0, 1) for of in (so_far, reserved)]
+        lines.append(ReleaseLine(*row, *mus))
+    count_whole = tuple(name for name, made in figures.items() if made is None and name not in hidden)
+    return LedgerHistory(tuple(lines), hidden, count_whole)
 
 
 def whole_of(session: SessionSummary) -> tuple[float, float]:
