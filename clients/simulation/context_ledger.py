@@ -44,11 +44,8 @@ class ContextLedger(Ledger):
     def __init__(self, state: RecordDict, machine: str) -> None:
         self._page = _ContextPage(state, f"{LEDGER_RECORDS}{machine}")
 
-    def exclusive(self) -> AbstractContextManager[LedgerPage]:
-        return self._entered()
-
     @contextmanager
-    def _entered(self) -> Iterator[LedgerPage]:
+    def exclusive(self) -> Iterator[LedgerPage]:
         with _LOCK:
             yield self._page
 

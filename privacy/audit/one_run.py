@@ -132,7 +132,7 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, *, 
 
 
 def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """The greatest chance that v of r guesses of m coins are right, of an (epsilon, delta)-DP machine (theorem 5.2)."""
+    """The greatest chance of at least v right ones of r guesses, m coins, by (epsilon, delta)-DP (theorem 5.2)."""
     if not 0 <= correct <= guesses <= canaries:
         raise ConfigurationError(
             f"Expected 0 <= correct <= guesses <= canaries, got {correct}, {guesses} and {canaries}."

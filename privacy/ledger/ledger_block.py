@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -248,12 +248,9 @@ class _RowLedger(Ledger, LedgerPage):
         self._block, self._row, self._rows = block, row, np.array([row], dtype=np.intp)
 
     @contextmanager
-    def _entered(self) -> Iterator[LedgerPage]:
+    def exclusive(self) -> Iterator[LedgerPage]:
         with self._block.exclusive(self._rows):
             yield self
-
-    def exclusive(self) -> AbstractContextManager[LedgerPage]:
-        return self._entered()
 
     def account(self) -> Account:
         return self._block.accounts(self._rows).record(0)

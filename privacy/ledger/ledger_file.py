@@ -67,7 +67,7 @@ class FileKind:
     user: str
     """Who keeps it: a node or a helper."""
     done: str
-    """What nobody may do without it: ``"nothing was released"``."""
+    """``"nothing was released"``, for the errors."""
     error: type[LedgerError]
     application_id: int
     formats: tuple[int, ...]

@@ -296,17 +296,8 @@ class Opener:
     def open(self, session: str, opening: str, releases: Sequence[Sealed]) -> Opening:
         """Answer with the sum of this helper's masks over a set of releases; the same bytes get the same answer.
 
-        Parameters
-        ----------
-        session : str
-        opening : str
-            The server's name for the set, 1 to 64 letters, digits and hyphens; in a session each names one set.
-        releases : sequence of Sealed
-
-        Raises
-        ------
-        OpeningRefusedError
-            If the rule forbids it; its text is fixed.
+        ``opening`` is the server's name for the set, 1 to 64 letters, digits and hyphens; in a session each names one
+        set. What the rule forbids raises :class:`OpeningRefusedError` with a fixed text.
         """
         try:
             return self._open(session, opening, tuple(releases))

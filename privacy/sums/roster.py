@@ -220,13 +220,7 @@ class Roster:
 
     @classmethod
     def from_document(cls, document: Any) -> Roster:
-        """A roster from what :attr:`document` gave.
-
-        Raises
-        ------
-        ConfigurationError
-            If it is none.
-        """
+        """A roster from what :attr:`document` gave."""
         check_format("a roster", document, _FORMAT_KEY, _FORMAT)
         try:
             if set(document) != {_FORMAT_KEY, "machines", "helpers"} or document[_FORMAT_KEY] != _FORMAT:
