@@ -358,6 +358,12 @@ class Cohort:
         """Yield the answers of :meth:`releases`, those of machines that were asked together in one piece."""
         asked = _Asked(server_round, session, acks, points)
         block = _Block(self.block_values)
+
+        def collected() -> Iterator[BlockAnswer | tuple[Answer]]:
+            nonlocal block
+            full, block = block, _Block(self.block_values)
+            yield from self._answers(full, asked)
+
         alike: Hashable | None = None  # the kind of the previous machine, if it was taken
         for name in acks:
             kind = self._kind(name)
@@ -368,8 +374,7 @@ class Cohort:
             try:
                 request = asked.request(client, name, entries)
             except RefusedError as refusal:
-                yield from self._answers(block, asked)
-                block = _Block(self.block_values)
+                yield from collected()
                 if self._is_here(name):
                     yield ((name, refusal),)
                 continue
@@ -377,17 +382,15 @@ class Cohort:
             if policy.sums_samples or request.of != "gradients" or type(client.machine) is not PrivateMachine:
                 # Computed by itself, as a message would be: then a sum over many samples in float64 is the same on
                 # every engine, to the last bit.
-                yield from self._answers(block, asked)
-                block = _Block(self.block_values)
+                yield from collected()
                 yield from self._one_by_one([name], request, asked)
                 continue
             size = policy.batch_size * client.machine.num_parameters
             if not block.takes(client, size):
-                yield from self._answers(block, asked)
-                block = _Block(self.block_values)
+                yield from collected()
             block.take(name, client, request, size)
             alike = kind
-        yield from self._answers(block, asked)
+        yield from collected()
 
     def acknowledge(self, session: str, acks: Mapping[str, int]) -> None:
         """Tell machines which of their releases was aggregated, so that they can forget it."""

@@ -92,9 +92,8 @@ class Account:
     @property
     def reserved_local_mu(self) -> float:
         """The mu of all sessions together as if every release had been seen by itself."""
-        return composed(
-            ({session: abs(mu) for session, mu in self.reserved.items()} | dict(self.reserved_local)).values()
-        )
+        local = {session: abs(mu) for session, mu in self.reserved.items()} | dict(self.reserved_local)
+        return composed(local.values())
 
     @property
     def unbounded(self) -> bool:
