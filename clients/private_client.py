@@ -1,4 +1,4 @@
-"""What every private machine shares: it reads a request, makes a release, and answers with nothing else.
+"""The base of every private machine: it reads a request, makes a release, and answers with nothing else.
 
 A request comes from a server that is not trusted. The whole request is checked before anything is computed, and is
 refused with a fixed text if it is malformed. It decides nothing about privacy: clip, noise, cap, budget and batch are
@@ -303,7 +303,7 @@ class PrivateClient(NumPyClient):
         )
 
     def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating] | StackedContributions:
-        """What goes into a release; called where a failure to load or to compute it does not show."""
+        """The contribution to a release; called where a failure to load or to compute it does not show."""
         batch = self.batch(request, samples)
         # A subclass that overrides the contribution does not follow the weights.
         follows_weights = type(self).contribution is PrivateClient.contribution

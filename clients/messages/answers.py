@@ -1,4 +1,4 @@
-"""What a machine answers: a release, under masks or without, what it says of itself, or why it refuses.
+"""A machine's replies: a release, under masks or without, a statement about itself, or a refusal.
 
 When something goes wrong it is the fixed text of a refusal, or one fixed sentence for all else: Flower forwards the
 texts of exceptions to the server, and those can carry data.
@@ -41,7 +41,7 @@ from ..adapters.per_sample_gradients import unflatten
 logger = logging.getLogger(__name__)
 
 Answers = Callable[[Message, Context], Message]
-"""What a node does with a message: a ClientApp, or something around one."""
+"""Answers a message: a ClientApp, or something around one."""
 
 _INTERNAL = "internal error; the machine's own log says more"
 
@@ -145,7 +145,7 @@ def _put(record: AnyT, values: Mapping[str, Any]) -> AnyT:
 
 
 def statement_entries(machine: LedgeredMachine, session: str, beside: Sequence[LedgeredMachine] = ()) -> dict[str, Any]:
-    """What a machine has spent in a session and what it guarantees, as plain values; independent of its data.
+    """A machine's figures of a session, spent and guaranteed, as plain values; independent of its data.
 
     The side releases of the machines ``beside`` it are in sessions of their own; the figures are of all together.
     """

@@ -1,4 +1,4 @@
-"""What a training request is for: gradients, or one of the side releases."""
+"""Reads whether a training request is for gradients or for a side release."""
 
 from __future__ import annotations
 

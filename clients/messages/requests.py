@@ -31,7 +31,7 @@ class Request:
     query_points: tuple[list[NDArray[Any]], ...]
     """The points to compute gradients at, each a list of the model's arrays."""
     of: str = GRADIENTS
-    """What is to be released: :data:`GRADIENTS`, or a side release (:mod:`murmurfl.clients.side`)."""
+    """The kind of release: :data:`GRADIENTS`, or a side release (:mod:`murmurfl.clients.side`)."""
     centre: NDArray[np.float32] | None = None
     """The centre, shape (k,), that the machine sees its samples from, where it is configured for centring."""
 

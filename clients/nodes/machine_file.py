@@ -24,7 +24,7 @@ SECURE = "secure-aggregation"
 
 @table(SECURE)
 class Pinned(OperatorsFile):
-    """What a machine or a helper trusts of the others."""
+    """The roster that a machine or a helper trusts."""
 
     roster: str = setting("", "Path of the list of machines and helpers.", file=True)
     roster_digest: str = setting("", "Its digest, which this operator has compared with the other operators'.")
@@ -32,7 +32,7 @@ class Pinned(OperatorsFile):
 
 @table()
 class MachineFile(Pinned):
-    """What the file of every machine says."""
+    """Settings in the file of every machine."""
 
     of_sums: ClassVar[tuple[str, ...]] = ("roster", "roster_digest", "signing_key")
     """Settings that must be set under secure aggregation, and unset otherwise."""
@@ -128,7 +128,7 @@ class Budget:
 
 @table(SECURE)
 class Honest:
-    """What a machine assumes of the others in a sum."""
+    """Assumption about the other machines of a sum."""
 
     min_honest: int = setting(
         0,

@@ -64,7 +64,7 @@ class Records:
             check_columns(columns, schema)
         self.schema = schema
         self.record_kind: str = getattr(items, "record_kind", "item")
-        """What a record is: a ``row`` of a file, or an ``item`` that was handed over."""
+        """``row`` for records of a file, ``item`` for records that were handed over."""
         self._items, self._prepared, self._together = items, prepared, together
         self._available = len(items)
         self._length = self._available if count is None else count

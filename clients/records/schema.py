@@ -204,7 +204,7 @@ class Part(_Said):
 
 
 class Label(_Said):
-    """What is to be predicted of a record.
+    """The value of a record that is to be predicted.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a machine may release beside its contributions to a training, each in a session of its own: a list.
+"""Side releases: what a machine may release beside a training, each in a session of its own.
 
 Each is one file, such as the mean of its features, which comes first (:mod:`.centring_client`), or how good a model is
 on its samples, which comes last (:mod:`.evaluation_client`). All share the machine's ledger, and so its budget.
@@ -28,7 +28,7 @@ class MachineTerms(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class PartTerms:
-    """What a part of a machine is made from."""
+    """Arguments from which a part of a machine is made."""
 
     machine: LedgeredMachine
     """The machine of everything else; ``beside`` is its policy."""

@@ -77,7 +77,7 @@ class Part:
 
 @dataclass(frozen=True)
 class PartAnswer:
-    """What the machines of a part answered."""
+    """The answers of the machines of a part."""
 
     part: Part
     releases: BlockReleases
@@ -106,7 +106,7 @@ class PartAnswer:
 
 @dataclass(frozen=True)
 class BlockAnswer:
-    """What machines that were asked together answered; iterated over in the order in which they were asked."""
+    """The answers of machines that were asked together, in the order in which they were asked."""
 
     names: list[str]
     client: PrivateClient
@@ -290,7 +290,7 @@ class Cohort:
         self._blocks: dict[Hashable, MachineBlock] = {}
         self._alone: set[type[PrivateClient]] = set()
         self.arithmetic: Callable[[ReleaseRule], BlockArithmetic] | None = None
-        """What computes the values of releases; None for NumPy."""
+        """Computes the values of releases; None for NumPy."""
         self.all_answer = False
         """Whether nobody refuses, as caps and samples tell: those computed elsewhere then have their places only."""
         self.block_values = _BLOCK_VALUES
@@ -553,7 +553,7 @@ class _Named(Sequence[PrivateClient]):
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a round asks of all machines."""
+    """The request of a round to all machines."""
 
     server_round: int
     session: str

@@ -201,7 +201,7 @@ class _ContextPage(LedgerPage):
 
 
 class _Pending(Mapping[int, NDArray[np.int64]]):
-    """What was sent and is not acknowledged, read when it is needed: mostly it is acknowledged instead."""
+    """Releases that are not acknowledged, read when they are needed: mostly they are acknowledged first."""
 
     def __init__(self, entries: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
         self._spacing = entries["spacing"]
@@ -274,7 +274,7 @@ class _InProcess(AbstractContextManager[None]):
 
 
 class _Worker(threading.local):
-    """What a worker process of a simulation keeps of its nodes; each thread its own."""
+    """Memory of a simulation's worker process for its nodes; each thread has its own."""
 
     def __init__(self) -> None:
         self.run_id: int | None = None
@@ -329,7 +329,7 @@ def state_travels() -> bool:
 
 
 def training_entries(name: str, figures: TrainingFigures | None) -> dict[str, int | float]:
-    """What clipping did to a simulated machine's release, as entries of its reply.
+    """Figures of clipping in a simulated machine's release, as entries of its reply.
 
     An engine in this process is told directly, so that replies are those of real machines. The figures are not private:
     outside a simulation there are no entries, and nobody is told.

@@ -38,7 +38,7 @@ from ..mechanisms import Mechanism
 from .bounds import epsilon_bound, error_bound, mu_bound
 
 Answers = Callable[[int, Sequence[int]], Iterable[Release | RefusedError]]
-"""What the machines of some runs answer to request k, from 1: one acknowledgement and one release a run."""
+"""From request k, from 1, and one acknowledgement a run, the answers of the machines: one release a run."""
 
 Streams = Callable[[str | None, range], Answers]
 """Fresh machines for the runs of these numbers, on the data with a canary of this name or, None, without. No two of
@@ -58,7 +58,7 @@ _CHOOSING = 1e-6
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What was claimed and what was measured.
+    """The claimed and the measured privacy of machines.
 
     Notes
     -----

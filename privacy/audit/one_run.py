@@ -34,7 +34,7 @@ _BISECTIONS = 40
 
 @dataclass(frozen=True)
 class OneRunResult:
-    """What one run showed: m canaries, r guesses, v of them correct, and the lower bound on epsilon that follows.
+    """The outcome of one run: m canaries, r guesses, v of them correct, and the lower bound on epsilon that follows.
 
     Notes
     -----

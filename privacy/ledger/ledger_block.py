@@ -1,4 +1,4 @@
-"""What ledgers remember of many machines at once: an array or a list for each entry, a row for each machine.
+"""The ledgers of many machines at once: an array or a list for each entry, a row for each machine.
 
 The release rule works on these (:mod:`murmurfl.privacy.machine.admission`,
 :mod:`murmurfl.privacy.machine.prefix_sums`). A real machine is a block of one, read from its ledger and written back
@@ -126,7 +126,7 @@ _STREAM_LISTS = ("nonces", "pending", "noise_state", "terms", "noted", "ids", "o
 
 @dataclass
 class AccountBlock(_Block):
-    """What several machines have spent, over all sessions: each column an entry of :class:`Account`."""
+    """The accounts of several machines: each column an entry of :class:`Account`."""
 
     _counted = "samples_used"
     samples_used: NDArray[np.int64]

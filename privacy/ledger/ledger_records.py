@@ -1,4 +1,4 @@
-"""What a ledger remembers, and the interface of every ledger."""
+"""The records that a ledger keeps, and the interface of every ledger."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class StreamRecord:
     noise_state: State = ()
     """The mechanism's state after release k, where it cannot be regenerated from the nonce."""
     terms: str = ""
-    """What the session was opened with (:meth:`~murmurfl.privacy.PrivacyPolicy.terms`), for whoever reads the ledger;
-    a ledger nobody reads may leave it out."""
+    """Terms with which the session was opened (:meth:`~murmurfl.privacy.PrivacyPolicy.terms`), for whoever reads the
+    ledger; a ledger nobody reads may leave them out."""
     noted: State = ()
     """Public values a client wants to find again at its next release, such as the query point of release k."""
     ids: Mapping[int, bytes] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class StreamRecord:
 
 @dataclass(frozen=True)
 class Account:
-    """What one machine has spent, over all sessions."""
+    """The privacy and samples that one machine has spent, over all sessions."""
 
     samples_used: int = 0
     """Fresh samples used up; they are taken in order, each once."""
@@ -136,7 +136,7 @@ class LedgerPage(ABC):
 
     @abstractmethod
     def account(self) -> Account:
-        """What was spent so far."""
+        """Read the account."""
 
     @abstractmethod
     def stream(self, session: str) -> StreamRecord | None:
@@ -170,7 +170,7 @@ class Ledger(ABC):
     mu_local, of all others their mu."""
 
     local_hint: str = ""
-    """What its operator may do if that budget is too small; empty where it was decided."""
+    """Advice to the operator if that budget is too small; empty where it was decided."""
 
     def secret_of_owners(self, keys: NoiseKeys) -> bytes:
         """The secret from which, with their names, the places of owners follow (:class:`~murmurfl.privacy.Owners`).

@@ -34,7 +34,7 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True)
 class SessionSummary:
-    """What a ledger says of one session."""
+    """One session of a ledger, for its operator."""
 
     session: str
     mu: float
@@ -69,10 +69,10 @@ class SessionSummary:
 
 @dataclass(frozen=True)
 class LedgerSummary:
-    """What a ledger says, for its operator."""
+    """The contents of a ledger, for its operator."""
 
     data: str
-    """What the operator called the data."""
+    """The operator's name for the data."""
     created: float
     """When, in seconds since 1970."""
     budget_mu: float
@@ -84,7 +84,7 @@ class LedgerSummary:
     mark: str
     """Where the high-water mark is."""
     mark_problem: str
-    """What is wrong with the mark, or empty."""
+    """The error of the mark, or empty."""
     key_file: str
     """Where the noise key is; empty: in the ledger."""
     sessions: tuple[SessionSummary, ...]

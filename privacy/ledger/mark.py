@@ -116,7 +116,7 @@ def read_mark(path: Path) -> LedgerState:
 
 @dataclass(frozen=True)
 class BudgetLeft:
-    """What a ledger allows and what new sessions may still reserve of it."""
+    """A ledger's budget and what new sessions may still reserve of it."""
 
     budget_mu: float
     left_mu: float

@@ -1,4 +1,4 @@
-"""What an operator may do to a ledger by hand: accept a rollback, make a new mark, decide a budget that was left open.
+"""Repairs of a ledger by its operator: accept a rollback, make a new mark, decide a budget that was left open.
 
 Each of these rests on something the operator knows and the file cannot show, so each has its own name and its own
 refusals, and no node ever does them by itself. Each takes the ledger's ``path``, and waits at most ``timeout_s`` for

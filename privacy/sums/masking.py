@@ -66,7 +66,7 @@ class MaskedReleaseError(MurmurflError):
 
 @dataclass(frozen=True)
 class Header:
-    """What a masked release says of itself: public, signed, bound to its seals, and independent of data."""
+    """The description of a masked release: public, signed, bound to its seals, and independent of data."""
 
     session: str
     machine: str
@@ -154,14 +154,14 @@ class Sealed:
 
     @property
     def signed(self) -> bytes:
-        """What the signature covers: which bytes are the header and which each helper's seal, and their order."""
+        """The bytes that the signature covers: header and seals, each with its length, in order."""
         parts = (self.header, *self.seals)
         return _SIGN_LABEL + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 
 @dataclass(frozen=True)
 class MaskedRelease:
-    """What leaves a machine under secure aggregation: its counts under their masks, and the sealed seeds.
+    """A release as it leaves a machine under secure aggregation: its counts under their masks, and the sealed seeds.
 
     Notes
     -----

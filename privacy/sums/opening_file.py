@@ -55,13 +55,13 @@ RECORD_LOST = (
     "If the newest one is lost, this helper's keys are used up: make new ones (`murmurfl roster key`), have a roster "
     "made with them, and begin new sessions. Nothing was opened."
 )
-"""What to do about a record that cannot be believed, for errors."""
+"""The way out from a record that cannot be believed."""
 
 ANOTHER_RECORD = (
     "Go on with the version of murmurfl that wrote it, or with new keys of this helper (`murmurfl roster key`), a "
     "roster made with them, and new sessions: with its old keys it would open again what it has forgotten."
 )
-"""What to do about a record of another format, for errors."""
+"""The way out from a record of another format."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class OpeningRecordError(LedgerError):
 
 @dataclass(frozen=True)
 class SessionTerms:
-    """What the headers of all releases of a session have in common, for good."""
+    """The part of a header that all releases of a session share, for good."""
 
     builds_on: str
     size: int
@@ -115,7 +115,7 @@ class OpeningPage(ABC):
 
     @abstractmethod
     def terms(self, session: str) -> SessionTerms | None:
-        """What all releases of a session have in common, or None if none was opened."""
+        """The terms of a session, or None if none of its sets was opened."""
 
     @abstractmethod
     def last_opened(self, session: str, machines: Sequence[str]) -> dict[str, LastOpened]:
@@ -405,7 +405,7 @@ def _check_follows(header: Header, last: LastOpened | None) -> None:
 
 
 def _signed(helper: str, session: str, opening: str, digest: str, total: NDArray[np.uint64]) -> bytes:
-    """What a helper's signature covers."""
+    """The bytes that a helper's signature covers."""
     if total.dtype != np.uint64 or total.ndim != 1:
         raise ValueError("not a total")
     content = hashlib.sha256(np.ascontiguousarray(total, "<u8").data).digest()
