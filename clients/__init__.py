@@ -1,4 +1,4 @@
-"""What a machine does: one file an algorithm, the release rule in common, and the bridge to Flower's Message API."""
+"""The machine's half: one file an algorithm, the release rule in common, and the bridge to Flower's Message API."""
 
 from ..privacy import flower_version as flower  # noqa: F401 - checks the installed version before Flower is imported
 from .adapters.convex import ConvexSmoothGradients

@@ -27,9 +27,8 @@ from .private_client import PrivateClient, Request, Together
 class DelayedMomentumClient(PrivateClient):
     """A machine of delayed momentum, for :class:`~murmurfl.strategies.DelayedMomentum`.
 
-    Parameters, guarantees and errors are those of :class:`~murmurfl.clients.private_client.PrivateClient`; the policy's
-    ``release_rule`` must be ``acknowledged``. The last query point and its round, which are the server's, are kept in
-    the ledger.
+    Parameters are those of :class:`~murmurfl.clients.PrivateClient`; the policy's ``release_rule`` must be
+    ``acknowledged``. The last query point and its round, which are the server's, are kept in the ledger.
 
     Notes
     -----
@@ -72,7 +71,7 @@ class DelayedMomentumClient(PrivateClient):
     ) -> Together | None:
         if cls.release is not DelayedMomentumClient.release:
             return None
-        # Machines that last took part in the same round have the same earlier point: it is evaluated once for all.
+        # Machines that last took part in the same round share their earlier point: it is evaluated once for all.
         last = [_last_participation(*client.machine.noted(session)) for client in clients]
         gradients, batch = clients[0].gradients, clients[0].machine.policy.batch_size
 

@@ -23,7 +23,7 @@ from .private_client import PrivateClient
 
 
 class _CountedContributions:
-    """Rows of gradients and marks that are not written out, of gradients that need not be either."""
+    """Rows of gradients and marks that are not written out."""
 
     def __init__(
         self, gradients: StackedContributions, norms: NDArray[np.float64], rows: CountedRows, clip: float
@@ -42,23 +42,15 @@ class _CountedContributions:
         out[-1] = scale * self._marks[row]
 
     def scaled_sum(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The sum of rows, each times its scale."""
         gradients: Any = self._gradients
         return np.append(gradients.scaled_sum(scales * self._scales), scales @ self._marks)
 
 
 class CountedGradients:
-    """Gradients beside which each row says whether it is within the clip C of the query point.
+    """A model's gradients, each row with a mark that says whether it is within the clip C of the query point.
 
-    It stands in the place of a model's gradients (:class:`~murmurfl.clients.PerSampleGradients`), with one more array,
-    of shape (1,), behind the model's: C in a query point, the marks in a release.
-
-    Parameters
-    ----------
-    gradients : PerSampleGradients
-        The model's.
-    share : float
-        Of mu^2, for the marks.
+    It takes the place of the model's :class:`~murmurfl.clients.PerSampleGradients`, with one more array, of shape (1,),
+    behind the model's: C in a query point, the marks in a release. The marks get this share of mu^2.
 
     Notes
     -----
@@ -103,10 +95,9 @@ class CountedGradients:
 class FullBatchClient(PrivateClient):
     """A machine of full batches, for :class:`~murmurfl.strategies.FullBatch`.
 
-    Parameters, guarantees and errors are those of :class:`~murmurfl.clients.private_client.PrivateClient`. The policy
-    has ``order="all"`` (and so a batch of 1), ``clip_unit="sample"``, the mechanism ``independent`` (or ``none``) and
-    ``release_rule="paper"``, under which every release stands alone. With :class:`CountedGradients` releases also say
-    how many gradients are clipped.
+    Parameters are those of :class:`~murmurfl.clients.PrivateClient`. The policy has ``order="all"`` (and so a batch of
+    1), ``clip_unit="sample"``, the mechanism ``independent`` (or ``none``) and ``release_rule="paper"``, under which
+    every release stands alone. With :class:`CountedGradients` releases also say how many gradients are clipped.
 
     Notes
     -----
@@ -130,10 +121,8 @@ class FullBatchClient(PrivateClient):
                 )
 
     def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
-        if isinstance(gradients, CountedGradients) and (policy.clip_norm, policy.clipping) != (
-            COUNTED_CLIP_NORM,
-            "clip",
-        ):
+        bounded = policy.clip_norm == COUNTED_CLIP_NORM and policy.clipping == "clip"
+        if isinstance(gradients, CountedGradients) and not bounded:
             raise ConfigurationError(
                 f"Expected clip_norm {COUNTED_CLIP_NORM:g} and clipping 'clip' with CountedGradients, whose rows are "
                 f"no longer, got {policy.clip_norm:g} and {policy.clipping!r}."

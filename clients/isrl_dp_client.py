@@ -15,8 +15,8 @@ from .noisy_sgd_client import NoisySGDClient
 class IsrlDpClient(NoisySGDClient):
     """A machine of ISRL-DP minibatch SGD, for :class:`~murmurfl.strategies.IsrlDp`.
 
-    Parameters, guarantees and errors are those of :class:`~murmurfl.clients.NoisySGDClient`; a policy with
-    ``sample_participations`` P > 1 lets samples return.
+    Parameters are those of :class:`~murmurfl.clients.NoisySGDClient`; a policy with ``sample_participations`` P > 1
+    lets samples return.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""What machines share that take several steps of their own before they release: the step, and how far they reach."""
+"""The base of machines that take several steps of their own before they release."""
 
 from __future__ import annotations
 
@@ -9,10 +9,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy
-from .adapters.convex import LARGEST_POINT
+from .adapters.convex import LARGEST_POINT, ConvexSmoothGradients, declares_itself_convex
 from .adapters.per_sample_gradients import PerSampleGradients, Samples, flat_point
 from .messages.requests import malformed
 from .private_client import ClientOptions, PrivateClient, Request
+
+
+def check_steps(
+    gradients: PerSampleGradients, learning_rate: float, clip_norm: float, *, most: float, of: str, instead: str
+) -> ConvexSmoothGradients:
+    """Return a model whose clipped steps move no two iterates apart; refuse any other.
+
+    The model must declare itself convex and smooth, the step be at most ``most`` / L, and clipping move no iterates
+    apart. Errors say what this is needed for and what to use ``instead``.
+    """
+    if not declares_itself_convex(gradients):
+        raise ConfigurationError(
+            f"Expected a model that declares itself convex and smooth for {of}, got {type(gradients).__name__}: use "
+            f"{instead}, which needs no such thing."
+        )
+    if not (gradients.smoothness > 0 and learning_rate * gradients.smoothness <= most):
+        raise ConfigurationError(
+            f"Expected learning_rate <= {most:g} / L = {most / gradients.smoothness:g} for {of}, got "
+            f"{learning_rate:g}: lower it, or use {instead}."
+        )
+    if clip_norm < gradients.gradient_bound and not gradients.clips_contractively:
+        raise ConfigurationError(
+            f"Expected clip_norm >= {gradients.gradient_bound:g}, the model's gradient bound, for {of}, got "
+            f"{clip_norm:g}: a clipped step of this model can move iterates apart; use {instead}."
+        )
+    return gradients
 
 
 class LocalStepsOptions(ClientOptions, total=False):
@@ -26,12 +52,10 @@ class LocalStepsClient(PrivateClient):
 
     Parameters
     ----------
-    gradients, samples, policy, ledger, keys
-        See :class:`~murmurfl.clients.PrivateClient`.
     learning_rate : float
         eta of the local steps: the machine's own, for a server that chose it could void the guarantee.
     **options
-        ``name`` and ``rows``, see :class:`~murmurfl.clients.PrivateClient`.
+        See :class:`~murmurfl.clients.PrivateClient`.
 
     Notes
     -----
@@ -57,7 +81,7 @@ class LocalStepsClient(PrivateClient):
     ) -> None:
         if not (math.isfinite(learning_rate) and learning_rate > 0):
             raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
-        # Before the rest, for a subclass's check of its model needs the step and may set how far the machine reaches.
+        # Before the rest: a subclass's check of its model needs them.
         self.learning_rate = float(learning_rate)
         self._farthest = LARGEST_POINT
         super().__init__(gradients, samples, policy, ledger, keys, **options)

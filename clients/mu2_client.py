@@ -19,7 +19,7 @@ from .private_client import PrivateClient
 class Mu2Client(PrivateClient):
     """A machine of DP-mu^2-FL, for :class:`~murmurfl.strategies.Mu2` and :class:`~murmurfl.strategies.TrustedMu2`.
 
-    Parameters, guarantees and errors are those of :class:`~murmurfl.clients.private_client.PrivateClient`.
+    Parameters are those of :class:`~murmurfl.clients.PrivateClient`.
 
     Notes
     -----

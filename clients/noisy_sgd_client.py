@@ -15,8 +15,8 @@ from .private_client import PrivateClient
 class NoisySGDClient(PrivateClient):
     """A machine of noisy SGD, for :class:`~murmurfl.strategies.NoisySGD`.
 
-    Parameters, guarantees and errors are those of :class:`~murmurfl.clients.private_client.PrivateClient`; the policy's
-    mechanism must be ``independent`` (or ``none``), and a ``release_rule`` of ``paper`` makes each reply stand alone.
+    Parameters are those of :class:`~murmurfl.clients.PrivateClient`; the policy's mechanism must be ``independent`` (or
+    ``none``), and a ``release_rule`` of ``paper`` makes each reply stand alone.
 
     Notes
     -----

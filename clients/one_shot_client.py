@@ -21,16 +21,10 @@ from .private_client import PrivateClient, Request
 
 
 class LabelledFeatures:
-    """What a sample is to a release of moments: its features, a constant where there is one, and a mark at its class.
+    """The rows of a release of moments: each sample's features, a constant where there is one, a mark at its class.
 
-    It stands in the place of a model's gradients (:class:`~murmurfl.clients.PerSampleGradients`).
-
-    Parameters
-    ----------
-    num_features, num_classes : int
-        Of a batch (features, labels), labels from 0.
-    constant : float
-        A value that is appended to the features, so that the model gets a bias; 0 for none.
+    It takes the place of a model's :class:`~murmurfl.clients.PerSampleGradients`. Labels count from 0; a ``constant``
+    above 0 is appended to the features, so that the model gets a bias.
     """
 
     def __init__(self, num_features: int, num_classes: int, constant: float = 0.0) -> None:
@@ -52,9 +46,8 @@ class LabelledFeatures:
 class OneShotClient(PrivateClient):
     """A machine of one release, for :class:`~murmurfl.strategies.OneShot`.
 
-    Parameters, guarantees and errors are those of :class:`~murmurfl.clients.private_client.PrivateClient`; the place of
-    the gradients is taken by :class:`LabelledFeatures`. The policy's ``clip_unit`` must be ``moments``, its mechanism
-    ``independent`` (or ``none``).
+    Parameters are those of :class:`~murmurfl.clients.PrivateClient`; :class:`LabelledFeatures` takes the place of the
+    gradients. The policy's ``clip_unit`` must be ``moments``, its mechanism ``independent`` (or ``none``).
 
     Notes
     -----

@@ -33,11 +33,10 @@ from .adapters.convex import (
     LARGEST_POINT,
     UNIT_ROUNDOFF,
     ConvexSmoothGradients,
-    declares_itself_convex,
     longest_gradient,
 )
 from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, flat_point, gradients_at, pick
-from .local_steps import LocalStepsClient, LocalStepsOptions
+from .local_steps import LocalStepsClient, LocalStepsOptions, check_steps
 from .private_client import PrivateClient, Request, Together
 
 # How many values the iterates of machines computed together may have, to stay in a processor's cache.
@@ -52,7 +51,9 @@ def local_updates(
     *,
     clip_norm: float | None = None,
 ) -> NDArray[np.float64]:
-    """The mean gradient along tau local steps of each of several machines: pure.
+    """The mean gradient g along tau local steps of each of several machines, shape (machines, d): a pure function.
+
+    It is accumulated as a sum of gradients, not as a difference of iterates.
 
     Parameters
     ----------
@@ -65,11 +66,6 @@ def local_updates(
         eta of every step.
     clip_norm : float, optional
         Clip every local gradient to this norm; one that is not finite becomes zero.
-
-    Returns
-    -------
-    ndarray of shape (machines, d), float64
-        g, accumulated as a sum of gradients and not as a difference of iterates.
     """
     machines, steps = learning_rates.shape
     start = np.asarray(start, dtype=np.float64)
@@ -94,16 +90,8 @@ def local_updates(
 class OnlineClient(LocalStepsClient):
     """A machine of locally private online FL, for :class:`~murmurfl.strategies.OnlineFedSGD`.
 
-    Parameters
-    ----------
-    gradients, samples, policy, ledger, keys, learning_rate, name, rows
-        See :class:`~murmurfl.clients.local_steps.LocalStepsClient`. The policy's batch_size is tau and its clip_unit
-        ``update`` or ``contractive``.
-
-    Raises
-    ------
-    ConfigurationError
-        If the policy clips samples, or is ``contractive`` for a model or a step it does not hold for.
+    Parameters are those of :class:`~murmurfl.clients.local_steps.LocalStepsClient`. The policy's batch_size is tau and
+    its clip_unit ``update`` or ``contractive``.
 
     Notes
     -----
@@ -129,7 +117,7 @@ class OnlineClient(LocalStepsClient):
         **options: Unpack[LocalStepsOptions],
     ) -> None:
         super().__init__(gradients, samples, policy, ledger, keys, **options)
-        # Not in the hooks: a subclass that overrides one and forgets the others' part must not lose these.
+        # Not in the hooks: a subclass that overrides one without super() must not lose these.
         if policy.clip_unit == "contractive":
             if type(self).contribution is not OnlineClient.contribution:
                 raise ConfigurationError(
@@ -147,13 +135,7 @@ class OnlineClient(LocalStepsClient):
             )
 
     def release(self, request: Request) -> Release:
-        """The machine's next release.
-
-        Raises
-        ------
-        RefusedError
-            If the query point is so far away that rounding could undo the guarantee, or the policy forbids it.
-        """
+        """The machine's next release; refused if rounding at the query point could undo the guarantee."""
         self._start_of(request, "query point")
         return super().release(request)
 
@@ -164,7 +146,7 @@ class OnlineClient(LocalStepsClient):
     def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating] | StackedContributions:
         if self.machine.simulated or type(self).contribution is not OnlineClient.contribution:
             return super()._contribution_of(request, samples)
-        # A real machine loads each sample when its step comes, so that one that fails does not spoil the other steps.
+        # A real machine loads each sample when its step comes: one that fails does not spoil the other steps.
         start, numbers = flat_point(request.query_points[0]), np.arange(samples.start, samples.stop)
         with np.errstate(all="ignore"):
             return _updates([self], CarefulGradients(self.gradients, self.samples), start, numbers)
@@ -203,28 +185,18 @@ def _updates(
 
 
 def farthest_point(gradients: ConvexSmoothGradients, learning_rate: float, clip_norm: float, steps: int) -> float:
-    r"""How far from the origin a query point may be for ``contractive`` to hold in float64.
+    r"""The largest L2 norm, at most 1e100, of a query point for which ``contractive`` holds in float64.
 
     Parameters
     ----------
     gradients : ConvexSmoothGradients
-        Of a model that has passed :func:`check_contractive`: L, and B, its gradients' bound.
+        A model that has passed :func:`check_contractive`: L, and B, its gradients' bound.
     learning_rate : float
         eta <= 2 / L.
     clip_norm : float
         S.
     steps : int
         tau.
-
-    Returns
-    -------
-    float
-        An L2 norm, at most 1e100.
-
-    Raises
-    ------
-    ConfigurationError
-        If rounding could undo the guarantee wherever the query point is.
 
     Notes
     -----
@@ -263,18 +235,9 @@ def farthest_point(gradients: ConvexSmoothGradients, learning_rate: float, clip_
 
 
 def check_contractive(gradients: PerSampleGradients, learning_rate: float, clip_norm: float) -> ConvexSmoothGradients:
-    """Refuse the ``contractive`` sensitivity where it would not hold.
+    """Return a model for which the ``contractive`` sensitivity holds; refuse any other.
 
-    Returns
-    -------
-    ConvexSmoothGradients
-        The model, which declares itself one.
-
-    Raises
-    ------
-    ConfigurationError
-        If the model does not declare itself convex and smooth, learning_rate > 2 / L, or clipping could change a
-        gradient and thereby move iterates apart.
+    The model must declare itself convex and smooth, the step be at most 2 / L, and clipping move no iterates apart.
 
     Notes
     -----
@@ -283,19 +246,4 @@ def check_contractive(gradients: PerSampleGradients, learning_rate: float, clip_
     2 eta S after its step and no further, and g by at most 2 S / tau.
     Proof: docs/proofs/sensitivities.md.
     """
-    if not declares_itself_convex(gradients):
-        raise ConfigurationError(
-            f"Expected a model that declares itself convex and smooth for clip_unit 'contractive', got "
-            f"{type(gradients).__name__}: use 'update', which needs no such thing."
-        )
-    if not (gradients.smoothness > 0 and learning_rate * gradients.smoothness <= 2.0):
-        raise ConfigurationError(
-            f"Expected learning_rate <= 2 / L = {2.0 / gradients.smoothness:g} for clip_unit 'contractive', got "
-            f"{learning_rate:g}; lower it, or use 'update'."
-        )
-    if clip_norm < gradients.gradient_bound and not gradients.clips_contractively:
-        raise ConfigurationError(
-            f"Expected clip_norm >= {gradients.gradient_bound:g}, the model's gradient bound, for clip_unit "
-            f"'contractive', got {clip_norm:g}: a clipped step of this model can move iterates apart."
-        )
-    return gradients
+    return check_steps(gradients, learning_rate, clip_norm, most=2.0, of="clip_unit 'contractive'", instead="'update'")

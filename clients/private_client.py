@@ -1,4 +1,4 @@
-"""What every private machine shares: it reads a request, makes a release, and answers with nothing else.
+"""The base of every private machine: it reads a request, makes a release, and answers with nothing else.
 
 A request comes from a server that is not trusted. The whole request is checked before anything is computed, and is
 refused with a fixed text if it is malformed. It decides nothing about privacy: clip, noise, cap, budget and batch are
@@ -8,7 +8,8 @@ the machine's own (:class:`~murmurfl.privacy.PrivacyPolicy`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Required, TypedDict
 
@@ -31,6 +32,7 @@ from ..privacy.machine.clipping import StackedContributions
 from ..privacy.machine.clipping_figures import observing
 from ..privacy.machine.data_digest import known_by
 from ..privacy.machine.record_owners import check_owned
+from ..privacy.mechanisms import State
 from ..privacy.sums.masking import Masking
 from .adapters.noise_mod import log_own_forecast
 from .adapters.per_sample_gradients import PerSampleGradients, Samples, combined_gradients, stacked_gradients
@@ -41,7 +43,19 @@ from .side.centring_client import Centred, Centring
 from .side.evaluation_client import Evaluated, Evaluation
 from .side.side_parts import MachineTerms, Parts, PartTerms, SideRelease, refuse_sides
 from .simulation.context_ledger import training_entries
-from .simulation.together import Together as Together
+
+
+@dataclass(frozen=True)
+class Together:
+    """How several simulated machines of one kind and one model are computed at once.
+
+    ``contributions`` takes positions of machines and one batch of their samples, machine after machine. It gives, in
+    the same order and up to rounding, each machine's unclipped :meth:`PrivateClient.contribution`. ``note`` are public
+    values that each machine remembers with its release (:meth:`~murmurfl.privacy.PrivateMachine.noted`).
+    """
+
+    contributions: Callable[[Sequence[int], Any], StackedContributions]
+    note: State | None = None
 
 
 class ClientOptions(TypedDict, total=False):
@@ -71,22 +85,17 @@ class PrivateClient(NumPyClient):
     keys : NoiseKeys
         The machine's noise key.
     name : str
-        The machine's name (its partition id, say); it is public.
+        The machine's public name, such as its partition id.
     rows : RowCache, optional
         For simulations (:class:`~murmurfl.privacy.PrivateMachine`).
     masking : Masking, optional
         The machine's masks; required under ``trust="secure-aggregation"``, and refused otherwise.
     centring : Centring, optional
-        That the machine releases the mean of its features first, and computes everything else around a centre.
+        Releases the mean of the features first; everything else is computed around a centre.
     evaluation : Evaluation, optional
-        That the machine says, privately and once a session, how good a model is on its samples.
+        Says, privately and once a session, how good a model is on the samples.
     side : sequence of SideRelease
-        What else it releases beside its training.
-
-    Raises
-    ------
-    ConfigurationError
-        If the policy cannot hold for this model and this number of samples, or this kind of machine cannot keep it.
+        Other releases beside the training.
 
     Notes
     -----
@@ -106,7 +115,7 @@ class PrivateClient(NumPyClient):
     machine_type: ClassVar[type[PrivateMachine]] = PrivateMachine
     summable: ClassVar[bool] = False
     """Whether this class serves secure aggregation: all its server needs is sums of releases, each acknowledged or
-    standing alone. A subclass is another kind of machine, and says so for itself."""
+    standing alone. A subclass does not inherit it."""
     centres: ClassVar[bool] = True
     """Whether this kind of machine can see its samples from a centre."""
     evaluates: ClassVar[bool] = True
@@ -132,7 +141,7 @@ class PrivateClient(NumPyClient):
             raise ConfigurationError(
                 f"Expected a name of 1 to {protocol.LONGEST_MACHINE_NAME} characters, got {name!r}."
             )
-        # Not in the hook below: a subclass that overrides it and forgets the others' part must not lose this.
+        # Not in check_policy: a subclass that overrides it without super() must not lose this.
         if policy.trust == "secure-aggregation" and not vars(type(self)).get("summable", False):
             raise ConfigurationError(
                 f"Expected a kind of machine that serves trust 'secure-aggregation', got {type(self).__name__}: its "
@@ -169,33 +178,15 @@ class PrivateClient(NumPyClient):
 
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
-        """Refuse a policy whose guarantee this kind of machine could not keep.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a policy whose guarantee this kind of machine could not keep."""
 
     def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
-        """Refuse a model with which this kind of machine could not keep what the policy guarantees.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a model with which this kind of machine could not keep what the policy guarantees."""
 
     def point_weights(self, server_round: int) -> tuple[float, ...] | None:
-        """The weights lambda_j of a contribution sum_j lambda_j grad f(point_j; z), public numbers.
+        """The public weights lambda_j of a contribution sum_j lambda_j grad f(point_j; z) in round t, from 1.
 
-        Parameters
-        ----------
-        server_round : int
-            t, from 1.
-
-        Returns
-        -------
-        tuple of float or None
-            One for each query point; None if the contribution is something else, then :meth:`contribution` says what.
+        None if the contribution is something else: then :meth:`contribution` says what.
         """
         return None
 
@@ -217,22 +208,7 @@ class PrivateClient(NumPyClient):
         session: str,  # noqa: ARG003 - for kinds that remember something of it
         points: Sequence[Sequence[NDArray[Any]]],
     ) -> Together | None:
-        """How several simulated machines of this class and one model are computed at once; None if one by one.
-
-        Parameters
-        ----------
-        clients : sequence of PrivateClient
-            The machines; they have not been asked yet.
-        server_round : int
-            t.
-        session : str
-        points : sequence of sequences of ndarray
-            Query points.
-
-        Returns
-        -------
-        Together or None
-        """
+        """How several simulated machines of this class and one model are computed at once; None if one by one."""
         # A subclass that overrides the contribution does not follow the weights.
         if cls.contribution is not PrivateClient.contribution:
             return None
@@ -266,8 +242,6 @@ class PrivateClient(NumPyClient):
         ------
         RefusedError
             If the request is malformed or the machine's policy forbids it; nothing was released or spent.
-        ConfigurationError
-            Under secure aggregation without masks; nothing was released or spent.
         """
         policy = self.machine.policy
         check_can_send(policy, self.masking)
@@ -281,7 +255,7 @@ class PrivateClient(NumPyClient):
             release = self.released(request)
             if release.release == 1 and request.of == GRADIENTS:
                 log_own_forecast(self.name, self.machine)
-        # Recorded by now. If masking fails, nothing is sent and the next release carries this one's part.
+        # The release is recorded. If masking fails, nothing is sent and the next release carries this one's part.
         part = self.parts.of(request.of)
         machine, shapes = (self.machine, self._shapes) if part is None else (part.machine, part.shapes)
         sent, entries = outgoing_reply(
@@ -299,29 +273,24 @@ class PrivateClient(NumPyClient):
         return sent, release.samples, metrics
 
     def released(self, request: Request) -> Release:
-        """What a request asks for that has passed every check: :meth:`release`, the mean, or an evaluation."""
+        """The release that a checked request asks for: :meth:`release`, or a side release."""
         part = self.parts.of(request.of)
         return self.release(request) if part is None else part.answer(request, partial(self.batch, request))
 
     def public_entries(self, of: str) -> dict[str, Any]:
-        """What a reply says of its release beside whose and which it is; independent of data."""
+        """Entries of a reply about its kind of release; independent of data."""
         part = self.parts.of(of)
         machine, entries = (self.machine, {}) if part is None else (part.machine, part.entries)
         return {protocol.SENSITIVITY: machine.plan.sensitivity, **entries}
 
     def batch(self, request: Request, samples: slice) -> Any:
-        """Samples as a request is answered from them: as they are, or seen from its centre."""
+        """Samples for a request: as they are, or seen from its centre."""
         if self.centred is None or request.centre is None:
             return self.samples[samples]
         return self.centred.batch(samples, request.centre)
 
     def release(self, request: Request) -> Release:
         """The machine's next release, for a request that has passed every check.
-
-        Raises
-        ------
-        RefusedError
-            If the machine's policy forbids it; nothing was released or spent.
 
         Notes
         -----
@@ -334,20 +303,17 @@ class PrivateClient(NumPyClient):
         )
 
     def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating] | StackedContributions:
-        """What goes into a release; called where a failure to load or to compute it does not show."""
+        """The contribution to a release; called where a failure to load or to compute it does not show."""
         batch = self.batch(request, samples)
+        # A subclass that overrides the contribution does not follow the weights.
+        follows_weights = type(self).contribution is PrivateClient.contribution
         # A hostile query point may make this overflow. The result is clipped or zeroed: nothing to warn about.
         with np.errstate(all="ignore"):
-            if self.machine.simulated and self.machine.policy.sums_samples and self._follows_weights:
+            if self.machine.simulated and self.machine.policy.sums_samples and follows_weights:
                 weights = self.point_weights(request.server_round)
                 if weights is not None:
                     return stacked_gradients(self.gradients, request.query_points, weights, batch)
             return self.contribution(request, batch)
-
-    @property
-    def _follows_weights(self) -> bool:
-        """Whether the contribution is what :meth:`point_weights` says: a subclass may have one of its own."""
-        return type(self).contribution is PrivateClient.contribution
 
     def evaluate(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
@@ -368,19 +334,19 @@ class PrivateClient(NumPyClient):
         raise malformed("the query is not one this machine answers")
 
     def statement(self, session: str) -> dict[str, Any]:
-        """What the machine has spent in a session and what it guarantees, as plain values."""
+        """The machine's figures of a session, spent and guaranteed, as plain values."""
         kind = self.record_kind
         said = {protocol.RECORD: kind, **self._schema} if kind else {}
         return {**statement_entries(self.machine, session, self.parts.machines), **said}
 
     @property
     def record_kind(self) -> str:
-        """What a sample is: ``row`` of a file, or ``item`` that was handed over; empty where samples do not say."""
+        """``row`` if a sample is one of a file, ``item`` if it was handed over; empty where samples do not say."""
         return str(getattr(self.samples, "record_kind", ""))
 
     @property
     def _schema(self) -> dict[str, str]:
-        """What the machine takes for a record, where its samples have a schema: public."""
+        """The public digest of the samples' schema, if they have one."""
         schema = getattr(self.samples, "schema", None)
         return {} if schema is None else {protocol.SCHEMA: schema.digest}
 
@@ -392,18 +358,18 @@ class PrivateClient(NumPyClient):
 
     @property
     def evaluated(self) -> Evaluated | None:
-        """The part that says how good a model is on its samples, if it does."""
+        """The part that says how good a model is on the machine's samples, if it does."""
         part = self.parts.of(Evaluation.of)
         return part if isinstance(part, Evaluated) else None
 
     @property
     def centring(self) -> Centring | None:
-        """That the machine releases the mean of its features first, if it does."""
+        """The configuration of :attr:`centred`."""
         return None if self.centred is None else self.centred.centring
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """That the machine says how good a model is on its samples, if it does."""
+        """The configuration of :attr:`evaluated`."""
         return None if self.evaluated is None else self.evaluated.evaluation
 
     def _read(self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> Request:

@@ -30,9 +30,9 @@ from ..privacy import (
     ShuffledPolicy,
 )
 from ..privacy.machine.shuffled_machine import ITERATION_ROUNDING, Order, epoch_order, noisy_epoch
-from .adapters.convex import FURTHER_ROUNDINGS, LARGEST_POINT, UNIT_ROUNDOFF, declares_itself_convex, longest_gradient
+from .adapters.convex import FURTHER_ROUNDINGS, LARGEST_POINT, UNIT_ROUNDOFF, longest_gradient
 from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, gradients_at
-from .local_steps import LocalStepsClient, LocalStepsOptions
+from .local_steps import LocalStepsClient, LocalStepsOptions, check_steps
 from .private_client import PrivateClient, Request
 
 
@@ -41,20 +41,15 @@ class ShuffledClient(LocalStepsClient):
 
     Parameters
     ----------
-    gradients, samples, ledger, keys, learning_rate, name, rows
-        See :class:`~murmurfl.clients.local_steps.LocalStepsClient`.
     policy : ShuffledPolicy
         Its batch_size is the number of samples.
     public : Samples, optional
         Public samples, of which the first public_steps end every epoch; the same whatever the machine's own are.
     order : {"IG", "SO", "RR"}
     order_seed : int
-        What the orders are made from; not secret.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are too few public samples, or the policy is ``amplified`` for a model or a step it does not hold for.
+        Seed of the orders; not secret.
+    **options
+        See :class:`~murmurfl.clients.local_steps.LocalStepsClient`.
 
     Notes
     -----
@@ -101,13 +96,7 @@ class ShuffledClient(LocalStepsClient):
             check_amplified(gradients, self.learning_rate, policy.clip_norm)
 
     def release(self, request: Request) -> Release:
-        """The end of the machine's next epoch, as v.
-
-        Raises
-        ------
-        RefusedError
-            If the starting point is so far away that rounding could undo the guarantee, or the policy forbids it.
-        """
+        """The end of the machine's next epoch, as v; refused if rounding at its start could undo the guarantee."""
         start, policy = self._start_of(request, "starting point"), self.machine.policy
 
         def epoch(release: int, noise: Iterator[NDArray[np.float64]] | None) -> NDArray[np.float64]:
@@ -121,20 +110,20 @@ class ShuffledClient(LocalStepsClient):
         return self.machine.release_epoch(request.session, request.ack, epoch)
 
     def _gradient_in(self, order: list[int]) -> Callable[[NDArray[np.float64], int], NDArray[np.floating]]:
-        """The gradient at a point for step i of an epoch: on its own samples in this order, then on public ones."""
+        """The gradient at a point for step i of an epoch: on own samples in this order, then on public ones."""
 
         def gradient(point: NDArray[np.float64], i: int) -> NDArray[np.floating]:
             source, j = (self.samples, order[i]) if i < len(order) else (self.public, i - len(order))
             if self.machine.simulated:
                 return gradients_at(self.gradients, point[None], source[j : j + 1])[0]  # type: ignore[index]
-            # On a real machine a sample that fails counts as zero, and the rest of the epoch is as it would have been.
+            # On a real machine a sample that fails counts as zero, and the rest of the epoch stays as it is.
             careful = CarefulGradients(self.gradients, source)  # type: ignore[arg-type]
             return careful.at_points(point[None], np.array([j]))[0]
 
         return gradient
 
     def _farthest_start(self) -> float:
-        """How far from the origin a starting point may be for rounding to stay within what is charged.
+        """The largest norm of a starting point for which rounding stays within what is charged.
 
         Under ``amplified`` every computed step moves iterates of two worlds apart by up to 2 eta D, with D the rounding
         of a gradient and its point (:func:`~murmurfl.clients.online_client.farthest_point`). If each step's noise hides
@@ -166,7 +155,7 @@ class ShuffledClient(LocalStepsClient):
         """None: these machines are few and their steps many, so they are asked one by one."""
 
     def statement(self, session: str) -> dict[str, Any]:
-        """As :meth:`PrivateClient.statement`, and how an epoch is mixed: only private steps are what is spent on."""
+        """The machine's figures of a session and how an epoch is mixed: privacy is spent on private steps only."""
         policy = self.machine.policy
         return {
             **super().statement(session),
@@ -182,18 +171,9 @@ def _is_amplified(policy: ShuffledPolicy) -> bool:
 
 
 def check_amplified(gradients: PerSampleGradients, learning_rate: float, clip_norm: float) -> float:
-    """Refuse privacy amplification by iteration where it would not hold.
+    """Return L* of a model for which privacy amplification by iteration holds, for all samples; refuse any other.
 
-    Returns
-    -------
-    float
-        L*, which covers private and public samples alike.
-
-    Raises
-    ------
-    ConfigurationError
-        If the model does not declare itself convex and smooth, learning_rate > 1 / L*, or clipping could change a
-        gradient and thereby move iterates apart.
+    The model must declare itself convex and smooth, the step be at most 1 / L*, and clipping move no iterates apart.
 
     Notes
     -----
@@ -201,20 +181,11 @@ def check_amplified(gradients: PerSampleGradients, learning_rate: float, clip_no
     paper's lemma F.2 asks for eta <= 1 / L*, and so does this.
     Proof: docs/proofs/sensitivities.md.
     """
-    instead = "lower the step, or ask for accounting 'composed', which needs no such thing and more noise"
-    if not declares_itself_convex(gradients):
-        raise ConfigurationError(
-            f"Expected a model that declares itself convex and smooth for accounting 'amplified', got "
-            f"{type(gradients).__name__}: use 'composed', which needs no such thing and more noise."
-        )
-    if not (gradients.smoothness > 0 and learning_rate * gradients.smoothness <= 1.0 + 1e-12):
-        raise ConfigurationError(
-            f"Expected learning_rate <= 1 / L* = {1.0 / gradients.smoothness:g} for accounting 'amplified', got "
-            f"{learning_rate:g}: {instead}."
-        )
-    if clip_norm < gradients.gradient_bound and not gradients.clips_contractively:
-        raise ConfigurationError(
-            f"Expected clip_norm >= {gradients.gradient_bound:g}, the model's gradient bound, for accounting "
-            f"'amplified', got {clip_norm:g}: a clipped step of this model can move iterates apart; use 'composed'."
-        )
-    return gradients.smoothness
+    return check_steps(
+        gradients,
+        learning_rate,
+        clip_norm,
+        most=1.0 + 1e-12,
+        of="accounting 'amplified'",
+        instead="'composed' with more noise",
+    ).smoothness

@@ -670,8 +670,8 @@ MUTANTS = (
     Mutant(
         "the type of a label is its column's",
         "clients/records/schema.py",
-        "        found = _array_of(value)\n        if found.shape != self.shape:\n",
-        "        found = _array_of(value)\n        if found.dtype.kind == 'f' or found.shape != self.shape:\n",
+        "        found = array_of(value)\n        if found.shape != self.shape:\n",
+        "        found = array_of(value)\n        if found.dtype.kind == 'f' or found.shape != self.shape:\n",
         (RECORDS,),
     ),
     Mutant(
@@ -1590,21 +1590,21 @@ MUTANTS = (
     Mutant(
         "a ledger of another format is read",
         "privacy/ledger/ledger_file.py",
-        "if version not in (FORMAT, ROTATED):",
+        "if version not in self.formats:",
         "if False:",
         (FORMATS,),
     ),
     Mutant(
         "a ledger of another format is opened before it is refused, and its log written into it",
         "privacy/ledger/ledger_file.py",
-        "        if application_id == APPLICATION_ID:\n            _check_number(version, path)\n",
+        "            if application_id == self.application_id:\n                self._check_version(version, path)\n",
         "",
         (FORMATS,),
     ),
     Mutant(
         "a ledger that cannot be believed is changed",
-        "privacy/ledger/ledger_page.py",
-        "                read_state(connection, read_header(connection, path), path)\n",
+        "privacy/ledger/ledger_file.py",
+        "                    believe(connection)\n",
         "",
         (FORMATS,),
     ),
@@ -1617,9 +1617,9 @@ MUTANTS = (
     ),
     Mutant(
         "a helper's record of another format is opened before it is refused",
-        "privacy/sums/opening_file.py",
-        "        if application_id == _APPLICATION_ID:\n            _check_number(version, path)\n",
-        "",
+        "privacy/ledger/ledger_file.py",
+        "            application_id, version = first_numbers(path)\n",
+        "            application_id, version = 0, 0\n",
         (OPENING_RECORD,),
     ),
     Mutant(
@@ -1723,15 +1723,15 @@ MUTANTS = (
     Mutant(
         "a commit may forget a local figure",
         "privacy/ledger/ledger_page.py",
-        "local.get(name, -1.0) < _local(past)",
+        "local.get(name, -1.0) < state.reserved_local",
         "local.get(name, -1.0) < -1.0",
         (SUMS,),
     ),
     Mutant(
         "a rollback forgets the local figure",
         "privacy/ledger/ledger_page.py",
-        "max(map(_local, both))",
-        "min(map(_local, both))",
+        "max(s.reserved_local for s in both)",
+        "min(s.reserved_local for s in both)",
         (SUMS,),
     ),
     Mutant(

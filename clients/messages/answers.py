@@ -1,4 +1,4 @@
-"""What a machine answers: a release, under masks or without, what it says of itself, or why it refuses.
+"""A machine's replies: a release, under masks or without, a statement about itself, or a refusal.
 
 When something goes wrong it is the fixed text of a refusal, or one fixed sentence for all else: Flower forwards the
 texts of exceptions to the server, and those can carry data.
@@ -6,9 +6,8 @@ texts of exceptions to the server, and those can carry data.
 Under secure aggregation the order is always the same: the release is made and recorded, then it is masked, and only
 then anything is sent. If masking fails nothing is sent, and the machine's next release carries what this one had.
 
-Records are made from plain values that are looked at here, and only once: Flower checks every key and every value of a
-record when it is put in, whatever it may be, which takes it longer than many a gradient. Values of the plain types go
-in together; all others are left to Flower.
+Flower checks every key and value that is put into a record, which takes longer than many a gradient. So values of plain
+types are checked here and go in together; all others are left to Flower.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from ..adapters.per_sample_gradients import unflatten
 logger = logging.getLogger(__name__)
 
 Answers = Callable[[Message, Context], Message]
-"""What a node does with a message: a ClientApp, or something around one."""
+"""Answers a message: a ClientApp, or something around one."""
 
 _INTERNAL = "internal error; the machine's own log says more"
 
@@ -50,17 +49,8 @@ _INTERNAL = "internal error; the machine's own log says more"
 def answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
     """The reply to a message: what ``handle`` gives, or an error whose text says nothing of any data.
 
-    Parameters
-    ----------
-    message : Message
-        What is answered.
-    handle : callable
-        Makes the reply's content.
-
-    Notes
-    -----
-    No text of an exception leaves the machine but that of a :class:`~murmurfl.privacy.RefusedError`, which is fixed;
-    that it failed, and in which of these ways, does.
+    No text of an exception leaves the machine but that of a :class:`~murmurfl.privacy.RefusedError`, which is fixed.
+    That it failed, and in which of these ways, does.
     """
     try:
         return Message(handle(), reply_to=message)
@@ -68,7 +58,7 @@ def answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
         logger.info("Refused a request: %s.", refusal.reason)
         return Message(Error(refusal.code, refusal.reason), reply_to=message)
     except ConfigurationError as error:
-        # It says what to do by itself; where something else lies behind it, that is shown as well.
+        # The text says what to do; a cause is shown beside it.
         logger.error("This machine is not configured to answer: %s", error, exc_info=error.__cause__ and error)
         return Message(Error(protocol.NOT_CONFIGURED, "this machine is not configured to answer"), reply_to=message)
     except LedgerError:
@@ -103,8 +93,7 @@ def entry_records(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def array_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
-    """Arrays as Flower sends them."""
-    # What is no array of NumPy's, and yet a client may return it, is Flower's to know.
+    """Arrays as Flower sends them; what is not NumPy's is left to Flower."""
     made = {
         str(name): _array(values) if isinstance(values, np.ndarray) else Array(values)
         for name, values in zip(names, arrays, strict=True)
@@ -113,19 +102,19 @@ def array_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayR
 
 
 def reply_content(records: Mapping[str, Any]) -> RecordDict:
-    """Records of the three kinds as the content of a reply."""
+    """Records as the content of a reply."""
     return _put(RecordDict(), records)
 
 
 def _array(values: NDArray[Any]) -> Array:
-    # As a copy is made: Flower would find out four times which of its ways of making an array is meant.
+    # Flower's constructor would find out four times which of its signatures is meant.
     array = Array.__new__(Array)
     vars(array).update(dtype=dtype_name(values), shape=values.shape, stype=_STYPE, data=write_array(values))
     return array
 
 
 def own_array(array: Array) -> Array:
-    """An array with the bytes of another one, which nobody else changes."""
+    """A new Array with the bytes of another one."""
     own = Array.__new__(Array)
     vars(own).update(dtype=array.dtype, shape=array.shape, stype=array.stype, data=array.data)
     return own
@@ -156,19 +145,14 @@ def _put(record: AnyT, values: Mapping[str, Any]) -> AnyT:
 
 
 def statement_entries(machine: LedgeredMachine, session: str, beside: Sequence[LedgeredMachine] = ()) -> dict[str, Any]:
-    """What a machine has spent in a session and what it guarantees, as plain values; independent of its data.
+    """A machine's figures of a session, spent and guaranteed, as plain values; independent of its data.
 
-    Parameters
-    ----------
-    machine : LedgeredMachine
-    session : str
-    beside : sequence of LedgeredMachine
-        What release the mean of the features that the session's releases are made around, and an evaluation of the
-        model, in sessions of their own: a training is all of them, and the figures are of all together.
+    The side releases of the machines ``beside`` it are in sessions of their own; the figures are of all together.
     """
     statement = machine.statement(session)
     for other in beside:
         statement = _with_release(statement, other)
+    owners = {"unit": machine.policy.unit, "samples-per-owner": machine.policy.samples_per_owner}
     sums = {
         protocol.MU_LOCAL: statement.mu_local,
         protocol.MIN_HONEST: statement.min_honest,
@@ -188,21 +172,16 @@ def statement_entries(machine: LedgeredMachine, session: str, beside: Sequence[L
         "noise-quality": machine.policy.noise_quality,
         "noise-std": machine.plan.noise_std,
         "sensitivity": machine.plan.sensitivity,
-        **_of_owners(machine.policy),
+        **(owners if machine.policy.samples_per_owner else {}),
         **stated_noise(machine.policy, machine.plan, machine.num_samples),
         **{name: value for name, value in sums.items() if value is not None},
     }
 
 
-def _of_owners(policy: PrivacyPolicy) -> dict[str, str | int]:
-    """That the unit is an owner, and how many samples of one are used at most; empty where it is a sample."""
-    return {"unit": policy.unit, "samples-per-owner": policy.samples_per_owner} if policy.samples_per_owner else {}
-
-
 def _with_release(statement: PrivacyStatement, other: LedgeredMachine) -> PrivacyStatement:
-    """A session's statement, with what the one release of another session adds to it."""
-    # The mean takes every sample, so that none are used before it. An evaluation comes last: it is counted from the
-    # first release on, as what is reserved for it.
+    """A session's statement with the one release of another session added."""
+    # The mean takes every sample, so none are used before it. An evaluation comes last, and is counted from the first
+    # release on, as it is reserved.
     spent = other.plan.mu if statement.samples_used else 0.0
     local = None if statement.mu_local is None else math.hypot(statement.mu_local, other.plan.mu_local)
     return replace(
@@ -219,19 +198,7 @@ _TRUST = "secure-aggregation"
 def check_masking(policy: PrivacyPolicy, masking: Masking | None, name: str, *, simulated: bool) -> None:
     """Refuse masks that do not belong to the policy or the machine, and a real machine that lacks them.
 
-    Parameters
-    ----------
-    policy : PrivacyPolicy
-    masking : Masking or None
-    name : str
-        The machine's.
-    simulated : bool
-        Whether its keys are a simulation's. Without masks such a machine can be made, for engines that carry no
-        messages; it sends none either.
-
-    Raises
-    ------
-    ConfigurationError
+    A simulated machine can be made without masks, for engines that carry no messages; it sends none either.
     """
     if policy.trust != _TRUST:
         if masking is not None:
@@ -259,36 +226,11 @@ def outgoing_reply(
     session: str,
     policy: PrivacyPolicy,
 ) -> tuple[list[NDArray[Any]], dict[str, Any]]:
-    """A recorded release as it is sent: the arrays of a reply, and what belongs into its config beside them.
+    """The arrays of a reply with a recorded release, in the model's shapes, and the entries beside them.
 
-    Parameters
-    ----------
-    release : Release
-        As the ledger has it.
-    shapes : sequence of tuple of int
-        The model's.
-    masking : Masking or None
-        The machine's, under secure aggregation.
-    session : str
-        The session it was made in.
-    policy : PrivacyPolicy
-        By which it was made.
-
-    Returns
-    -------
-    tuple
-        Under secure aggregation the masked counts, uint64, with header, seals and signature; otherwise the release's
-        values, float64, and nothing.
-
-    Raises
-    ------
-    ConfigurationError
-        Under secure aggregation without masks.
-
-    Notes
-    -----
-    Under secure aggregation nothing is sent that :class:`~murmurfl.privacy.sums.masking.Masking` did not mask, on a
-    real machine and in a simulation. All entries but the arrays are independent of data.
+    Under secure aggregation these are the masked counts, uint64, with header, seals and signature: nothing is sent that
+    :class:`~murmurfl.privacy.sums.masking.Masking` did not mask, on a real machine and in a simulation. Otherwise they
+    are the release's values, float64, and nothing. All entries but the arrays are independent of data.
     """
     if policy.trust != _TRUST:
         return unflatten(release.values, shapes), {}
@@ -304,12 +246,7 @@ def outgoing_reply(
 
 
 def check_can_send(policy: PrivacyPolicy, masking: Masking | None) -> None:
-    """Refuse to make a release that could not be sent: it would spend what nobody gets.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse to make a release that could not be sent: it would spend what nobody gets."""
     if policy.trust == _TRUST and masking is None:
         raise _without_masks()
 

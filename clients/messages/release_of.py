@@ -1,4 +1,4 @@
-"""What a training request is for: gradients, or one of the side releases."""
+"""Reads whether a training request is for gradients or for a side release."""
 
 from __future__ import annotations
 
@@ -19,23 +19,9 @@ _KINDS = {kind.of: kind for kind in SIDE_RELEASES}
 
 
 def read_release_of(config: Mapping[str, Any], parts: Parts) -> tuple[str, NDArray[np.float32] | None]:
-    """What a training request is for, and the centre it brings; refused where the machine is configured otherwise.
+    """Read what a training request is for and the centre it brings; refuse what the machine is not configured for.
 
-    Parameters
-    ----------
-    config : mapping
-        The request's entries.
-    parts : Parts
-        The machine's.
-
-    Raises
-    ------
-    RefusedError
-        With a fixed text.
-
-    Notes
-    -----
-    An answer or a refusal that depends on the request and on what is public of the machine.
+    Answer and refusal depend on the request and on what is public of the machine; the texts are fixed.
     """
     said, content = config.get(protocol.RELEASE_OF), config.get(protocol.CENTRE)
     if said is not None and (not isinstance(said, str) or said not in _KINDS):

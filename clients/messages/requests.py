@@ -15,35 +15,25 @@ from numpy.typing import NDArray
 from ...privacy import RefusedError, protocol
 
 GRADIENTS = "gradients"
-"""What a request is for that is for no side release: what this kind of machine makes of gradients."""
+"""A request for a contribution to the training, not for a side release."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A training request that has passed every check.
-
-    Parameters
-    ----------
-    server_round : int
-        t, from 1.
-    session : str
-        The training this request belongs to.
-    ack : int
-        The last of this machine's releases that the server has aggregated.
-    query_points : tuple of lists of ndarray
-        The points to compute gradients at, each a list of the model's arrays.
-    of : str
-        What is to be released: :data:`GRADIENTS`, or a side release (:mod:`murmurfl.clients.side`).
-    centre : ndarray of shape (k,), float32, optional
-        What the machine sees its samples from, where it is configured for centring.
-    """
+    """A training request that has passed every check."""
 
     server_round: int
+    """t, from 1."""
     session: str
+    """The training this request belongs to."""
     ack: int
+    """The last of this machine's releases that the server has aggregated."""
     query_points: tuple[list[NDArray[Any]], ...]
+    """The points to compute gradients at, each a list of the model's arrays."""
     of: str = GRADIENTS
+    """The kind of release: :data:`GRADIENTS`, or a side release (:mod:`murmurfl.clients.side`)."""
     centre: NDArray[np.float32] | None = None
+    """The centre, shape (k,), that the machine sees its samples from, where it is configured for centring."""
 
 
 def malformed(reason: str) -> RefusedError:
@@ -63,7 +53,7 @@ def check_version(config: Mapping[str, Any]) -> None:
 
 
 def integer_entry(config: Mapping[str, Any], key: str, low: int, high: int) -> int:
-    """An integer of the request, or a refusal."""
+    """Read an integer of the request, or refuse it."""
     value = config.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise malformed(f"expected {key} to be an integer from {low} to {high}")
@@ -71,7 +61,7 @@ def integer_entry(config: Mapping[str, Any], key: str, low: int, high: int) -> i
 
 
 def session_entry(config: Mapping[str, Any]) -> str:
-    """The session of the request, or a refusal."""
+    """Read the session of the request, or refuse it."""
     session = config.get(protocol.SESSION)
     if not isinstance(session, str) or not 0 < len(session) <= protocol.LONGEST_SESSION_NAME or not session.isalnum():
         raise malformed(f"expected {protocol.SESSION} to be 1 to {protocol.LONGEST_SESSION_NAME} letters and digits")
@@ -81,7 +71,7 @@ def session_entry(config: Mapping[str, Any]) -> str:
 def read_points(
     parameters: Sequence[NDArray[Any]], shapes: Sequence[tuple[int, ...]], count: int
 ) -> tuple[list[NDArray[Any]], ...]:
-    """The query points of the request, each a list of the model's arrays, or a refusal."""
+    """Read the query points of the request, each a list of the model's arrays, or refuse them."""
     width = len(shapes)
     if len(parameters) != width * count:
         raise malformed(f"expected {count} query points of {width} arrays")

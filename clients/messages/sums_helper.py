@@ -47,40 +47,16 @@ _LOCK = threading.RLock()
 def answer_helper(opener: Opener, message: Message) -> Message:
     """A helper's reply to a message.
 
-    Parameters
-    ----------
-    opener : Opener
-        The helper.
-    message : Message
-        A hello, or ``query.open``; for servers that know no queries, both in a train message.
-
-    Returns
-    -------
-    Message
-        To a hello the helper's name and its roster. To ``query.open`` the sum of its masks over the set. To everything
-        else an error.
-
-    Notes
-    -----
-    What leaves are the sums that :class:`~murmurfl.privacy.Opener` allows, and texts that are fixed: one for every set
-    that is refused, whatever is wrong with it. Timing is not protected.
+    To a hello it is the helper's name and its roster, to ``query.open`` the sum of its masks over the set, to
+    everything else an error; for servers that know no queries, both may come in a train message. What leaves are the
+    sums that :class:`~murmurfl.privacy.Opener` allows, and texts that are fixed: one for every set that is refused,
+    whatever is wrong with it. Timing is not protected.
     """
     return answer(message, lambda: _content(opener, message))
 
 
 def helper_app(opener: Opener) -> ClientApp:
-    """The ``ClientApp`` of a real helper.
-
-    Parameters
-    ----------
-    opener : Opener
-        Its record must be durable.
-
-    Raises
-    ------
-    OpeningRecordError
-        If the record would be forgotten with this process.
-    """
+    """The ``ClientApp`` of a real helper, whose record must be durable."""
     if not opener.durable:
         raise OpeningRecordError(
             "Expected a record that outlives this process (SQLiteOpeningRecord) for a real helper, got one in memory. "
@@ -97,14 +73,7 @@ def helper_app(opener: Opener) -> ClientApp:
 
 
 class ContextOpeningRecord(OpeningRecord):
-    """A simulated helper's record in a ``RecordDict``.
-
-    Parameters
-    ----------
-    state : RecordDict
-        ``context.state`` of the node.
-    helper : str
-        The helper's name: several simulated helpers may share a node.
+    """A simulated helper's record in the ``context.state`` of its node, which several helpers may share.
 
     Notes
     -----
@@ -140,7 +109,7 @@ class _ContextPage(OpeningPage):
 
     def terms(self, session: str) -> SessionTerms | None:
         values = json.loads(self._entries(session)["terms"])
-        return values and SessionTerms(**{**values, "helpers": tuple(values["helpers"])})
+        return values and SessionTerms.from_values(values)
 
     def last_opened(self, session: str, machines: Sequence[str]) -> dict[str, LastOpened]:
         last = self._last(self._entries(session))
@@ -185,17 +154,12 @@ def _content(opener: Opener, message: Message) -> RecordDict:
     if message.metadata.message_type == protocol.QUERY_OPEN or entries.get(protocol.ASK) == protocol.ASK_OPEN:
         return _opened(opener, entries)
     if entries.get(protocol.ASK) == protocol.ASK_HELLO:
-        return RecordDict(
-            {
-                protocol.CONFIG: ConfigRecord(
-                    {
-                        protocol.VERSION: protocol.PROTOCOL_VERSION,
-                        protocol.HELPERS: opener.name,
-                        protocol.ROSTER: json.dumps(opener.roster.document),
-                    }
-                )
-            }
-        )
+        hello = {
+            protocol.VERSION: protocol.PROTOCOL_VERSION,
+            protocol.HELPERS: opener.name,
+            protocol.ROSTER: json.dumps(opener.roster.document),
+        }
+        return RecordDict({protocol.CONFIG: ConfigRecord(hello)})
     raise malformed("a helper says who it is and opens sets of releases, and does nothing else")
 
 
@@ -206,20 +170,15 @@ def _opened(opener: Opener, entries: dict[str, Any]) -> RecordDict:
     except OpeningRecordError as error:
         logger.exception("This helper's opening record cannot be used; nothing was opened.")
         raise RefusedError(protocol.LEDGER_UNUSABLE, "this helper's opening record cannot be used") from error
-    return RecordDict(
-        {
-            protocol.ARRAYS: ArrayRecord({TOTAL: Array(opened.total)}),
-            protocol.CONFIG: ConfigRecord(
-                {
-                    protocol.VERSION: protocol.PROTOCOL_VERSION,
-                    protocol.HELPER: opened.helper,
-                    protocol.OPENING: opened.opening,
-                    protocol.SET_DIGEST: opened.set_digest,
-                    protocol.SIGNATURE: opened.signature,
-                }
-            ),
-        }
-    )
+    said = {
+        protocol.VERSION: protocol.PROTOCOL_VERSION,
+        protocol.HELPER: opened.helper,
+        protocol.OPENING: opened.opening,
+        protocol.SET_DIGEST: opened.set_digest,
+        protocol.SIGNATURE: opened.signature,
+    }
+    arrays = ArrayRecord({TOTAL: Array(opened.total)})
+    return RecordDict({protocol.ARRAYS: arrays, protocol.CONFIG: ConfigRecord(said)})
 
 
 def _request(opener: Opener, entries: dict[str, Any]) -> tuple[Any, Any, list[Sealed]]:
@@ -252,27 +211,9 @@ def _refused(why: str) -> OpeningRefusedError:
 
 
 def answer_simulated_helper(message: Message, state: RecordDict, *, name: str, seed: int, roster: Roster) -> Message:
-    """What a simulated helper answers to a message.
+    """A simulated helper's reply to a message: its keys follow from the run's seed, its record is in ``context.state``.
 
-    Parameters
-    ----------
-    message : Message
-    state : RecordDict
-        ``context.state`` of its node, which may host others as well.
-    name : str
-        Its name in the roster.
-    seed : int
-        Of the run: its keys are derived from it.
-    roster : Roster
-
-    Raises
-    ------
-    ConfigurationError
-        Outside a simulation.
-
-    Notes
-    -----
-    Opens what a real helper would and nothing else. It hides nothing from anybody who knows the seed, and its record
+    It opens what a real helper would and nothing else. It hides nothing from anybody who knows the seed, and its record
     ends with the run: that is why a real node is refused.
     """
     if not in_simulation():

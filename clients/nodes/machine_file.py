@@ -24,7 +24,7 @@ SECURE = "secure-aggregation"
 
 @table(SECURE)
 class Pinned(OperatorsFile):
-    """What a machine or a helper trusts of the others."""
+    """The roster that a machine or a helper trusts."""
 
     roster: str = setting("", "Path of the list of machines and helpers.", file=True)
     roster_digest: str = setting("", "Its digest, which this operator has compared with the other operators'.")
@@ -32,10 +32,10 @@ class Pinned(OperatorsFile):
 
 @table()
 class MachineFile(Pinned):
-    """What the file of every machine says."""
+    """Settings in the file of every machine."""
 
     of_sums: ClassVar[tuple[str, ...]] = ("roster", "roster_digest", "signing_key")
-    """What must be set under secure aggregation, and under nothing else."""
+    """Settings that must be set under secure aggregation, and unset otherwise."""
     machine: str = setting(MISSING, "Its name: public, and its own among the machines of a training.", kw_only=False)
     ledger: str = setting(
         MISSING, "Path of its ledger, made once with `murmurfl ledger create`.", kw_only=False, file=True
@@ -73,27 +73,14 @@ class MachineFile(Pinned):
     def decided(
         self, ledger: SQLiteLedger, mu: float, epsilon: float, delta: float = 0.0, budget: float = 0.0
     ) -> dict[str, Any]:
-        """What file and ledger say together of mu, delta and the budget of all runs, as fields of a policy.
-
-        Raises
-        ------
-        ConfigurationError
-            If the budget does not cover one run.
-        """
+        """Mu, delta and budget from file and ledger, as fields of a policy; the budget must cover mu."""
         delta = delta or float(ledger.delta or 0.0)
         mu = gdp_mu(epsilon, delta) if epsilon else mu
         return {"mu": mu, "delta": delta, "budget_mu": covering_budget(mu, ledger, budget)}
 
     def masking(self) -> Masking | None:
-        """What hides this machine's releases; None but under secure aggregation.
+        """The machine's masks; None but under secure aggregation.
 
-        Raises
-        ------
-        ConfigurationError
-            If roster or key are not there, are not those that were pinned, or do not belong to this machine.
-
-        Notes
-        -----
         Whatever the server says of helpers and other machines counts for nothing: the roster is the one that the
         operator pinned.
         """
@@ -126,7 +113,7 @@ class OwnRecords:
 
 @table("privacy")
 class Budget:
-    """What all runs together may cost, where a file says it beside the ledger."""
+    """The budget of all runs, where a file says it beside the ledger."""
 
     budget_mu: float = setting(
         0.0,
@@ -141,7 +128,7 @@ class Budget:
 
 @table(SECURE)
 class Honest:
-    """What a machine counts on in a sum."""
+    """Assumption about the other machines of a sum."""
 
     min_honest: int = setting(
         0,
@@ -152,7 +139,7 @@ class Honest:
 
 @table(mu=0.0, delta=0.0, batch_size=0, quantile_share=0.0)
 class RecordsFile(MachineFile, Honest, Sums, Evaluating, Releases, Noise, Clip, Budget, Wanted, OwnRecords):
-    """What the file of a machine that bounds samples says; each kind closes what it does not read."""
+    """The file of a machine that bounds samples; each kind of machine closes settings that it does not read."""
 
     of_sums: ClassVar[tuple[str, ...]] = (*MachineFile.of_sums, "min_honest", "min_cohort")
 
@@ -170,7 +157,7 @@ class RecordsFile(MachineFile, Honest, Sums, Evaluating, Releases, Noise, Clip, 
         return self.trust == SECURE
 
     def terms(self, ledger: SQLiteLedger) -> dict[str, Any]:
-        """As :meth:`MachineFile.decided`, and under secure aggregation what it counts on in a sum."""
+        """The fields of :meth:`MachineFile.decided`, and under secure aggregation those of sums."""
         found = self.decided(ledger, self.mu, self.epsilon, self.delta, self.budget_mu)
         if self.sums:
             local = self.budget_local_mu or ledger.budget_local_mu

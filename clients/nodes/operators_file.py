@@ -21,38 +21,22 @@ from ...privacy.setting import Setting, flat, refusal, settings_of, table
 NODE_CONFIG_VARIABLE = "MURMURFL_NODE_CONFIG"
 """The environment variable with the path of the operator's file."""
 NODE_CONFIG_KEY = "murmurfl-config"
-"""The same as a key of ``flower-supernode --node-config``, which is on the operator's own command line."""
-
-
+"""The key of ``flower-supernode --node-config``, on the operator's own command line, with that path."""
 CONNECTION_TABLE = "connection"
-"""The table of an operator's file that says how its node reaches the SuperLink: nothing of the machine itself."""
-
+"""The table of an operator's file that says how its node reaches the SuperLink."""
 RUNS_TABLE = "runs"
 """The table of an operator's file that says which runs its node takes."""
 
 
 def operators_file(node_config: Mapping[str, Any]) -> Path | None:
-    """Where the operator's file is: named by the environment or by the SuperNode's own command line, or None.
-
-    Parameters
-    ----------
-    node_config : mapping
-        Flower's, which comes from ``flower-supernode --node-config``, so from the operator.
-    """
+    """The operator's file that the environment or ``flower-supernode --node-config`` names, or None."""
     named = os.environ.get(NODE_CONFIG_VARIABLE) or node_config.get(NODE_CONFIG_KEY)
     return Path(str(named)) if named else None
 
 
 def operators_values(path: Path) -> dict[str, Any]:
-    """The TOML document in an operator's file.
+    """Read the TOML document in an operator's file; refuse one that others may write or exchange.
 
-    Raises
-    ------
-    ConfigurationError
-        If it cannot be read, is no TOML, or somebody else than the operator may write it or put another in its place.
-
-    Notes
-    -----
     On POSIX systems a document is believed only if its file belongs to the user this runs as or to root, neither its
     group nor others may write to it, and no folder on the way to it, before and after symbolic links, may be written by
     others (but for folders with the sticky bit and file systems mounted read-only). Members of the group of such a
@@ -96,19 +80,16 @@ def _check_writers(path: Path, status: os.stat_result) -> None:
 
 @table()
 class OperatorsFile:
-    """What an operator's file says: its settings, by themselves or in their tables, as they were declared once.
+    """The settings of an operator's file, by themselves or in their tables.
 
-    A class of such files is a class of tables. Settings that are :attr:`closed` are in the tables and not in its files.
-
-    Notes
-    -----
-    No value comes from a message or a run configuration, and what an operator wrote about runs
-    is never silently left out: it is refused unless the reader says that it is kept.
+    No value comes from a message or a run configuration, and what an operator wrote about runs is never silently left
+    out: it is refused unless the reader says that it is kept.
     """
 
     required: ClassVar[frozenset[str]] = frozenset()
-    """Settings with a default that must be given all the same, and not be zero."""
+    """Settings that must be given and not be zero, though they have a default."""
     closed: ClassVar[frozenset[str]] = frozenset()
+    """Settings of the tables that the file may not have."""
 
     def __post_init__(self) -> None:
         for one in settings_of(type(self)).values():
@@ -121,28 +102,18 @@ class OperatorsFile:
 
     @classmethod
     def settings(cls) -> dict[str, Setting]:
-        """What such a file may say."""
+        """The settings that such a file may have."""
         return {name: one for name, one in settings_of(cls).items() if name not in cls.closed}
 
     @classmethod
     def read(cls, path: Path, *, runs_kept: bool = False) -> Self:
-        """The operator's file; relative paths in it are taken from its folder.
+        """Read an operator's file; relative paths in it are taken from its folder.
 
-        Parameters
-        ----------
-        path : Path
-        runs_kept : bool
-            Whether whoever reads it lets through only what the table ``[runs]`` takes, or answers no requests by it.
-
-        Raises
-        ------
-        ConfigurationError
-            With the path before it: if it cannot be read, others may write to it, a key is unknown or missing, a value
-            is impossible, or there is a table ``[runs]`` that nobody would keep.
+        ``runs_kept`` says that the caller lets through only what the table ``[runs]`` takes, or answers no requests.
         """
         path = path.expanduser().absolute()
-        values = operators_values(path)  # of the path as it was given: folders that links are in count as well
-        values.pop(CONNECTION_TABLE, None)  # whoever starts the node reads it
+        values = operators_values(path)  # the path as it was given: folders of links count as well
+        values.pop(CONNECTION_TABLE, None)  # read by whoever starts the node
         path = path.resolve()
         if values.pop(RUNS_TABLE, None) is not None and not runs_kept:
             raise ConfigurationError(
@@ -157,18 +128,12 @@ class OperatorsFile:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """What hyphenated keys say.
-
-        Raises
-        ------
-        ConfigurationError
-            One line that names the key, what was expected and what came.
-        """
+        """A file's settings from a document with hyphenated keys."""
         return cls(**cls.values_of(values))
 
     @classmethod
     def values_of(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        """A document's values by the names of fields; as :meth:`from_mapping`."""
+        """A document's values, checked, by the names of fields."""
         known = cls.settings()
         needed = {one.name for one in known.values() if one.default is MISSING} | cls.required
         found = read_values(flat(document, known), known, needed)
@@ -178,7 +143,7 @@ class OperatorsFile:
         return {known[name].attribute: value for name, value in read.items()}
 
     def located(self, folder: Path) -> Self:
-        """The same with paths that were relative taken from a folder."""
+        """These settings with relative paths taken from a folder."""
 
         def at(file: str) -> str:
             return str(folder / Path(file).expanduser()) if file else file
@@ -193,12 +158,7 @@ _NOT_ZERO = {"str": "set", "int": "an integer >= 1", "float": "a number > 0"}
 
 
 def read_values(document: Mapping[str, Any], known: Collection[str], needed: Collection[str]) -> dict[str, Any]:
-    """A document all of whose keys are known, and none that is needed missing.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """The values of a document; refused if a key is unknown, or one that is needed is missing."""
     unknown = sorted(set(document) - set(known))
     if unknown:
         raise ConfigurationError(
@@ -207,7 +167,7 @@ def read_values(document: Mapping[str, Any], known: Collection[str], needed: Col
         )
     missing = {key for key in needed if key not in document}
     if {"mu", "epsilon"} <= set(known) and not {"mu", "epsilon"} & set(document):
-        missing.add("mu")  # neither has to be there, one of them has
+        missing.add("mu")  # one of the two is needed
     if missing:
         named = ["mu or epsilon" if key == "mu" else key for key in known if key in missing]
         raise ConfigurationError(f"Expected values for {', '.join(named)}, got none of that name.")
@@ -215,20 +175,14 @@ def read_values(document: Mapping[str, Any], known: Collection[str], needed: Col
 
 
 def named_values(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a table with hyphenated keys, by the names of a dataclass's fields.
-
-    Raises
-    ------
-    ConfigurationError
-        If a key is unknown, or one without a default is missing.
-    """
+    """The values of a table with hyphenated keys, by the names of a dataclass's fields."""
     known = {one.name.replace("_", "-"): one for one in fields(kind)}
     needed = [key for key, one in known.items() if one.default is MISSING and one.default_factory is MISSING]
     return {known[key].name: value for key, value in read_values(values, known, needed).items()}
 
 
 def _meant(unknown: Sequence[str], known: Sequence[str]) -> str:
-    """What somebody meant who wrote these keys, if it can be told."""
+    """A guess at what unknown keys were meant to be, or nothing."""
     for kind, command in (("helper", "murmurfl helper"), ("machine", "murmurfl node")):
         if kind in unknown:
             return f"this is a {kind}'s file, for `{command}`; "
@@ -238,13 +192,7 @@ def _meant(unknown: Sequence[str], known: Sequence[str]) -> str:
 
 
 def covering_budget(mu: float, ledger: SQLiteLedger, budget: float = 0.0) -> float:
-    """The budget of all runs: the file's if it is not 0, else the ledger's; it must cover one run of ``mu``.
-
-    Raises
-    ------
-    ConfigurationError
-        If it does not.
-    """
+    """The budget of all runs: the file's if it is not 0, else the ledger's; it must cover one run of ``mu``."""
     budget = budget or float(ledger.budget_mu or 0.0)
     if mu > budget:
         raise ConfigurationError(

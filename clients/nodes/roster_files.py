@@ -24,24 +24,11 @@ _MAKE_ONE = "Make one with `murmurfl roster key`, and have its card put into the
 
 
 def read_roster(path: Path, digest: str | None) -> Roster:
-    """The roster in a file, if it is the one that the operator pinned.
+    """Read a roster; refuse another one than the operator pinned by its digest.
 
-    Parameters
-    ----------
-    path : Path
-    digest : str or None
-        Its digest, from the operator's own configuration; None only for whoever looks at a roster and does not take
-        part by it.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file cannot be read, is no roster, or is another one.
-
-    Notes
-    -----
-    With a digest: the machines and helpers are those that the operator compared, down to each key, whoever wrote the
-    file since. That they are different people is the operators' to know.
+    The digest is None only for whoever looks at a roster and does not take part by it. With one, the machines and
+    helpers are those that the operator compared, down to each key, whoever wrote the file since. That they are
+    different people is the operators' to know.
     """
     content = _content(path, "a roster", "Take it from whoever keeps it, or make one with `murmurfl roster make`.")
     try:
@@ -58,17 +45,7 @@ def read_roster(path: Path, digest: str | None) -> Roster:
 
 
 def pinned_digest(text: str) -> str:
-    """A roster's digest as an operator wrote it, which may have been heard: blanks and capital letters do not matter.
-
-    Raises
-    ------
-    ConfigurationError
-        If it cannot be one.
-
-    Notes
-    -----
-    All 64 digits are left as they are.
-    """
+    """The 64 digits of a roster's digest as an operator wrote it: blanks and capital letters do not matter."""
     digits = "".join(text.split()).lower()
     if not re.fullmatch("[0-9a-f]{64}", digits):
         raise ConfigurationError(
@@ -78,24 +55,13 @@ def pinned_digest(text: str) -> str:
 
 
 def write_roster(path: Path, roster: Roster) -> None:
-    """Write a roster to a new file.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is something at ``path``: a roster that machines pinned must not change under them.
-    """
+    """Write a roster to a new file: a roster that machines pinned must not change under them."""
     text = json.dumps(roster.document, indent=2) + "\n"
     create_private(path, "a roster", text.encode(), error=ConfigurationError)
 
 
 def read_machine_key(path: Path) -> MachineKey:
-    """The private key of a machine.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none, other people could read it, or the file holds something else.
+    """Read the private key of a machine.
 
     Notes
     -----
@@ -109,26 +75,13 @@ def read_machine_key(path: Path) -> MachineKey:
 def write_machine_key(path: Path, key: MachineKey) -> None:
     """Write a machine's private key to a new file of mode 600, durable when this returns.
 
-    Raises
-    ------
-    ConfigurationError
-        If there is something at ``path``; it is left alone.
-
-    Notes
-    -----
-    What secure aggregation counts this machine among the honest for rests on the file staying its operator's alone; it
-    is not encrypted.
+    The machine counts among the honest only while the file stays its operator's alone; it is not encrypted.
     """
     _write_secrets(path, "a machine's key", _MACHINE_KEY, {"secret": key.secret.hex()})
 
 
 def read_helper_key(path: Path) -> tuple[str, HelperKey]:
-    """The name and the private keys of a helper.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are none, other people could read them, or the file holds something else.
+    """Read the name and the private keys of a helper.
 
     Notes
     -----
@@ -142,14 +95,7 @@ def read_helper_key(path: Path) -> tuple[str, HelperKey]:
 def write_helper_key(path: Path, name: str, key: HelperKey) -> None:
     """Write a helper's name and private keys to a new file of mode 600, durable when this returns.
 
-    Raises
-    ------
-    ConfigurationError
-        If there is something at ``path``; it is left alone.
-
-    Notes
-    -----
-    That one helper is honest rests on its file staying its operator's alone; it is not encrypted. A helper whose
+    The helper counts as honest only while the file stays its operator's alone; it is not encrypted. A helper whose
     opening record is lost needs new keys.
     """
     entries = {"name": name, "sealing-secret": key.sealing_secret.hex(), "signing-secret": key.signing_secret.hex()}
@@ -164,9 +110,14 @@ def _write_secrets(path: Path, what: str, kind: str, entries: Mapping[str, str])
 def _secrets(path: Path, what: str, kind: str, secrets: tuple[str, ...], texts: tuple[str, ...] = ()) -> dict[str, Any]:
     """The entries of a file of private keys: ``secrets`` as bytes, ``texts`` as they are."""
     check_private(path, what, missing=_MAKE_ONE, error=ConfigurationError)
-    document = _document(path, what, _MAKE_ONE)
+    try:
+        document = json.loads(_content(path, what, _MAKE_ONE))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"Expected {what} at {path}, got something that is no JSON document.") from None
     check_format(f"{what} at {path}", document, kind, _FORMAT)
-    # Nothing else of the content is in an error's text or causes: logs are read by more people than this file.
+    # No content is in an error's text or causes: more people read logs than this file.
     try:
         if set(document) != {kind, *secrets, *texts} or document[kind] != _FORMAT:
             raise ValueError
@@ -178,15 +129,6 @@ def _secrets(path: Path, what: str, kind: str, secrets: tuple[str, ...], texts: 
             f"Expected {what} of format {_FORMAT} at {path}, got something else: name the file that `murmurfl roster "
             "key` made."
         ) from None
-
-
-def _document(path: Path, what: str, missing: str) -> Any:
-    try:
-        return json.loads(_content(path, what, missing))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ConfigurationError):
-            raise
-        raise ConfigurationError(f"Expected {what} at {path}, got something that is no JSON document.") from None
 
 
 def _content(path: Path, what: str, missing: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What a machine with per-sample gradients can take part in: client, policy, and how its requests are read."""
+"""The methods of a machine with per-sample gradients: client, policy, and how requests are read."""
 
 from __future__ import annotations
 
@@ -22,27 +22,17 @@ _TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
 
 @dataclass(frozen=True)
 class SampleMethod:
-    """One way of training on per-sample gradients.
-
-    Parameters
-    ----------
-    name : str
-        As ``method`` has it.
-    client : type of PrivateClient
-        The machine.
-    strategy : str
-        The server's strategy in :mod:`murmurfl.strategies`.
-    batched : mapping, optional
-        What of the policy belongs to batches of samples that are each used once; None if it has none.
-    whole : mapping, optional
-        What of the policy belongs to releases of all samples; None if there are none.
-    """
+    """One way of training on per-sample gradients."""
 
     name: str
+    """Value of the setting ``method``."""
     client: type[PrivateClient]
     strategy: str
+    """The server's strategy in :mod:`murmurfl.strategies`."""
     batched: Mapping[str, Any] | None = None
+    """Policy fields for batches of samples that are each used once; None if the method has none."""
     whole: Mapping[str, Any] | None = None
+    """Policy fields for releases of all samples; None if the method has none."""
 
     @property
     def updates(self) -> bool:
@@ -50,20 +40,7 @@ class SampleMethod:
         return issubclass(self.client, GradientUpdateClient)
 
     def policy(self, *, batch_size: int | None, **chosen: Any) -> PrivacyPolicy:
-        """The policy of a machine.
-
-        Parameters
-        ----------
-        batch_size : int, optional
-            b, samples in a release; None for all of them.
-        **chosen
-            Fields of :class:`~murmurfl.privacy.PrivacyPolicy`; they win over the method's own.
-
-        Raises
-        ------
-        ConfigurationError
-            If the method has no such releases.
-        """
+        """A machine's policy, with None for releases of all samples; ``chosen`` fields win over the method's."""
         own = self.whole if batch_size is None else self.batched
         if own is None:
             expected = "left out" if self.batched is None else "set"
@@ -76,12 +53,7 @@ class SampleMethod:
         return policy
 
     def check(self, policy: PrivacyPolicy) -> None:
-        """Refuse a policy that this method's machines cannot keep, or under which they would add no noise.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a policy that this method's machines cannot keep, or under which they would add no noise."""
         if policy.trust not in _TRUSTS:
             raise ConfigurationError(
                 f"Expected trust one of {_TRUSTS}, got {policy.trust!r}: this machine's noise is its own."
@@ -96,17 +68,10 @@ _KNOWN = (
     SampleMethod("fedavg", GradientUpdateClient, "CorrelatedFedAvg", batched={"mechanism": "blt"}, whole=_EVERY_SAMPLE),
 )
 SAMPLE_METHODS: Mapping[str, SampleMethod] = {method.name: method for method in _KNOWN}
-"""By name."""
 
 
 def sample_method(name: str) -> SampleMethod:
-    """A method by its name.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none of that name.
-    """
+    """The method of a name."""
     found = SAMPLE_METHODS.get(name) if isinstance(name, str) else None
     if found is None:
         raise ConfigurationError(f"Expected method one of {', '.join(map(repr, SAMPLE_METHODS))}, got {name!r}.")
@@ -121,18 +86,7 @@ Layout = Sequence[tuple[str, tuple[int, ...]]]
 def read_request(message: Message, method: SampleMethod, layout: Layout) -> tuple[str, RecordDict]:
     """The kind of a request ("train", "evaluate" or "query") and its content under the protocol's record keys.
 
-    Parameters
-    ----------
-    message : Message
-    method : SampleMethod
-        What the machine takes part in.
-    layout : sequence
-        Of what is trained.
-
-    Raises
-    ------
-    RefusedError
-        If it is none of this method's strategy, or about another model. The texts depend on the request alone.
+    Refuses a request of another method's strategy or about another model; the texts depend on the request alone.
     """
     kind = message.metadata.message_type.split(".")[0]
     if kind == MessageType.EVALUATE:
@@ -162,7 +116,7 @@ def read_request(message: Message, method: SampleMethod, layout: Layout) -> tupl
 
 
 def _entries(content: RecordDict, method: SampleMethod) -> ConfigRecord:
-    """The record that speaks murmurfl's protocol, under whatever key."""
+    """The record in murmurfl's protocol, under whatever key."""
     found = [record for record in content.config_records.values() if protocol.VERSION in record]
     if len(found) != 1:
         raise RefusedError(

@@ -19,14 +19,8 @@ from .sample_methods import SAMPLE_METHODS, sample_method
 class SampleNode(RecordsFile):
     """A real machine of a ``private_client_app``: its operator's file, one TOML document, read on the machine.
 
-    Its settings stand with their sentences in the tables (:mod:`.machine_file`,
-    :mod:`murmurfl.privacy.machine.tables`); budget and delta are the ledger's, and ``batch_size`` is 0 where every
-    release is a sum over all samples.
-
-    Raises
-    ------
-    ConfigurationError
-        If a value is impossible.
+    Its settings are described in the tables (:mod:`.machine_file`, :mod:`murmurfl.privacy.machine.tables`); budget and
+    delta are the ledger's, and ``batch_size`` is 0 where every release is a sum over all samples.
 
     Notes
     -----
@@ -52,18 +46,12 @@ class SampleNode(RecordsFile):
         self._policy(mu=asked, delta=0.5, **sums)
 
     def policy(self, ledger: SQLiteLedger) -> PrivacyPolicy:
-        """What this file and its ledger say together.
-
-        Raises
-        ------
-        ConfigurationError
-            If the ledger's budget does not cover one run.
-        """
+        """The policy of this file and its ledger, whose budget must cover one run."""
         return self._policy(**self.terms(ledger), noise_quality="exact")
 
     @property
     def evaluation(self) -> EvaluationShare | None:
-        """What of mu^2 and of the samples is for a private evaluation; None for nothing."""
+        """The shares of mu^2 and of the samples for a private evaluation; None for no evaluation."""
         if not self.private_evaluation:
             return None
         return EvaluationShare(self.private_evaluation, self.held_out, self.score_bins)

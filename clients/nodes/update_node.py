@@ -17,7 +17,7 @@ from ..adapters.update_policy import UpdatePolicy
 from .machine_file import SECURE, MachineFile, RecordsFile
 
 _OF_THE_LEDGER = ("budget_mu", "delta", "budget_local_mu")
-"""What a real machine's ledger decides: no keys of the file."""
+"""Fields that a real machine's ledger decides: no keys of the file."""
 _ROUNDING = 1e-9
 
 
@@ -39,15 +39,9 @@ class UpdateNode(MachineFile):
 
     Parameters
     ----------
-    machine, ledger : str
     updates : UpdatePolicy
-        What it decides about the updates it releases; in the file its fields are keys like the others. Budget and delta
+        Decides about the updates that are released; in the file its fields are keys like the others. Budget and delta
         are the ledger's.
-
-    Raises
-    ------
-    ConfigurationError
-        If a value is impossible.
 
     Notes
     -----
@@ -95,7 +89,7 @@ class UpdateNode(MachineFile):
 
     @classmethod
     def settings(cls) -> dict[str, Setting]:
-        """What such a file may say: of a policy's fields those that the ledger does not decide."""
+        """The settings that such a file may have: of a policy's fields those that the ledger does not decide."""
         own, shared, decided = super().settings(), settings_of(RecordsFile), {}
         for one in fields(UpdatePolicy):
             name = one.name.replace("_", "-")
@@ -106,7 +100,7 @@ class UpdateNode(MachineFile):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """As for any operator's file."""
+        """A file's settings from a document with hyphenated keys."""
         found = cls.values_of(values)
         names = [one.name for one in fields(UpdatePolicy) if one.name not in _OF_THE_LEDGER]
         updates = {name: found.pop(name) for name in names if name in found}
@@ -114,23 +108,11 @@ class UpdateNode(MachineFile):
         return cls(updates=UpdatePolicy(**updates, epsilon=found.get("epsilon")), **found)
 
     def known_by(self, node_config: Mapping[str, Any]) -> bytes:
-        """By what the ledger knows the ClientApp's data: nothing for a client-level guarantee, which needs nothing.
+        """Bytes by which the ledger knows the ClientApp's data; empty for a client-level guarantee.
 
-        Otherwise the app, its configuration (so a partition's number or seed) and the contents of ``data_files``.
-
-        Parameters
-        ----------
-        node_config : mapping
-            The SuperNode's own, from the operator's command line; a ClientApp other than ``app`` sees it.
-
-        Raises
-        ------
-        ConfigurationError
-            If one of the files cannot be read.
-
-        Notes
-        -----
-        Of data that are in no named file the ledger knows the configuration only: the rest is the operator's word.
+        They are the app, its configuration (so a partition's number or seed) and the contents of ``data_files``. A
+        ClientApp other than ``app`` sees the SuperNode's own ``node_config``. Of data that are in no named file the
+        ledger knows the configuration only: the rest is the operator's word.
         """
         if self.updates.releases_per_pass == 1:
             return b""
@@ -143,13 +125,7 @@ class UpdateNode(MachineFile):
         return json.dumps([settled, digests]).encode()
 
     def policy(self, ledger: SQLiteLedger) -> UpdatePolicy:
-        """What this file and its ledger say together.
-
-        Raises
-        ------
-        ConfigurationError
-            If the ledger's budget does not cover one session.
-        """
+        """The policy of this file and its ledger, whose budget must cover one session."""
         local = ledger.budget_local_mu if self.sums else None
         settled = replace(self.updates, **self.decided(ledger, self.updates.mu, self.epsilon), budget_local_mu=local)
         private = settled.privacy_policy()

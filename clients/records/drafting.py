@@ -20,34 +20,27 @@ from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError
 from ...privacy.errors import MisfitError
-from .schema import OTHER, Column, Label, Part, Schema, is_missing, number_of, text_of
+from .schema import OTHER, Column, Label, Part, Schema, array_of, is_missing, number_of, text_of
 from .sources import CsvLines, Items, NpzRows, ParquetRows, check_ending
 
 FEWEST_OF_A_CATEGORY = 20
 """Records that a category must have to stand in a draft; rarer ones count as ``other``."""
 _EXTREME = 0.005
-"""Of the values of a column at each end, that bounds may cut off: they are moved to the bound."""
+"""Share of a column's values at each end that bounds may cut off: they are moved to the bound."""
 _MOST_CATEGORIES = 50
 _MOST_CLASSES = 20
-_MOST_SAID = 12
-"""Columns that a message names."""
+_MOST_SAID = 12  # columns that a message names
 _YES_NO = ({"yes", "no"}, {"true", "false"}, {"y", "n"}, {"t", "f"}, {"0", "1"})
 _SEPARATORS = ",;\t|"
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft of a file's schema, and what did not get into it.
-
-    Parameters
-    ----------
-    schema : Schema
-    left_out : mapping of str to list of str
-        Columns that are not in it, by the reason.
-    """
+    """A draft of a file's schema, and the columns that are left out of it."""
 
     schema: Schema
     left_out: Mapping[str, list[str]] = field(default_factory=dict)
+    """Columns by the reason."""
 
 
 def draft(path: Path, *, label: str = "", owner: str = "") -> Draft:
@@ -61,11 +54,6 @@ def draft(path: Path, *, label: str = "", owner: str = "") -> Draft:
         The column that is to be predicted; default the last one.
     owner : str
         The column that says whose a row is.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file cannot be read, or has not these columns.
 
     Notes
     -----
@@ -158,12 +146,7 @@ def _toml(value: Any) -> str:
 
 
 def inferred(items: Items) -> Schema:
-    """What the records of a simulation seem to be, by all of them.
-
-    Raises
-    ------
-    ConfigurationError
-        If they are no pairs of arrays or numbers.
+    """The schema that the records of a simulation seem to have.
 
     Notes
     -----
@@ -208,18 +191,19 @@ def _are_arrays(inputs: list[Any]) -> bool:
     return any(hasattr(one, "shape") and one.shape for one in inputs)
 
 
-def _array(value: Any) -> NDArray[Any] | None:
-    try:
-        value = value.detach().cpu() if hasattr(value, "detach") else value
-        value = value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value
-        found = np.asarray(value)
-    except Exception:
-        return None
-    return found if found.dtype.kind in "fiubUSO" else None
+def _arrays(values: Sequence[Any]) -> list[NDArray[Any]]:
+    """The values that are arrays or numbers, as arrays."""
+    found = []
+    for value in values:
+        try:
+            found.append(array_of(value))
+        except MisfitError:
+            continue
+    return found
 
 
 def _part(values: Sequence[Any], name: str = "") -> Part:
-    arrays = [array for array in map(_array, values) if array is not None]
+    arrays = _arrays(values)
     if not arrays or arrays[0].dtype.kind in "US":
         raise ConfigurationError(
             "Expected inputs that are numbers, arrays or tensors of them, got others: encode them by a table that does "
@@ -234,7 +218,7 @@ def _part(values: Sequence[Any], name: str = "") -> Part:
 
 
 def _label_of(values: Sequence[Any]) -> Label:
-    arrays = [array for array in map(_array, values) if array is not None]
+    arrays = _arrays(values)
     if not arrays:
         raise ConfigurationError("Expected targets that are numbers, texts or arrays, got others: give a schema.")
     shape = Counter(array.shape for array in arrays).most_common(1)[0][0]
@@ -265,7 +249,7 @@ def _of_arrays(rows: NpzRows, owner: str) -> Schema:
 
 
 def _column(cells: Sequence[Any]) -> Column | str:
-    """What a column seems to be, or why nothing can be learnt from it."""
+    """The column that cells seem to be, or the reason why nothing can be learnt from them."""
     present = [cell for cell in cells if not is_missing(cell)]
     try:
         counts = Counter(text_of(cell).lower() for cell in present)
@@ -291,7 +275,7 @@ def _column(cells: Sequence[Any]) -> Column | str:
 
 
 def _numbers(cells: Sequence[Any]) -> list[float] | None:
-    """The cells that are numbers; None where more than one in twenty is none."""
+    """The cells that are numbers; None if more than one in twenty is none."""
     found = []
     for cell in cells:
         try:
@@ -318,7 +302,7 @@ def _label(name: str, cells: Sequence[Any]) -> Label:
 
 
 def _bounds(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
-    """Bounds of all but the most extreme values, outwards to a step of 1, 2 or 5 times a power of ten."""
+    """Bounds of all but the most extreme values, rounded outwards to a step of 1, 2 or 5 times a power of ten."""
     low, high = (float(one) for one in np.quantile(np.asarray(values, dtype=np.float64), [_EXTREME, 1.0 - _EXTREME]))
     half = max((high - low) / 2.0, abs(high) * 1e-6, 1e-12)
     power = 10.0 ** math.floor(math.log10(half))
@@ -333,11 +317,11 @@ def _nearest(value: float, digits: int = 2) -> float:
 
 def _separator(path: Path) -> str:
     """The separator that splits the header of a CSV file into most columns."""
-    return max(_SEPARATORS, key=lambda one: _columns_with(path, one))
 
+    def columns(separator: str) -> int:
+        try:
+            return len(CsvLines(path, separator).columns)
+        except ConfigurationError:  # quotes that do not end with a wrong separator, or no such file, refused later
+            return 0
 
-def _columns_with(path: Path, separator: str) -> int:
-    try:
-        return len(CsvLines(path, separator).columns)
-    except ConfigurationError:  # quotes that do not end where a wrong separator stands, or no such file, said later
-        return 0
+    return max(_SEPARATORS, key=columns)

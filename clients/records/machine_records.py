@@ -32,21 +32,16 @@ class Records:
     Parameters
     ----------
     items : Items
-        As they were handed over.
+        The records as they were handed over.
     schema : Schema
     count : int, optional
-        N, how many there are: public, and on a real machine fixed by its operator. Items behind them are left out, and
-        where there are fewer the missing ones do not fit. Default as many as there are.
+        N, a public number of records, fixed by the operator of a real machine. Items behind them are left out, missing
+        ones do not fit. Default as many as there are.
     prepared : callable, optional
-        What is made of each record's inputs, one by one.
+        Converts each record's inputs, one by one.
     together : bool
-        Whether batches of several are asked for, in a simulation: there a made-up record stands in the place of one
-        that does not fit, and :attr:`fits` says which. A real machine asks for one record, which then fails.
-
-    Raises
-    ------
-    ConfigurationError
-        If a table has not the columns of the schema: their names are public.
+        Whether batches of several are asked for, in a simulation: there a made-up record stands in for one that does
+        not fit, and :attr:`fits` says which. A real machine asks for one record, which then fails.
 
     Notes
     -----
@@ -69,7 +64,7 @@ class Records:
             check_columns(columns, schema)
         self.schema = schema
         self.record_kind: str = getattr(items, "record_kind", "item")
-        """What a record is: a ``row`` of a file, or an ``item`` that was handed over."""
+        """``row`` for records of a file, ``item`` for records that were handed over."""
         self._items, self._prepared, self._together = items, prepared, together
         self._available = len(items)
         self._length = self._available if count is None else count
@@ -78,9 +73,9 @@ class Records:
         self.nbytes = self._length * _size_of(self._stand_in)
         self._kept: list[Record | None] | None = None
         self.fits: NDArray[np.bool_] = np.zeros(self._length, dtype=np.bool_)
-        """Which of them fit."""
+        """Which records fit."""
         self.reasons: Counter[str] = Counter()
-        """Why the others do not, and how many: for the operator alone."""
+        """How many do not, by the reason: for the operator alone."""
         kept: list[Record | None] = []
         keeps = self.nbytes <= _MOST_KEPT or together
         for number in range(self._length):
@@ -102,13 +97,7 @@ class Records:
         return self._length
 
     def __getitem__(self, chosen: slice, /) -> tuple[Any, NDArray[Any]]:
-        """A batch of records.
-
-        Raises
-        ------
-        MisfitError
-            If one of them does not fit, and they are not asked for together.
-        """
+        """A batch of records; MisfitError if one does not fit and they are not asked for together."""
         if self._together:
             inputs, labels = self._batch
             return _picked(inputs, chosen), labels[chosen]
@@ -118,19 +107,8 @@ class Records:
     def by_owner(self, most: int, *, places: int | None, secret: bytes) -> OwnedSamples:
         """The records by owner, for machines that protect all records of an owner as one.
 
-        Parameters
-        ----------
-        most : int
-            j, records of an owner that are used.
-        places : int or None
-            N, how many places there are for owners on a real machine: public. None in a simulation.
-        secret : bytes
-            The machine's, by which owners are put in places (:class:`~murmurfl.privacy.Owners`).
-
-        Raises
-        ------
-        ConfigurationError
-            If records are several arrays, or nobody's.
+        At most ``most`` records of an owner are used. ``places`` is the public number of places for owners on a real
+        machine, None in a simulation; with ``secret`` owners are put in places (:class:`~murmurfl.privacy.Owners`).
         """
         inputs, labels = self._batch
         if not isinstance(inputs, np.ndarray):
@@ -144,17 +122,14 @@ class Records:
 
     def report(self) -> str:
         """How many of how many fit, for the operator of the machine alone."""
-        fitting = int(self.fits.sum())
-        if self._available > self._length:
-            left_out = f" Rows behind them are left out: {self._available - self._length}."
-        else:
-            left_out = ""
+        fitting, behind = int(self.fits.sum()), self._available - self._length
+        left_out = f" Rows behind them are left out: {behind}." if behind > 0 else ""
         reasons = [f"{count} with {reason}" for reason, count in self.reasons.most_common(_MOST_REASONS)]
         others = f"; the others count as zero ({'; '.join(reasons)})" if reasons else ""
         return f"{fitting} of {self._length} records fit the schema{others}.{left_out}"
 
     def log(self) -> None:
-        """Say :meth:`report` in the machine's own log, among the lines that depend on data."""
+        """Write :meth:`report` into the machine's own log, among the lines that depend on data."""
         logger.log(logging.INFO if self.fits.all() else logging.WARNING, "%s", self.report(), extra=OF_DATA)
 
     def _stood_in(self) -> list[Record]:
@@ -210,7 +185,7 @@ class Records:
 def file_records(
     path: Path | str, schema: Schema, *, rows: int | None = None, part: int = 0, parts: int = 1
 ) -> tuple[Any, NDArray[Any]]:
-    """Records of a file, for a ClientApp of one's own that trains on them.
+    """Inputs and labels of the fitting records of a file, for your own ClientApp.
 
     Parameters
     ----------
@@ -221,11 +196,6 @@ def file_records(
     part, parts : int
         Which of so many disjoint parts: row i is in part i modulo ``parts``, for machines that use one part in a
         release (``releases_per_pass`` of :class:`~murmurfl.clients.UpdatePolicy`; the request says which one).
-
-    Returns
-    -------
-    tuple
-        Inputs and labels of the records of this part that fit.
 
     Notes
     -----

@@ -1,7 +1,7 @@
 """A machine whose rows are owners: all samples of one owner make one row, which is clipped once.
 
-:class:`OwnedSamples` stands in the place of a machine's samples and has as many rows as owners, :class:`OwnerGradients`
-in the place of a model's gradients. Everything behind them is as it was: a batch of b samples is one of b owners.
+:class:`OwnedSamples` takes the place of a machine's samples and has as many rows as owners, :class:`OwnerGradients`
+that of a model's gradients. Nothing else changes: a batch of b samples becomes one of b owners.
 """
 
 from __future__ import annotations
@@ -21,31 +21,25 @@ if TYPE_CHECKING:
     from .schema import Schema
 
 _MOST_VALUES = 1 << 22
-"""Of gradients of single samples that are in memory together."""
+"""Values of gradients of single samples that are in memory together."""
 
 
 class OwnedSamples:
     """A machine's samples by owner: row i is everything that is used of owner i's.
 
-    Its length is that of the places that owners are in, a public number; how many rows there are is not public.
+    Its length is the number of places for owners, which is public; how many rows there are is not.
 
     Parameters
     ----------
     arrays : sequence of ndarray
-        Such as features and labels, with the samples along the first axis.
+        Arrays such as features and labels, with the samples along the first axis.
     owners : Owners
         Which of these rows are whose (:meth:`~murmurfl.privacy.Owners.of`).
     fits : ndarray of shape (rows,), bool, optional
-        Which of these rows are samples that the model can use. The others are among the first j of their owner all the
-        same, and count as nothing in the owner's mean.
+        Which rows the model can use. The others are among the first j of their owner all the same, and count as zero in
+        the owner's mean.
     schema : Schema, optional
-        What a record is, and where records come from.
-    record_kind : str
-
-    Raises
-    ------
-    ConfigurationError
-        If there are no arrays, or they have fewer rows than the owners.
+        The schema of the records.
 
     Notes
     -----
@@ -93,15 +87,9 @@ class OwnedSamples:
 class OwnerGradients:
     """One row an owner: the mean of the gradients of that owner's samples, before it is clipped; zero without any.
 
-    It stands in the place of a model's gradients (:class:`~murmurfl.clients.PerSampleGradients`) where a machine's
-    samples are :class:`OwnedSamples`. Everybody counts alike: who has few samples as much as who has many.
-
-    Parameters
-    ----------
-    gradients : PerSampleGradients
-        The model's, of batches that are tuples of arrays.
-    one_by_one : bool
-        Whether each sample's gradient is computed by itself: on a real machine, of a model that might remember others.
+    It takes the place of a model's :class:`~murmurfl.clients.PerSampleGradients` where a machine's samples are
+    :class:`OwnedSamples`. An owner of few samples counts as much as one of many. With ``one_by_one`` each sample's
+    gradient is computed by itself: on a real machine, for a model that might remember others.
 
     Notes
     -----

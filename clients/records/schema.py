@@ -1,4 +1,4 @@
-"""What a record is, said in public before anybody has looked at one: the schema, and how one record is read by it.
+"""The schema: a public description of a record, and how one record is read by it.
 
 A guarantee is for a record of a *file*. It holds only if nothing that is made of one record depends on another: not its
 type, not its order, not its scale, and not whether it is refused. So types, categories, bounds and shapes come from a
@@ -35,16 +35,14 @@ _MISSING = frozenset({"", "na", "nan", "n/a", "null", "none", "<na>", "nat", "?"
 _YES, _NO = frozenset({"yes", "y", "true", "t", "1", "on"}), frozenset({"no", "n", "false", "f", "0", "off"})
 _WHOLE = re.compile(r"([+-]?\d+)\.0*")
 _LONGEST_TEXT = 1 << 16
-_WRITTEN = (int, Decimal, date, time, UUID)
-"""What is a name as it is written; a date with a time of day is a date."""
-_FREE = 1e30
-"""What a made-up outlier is where a part has no bounds."""
+_WRITTEN = (int, Decimal, date, time, UUID)  # their texts are names; a date with a time of day is a date
+_FREE = 1e30  # a made-up outlier of a part without bounds
 
 Bounds = tuple[float, float]
 
 
 class _Said(BaseModel):
-    """A part of a schema: what it does not know is refused."""
+    """A part of a schema; unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
@@ -61,11 +59,11 @@ class Column(_Said):
     ----------
     kind : {"number", "integer", "category", "yes/no"}
     bounds : (float, float), optional
-        Of numbers and integers, which need them. What lies outside is moved to the nearer bound.
+        Required for numbers and integers. A value outside is moved to the nearer bound.
     values : tuple of str, optional
-        Of a category, which needs them. Any other value counts as ``other``.
+        Required for a category. Any other value counts as ``other``.
     missing : float or str, optional
-        What a cell without a value becomes. Without it, a record that misses the value does not fit.
+        Value of an empty cell. Without it, a record that misses the value does not fit.
 
     Notes
     -----
@@ -96,17 +94,11 @@ class Column(_Said):
 
     @property
     def num_features(self) -> int:
-        """How many numbers it becomes."""
+        """How many numbers a cell becomes."""
         return len(self.values) + 1 if self.kind == "category" else 1
 
     def encode(self, cell: Any) -> list[float]:
-        """The numbers that one cell becomes.
-
-        Raises
-        ------
-        MisfitError
-            If the cell does not fit.
-        """
+        """The numbers that one cell becomes; MisfitError if it does not fit."""
         if self.kind == "category":
             if is_missing(cell) and text_of(cell) not in self.values:
                 cell = OTHER if self.missing is None else self.missing
@@ -132,13 +124,13 @@ class Part(_Said):
     kind : {"number", "integer", "byte", "yes/no", "sequence"}
         ``byte`` is an integer from 0 to 255, as pixels are; ``sequence`` a list of tokens, integers from 0.
     shape : tuple of int
-        Of one record.
+        Shape of one record's array.
     bounds : (float, float), optional
-        Of numbers and integers. What lies outside is moved to the nearer bound.
+        Bounds of numbers and integers. A value outside is moved to the nearer one.
     length, vocabulary, padding : int, optional
-        Of a sequence: how many tokens it has, how many there are, and the token that makes a shorter one as long.
+        A sequence's number of tokens, how many tokens there are, and the one that fills up a shorter sequence.
     name : str
-        Of one of several inputs, where the model takes them by name.
+        Name of one of several inputs, where the model takes them by name.
     """
 
     kind: Literal["number", "integer", "byte", "yes/no", "sequence"] = "number"
@@ -184,14 +176,8 @@ class Part(_Said):
         return {"byte": (0.0, 255.0), "yes/no": (0.0, 1.0)}.get(self.kind, self.bounds)
 
     def encode(self, value: Any) -> NDArray[Any]:
-        """The array that one record's value becomes.
-
-        Raises
-        ------
-        MisfitError
-            If the value does not fit.
-        """
-        found = _array_of(value)
+        """The array that one record's value becomes; MisfitError if it does not fit."""
+        found = array_of(value)
         if self.kind == "sequence" and found.ndim == 1 and self.padding is not None and len(found) < self.dims[0]:
             found = np.concatenate([found, np.full(self.dims[0] - len(found), self.padding, found.dtype)])
         if found.shape != self.dims:
@@ -218,20 +204,20 @@ class Part(_Said):
 
 
 class Label(_Said):
-    """What is to be predicted of a record.
+    """The value of a record that is to be predicted.
 
     Parameters
     ----------
     classes : int or tuple, optional
         The names of the classes, or how many there are if they are 0, 1, ...
     bounds : (float, float), optional
-        Of a number that is to be predicted, in the place of classes.
+        Bounds of a number that is to be predicted instead of classes.
     shape : tuple of int
-        Of one record's labels, where there are several of them.
+        Shape of one record's labels, where there are several.
     column : str
-        Its name in a table.
+        Name of the label's column in a table.
     kind : {"number", "integer"}
-        Of a number: whether it is a whole one, which losses take as it is.
+        Whether a number is a whole one, which losses take as it is.
     """
 
     classes: int | tuple[bool | int | float | str, ...] | None = None
@@ -266,14 +252,8 @@ class Label(_Said):
         return np.int64 if self.classes is not None or self.kind == "integer" else np.float32
 
     def encode(self, value: Any) -> NDArray[Any]:
-        """The class numbers, or the numbers, of one record.
-
-        Raises
-        ------
-        MisfitError
-            If the label is none of the classes, or not within the bounds.
-        """
-        found = _array_of(value)
+        """The class numbers, or the numbers, of one record; MisfitError if they are no classes or out of bounds."""
+        found = array_of(value)
         if found.shape != self.shape:
             raise MisfitError("a label of another shape")
         cells = found.ravel().tolist()
@@ -301,42 +281,31 @@ class Label(_Said):
 
 @dataclass(frozen=True)
 class Record:
-    """One record as a model takes it.
-
-    Parameters
-    ----------
-    inputs : ndarray, or a tuple or mapping of them
-    label : ndarray
-    owner : str
-        Whose it is; empty where the schema names no owners.
-    """
+    """One record as a model takes it."""
 
     inputs: Any
+    """An array, or a tuple or mapping of arrays."""
     label: NDArray[Any]
     owner: str = ""
+    """Empty where the schema names no owners."""
 
 
 class Schema(_Said):
-    """What a record is, in public: of a table, or of arrays and sequences.
+    """A public description of records: of a table, or of arrays and sequences.
 
     Parameters
     ----------
     label : Label
     columns : mapping of str to Column
-        Of a table, by name and in the order in which a model takes them.
+        Columns of a table, by name and in the order in which a model takes them.
     inputs : tuple of Part
-        Of other records: one array, or several.
+        The array, or several, of other records.
     owner : str
         The column that says whose a record is; empty where every record stands for itself.
     separator : str
-        Of cells in a CSV file.
+        Separator of cells in a CSV file.
     reviewed : bool
-        Whether a person has read it and stands for it: that what it says is public. Real nodes take no other.
-
-    Raises
-    ------
-    ConfigurationError
-        If it cannot be.
+        Whether a person has read it and vouches that what it says is public. Real nodes take no other.
 
     Notes
     -----
@@ -382,13 +351,7 @@ class Schema(_Said):
 
     @classmethod
     def read_file(cls, path: Path) -> Schema:
-        """A schema from its TOML file.
-
-        Raises
-        ------
-        ConfigurationError
-            If it cannot be read, or is none.
-        """
+        """Read a schema from its TOML file."""
         try:
             return cls(**tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8")))
         except ConfigurationError as error:
@@ -400,18 +363,13 @@ class Schema(_Said):
 
     @cached_property
     def digest(self) -> str:
-        """What machines of one training compare: alike for schemas by which records are read alike."""
+        """A digest that machines of one training compare: equal for schemas by which records are read alike."""
         said = self.model_dump(mode="json", exclude={"reviewed", "separator"}, exclude_defaults=True)
         said["columns"] = list(said.get("columns", {}).items())  # their order settles what a model is given
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
     def check_for_real_nodes(self) -> None:
-        """Refuse a schema that nobody has reviewed, or that leaves open what a record is.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a schema that nobody has reviewed, or that leaves open what a record is."""
         if not self.reviewed:
             raise ConfigurationError(
                 "Expected a schema with reviewed = true, got one that no person has reviewed: read it, see that "
@@ -438,7 +396,7 @@ class Schema(_Said):
 
     @property
     def norm_bound(self) -> float:
-        """No record's inputs are longer, in L2; infinite where bounds are not known."""
+        """The largest L2 norm of a record's inputs; infinite where bounds are not known."""
         if self.columns:
             return math.sqrt(len(self.columns))
         squares = [
@@ -448,12 +406,12 @@ class Schema(_Said):
         return math.sqrt(sum(squares))
 
     def read(self, item: Any) -> Record:
-        """One record, converted by itself.
+        """Convert one record by itself.
 
         Parameters
         ----------
         item : mapping, or pair (inputs, label)
-            Of a table a mapping from column to cell, or a pair whose first part has the cells in the columns' order.
+            For a table a mapping from column to cell, or a pair whose first part has the cells in the columns' order.
 
         Raises
         ------
@@ -478,7 +436,7 @@ class Schema(_Said):
         return Record(inputs, _within(self.label.column or "label", self.label.encode, label), whose)
 
     def owner_of(self, item: Any) -> str:
-        """Whose a record is, whether or not the rest of it fits; empty if it does not say."""
+        """The owner of a record, whether or not the rest of it fits; empty if it does not say."""
         try:
             owner = (self._cells if self.columns else self._parts)(item)[2]
             return "" if is_missing(owner) else text_of(owner)
@@ -491,7 +449,7 @@ class Schema(_Said):
                 raise MisfitError("a record without some of the columns")
             return [item[name] for name in self.columns], item[self.label.column], item.get(self.owner)
         cells, label, owner = _as_pair(item)
-        found = _array_of(cells)
+        found = array_of(cells)
         if found.shape != (len(self.columns),):
             raise MisfitError("a record of another number of cells")
         return found.tolist(), label, owner
@@ -521,7 +479,7 @@ class Schema(_Said):
         return list(inputs), found, owner
 
     def made_up(self, count: int, random: np.random.Generator) -> Iterator[Any]:
-        """Records that are nobody's, of every class, spread over the bounds: mappings for a table, else pairs."""
+        """Yield records that are nobody's, of every class, spread over the bounds: mappings for a table, else pairs."""
         for number in range(count):
             if self.columns:
                 cells = {name: _made_up_cell(column, random) for name, column in self.columns.items()}
@@ -533,7 +491,7 @@ class Schema(_Said):
             yield (*pair, f"owner-{number}") if self.owner else pair
 
     def outliers(self) -> Iterator[Any]:
-        """Made-up records at the ends of what the schema allows: everything lowest, highest, in the middle, in turn."""
+        """Yield made-up records at the ends of what the schema allows: all lowest, highest, in the middle, in turn."""
         random = np.random.Generator(np.random.Philox(key=29))
         for number, (even, odd) in enumerate([(0.0, 0.0), (1.0, 1.0), (0.5, 0.5), (0.0, 1.0), (1.0, 0.0)]):
             label = _made_up_label(self.label, number, random)
@@ -563,7 +521,7 @@ class Schema(_Said):
 
 
 _LABELS = ("label", "labels", "target", "targets")
-"""What the label of a record that is a mapping is called, where the schema does not say."""
+"""Names of the label in a record that is a mapping, where the schema does not say."""
 
 
 def stacked(inputs: Sequence[Any], labels: Sequence[NDArray[Any]]) -> tuple[Any, NDArray[Any]]:
@@ -591,13 +549,7 @@ def is_missing(cell: Any) -> bool:
 
 
 def text_of(cell: Any) -> str:
-    """A cell as the text that owners, categories and classes are compared by: 1, 1.0 and "1.0" are alike.
-
-    Raises
-    ------
-    MisfitError
-        If it is no text, number, date or boolean, or too long to be a name.
-    """
+    """A cell as the text by which owners, categories and classes are compared: 1, 1.0 and "1.0" are alike."""
     if getattr(cell, "shape", None) == () and hasattr(cell, "item"):  # of NumPy or PyTorch
         cell = cell.item()
     if isinstance(cell, bytes):
@@ -621,13 +573,7 @@ def text_of(cell: Any) -> str:
 
 
 def number_of(cell: Any, *, integer: bool = False) -> float:
-    """A cell as a finite number.
-
-    Raises
-    ------
-    MisfitError
-        If it is none.
-    """
+    """A cell as a finite number; MisfitError if it is none."""
     cell = cell.strip() if isinstance(cell, str) else cell
     if isinstance(cell, str) and (len(cell) > 400 or "_" in cell):
         raise MisfitError("a text where a number should be")
@@ -651,8 +597,8 @@ def _is_yes(cell: Any) -> bool:
     return word in _YES
 
 
-def _array_of(value: Any) -> NDArray[Any]:
-    """Anything as an array; a tensor without its history."""
+def array_of(value: Any) -> NDArray[Any]:
+    """A number, array or tensor as an array; MisfitError if it is none."""
     try:
         if hasattr(value, "detach"):
             value = value.detach().cpu()
@@ -748,7 +694,7 @@ def _made_up_label(label: Label, number: int, random: np.random.Generator) -> An
 
 
 def _one_line(error: ValidationError) -> str:
-    """What pydantic found first, as messages are here."""
+    """The first of pydantic's findings, in the words of our messages."""
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     said = first["msg"].removeprefix("Value error, ")

@@ -27,10 +27,7 @@ ADVICE = (
 
 
 class Items(Protocol):
-    """Records as they were handed over: how many, and one of them at a time, which may fail.
-
-    Those of a file that is read here have ``record_kind = "row"``.
-    """
+    """Records as they were handed over, read one at a time, which may fail; ``record_kind`` is "row" for a file's."""
 
     def __len__(self) -> int: ...
 
@@ -38,22 +35,10 @@ class Items(Protocol):
 
 
 class CsvLines:
-    """The rows of a CSV file: a row is one physical line, split off before quotes are read, and decoded by itself.
+    """The rows of a ``.csv`` or ``.csv.gz``, whose first line names the columns.
 
-    Parameters
-    ----------
-    path : Path
-        ``.csv``, or ``.csv.gz``. Its first line names the columns.
-    separator : str
-
-    Raises
-    ------
-    ConfigurationError
-        If the file cannot be read or its first line is no header. Nothing depends on the lines behind it.
-
-    Notes
-    -----
-    Item i depends on line i + 2 alone. A line break within quotes ends a row: what stands on two lines is two rows.
+    A row is one physical line, split off before quotes are read and decoded by itself: item i depends on line i + 2
+    alone, and a line break within quotes ends a row. Whether the file is refused depends on the first line alone.
     """
 
     def __init__(self, path: Path, separator: str) -> None:
@@ -92,17 +77,7 @@ class CsvLines:
 
 
 class ParquetRows:
-    """The rows of a Parquet file, each cell by itself whatever type its column has.
-
-    Parameters
-    ----------
-    path : Path
-
-    Raises
-    ------
-    ConfigurationError
-        If it cannot be read.
-    """
+    """The rows of a Parquet file, each cell by itself whatever type its column has."""
 
     def __init__(self, path: Path) -> None:
         check_installed("pyarrow", "tables", "Parquet files")
@@ -123,7 +98,7 @@ class ParquetRows:
 
 
 class FrameRows:
-    """The rows of a table of pandas, each cell by itself whatever type its column has."""
+    """The rows of a pandas DataFrame, each cell by itself whatever type its column has."""
 
     def __init__(self, frame: Any) -> None:
         self._columns = [frame.iloc[:, i].tolist() for i in range(frame.shape[1])]
@@ -159,7 +134,7 @@ class Pairs:
 
 
 class Batches:
-    """What gives a batch for a slice, asked for batches of one."""
+    """An object that gives a batch for a slice, asked for batches of one."""
 
     def __init__(self, found: Any) -> None:
         self._found = found
@@ -175,7 +150,7 @@ class Batches:
 
 
 class Collated:
-    """The items of a data set as a ``DataLoader``'s own ``collate_fn`` makes them, each handed to it alone."""
+    """The items of a data set, each handed alone to a ``DataLoader``'s own ``collate_fn``."""
 
     def __init__(self, items: Any, collate: Callable[[list[Any]], Any]) -> None:
         self._items, self._collate = items, collate
@@ -209,15 +184,7 @@ class NpzRows(Pairs):
 def file_items(path: Path, schema: Schema) -> Items:
     """The rows of a file, by the ending of its name: ``.csv``, ``.csv.gz``, ``.parquet`` or ``.npz``.
 
-    Raises
-    ------
-    ConfigurationError
-        If the file is of another kind, or cannot be read.
-
-    Notes
-    -----
-    Item i depends on row i of the file alone. What is refused depends on the header, or on the names and shapes of
-    arrays.
+    Item i depends on row i of the file alone; a refusal depends on the header, or on the names and shapes of arrays.
     """
     path = Path(path).expanduser()
     check_ending(path)
@@ -227,24 +194,13 @@ def file_items(path: Path, schema: Schema) -> Items:
 
 
 def check_ending(path: Path) -> None:
-    """Refuse a file of another kind, by the ending of its name.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse a file of another kind, by the ending of its name."""
     if not path.name.endswith((".csv", ".csv.gz", ".parquet", ".pq", ".npz")):
         raise ConfigurationError(f"Expected a file that ends in .csv, .csv.gz, .parquet or .npz, got {path}.")
 
 
 def check_columns(columns: Sequence[str], schema: Schema) -> None:
-    """Refuse a table without a column that the schema names, or with one of them twice.
-
-    Raises
-    ------
-    ConfigurationError
-        With the names, which are public.
-    """
+    """Refuse a table without a column that the schema names, or with one of them twice; the names are public."""
     if not schema.columns:
         raise ConfigurationError("Expected a schema of columns for a table, got one of arrays.")
     named = [*schema.columns, schema.label.column, *([schema.owner] if schema.owner else [])]
@@ -256,20 +212,15 @@ def check_columns(columns: Sequence[str], schema: Schema) -> None:
 
 
 def items_of(found: Any) -> Items:
-    """What a project calls its samples, as items.
+    """A project's samples as items.
 
     Parameters
     ----------
     found : Any
         A pair or triple (inputs, labels, owners) of arrays, tensors, lists or tables; a table of pandas; a list of
         items; PyTorch's ``Dataset`` or ``DataLoader``; a ``Dataset`` of the package ``datasets``; or whatever has a
-        length and gives a batch for a slice. Of a loader the data set is taken, item by item: its sampler sees none,
-        and a ``collate_fn`` of its own sees one at a time.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is none of these, or empty.
+        length and gives a batch for a slice. A loader's data set is taken item by item: its sampler sees none, and its
+        own ``collate_fn`` sees one at a time.
     """
     loader, dataset, iterable = _torch_kinds()
     items: Any
@@ -301,7 +252,7 @@ def items_of(found: Any) -> Items:
 
 
 def _torch_kinds() -> tuple[Any, Any, Any]:
-    """PyTorch's loader and data sets; who has one has imported it."""
+    """PyTorch's loader and data set classes, None if it is not imported: then nothing can be one."""
     data = sys.modules.get("torch.utils.data")
     return (None, None, None) if data is None else (data.DataLoader, data.Dataset, data.IterableDataset)
 
@@ -325,7 +276,7 @@ def _length(part: Any) -> int:
 
 
 def _picked(part: Any, number: int) -> Any:
-    """One record's share of arrays, tables and structures of them."""
+    """One record of arrays, tables and structures of them."""
     if isinstance(part, Mapping):
         return {name: _picked(one, number) for name, one in part.items()}
     if isinstance(part, tuple):

@@ -23,22 +23,17 @@ from .side_parts import PartTerms, check_beside
 
 @dataclass(frozen=True)
 class Centring:
-    """That a machine releases the mean of its features, and sees its samples from a centre that it is sent.
+    """Configures a machine to release the mean of its features, and to see its samples from a centre that it is sent.
 
     Parameters
     ----------
     policy : PrivacyPolicy
-        Of the mean's release (:func:`~murmurfl.privacy.centring_policy`), on the same budget as the machine's other
-        policy.
+        Policy of the mean's release (:func:`~murmurfl.privacy.centring_policy`), on the same budget as the machine's
+        other policy.
     num_features : int
         k, values of one sample's features.
     constant : float
-        What is appended to them: the model has k + 1 inputs, the last of which is a bias.
-
-    Raises
-    ------
-    ConfigurationError
-        If the policy is not one of a mean's release.
+        Value appended to them: the model has k + 1 inputs, the last of which is a bias.
 
     Notes
     -----
@@ -73,12 +68,7 @@ class Centring:
             raise ConfigurationError(f"Expected a constant > 0 and finite, got {self.constant!r}.")
 
     def check_beside(self, policy: PrivacyPolicy) -> None:
-        """Refuse a policy of everything else with which the mean cannot share samples or a budget.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a policy of everything else with which the mean cannot share samples or a budget."""
         check_beside(self.policy, policy, beside="centring", release="the mean of features")
 
     def trained_on(self, samples: int) -> int:
@@ -110,27 +100,15 @@ class Centring:
 
     @property
     def terms(self) -> tuple[int, float]:
-        """What machines have in common that are computed together."""
+        """Settings that machines computed together must share."""
         return self.num_features, self.constant
 
 
 class Centred:
-    """The part of a machine that is configured for centring: the mean of its features, and samples seen from a centre.
+    """The part of a machine that releases the mean of its features and sees its samples from a centre.
 
-    Parameters
-    ----------
-    centring : Centring
-    samples : Samples
-        The machine's data: arrays of features, or tuples that begin with one.
-    machine : PrivateMachine
-        Of the mean, on the machine's ledger and keys.
-    beside : PrivacyPolicy
-        Of everything else that the machine releases.
-
-    Raises
-    ------
-    ConfigurationError
-        If the two policies do not go together.
+    Samples are arrays of features, or tuples that begin with one. ``machine`` makes the mean, on the ledger and keys of
+    everything else the machine releases, whose policy is ``beside``.
 
     Notes
     -----
@@ -151,18 +129,12 @@ class Centred:
         self._batches: dict[tuple[int, int], Any] = {}
 
     def release(self, session: str, ack: int) -> Release:
-        """The sum of the machine's features, bounded and with noise; the only one of its session.
-
-        Raises
-        ------
-        RefusedError
-            If the cap or the budget forbids it.
-        """
+        """The sum of the machine's features, bounded and with noise; the only one of its session."""
         return self.machine.release(session, ack, lambda chosen: self.centring.features(self._samples[chosen]))
 
     @property
     def entries(self) -> dict[str, Any]:
-        """What a reply says of the mean beside what every reply says: nothing."""
+        """No further entries of a reply."""
         return {}
 
     def answer(self, request: Request, batch: Callable[[slice], Any]) -> Release:

@@ -34,35 +34,30 @@ from ..messages.requests import Request
 from .side_parts import PartTerms, check_beside
 
 Measure = Callable[[Sequence[NDArray[Any]], Any], Measured]
-"""Given a model's arrays and a batch of samples, what the model makes of each of them."""
+"""From a model's arrays and a batch of samples, how right the model is about each of them."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """That a machine says, privately, how good a model is on its samples.
+    """Configures a machine to say, privately, how good a model is on its samples.
 
     Parameters
     ----------
     policy : PrivacyPolicy
-        Of the evaluation's release (:func:`~murmurfl.privacy.evaluation_policy`), on the same budget as the machine's
-        other policy.
+        Policy of the evaluation's release (:func:`~murmurfl.privacy.evaluation_policy`), on the same budget as the
+        machine's other policy.
     measure : callable
         ``measure(arrays, samples)`` gives a :class:`~murmurfl.privacy.Measured`: how right the model is about each
         sample of a batch, and scores where there are ``bins``.
     bins : int
         Bins of scores for each of two classes, for the area under the ROC curve; 0 for none.
     scores_share : float
-        Of the evaluation's mu^2, for the scores.
+        Share of the evaluation's mu^2 spent on the scores.
     held_out : int
         How many of the machine's samples, the last ones, are set aside: they are evaluated on, and nothing else is
         made from them. 0: the evaluation is of all samples, those that the model was trained on.
     shapes : sequence of tuple of int, optional
-        Of the model's arrays; by default those of the machine's gradients.
-
-    Raises
-    ------
-    ConfigurationError
-        If the policy is not one of an evaluation.
+        Shapes of the model's arrays; by default those of the machine's gradients.
 
     Notes
     -----
@@ -103,22 +98,11 @@ class Evaluation:
         return EvaluationRows(self.bins, self.scores_share)
 
     def check_beside(self, policy: PrivacyPolicy) -> None:
-        """Refuse a policy of everything else with which the evaluation cannot share samples or a budget.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a policy of everything else with which the evaluation cannot share samples or a budget."""
         check_beside(self.policy, policy, beside="an evaluation", release="the evaluation")
 
     def trained_on(self, samples: int) -> int:
-        """How many of a machine's samples, the first ones, are trained on.
-
-        Raises
-        ------
-        ConfigurationError
-            If none would be left.
-        """
+        """How many of a machine's samples, the first ones, are trained on."""
         if self.held_out >= samples:
             raise ConfigurationError(
                 f"Expected held_out below the machine's {samples} samples, got {self.held_out}: none would be left to "
@@ -127,29 +111,16 @@ class Evaluation:
         return samples - self.held_out
 
     def part(self, terms: PartTerms) -> Evaluated:
-        """The part of a machine that makes it."""
+        """The part of a machine that makes the evaluation."""
         own = PrivateMachine(self.policy, self.rows.width, terms.num_rows, terms.ledger, terms.keys, **terms.known)
         return Evaluated(self, terms.shapes, own, beside=terms.beside)
 
 
 class Evaluated:
-    """The part of a machine that is configured for private evaluation.
+    """The part of a machine that makes a private evaluation.
 
-    Parameters
-    ----------
-    evaluation : Evaluation
-    shapes : sequence of tuple of int
-        Of the model's arrays, where the evaluation does not say.
-    machine : PrivateMachine
-        Of the evaluation, on the machine's ledger and keys, with all of its samples: those that were trained on too,
-        because the ledger knows rows by their place.
-    beside : PrivacyPolicy
-        Of everything else that the machine releases.
-
-    Raises
-    ------
-    ConfigurationError
-        If the two policies do not go together.
+    ``machine`` makes it, on the ledger and keys of everything else the machine releases, whose policy is ``beside``. It
+    has all samples, those that were trained on too, because the ledger knows rows by their place.
 
     Notes
     -----
@@ -175,16 +146,16 @@ class Evaluated:
         self.rows = evaluation.rows
         self.shapes = [(self.rows.width,)]
         self.first = machine.num_samples - evaluation.held_out if evaluation.held_out else 0
-        """The first sample that it is of."""
+        """The first sample that is evaluated on."""
 
     @property
     def samples(self) -> int:
-        """How many samples it is of, a public number."""
+        """How many samples are evaluated on, a public number."""
         return self.machine.num_samples - self.first
 
     @property
     def entries(self) -> dict[str, Any]:
-        """What a reply says of the evaluation beside what every reply says; independent of data."""
+        """Further entries of a reply; independent of data."""
         return {
             protocol.NOISE_STD: float(self.machine.plan.noise_std),
             protocol.HELD_OUT: int(self.evaluation.held_out > 0),
@@ -192,20 +163,7 @@ class Evaluated:
         }
 
     def answer(self, request: Request, batch: Callable[[slice], Any]) -> Release:
-        """The sum of the rows of its samples, with noise; the only one of its session.
-
-        Parameters
-        ----------
-        request : Request
-            With the model as its one query point.
-        batch : callable
-            Gives a slice of the machine's samples as the model sees them.
-
-        Raises
-        ------
-        RefusedError
-            If the cap or the budget forbids it.
-        """
+        """The sum of the samples' rows at the request's one query point, with noise; the only one of its session."""
         (model,) = request.query_points
 
         def rows(chosen: slice) -> NDArray[np.float64]:
@@ -222,12 +180,7 @@ class Evaluated:
 
 
 def held_out_samples(samples: int, share: float) -> int:
-    """How many of so many samples a share of them is: at least one of two, and never all.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """How many samples a share of them is: at least one of two, and never all."""
     if not 0 < share < 1:
         raise ConfigurationError(f"Expected a share of samples above 0 and below 1 to hold out, got {share!r}.")
     return min(max(math.floor(share * samples), 1), samples - 1)
@@ -241,25 +194,21 @@ _KEPT = (
 
 @dataclass(frozen=True)
 class EvaluationShare:
-    """What of a machine's mu^2 and of its samples is for a private evaluation of the model.
+    """The shares of a machine's mu^2 and of its samples that are for a private evaluation of the model.
 
     Parameters
     ----------
     share : float
-        Of mu^2, above 0 and below 1. The training has the rest, so that both together are what was asked for.
+        Share of mu^2, above 0 and below 1. The training has the rest, so that both together are what was asked for.
     held_out : float
-        Which share of a machine's samples, the last ones, is set aside for it and never trained on. 0: the evaluation
-        is of the samples that were trained on.
+        Share of a machine's samples, the last ones, that is set aside and never trained on. 0: the evaluation is of the
+        samples that were trained on.
     score_bins : int
         Bins of scores for each of two classes, for the area under the ROC curve; 0 for none. The server's
         :class:`~murmurfl.strategies.PrivateEvaluation` needs the same number.
     right : callable, optional
         Where the model is no classifier of the usual kind: how right a batch of its predictions is, from 0 to 1 for
         each sample. Of a module ``right(output, target)``. It must not mix samples.
-
-    Raises
-    ------
-    ConfigurationError
 
     Notes
     -----
@@ -288,12 +237,7 @@ class EvaluationShare:
 
     @classmethod
     def of(cls, evaluation: float | EvaluationShare | None) -> EvaluationShare | None:
-        """What a project wrote: a share of mu^2, all of it, or nothing.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """An evaluation share from what a project wrote: a share of mu^2, an object of this class, or None."""
         if evaluation is None or isinstance(evaluation, EvaluationShare):
             return evaluation
         return cls(evaluation)
@@ -301,22 +245,14 @@ class EvaluationShare:
     def training(self, policy: PrivacyPolicy) -> PrivacyPolicy:
         """The policy of the training, with what the evaluation leaves of the mu of a policy of both.
 
-        Notes
-        -----
-        The evaluation takes samples that a training may have used, so that an order in which each is used once, ever,
-        becomes one in which the budget counts sessions together.
+        The evaluation takes samples that a training may have used, so an order that uses each once, ever, becomes one
+        in which the budget counts sessions together.
         """
         once = policy.order == "in-turn" and policy.sample_participations == 1
         return replace(policy, mu=divided_mu(policy.mu, self.share)[1], order="again" if once else policy.order)
 
     def evaluation(self, policy: PrivacyPolicy, measure: Measure | None, samples: Samples) -> Evaluation:
-        """A machine's evaluation, beside the policy of a training and an evaluation together.
-
-        Raises
-        ------
-        ConfigurationError
-            If nobody says which predictions are right, or no sample would be left to train on.
-        """
+        """A machine's evaluation, from the policy of a training and an evaluation together."""
         if measure is None:
             raise ConfigurationError(
                 "Expected a model whose predictions can be right or wrong, got one that does not say: leave evaluation "

@@ -1,4 +1,4 @@
-"""What a machine may release beside its contributions to a training, each in a session of its own: a list.
+"""Side releases: what a machine may release beside a training, each in a session of its own.
 
 Each is one file, such as the mean of its features, which comes first (:mod:`.centring_client`), or how good a model is
 on its samples, which comes last (:mod:`.evaluation_client`). All share the machine's ledger, and so its budget.
@@ -20,7 +20,7 @@ Shapes = list[tuple[int, ...]]
 
 
 class MachineTerms(TypedDict, total=False):
-    """What machines of one ledger are made with alike."""
+    """Options that all machines of one ledger share."""
 
     data: RowBytes | Owners
     roster: str
@@ -28,29 +28,18 @@ class MachineTerms(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class PartTerms:
-    """What a part of a machine is made from.
-
-    Parameters
-    ----------
-    machine : LedgeredMachine
-        Of everything else.
-    num_rows : int
-        Of its samples, those that are held out among them.
-    samples, ledger, keys, known
-        The machine's; ``samples`` with those that are held out.
-    shapes : sequence of tuple of int
-        Of the model's arrays.
-    beside : PrivacyPolicy
-        Of everything else.
-    """
+    """Arguments from which a part of a machine is made."""
 
     machine: LedgeredMachine
+    """The machine of everything else; ``beside`` is its policy."""
     num_rows: int
+    """Number of samples, those that are held out among them."""
     samples: Samples
     ledger: Ledger
     keys: NoiseKeys
     known: MachineTerms
     shapes: Sequence[tuple[int, ...]]
+    """Shapes of the model's arrays."""
     beside: PrivacyPolicy
 
 
@@ -59,70 +48,52 @@ class SidePart(Protocol):
 
     machine: PrivateMachine
     shapes: Shapes
-    """Of a release."""
+    """Shapes of the arrays of a release."""
     asked_at: Shapes | None
-    """Of the model that a request brings; None where it brings none."""
+    """Shapes of the model that a request brings; None where it brings none."""
 
     @property
     def entries(self) -> dict[str, Any]:
-        """What a reply says of it beside what every reply says; independent of data."""
+        """Further entries of a reply; independent of data."""
         ...
 
     def answer(self, request: Request, batch: Callable[[slice], Any]) -> Release:
-        """The only release of a session, for a request that has passed every check.
-
-        Parameters
-        ----------
-        request : Request
-        batch : callable
-            Gives a slice of the machine's samples as the model sees them.
-
-        Raises
-        ------
-        RefusedError
-            If the cap or the budget forbids it.
-        """
+        """The only release of a session; ``batch`` gives a slice of the samples as the model sees them."""
         ...
 
 
 class SideRelease(Protocol):
-    """That a machine makes a side release: what a client is configured with."""
+    """Configures a client to make a side release."""
 
     of: ClassVar[str]
-    """What requests call it."""
+    """Name of the release in requests."""
     option: ClassVar[str]
-    """What a client calls it."""
+    """Name of the client's option."""
     ability: ClassVar[str]
-    """The attribute of a kind of client that says whether it can."""
+    """The attribute of a kind of client that says whether it can make the release."""
     unable: ClassVar[str]
-    """Why one cannot."""
+    """Why a kind of client cannot."""
     not_configured: ClassVar[str]
     """The refusal of a machine that is asked for it and is not configured for it; depends on the request alone."""
 
     def trained_on(self, samples: int) -> int:
-        """How many of a machine's samples, the first ones, it leaves to be trained on."""
+        """How many of a machine's samples, the first ones, are left to be trained on."""
         ...
 
     def part(self, terms: PartTerms) -> SidePart:
-        """The part of a machine that makes it."""
+        """The part of a machine that makes the release."""
         ...
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a machine that release something else than contributions to a training.
-
-    Parameters
-    ----------
-    known : mapping of str to SidePart
-        By what requests call their releases.
-    """
+    """The parts of a machine that make side releases, by their names in requests."""
 
     known: Mapping[str, SidePart]
 
     @property
     def machines(self) -> list[LedgeredMachine]:
-        """Of each part."""
+        """The machine of each part."""
         return [part.machine for part in self.known.values()]
 
     def of(self, of: str | None) -> SidePart | None:
@@ -131,12 +102,7 @@ class Parts:
 
 
 def refuse_sides(kind: type, sides: Iterable[SideRelease], *, per_owner: bool) -> None:
-    """Refuse side releases that a kind of client cannot have.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse side releases that a kind of client cannot have."""
     for side in sides:
         if per_owner:
             raise ConfigurationError(
@@ -150,26 +116,10 @@ _IN_COMMON = ("budget_mu", "delta", "noise_quality", "trust", "min_honest", "min
 
 
 def check_beside(own: PrivacyPolicy, policy: PrivacyPolicy, *, beside: str, release: str) -> None:
-    """Refuse a policy of everything else with which a release of all samples cannot share samples or a budget.
+    """Refuse a policy with which a release of all samples cannot share samples or a budget.
 
-    Parameters
-    ----------
-    own : PrivacyPolicy
-        Of the release that takes every sample once.
-    policy : PrivacyPolicy
-        Of everything else.
-    beside : str
-        What the release is for, as in "beside centring".
-    release : str
-        What it is called, as in "the mean of features".
-
-    Raises
-    ------
-    ConfigurationError
-
-    Notes
-    -----
-    What a secret order is worth is counted for samples that show nowhere else, so that one is refused here.
+    ``own`` is the policy of that release, ``policy`` that of everything else. In errors ``beside`` says what the
+    release is for ("centring") and ``release`` what it is ("the mean of features").
     """
     short = release.split(" of ")[0]
     if policy.order == "in-turn" and policy.sample_participations == 1:

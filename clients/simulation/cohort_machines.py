@@ -26,16 +26,14 @@ from ...privacy.machine.machine_block import BlockAdmission, BlockArithmetic, Bl
 from ...privacy.machine.prefix_sums import ReleaseRule
 from ..adapters.per_sample_gradients import PerSampleGradients, Samples
 from ..messages.release_of import read_release_of
-from ..private_client import PrivateClient, Request
-from .together import Together
+from ..private_client import PrivateClient, Request, Together
 
 Placed = tuple[int, int, slice, bool]
-"""Of a machine that may release: its place among those asked, its part, its fresh samples, and whether it is computed
-here."""
+"""A machine that may release: its place among those asked, its part, its fresh samples, whether it is computed here."""
 
 
 class StackableGradients(PerSampleGradients, Protocol):
-    """Gradients that can combine several points in closed form, without a row for every sample. Not required.
+    """Optional: gradients that can combine several points in closed form, without a row for every sample.
 
     Notes
     -----
@@ -54,7 +52,7 @@ class StackableGradients(PerSampleGradients, Protocol):
 
 
 class StackableSamples(Samples, Protocol):
-    """Samples of many machines that come from one place. Not required."""
+    """Optional: samples of many machines that come from one place."""
 
     @classmethod
     def stack(cls, parts: Sequence[tuple[Any, slice]]) -> Any:
@@ -64,50 +62,34 @@ class StackableSamples(Samples, Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """Those of the machines asked together that have one policy.
-
-    Parameters
-    ----------
-    block : MachineBlock
-    names : list of str
-    places : list of int
-        Among all that are asked.
-    rows : list of int
-        In the block.
-    acks : list of int
-    here : list of bool
-        Which of them are computed here.
-    """
+    """The machines, of those asked together, that have one policy."""
 
     block: MachineBlock
     names: list[str]
     places: list[int]
+    """Places among all that are asked."""
     rows: list[int]
+    """Rows in the block."""
     acks: list[int]
     here: list[bool]
+    """Which of them are computed here."""
 
 
 @dataclass(frozen=True)
 class PartAnswer:
-    """What the machines of a part answered.
-
-    Parameters
-    ----------
-    part : Part
-    releases : BlockReleases
-    """
+    """The answers of the machines of a part."""
 
     part: Part
     releases: BlockReleases
 
     def released(self) -> Iterator[tuple[int, str]]:
-        """The place among the releases, and the name, of each machine that has released and is computed here."""
+        """Yield the place among the releases, and the name, of each machine that released and is computed here."""
         for i, place in enumerate(self.releases.rows):
             if self.part.here[place]:
                 yield i, self.part.names[place]
 
     def refused(self) -> Iterator[tuple[str, RefusedError]]:
-        """The name of each machine that has refused, and why."""
+        """Yield the name of each machine that refused, and why."""
         for place, refusal in self.releases.refused.items():
             if self.part.here[place]:
                 yield self.part.names[place], refusal
@@ -124,19 +106,11 @@ class PartAnswer:
 
 @dataclass(frozen=True)
 class BlockAnswer:
-    """What machines that were asked together answered.
-
-    Parameters
-    ----------
-    names : list of str
-        Of those that were asked, in order.
-    client : PrivateClient
-        One of them.
-    parts : list of PartAnswer
-    """
+    """The answers of machines that were asked together, in the order in which they were asked."""
 
     names: list[str]
     client: PrivateClient
+    """One of them."""
     parts: list[PartAnswer]
 
     def __iter__(self) -> Iterator[tuple[str, Release | RefusedError]]:
@@ -149,32 +123,21 @@ class BlockAnswer:
 
 @dataclass(frozen=True)
 class Computing:
-    """How the contributions of a block are computed.
-
-    Parameters
-    ----------
-    names : list of str
-        Of the machines that are asked.
-    client : PrivateClient
-        One of them.
-    request : Request
-        Alike for all, but for the acknowledgement.
-    together : Together
-    batch : callable
-        Given names and slices of samples, one batch of them.
-    all_answer : bool
-        Whether it is known that nobody refuses: parts then have none of the machines that are computed elsewhere.
-    """
+    """How the contributions of a block are computed."""
 
     names: list[str]
     client: PrivateClient
+    """One of them."""
     request: Request
+    """The same for all, but for the acknowledgement."""
     together: Together
     batch: Callable[[list[tuple[str, slice]]], Any]
+    """Makes one batch of names and slices of samples."""
     all_answer: bool = False
+    """Whether it is known that nobody refuses: parts then have none of the machines that are computed elsewhere."""
 
     def answer(self, parts: Sequence[Part]) -> BlockAnswer:
-        """The answers of all of them, recorded."""
+        """Make and record the releases of all parts."""
         session = self.request.session
         with ExitStack() as transactions:
             admissions = [
@@ -201,8 +164,8 @@ class Computing:
             return [None] * len(parts)
         if self.all_answer:
             placed += self._elsewhere(placed, parts)
-        # Whatever their policies are, they stand in the order in which they were asked, with zeros in the place of
-        # those that are computed elsewhere: products of matrices of another shape differ in their last bits.
+        # In the order in which they were asked, with zeros for those that are computed elsewhere: products of matrices
+        # of another shape differ in their last bits.
         placed.sort(key=lambda entry: entry[0])
         here = np.array([here for *_, here in placed])
         samples = self.batch([(self.names[i], chosen) for i, _, chosen, here in placed if here])
@@ -221,7 +184,7 @@ class Computing:
         return [pick(rows) if rows.size else None for rows in chosen]
 
     def _elsewhere(self, placed: Sequence[Placed], parts: Sequence[Part]) -> list[Placed]:
-        """The machines that are computed elsewhere, of which nothing is known but their places."""
+        """The machines that are computed elsewhere: only their places are known."""
         if len(placed) < sum(len(part.rows) for part in parts):
             raise ConfigurationError(
                 "Expected every machine to answer, as its cap and its samples allow, but one refused: use one worker."
@@ -231,18 +194,7 @@ class Computing:
 
 
 def stacked_samples(parts: Sequence[tuple[Any, slice]]) -> Any:
-    """One batch of several machines' samples.
-
-    Parameters
-    ----------
-    parts : sequence of (samples, slice)
-        Batches that are arrays, or tuples of arrays, with the samples along the first axis.
-
-    Raises
-    ------
-    ConfigurationError
-        If the batches are of another kind.
-    """
+    """One batch of several machines' samples: arrays, or tuples of arrays, with the samples along the first axis."""
     kinds = {type(samples) for samples, _ in parts}
     stack = getattr(parts[0][0], "stack", None)
     if len(kinds) == 1 and stack is not None:
@@ -258,13 +210,7 @@ def stacked_samples(parts: Sequence[tuple[Any, slice]]) -> Any:
 
 
 def spread_samples(samples: Any, places: NDArray[np.intp], count: int) -> Any:
-    """A batch of ``count`` samples with the given ones in their places and zeros in all others.
-
-    Raises
-    ------
-    ConfigurationError
-        If the batch is neither an array nor a tuple of arrays.
-    """
+    """A batch of ``count`` samples, the given ones in their places and zeros in all others."""
     if isinstance(samples, tuple):
         return tuple(spread_samples(part, places, count) for part in samples)
     if not isinstance(samples, np.ndarray):
@@ -278,8 +224,6 @@ def spread_samples(samples: Any, places: NDArray[np.intp], count: int) -> Any:
 
 logger = logging.getLogger(__name__)
 
-# How many values of contributions may be in memory at a time. More of them, of many samples or a large model, are
-# computed in blocks.
 _BLOCK_VALUES = 1 << 22
 _NO_ENTRIES: Mapping[str, Any] = MappingProxyType({})
 
@@ -290,7 +234,6 @@ class Kinds(Protocol):
     """Simulated machines that differ by name, samples, ledger and keys alone; each has a row, from 0."""
 
     ledgers: BlockLedger
-    """Of all machines."""
     num_samples: NDArray[np.int64]
     """How many samples each machine trains on."""
 
@@ -299,7 +242,7 @@ class Kinds(Protocol):
         ...
 
     def kind(self, name: str) -> Hashable | None:
-        """What is equal for machines that are alike in everything else; None for one that is like no other."""
+        """A value that is equal for machines alike in everything else; None for one that is like no other."""
         ...
 
     def samples(self, name: str) -> Samples:
@@ -322,10 +265,10 @@ class Cohort:
     ----------
     names : sequence of str
     make_client : callable
-        The machine of a name, with simulated keys.
+        Makes the machine of a name, with simulated keys.
     kinds : Kinds, optional
-        Which machines are alike. Of those nothing is kept but rows of arrays, and a client is made when it is asked
-        for. By default each machine is made when it is first asked, and kept.
+        Which machines are alike: only rows of arrays are kept of them, and a client is made when it is asked for. By
+        default each machine is made when it is first asked, and kept.
     only : collection of str, optional
         The machines that are computed here, where others of a round are computed elsewhere.
     """
@@ -347,11 +290,11 @@ class Cohort:
         self._blocks: dict[Hashable, MachineBlock] = {}
         self._alone: set[type[PrivateClient]] = set()
         self.arithmetic: Callable[[ReleaseRule], BlockArithmetic] | None = None
-        """What computes the values of releases; None for NumPy."""
+        """Computes the values of releases; None for NumPy."""
         self.all_answer = False
         """Whether nobody refuses, as caps and samples tell: those computed elsewhere then have their places only."""
         self.block_values = _BLOCK_VALUES
-        """How many values of contributions may be in memory at a time."""
+        """How many values of contributions may be in memory at a time; more are computed in blocks."""
 
     def names(self) -> Sequence[str]:
         """All machines."""
@@ -387,7 +330,7 @@ class Cohort:
         points: Sequence[Sequence[NDArray[Any]]],
         entries: Mapping[str, Any] = _NO_ENTRIES,
     ) -> Iterator[Answer]:
-        """What every machine of ``acks`` answers to the request of a round, in order.
+        """Yield what every machine answers to the request of a round, in the order of ``acks``.
 
         Parameters
         ----------
@@ -399,11 +342,7 @@ class Cohort:
         points : sequence of sequences of ndarray
             Query points, each a list of the model's arrays.
         entries : mapping
-            What else the request says to all of them.
-
-        Yields
-        ------
-        tuple of str and (Release or RefusedError)
+            Further entries of the request, for all of them.
         """
         for answer in self.answers(server_round, session, acks, points, entries):
             yield from answer
@@ -416,10 +355,16 @@ class Cohort:
         points: Sequence[Sequence[NDArray[Any]]],
         entries: Mapping[str, Any] = _NO_ENTRIES,
     ) -> Iterator[BlockAnswer | tuple[Answer]]:
-        """As :meth:`releases`, but those of machines that were asked together in one piece."""
+        """Yield the answers of :meth:`releases`, those of machines that were asked together in one piece."""
         asked = _Asked(server_round, session, acks, points)
         block = _Block(self.block_values)
-        alike: Hashable | None = None  # the kind of the machine before, where it was taken
+
+        def collected() -> Iterator[BlockAnswer | tuple[Answer]]:
+            nonlocal block
+            full, block = block, _Block(self.block_values)
+            yield from self._answers(full, asked)
+
+        alike: Hashable | None = None  # the kind of the previous machine, if it was taken
         for name in acks:
             kind = self._kind(name)
             if kind is not None and kind == alike and block.has_room:
@@ -429,26 +374,23 @@ class Cohort:
             try:
                 request = asked.request(client, name, entries)
             except RefusedError as refusal:
-                yield from self._answers(block, asked)
-                block = _Block(self.block_values)
+                yield from collected()
                 if self._is_here(name):
                     yield ((name, refusal),)
                 continue
             policy = client.machine.policy
             if policy.sums_samples or request.of != "gradients" or type(client.machine) is not PrivateMachine:
-                # By itself, and computed as a message would have it computed: a sum over many samples in float64 is
-                # then the same on every engine, to the last bit.
-                yield from self._answers(block, asked)
-                block = _Block(self.block_values)
+                # Computed by itself, as a message would be: then a sum over many samples in float64 is the same on
+                # every engine, to the last bit.
+                yield from collected()
                 yield from self._one_by_one([name], request, asked)
                 continue
             size = policy.batch_size * client.machine.num_parameters
             if not block.takes(client, size):
-                yield from self._answers(block, asked)
-                block = _Block(self.block_values)
+                yield from collected()
             block.take(name, client, request, size)
             alike = kind
-        yield from self._answers(block, asked)
+        yield from collected()
 
     def acknowledge(self, session: str, acks: Mapping[str, int]) -> None:
         """Tell machines which of their releases was aggregated, so that they can forget it."""
@@ -487,7 +429,7 @@ class Cohort:
         return stacked_samples([(self.client(name).samples, samples) for name, samples in chosen])
 
     def _answers(self, block: _Block, asked: _Asked) -> Iterator[BlockAnswer | tuple[Answer]]:
-        """What machines answer that can be asked together."""
+        """The answers of the machines of a block."""
         if block.client is None or block.request is None:
             return
         names, client = block.names, block.client
@@ -497,13 +439,13 @@ class Cohort:
             self._say_alone(client)
             yield from self._one_by_one(names, block.request, asked)
             return
-        # What a class of its own computes together may depend on what is recorded of all machines.
+        # A class with its own way of computing together may depend on what is recorded of all machines.
         all_answer = self.all_answer and client.together.__func__ is PrivateClient.together.__func__
         computing = Computing(names, client, block.request, together, self._batch, all_answer)
         yield computing.answer(self._parts(names, asked, all_answer=all_answer))
 
     def _parts(self, names: list[str], asked: _Asked, *, all_answer: bool) -> list[Part]:
-        """The machines by their policies."""
+        """Group the machines by their policies."""
         here, places = list(map(self._is_here, names)), list(range(len(names)))
         if all_answer:
             places = [place for place in places if here[place]]
@@ -555,7 +497,7 @@ class Cohort:
 
 
 class _Block:
-    """Machines whose gradients are computed in one piece, as they are asked one after the other."""
+    """Machines whose gradients are computed in one piece, collected as they are asked."""
 
     def __init__(self, room: int) -> None:
         self.names: list[str] = []
@@ -611,7 +553,7 @@ class _Named(Sequence[PrivateClient]):
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a round asks of all machines."""
+    """The request of a round to all machines."""
 
     server_round: int
     session: str
@@ -619,7 +561,7 @@ class _Asked:
     points: Sequence[Sequence[NDArray[Any]]]
 
     def request(self, client: PrivateClient, name: str, entries: Mapping[str, Any]) -> Request:
-        """The request of one machine; refused as it would refuse a message."""
+        """The request of one machine, which may refuse it like a message."""
         of, centre = read_release_of(entries, client.parts)
         return Request(self.server_round, self.session, self.acks[name], tuple(map(list, self.points)), of, centre)
 
@@ -627,10 +569,5 @@ class _Asked:
 def _alike(one: PrivateClient, other: PrivateClient) -> bool:
     ours, theirs = one.machine.policy, other.machine.policy
     same = (ours.batch_size, ours.clip_unit, ours.clip_norm) == (theirs.batch_size, theirs.clip_unit, theirs.clip_norm)
-    same = same and _centred_alike(one, other)
-    return same and type(one) is type(other) and one.gradients is other.gradients
-
-
-def _centred_alike(one: PrivateClient, other: PrivateClient) -> bool:
-    ours, theirs = one.centring, other.centring
-    return ours is theirs if ours is None or theirs is None else ours.terms == theirs.terms
+    centres = [None if client.centring is None else client.centring.terms for client in (one, other)]
+    return same and centres[0] == centres[1] and type(one) is type(other) and one.gradients is other.gradients

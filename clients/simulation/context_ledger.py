@@ -33,14 +33,7 @@ _LOCK = threading.RLock()
 
 
 class ContextLedger(Ledger):
-    """One machine's ledger in a ``RecordDict``.
-
-    Parameters
-    ----------
-    state : RecordDict
-        ``context.state`` of the node.
-    machine : str
-        The machine's name: several simulated machines may share a node.
+    """One machine's ledger in the ``context.state`` of its node, which several simulated machines may share.
 
     Notes
     -----
@@ -51,22 +44,14 @@ class ContextLedger(Ledger):
     def __init__(self, state: RecordDict, machine: str) -> None:
         self._page = _ContextPage(state, f"{LEDGER_RECORDS}{machine}")
 
-    def exclusive(self) -> AbstractContextManager[LedgerPage]:
-        return self._entered()
-
     @contextmanager
-    def _entered(self) -> Iterator[LedgerPage]:
+    def exclusive(self) -> Iterator[LedgerPage]:
         with _LOCK:
             yield self._page
 
 
 class TravellingLedger(Ledger, LedgerPage):
     """One machine's ledger in a worker process, which is given the node's state with a message and gives it back.
-
-    Parameters
-    ----------
-    machine : str
-        The machine's name.
 
     Notes
     -----
@@ -80,7 +65,7 @@ class TravellingLedger(Ledger, LedgerPage):
         self.arrive(RecordDict())
 
     def arrive(self, state: RecordDict) -> None:
-        """A message is here: what counts came with it, whoever had the one before."""
+        """Take the state that came with a message: another worker may have had the one before."""
         self._page = _ContextPage(state, self._prefix)
         self._account: Account | None = None
         self._streams: dict[str, StreamRecord | None] = {}
@@ -89,11 +74,7 @@ class TravellingLedger(Ledger, LedgerPage):
     def leave(self, reply: RecordDict | None) -> None:
         """Write what was recorded into the state, before it goes back with a reply.
 
-        Parameters
-        ----------
-        reply : RecordDict or None
-            The reply's content. A release that it says to the last bit is written as the very bytes of the reply, and
-            so travels once.
+        A release that the reply says to the last bit is written as the very bytes of the reply, and so travels once.
         """
         arrays = None if reply is None else reply.get(protocol.ARRAYS, None)
         sent = list(arrays.values()) if isinstance(arrays, ArrayRecord) else []
@@ -174,7 +155,7 @@ class _ContextPage(LedgerPage):
             ) from error
 
     def commit(self, session: str, stream: StreamRecord, account: Account, sent: Sequence[Array] = ()) -> None:
-        """Record both; a newest release that ``sent`` says to the last bit is kept in its bytes."""
+        """Record stream and account; a newest release that ``sent`` says to the last bit is kept in its bytes."""
         newest = stream.pending.get(stream.release) if sent else None
         spacing = None if newest is None else _spacing(newest, [_read(array) for array in sent])
         kept_as_sent = None if spacing is None else stream.release
@@ -220,19 +201,7 @@ class _ContextPage(LedgerPage):
 
 
 class _Pending(Mapping[int, NDArray[np.int64]]):
-    """What was sent and is not acknowledged, read when it is needed: mostly it is acknowledged instead.
-
-    Parameters
-    ----------
-    entries : mapping
-        The stream's.
-    arrays : mapping of str to Array
-
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        If an array is missing, or says of itself that it is of another type.
-    """
+    """Releases that are not acknowledged, read when they are needed: mostly they are acknowledged first."""
 
     def __init__(self, entries: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
         self._spacing = entries["spacing"]
@@ -268,7 +237,7 @@ def _read(array: Any) -> NDArray[Any]:
 
 
 def _spacing(counts: NDArray[np.int64], sent: Sequence[NDArray[Any]]) -> float | None:
-    """What sent values must be divided by to give the counts back, every one; None if nothing does."""
+    """The number by which all sent values must be divided to give the counts back; None if there is none."""
     if any(values.dtype != np.float64 for values in sent) or sum(values.size for values in sent) != counts.size:
         return None
     values = np.concatenate([part.ravel() for part in sent])
@@ -285,14 +254,7 @@ _kept: ContextVar[dict[str, Any] | None] = ContextVar("murmurfl_kept_by_node", d
 
 
 def simulated_in_process(kept: dict[str, Any] | None = None) -> AbstractContextManager[None]:
-    """Mark what runs inside as a message of a simulation in this process; for engines.
-
-    Parameters
-    ----------
-    kept : dict, optional
-        What the node keeps from one message to the next (:func:`kept_by_node`), as the process of a real node does;
-        by default nothing.
-    """
+    """Mark what runs inside as a message of a simulation in this process, with what its node keeps; for engines."""
     return _InProcess(kept)
 
 
@@ -312,24 +274,22 @@ class _InProcess(AbstractContextManager[None]):
 
 
 class _Worker(threading.local):
-    """What a worker process of a simulation keeps of the nodes whose messages it was given; each thread its own."""
+    """Memory of a simulation's worker process for its nodes; each thread has its own."""
 
     def __init__(self) -> None:
         self.run_id: int | None = None
         self.nodes: dict[int, dict[str, Any]] = {}
 
 
-_MOST_NODES = 1024
-"""Of so many nodes a worker keeps something; the first ones go first."""
+_MOST_NODES = 1024  # of which a worker keeps something; the first ones go first
 _worker = _Worker()
 
 
 def kept_by_node(context: Context) -> dict[str, Any] | None:
-    """What a simulation's node keeps in this process between messages; None if it keeps nothing, or is none.
+    """What a simulation's node keeps in this process between messages; None outside a simulation.
 
-    A node's own: no other node sees it, and it ends with the run. A worker may be given a node's message after another
-    worker had the one before. There, only what does not change in a run may be kept, and what changes is in the
-    context's state, which travels (:func:`state_travels`).
+    No other node sees it, and it ends with the run. Another worker may have had the node's message before: only what
+    does not change in a run may be kept, the rest is in the context's state, which travels (:func:`state_travels`).
     """
     if _in_process.get():
         return _kept.get()
@@ -369,19 +329,10 @@ def state_travels() -> bool:
 
 
 def training_entries(name: str, figures: TrainingFigures | None) -> dict[str, int | float]:
-    """What clipping did to a simulated machine's release, as entries of its reply; none to an engine in this process.
+    """Figures of clipping in a simulated machine's release, as entries of its reply.
 
-    In this process the engine that carries the messages is told directly, so that replies are those of real machines.
-
-    Parameters
-    ----------
-    name : str
-        The machine's.
-    figures : TrainingFigures or None
-
-    Notes
-    -----
-    They are not private. Outside a simulation there are no entries, and nobody is told.
+    An engine in this process is told directly, so that replies are those of real machines. The figures are not private:
+    outside a simulation there are no entries, and nobody is told.
     """
     if figures is None or not in_simulation():
         return {}

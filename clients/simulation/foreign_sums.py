@@ -17,24 +17,7 @@ from .context_ledger import ContextLedger, in_simulation
 
 
 class SimulatedSums:
-    """The roster of a simulation, and its helpers: the last nodes of all.
-
-    Parameters
-    ----------
-    helpers : int
-        How many.
-    seed : int
-        Of the run: all keys are derived from it.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is no helper.
-
-    Notes
-    -----
-    Whoever knows the seed knows every key.
-    """
+    """A simulation's roster, and its helpers: the last nodes of all. Whoever knows the run's seed knows every key."""
 
     def __init__(self, helpers: int, seed: int) -> None:
         if isinstance(helpers, bool) or not isinstance(helpers, int) or helpers < 1:
@@ -43,15 +26,7 @@ class SimulatedSums:
         self._seed = seed
 
     def answer(self, message: Message, context: Context, as_machine: Callable[[Context], Message]) -> Message:
-        """A node's answer: a helper's own, or ``as_machine``'s, with a context that knows of machines only.
-
-        Parameters
-        ----------
-        message : Message
-        context : Context
-            Flower's.
-        as_machine : callable
-        """
+        """A node's answer: a helper's own, or ``as_machine``'s, with a context that knows of machines only."""
         try:
             node, machines = self._place(context)
         except ConfigurationError as error:
@@ -70,19 +45,7 @@ class SimulatedSums:
         return as_machine(own)
 
     def masking(self, context: Context, min_cohort: int) -> Masking:
-        """The masks of the simulated machine that a message is for, from the context that :meth:`answer` made.
-
-        Parameters
-        ----------
-        context : Context
-        min_cohort : int
-            The fewest releases of a sum.
-
-        Raises
-        ------
-        ConfigurationError
-            If there are fewer machines than that.
-        """
+        """The masks of the simulated machine that a message is for, from the context that :meth:`answer` made."""
         name, machines = str(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
         if machines < min_cohort:
             raise ConfigurationError(
@@ -114,7 +77,7 @@ def _roster(seed: int, machines: int, helpers: int) -> Roster:
 
 
 class SimulatedMachine(TypedDict):
-    """What a simulated machine's client is made with."""
+    """Options with which a simulated machine's client is made."""
 
     name: str
     ledger: ContextLedger
@@ -124,27 +87,13 @@ class SimulatedMachine(TypedDict):
 def simulated_machine(context: Context, *, seed: int = 0) -> SimulatedMachine:
     """Name, ledger and keys of the simulated machine a message is for, to be handed to a client as ``**``.
 
-    Parameters
-    ----------
-    context : Context
-        Flower's.
-    seed : int
-        Of the run: the same run gives the same model.
-
-    Raises
-    ------
-    ConfigurationError
-        Outside a simulation.
+    The keys follow from the run's seed, and the ledger ends with the run. That is why a real node is refused them.
 
     Examples
     --------
     A ``client_fn``::
 
         return Mu2Client(gradients, samples, policy, **simulated_machine(context)).to_client()
-
-    Notes
-    -----
-    The keys follow from the seed, and the ledger ends with the run. That is why a real node is refused them.
     """
     if not in_simulation():
         raise ConfigurationError(

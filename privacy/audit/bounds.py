@@ -22,20 +22,9 @@ Numbers = float | NDArray[np.floating]
 
 
 def error_bound(errors: int | NDArray[np.integer], trials: int, significance: float) -> NDArray[np.float64]:
-    """Upper bound on a probability of error, from a count of errors (Clopper and Pearson 1934).
+    """Upper bound on a probability of error, from a count of errors in independent trials (Clopper and Pearson 1934).
 
-    Parameters
-    ----------
-    errors : int or ndarray of int
-        0 <= errors <= trials.
-    trials : int
-        Independent runs, >= 1.
-    significance : float
-        The bound is too low with at most this probability.
-
-    Returns
-    -------
-    ndarray of float64
+    It is too low with probability at most ``significance``.
     """
     counts = np.asarray(errors)
     certain = counts >= trials

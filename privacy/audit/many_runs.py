@@ -38,48 +38,27 @@ from ..mechanisms import Mechanism
 from .bounds import epsilon_bound, error_bound, mu_bound
 
 Answers = Callable[[int, Sequence[int]], Iterable[Release | RefusedError]]
-"""What the machines of some runs answer to request k, from 1: one acknowledgement and one release a run."""
+"""From request k, from 1, and one acknowledgement a run, the answers of the machines: one release a run."""
 
 Streams = Callable[[str | None, range], Answers]
 """Fresh machines for the runs of these numbers, on the data with a canary of this name or, None, without. No two of
 all these machines may have keys in common."""
 
-# How many runs are held in memory at a time.
 TOGETHER = 250
-# How many runs are needed for each weight of a fitted statistic.
-_RUNS_PER_WEIGHT = 10
+"""Runs held in memory at a time."""
+_RUNS_PER_WEIGHT = 10  # needed to fit a statistic
 _RIDGE = 1e-12
-# A statistic whose means are this many standard deviations apart has no noise in it, only the rounding to the grid.
 _UNNOISED = 1e4
-# False alarms and misses, for mu and for epsilon.
+"""A statistic whose means are this many standard deviations apart has no noise in it, only the rounding to the grid."""
 BOUNDS = 4
-# Thresholds are chosen by bounds of this significance, so that one with few errors by luck is not chosen.
+"""Bounds that share the confidence: false alarms and misses, for mu and for epsilon."""
 _CHOOSING = 1e-6
+"""Significance by which thresholds are chosen, so that one with few errors by luck is not."""
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What was claimed and what was measured.
-
-    Parameters
-    ----------
-    claimed_mu, claimed_epsilon : float
-        For exactly the releases that were run; epsilon at ``delta``.
-    delta : float
-    measured_mu : float
-        No mu-GDP with a smaller mu allows what was counted. Infinite where a statistic moved with the canary and not
-        with the noise.
-    measured_epsilon : float
-        No (epsilon, delta)-DP with a smaller epsilon allows what was counted, whatever the noise. Never above the
-        logarithm of the number of runs, unless infinite as above.
-    estimated_mu : float
-        The canary's mean move of the statistic over its standard deviation: mu if the noise is Gaussian. No bound.
-    confidence : float
-        With which both bounds hold together.
-    runs : int
-        On each of the two data sets; half of them were counted.
-    canary, statistic : str
-        What told the data sets apart best, in the runs that chose.
+    """The claimed and the measured privacy of machines.
 
     Notes
     -----
@@ -89,14 +68,23 @@ class AuditResult:
     """
 
     claimed_mu: float
+    """For exactly the releases that were run; so is ``claimed_epsilon``, at ``delta``."""
     claimed_epsilon: float
     delta: float
     measured_mu: float
+    """No mu-GDP with a smaller mu allows what was counted. Infinite where a statistic moved with the canary, but not
+    with the noise."""
     measured_epsilon: float
+    """No (epsilon, delta)-DP with a smaller epsilon allows what was counted, whatever the noise. Never above the
+    logarithm of the number of runs, unless infinite as above."""
     estimated_mu: float
+    """The canary's mean move of the statistic over its standard deviation: mu if the noise is Gaussian. No bound."""
     confidence: float
+    """With which both bounds hold together."""
     runs: int
+    """On each of the two data sets; half of them were counted."""
     canary: str
+    """Canary, and ``statistic``, that told the data sets apart best in the runs that chose."""
     statistic: str
 
     @property
@@ -111,7 +99,7 @@ class AuditResult:
 
     @property
     def largest_measurable_mu(self) -> float:
-        """What would have been measured without any error: above it these runs tell nothing of noise."""
+        """The mu measured if no guess were wrong: above it these runs tell nothing of noise."""
         least = error_bound(0, self.runs - self.runs // 2, (1.0 - self.confidence) / BOUNDS)
         return float(mu_bound(least, least))
 
@@ -130,32 +118,16 @@ def audit_client(
 
     Parameters
     ----------
-    policy : PrivacyPolicy
-        What the machines claim to keep to.
-    streams : callable
-        Makes the machines of some runs and asks them (:data:`Streams`).
     shifts : mapping of str to ndarray of shape (releases, parameters)
         For each canary, by how much it moves the prefix sums P_1 .. P_K; not zero. All have the same shape; with fewer
         releases than the policy's cap, the claim is that of so many.
     runs : int
-        Of each data set; >= 20.
+        On each data set; >= 20.
     lost : sequence of bool
-        Whether release k never reached the server, for its acknowledgements; the auditor has it all the same. Default
-        none.
-    confidence : float
-        Of both bounds together.
+        Whether release k never reached the server, for its acknowledgements; the auditor has it all the same.
     claimed_mu : float, optional
-        What is claimed of what the auditor sees; default what the policy claims of so many releases. Under secure
+        The claim for what the auditor sees; default what the policy claims of so many releases. Under secure
         aggregation the auditor may see releases or sums of them, and each has a claim of its own.
-
-    Returns
-    -------
-    AuditResult
-
-    Raises
-    ------
-    ConfigurationError
-        If the policy claims nothing, an argument does not fit, or a machine refuses.
 
     Notes
     -----
@@ -164,9 +136,11 @@ def audit_client(
     is accused with probability at most 1 - confidence. An infinite result is no confidence bound: it says that in all
     runs the canary moved a statistic by 10^4 times its spread.
     """
-    releases, parameters = _shape_of(shifts)
-    if runs < 20 or not 0 < confidence < 1:
-        raise ConfigurationError(f"Expected runs >= 20 and confidence in (0, 1), got {runs} and {confidence}.")
+    shapes = {np.shape(shift) for shift in shifts.values()}
+    if len(shapes) != 1 or any(not np.any(shift) for shift in shifts.values()):
+        raise ConfigurationError(f"Expected canaries that move prefix sums of one shape, got shapes {shapes}.")
+    ((releases, parameters),) = shapes
+    check_runs(runs, confidence)
     plan = policy.plan(parameters)
     if plan.noise_std == 0.0:
         raise ConfigurationError(
@@ -174,16 +148,8 @@ def audit_client(
             f"{policy.mechanism!r}."
         )
     directions = _row_space(np.concatenate(list(shifts.values())))
-
-    def transcripts(canary: str | None) -> NDArray[np.float64]:
-        blocks = [range(start, min(start + TOGETHER, runs)) for start in range(0, runs, TOGETHER)]
-        parts = [
-            prefix_sums(streams(canary, block), len(block), releases, directions, lost, policy.release_rule)
-            for block in blocks
-        ]
-        return np.concatenate(parts)
-
-    canary, statistic, scores = _best_scores(plan.mechanism, shifts, directions, transcripts, runs)
+    of_runs = partial(transcripts, streams, runs, releases, directions, lost, policy.release_rule)
+    canary, statistic, scores = _best_scores(plan.mechanism, shifts, directions, of_runs, runs)
     # Canary and statistic were chosen by the first half of the runs; only the second half is counted.
     chosen, counted = ([score[part] for score in scores] for part in (slice(runs // 2), slice(runs // 2, None)))
     estimated, significance = separation(*counted), (1.0 - confidence) / BOUNDS
@@ -206,33 +172,43 @@ def audit_client(
     )
 
 
-def _shape_of(shifts: Mapping[str, NDArray[np.floating]]) -> tuple[int, int]:
-    """Releases and parameters of the canaries, if these agree and move something."""
-    shapes = {np.shape(shift) for shift in shifts.values()}
-    if len(shapes) != 1 or any(not np.any(shift) for shift in shifts.values()):
-        raise ConfigurationError(f"Expected canaries that move prefix sums of one shape, got shapes {shapes}.")
-    ((releases, parameters),) = shapes
-    return releases, parameters
+def check_runs(runs: int, confidence: float) -> None:
+    """Refuse an audit of too few runs or of an impossible confidence."""
+    if runs < 20 or not 0 < confidence < 1:
+        raise ConfigurationError(f"Expected runs >= 20 and confidence in (0, 1), got {runs} and {confidence}.")
+
+
+def transcripts(
+    streams: Streams,
+    runs: int,
+    releases: int,
+    directions: NDArray[np.floating],
+    lost: Sequence[bool],
+    rule: ReleaseRule,
+    canary: str | None,
+) -> NDArray[np.float64]:
+    """The prefix sums of all runs with a canary, or None without, along some directions (:func:`prefix_sums`)."""
+    blocks = [range(start, min(start + TOGETHER, runs)) for start in range(0, runs, TOGETHER)]
+    return np.concatenate(
+        [prefix_sums(streams(canary, block), len(block), releases, directions, lost, rule) for block in blocks]
+    )
 
 
 def _best_scores(
     mechanism: Mechanism,
     shifts: Mapping[str, NDArray[np.floating]],
     directions: NDArray[np.float64],
-    transcripts: Callable[[str | None], NDArray[np.float64]],
+    of_runs: Callable[[str | None], NDArray[np.float64]],
     runs: int,
 ) -> tuple[str, str, list[NDArray[np.float64]]]:
-    """Canary and statistic that tell the two data sets apart best, and the scores of all runs without and with it.
-
-    Statistics are fitted on the first quarter of the runs and chosen on the second, so that the second half is fresh.
-    """
+    """Canary and statistic that tell the data sets apart best, and all runs' scores without and with the canary."""
     fit, choose = slice(runs // 4), slice(runs // 4, runs // 2)
-    without = transcripts(None)
+    without = of_runs(None)
 
     def scored() -> Iterator[tuple[str, str, list[NDArray[np.float64]]]]:
         for canary, shift in shifts.items():
             own = _row_space(shift @ directions.T)
-            pair = without @ own.T, transcripts(canary) @ own.T
+            pair = without @ own.T, of_runs(canary) @ own.T
             weights = _statistics(mechanism, shift @ directions.T @ own.T, *(sums[fit] for sums in pair))
             for statistic, weight in weights.items():
                 yield canary, statistic, [np.tensordot(sums, weight, 2) for sums in pair]
@@ -248,28 +224,16 @@ def prefix_sums(
     lost: Sequence[bool] = (),
     rule: ReleaseRule = "acknowledged",
 ) -> NDArray[np.float64]:
-    """The noisy prefix sums of some runs, put together again from what was sent.
+    """The noisy prefix sums of some runs, put together again from what was sent: shape (runs, releases, rank).
 
     Parameters
     ----------
-    answers : callable
-        Of ``runs`` machines (:data:`Answers`).
-    runs, releases : int
     directions : ndarray of shape (rank, parameters)
         What is kept of a prefix sum: its product with each row; default the whole of it, rank = parameters.
     lost : sequence of bool
         Whether release k is never acknowledged; default none.
     rule : {"acknowledged", "paper"}
-        The policy's release rule: whether a message is P_k - P_ack or P_k - P_{k-1}.
-
-    Returns
-    -------
-    ndarray of shape (runs, releases, rank)
-
-    Raises
-    ------
-    ConfigurationError
-        If a machine refuses, or lost is not one for each release.
+        Whether a message is P_k - P_ack or P_k - P_{k-1}.
     """
     if len(lost) not in (0, releases):
         raise ConfigurationError(f"Expected one entry of lost for each of {releases} releases, got {len(lost)}.")
@@ -289,17 +253,7 @@ def prefix_sums(
 
 
 def likelihood_weights(mechanism: Mechanism, shift: NDArray[np.floating]) -> NDArray[np.float64]:
-    """What to weight noisy prefix sums with, to see a shift of them best: (B B^T)^{-1} shift.
-
-    Parameters
-    ----------
-    mechanism : Mechanism
-    shift : ndarray of shape (releases, ...)
-
-    Returns
-    -------
-    ndarray of the shift's shape
-    """
+    """The weights of noisy prefix sums that show a shift of them best: (B B^T)^{-1} shift."""
     decoder = mechanism.decoder(len(shift))
     return np.asarray(np.linalg.solve(decoder @ decoder.T, shift), dtype=np.float64)
 
@@ -332,7 +286,7 @@ def _statistics(
 
 
 def separation(without: NDArray[np.float64], present: NDArray[np.float64]) -> float:
-    """How far apart the two are, in standard deviations; the canary's is the larger."""
+    """The canary's mean less that without it, in standard deviations."""
     spread = math.sqrt((without.var() + present.var()) / 2)
     move = float(present.mean() - without.mean())
     return move / spread if spread > 0 else math.copysign(math.inf, move)
@@ -344,7 +298,7 @@ def measured(
     counted: Sequence[NDArray[np.float64]],
     significance: float,
 ) -> float:
-    """The bound from the counted runs, at the threshold where it is largest for those that choose."""
+    """The bound from the counted runs, at the threshold where it is largest in the choosing runs."""
     candidates = np.concatenate(chosen)
     threshold = candidates[np.argmax(bound(*_errors(chosen, candidates, _CHOOSING)))]
     return float(bound(*_errors(counted, np.array([threshold]), significance))[0])

@@ -28,22 +28,13 @@ from ..errors import ConfigurationError
 from ..mechanisms import Mechanism
 from .many_runs import likelihood_weights
 
-# The shares of the canaries on which a guess is made: half as many each time.
-_HALVINGS = 6
+_HALVINGS = 6  # guesses are tried on all canaries, on half of them, on a quarter, ...
 _BISECTIONS = 40
 
 
 @dataclass(frozen=True)
 class OneRunResult:
-    """What one run showed.
-
-    Parameters
-    ----------
-    measured_epsilon : float
-        Lower bound on epsilon at ``delta``.
-    delta, confidence : float
-    canaries, guesses, correct : int
-        m, r and v of the best number of guesses.
+    """The outcome of one run: m canaries, r guesses, v of them correct, and the lower bound on epsilon that follows.
 
     Notes
     -----
@@ -70,18 +61,8 @@ def audit_one_run(
         Made from the run's output alone: the guess is its sign, and the surest are the largest in magnitude.
     present : ndarray of shape (m,), bool
         The coins: fair, independent, and unknown to whoever made the scores.
-    delta : float
     confidence : float
-        Of the bound; several numbers of guesses are tried and share it.
-
-    Returns
-    -------
-    OneRunResult
-
-    Raises
-    ------
-    ConfigurationError
-        If scores and coins do not match.
+        With which the bound holds; several numbers of guesses are tried and share it.
 
     Notes
     -----
@@ -107,21 +88,15 @@ def canary_scores(
     prefixes: NDArray[np.floating],
     releases: NDArray[np.integer],
 ) -> NDArray[np.float64]:
-    """The likelihood ratio of each canary's coin against the C that is claimed.
+    """The likelihood ratio of each canary's coin against the C that is claimed: positive where "along" is likelier.
 
     Parameters
     ----------
-    mechanism : Mechanism
     prefixes : ndarray of shape (releases, m)
         The noisy prefix sums of the run, each multiplied with every canary's direction: orthogonal ones, so that a
         canary's column holds no other's.
     releases : ndarray of shape (m,)
         The release, from 1, that each canary takes part in, with a contribution along its direction or its opposite.
-
-    Returns
-    -------
-    ndarray of shape (m,)
-        Positive where "along" is likelier.
     """
     steps = np.tri(len(prefixes))  # column j: what a contribution to release j + 1 adds to the prefix sums
     weights = likelihood_weights(mechanism, steps)
@@ -129,18 +104,7 @@ def canary_scores(
 
 
 def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, *, confidence: float = 0.95) -> float:
-    """The largest epsilon that so many right guesses refute.
-
-    Parameters
-    ----------
-    canaries, guesses, correct : int
-        m, r and v: 0 <= v <= r <= m.
-    delta, confidence : float
-
-    Returns
-    -------
-    float
-        0 where none is refuted.
+    """The largest epsilon that v of r right guesses of m coins refute; 0 where none is refuted.
 
     Notes
     -----
@@ -168,19 +132,7 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, *, 
 
 
 def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """How likely so many right guesses are at most, against an (epsilon, delta)-DP machine.
-
-    Parameters
-    ----------
-    canaries, guesses, correct : int
-        m, r and v: 0 <= v <= r <= m.
-    epsilon, delta : float
-
-    Returns
-    -------
-    float
-        Of Steinke, Nasr and Jagielski 2023, theorem 5.2.
-    """
+    """The greatest chance of at least v right ones of r guesses, m coins, by (epsilon, delta)-DP (theorem 5.2)."""
     if not 0 <= correct <= guesses <= canaries:
         raise ConfigurationError(
             f"Expected 0 <= correct <= guesses <= canaries, got {correct}, {guesses} and {canaries}."

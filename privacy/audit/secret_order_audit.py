@@ -1,8 +1,7 @@
 r"""The audit of a secret order: how well a sample shows in all releases together when nobody says which one it is in.
 
-As the audit of many runs (:mod:`.many_runs`): two neighbouring data sets, many runs on each with fresh keys, statistics
-of the noisy prefix sums, and errors counted. The canary is in another release in every run, so there are two kinds of
-statistics, all from likelihood ratios by the noise that is claimed:
+It is the audit of many runs (:mod:`.many_runs`) with a canary that is in another release in every run, so it has other
+statistics. All come from likelihood ratios by the noise that is claimed:
 
 ``any release moved``
     With L_j that of "release j moved from the other to the canary" against "none moved": the mean of L_1 .. L_K.
@@ -33,7 +32,7 @@ from ..errors import ConfigurationError
 from ..machine.policy import PrivacyPolicy
 from ..mechanisms import Mechanism
 from .bounds import epsilon_bound, mu_bound
-from .many_runs import BOUNDS, TOGETHER, AuditResult, Streams, likelihood_weights, measured, prefix_sums, separation
+from .many_runs import BOUNDS, AuditResult, Streams, check_runs, likelihood_weights, measured, separation, transcripts
 
 
 def audit_secret_order(
@@ -53,27 +52,15 @@ def audit_secret_order(
     policy : PrivacyPolicy
         With ``order="secret"``.
     streams : callable
-        Makes the machines of some runs, with the canary (any name) or, None, with its other in its place.
+        Makes the machines of some runs, with the canary (any name) or, None, with its replacement.
     move : ndarray of shape (parameters,)
         By how much the canary moves the release that it is in; not zero.
     claimed_epsilon : float, optional
-        What is claimed at the policy's delta; default what ``claimed_mu`` comes to, whoever knows the order.
+        What is claimed at the policy's delta; default epsilon of ``claimed_mu``, against whoever knows the order.
     claimed_mu : float, optional
-        Of what the auditor sees, without the secret; default the policy's.
+        The claim without the secret, for what the auditor sees; default the policy's. No order may show more.
     runs : int
-        Of each data set; >= 20.
-    confidence : float
-        Of both bounds together.
-
-    Returns
-    -------
-    AuditResult
-        With the un-amplified mu as the claim beside epsilon: no order may show more.
-
-    Raises
-    ------
-    ConfigurationError
-        If the policy has no secret order, an argument does not fit, or a machine refuses.
+        On each data set; >= 20.
 
     Notes
     -----
@@ -84,28 +71,13 @@ def audit_secret_order(
         raise ConfigurationError(
             f"Expected a policy with order 'secret' and a canary that moves something, got {policy.order!r}."
         )
-    if runs < 20 or not 0 < confidence < 1:
-        raise ConfigurationError(f"Expected runs >= 20 and confidence in (0, 1), got {runs} and {confidence}.")
+    check_runs(runs, confidence)
     plan = policy.plan(len(move))
-    direction = move / np.linalg.norm(move)
-
-    def transcripts(canary: str | None) -> NDArray[np.float64]:
-        blocks = [range(start, min(start + TOGETHER, runs)) for start in range(0, runs, TOGETHER)]
-        sums = [
-            prefix_sums(
-                streams(canary, block),
-                len(block),
-                policy.max_participations,
-                direction[None, :],
-                rule=policy.release_rule,
-            )
-            for block in blocks
-        ]
-        return np.concatenate(sums)[:, :, 0]
-
-    pair = [transcripts(None), transcripts("canary")]
-    base = pair[0][: runs // 4].mean(axis=0)
     length = float(np.linalg.norm(move))
+    direction = (move / np.linalg.norm(move))[None, :]
+    of_runs = partial(transcripts, streams, runs, policy.max_participations, direction, (), policy.release_rule)
+    pair = [of_runs(None)[:, :, 0], of_runs("canary")[:, :, 0]]
+    base = pair[0][: runs // 4].mean(axis=0)
     choose, count = slice(runs // 4, runs // 2), slice(runs // 2, None)
     bound, significance = partial(epsilon_bound, delta=policy.delta), (1.0 - confidence) / BOUNDS
     best, statistic = -math.inf, ""
@@ -118,14 +90,13 @@ def audit_secret_order(
         if found > best:
             best, statistic = found, name
             chosen, counted = parts, [score[count] for score in scores]
-    epsilon = measured(bound, chosen, counted, significance)
     claimed_mu = plan.mu if claimed_mu is None else claimed_mu
     return AuditResult(
         claimed_mu=claimed_mu,
         claimed_epsilon=gdp_epsilon(claimed_mu, policy.delta) if claimed_epsilon is None else claimed_epsilon,
         delta=policy.delta,
         measured_mu=measured(mu_bound, chosen, counted, significance),
-        measured_epsilon=epsilon,
+        measured_epsilon=measured(bound, chosen, counted, significance),
         estimated_mu=separation(*counted),
         confidence=confidence,
         runs=runs,
@@ -147,10 +118,10 @@ def _log_ratios(
 def _scores(
     ratios: Callable[[NDArray[np.float64], float], NDArray[np.float64]], pair: list[NDArray[np.float64]], length: float
 ) -> Iterator[tuple[str, list[NDArray[np.float64]]]]:
-    """Every statistic by its name, of the runs without the canary and with it."""
+    """Yield every statistic's name with its values in the runs without the canary and with it."""
     moved = [ratios(sums, length) for sums in pair]
     yield "any release moved", [_log_mean_exp(found) for found in moved]
-    # The mean without the canary has its other in it, a K-th of it in every release.
+    # The mean without the canary contains its replacement, a K-th of it in every release.
     releases = pair[0].shape[1]
     centre = -length / 2 * np.arange(1, releases + 1) / releases
     halves = [[ratios(sums + centre, sign * length / 2) for sign in (1, -1)] for sums in pair]

@@ -3,10 +3,8 @@
 Spend before you speak: a release, its nonce, the samples it used up and what has not been acknowledged are committed
 before the reply leaves. A crash in between wastes a release; it never repeats one.
 
-:mod:`.ledger_records` has what is remembered, the interface of every ledger and the one of tests and simulations;
-:mod:`.sqlite` that of a real node, on its :mod:`.ledger_page` in the :mod:`.ledger_file` of its file, with the
-high-water :mod:`.mark` beside it; :mod:`.repair`, :mod:`.key_rotation` and :mod:`.ledger_summary` are for its operator.
-``murmurfl.clients`` adds the ledger on Flower's ``context.state``.
+Read :mod:`.ledger_records` first, then :mod:`.sqlite`, the ledger of a real node: its transactions are in
+:mod:`.ledger_page`, its file in :mod:`.ledger_file`, its high-water mark in :mod:`.mark`.
 """
 
 from .key_rotation import rotate_key

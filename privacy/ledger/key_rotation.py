@@ -65,8 +65,6 @@ def rotate_key(
         If the ledger cannot be believed, was copied back or was used with other data, or the new file cannot be made:
         then ledger and key are as they were. Or if the mark cannot be written: then the ledger has its new key, and
         its next transaction moves the mark.
-    ConfigurationError
-        If the key has a file and the new one gets none.
 
     Notes
     -----
@@ -122,13 +120,7 @@ def _digest_under(old_key: bytes, new_key: bytes, page: SQLitePage, rows: RowByt
 
 
 def _forget_unless_used(key_path: Path | None, path: Path) -> bool:
-    """Remove a key's new file, unless the ledger has it already: then only its mark could not be written.
-
-    Returns
-    -------
-    bool
-        Whether the ledger has it, so that the old one is of no use any more.
-    """
+    """Remove a new key's file, unless the ledger has it already (only its mark could not be written): then true."""
     if key_path is None or not key_path.exists():
         return False
     with closing(connect(path, 0.0, "mode=ro")) as connection:
@@ -144,10 +136,8 @@ def _forget(path: Path, timeout_s: float) -> None:
         (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     if busy:
         logger.warning(
-            "The new noise key is in use, but another process holds %s open, so the old key may still be in %s-wal: "
-            "stop that process, and the file goes.",
-            path,
-            path.name,
+            f"The new noise key is in use, but another process holds {path} open, so the old key may still be in "
+            f"{path.name}-wal: stop that process, and the file goes."
         )
 
 

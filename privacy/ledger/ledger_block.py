@@ -1,4 +1,4 @@
-"""What ledgers remember of many machines at once: an array or a list for each entry, a row for each machine.
+"""The ledgers of many machines at once: an array or a list for each entry, a row for each machine.
 
 The release rule works on these (:mod:`murmurfl.privacy.machine.admission`,
 :mod:`murmurfl.privacy.machine.prefix_sums`). A real machine is a block of one, read from its ledger and written back
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -29,13 +29,13 @@ NOTHING: Mapping[Any, Any] = {}
 
 @dataclass
 class _Block:
-    """Columns of as many rows."""
+    """Columns of equal length."""
 
     _counted: ClassVar[str]
-    """A column, to count rows by."""
+    """The column by which rows are counted."""
 
     def chosen(self, rows: Sequence[int] | NDArray[np.integer]) -> Any:
-        """Some of the rows, copied."""
+        """Copy some of the rows."""
         index = np.asarray(rows, dtype=np.intp)
         places = index.tolist()
         made = object.__new__(type(self))
@@ -47,7 +47,7 @@ class _Block:
         return made
 
     def put(self, rows: Sequence[int] | NDArray[np.integer], block: Any) -> None:
-        """Some of the rows, replaced by those of a block that has no others."""
+        """Replace some of the rows by those of a block that has no others."""
         index = np.asarray(rows, dtype=np.intp)
         places = index.tolist()
         for name, column in vars(self).items():
@@ -59,7 +59,7 @@ class _Block:
                 column[index] = ours
 
     def grow(self, rows: int) -> None:
-        """Have so many rows; the new ones are as the first one is."""
+        """Grow to so many rows; the new ones are copies of the first."""
         more = rows - len(vars(self)[self._counted])
         for name, column in vars(self).items():
             if isinstance(column, list):
@@ -70,18 +70,9 @@ class _Block:
 
 @dataclass
 class StreamBlock(_Block):
-    """The streams of one session of several machines, as they stand between two releases.
+    """The streams of one session of several machines: each column an entry of :class:`StreamRecord`.
 
-    Parameters
-    ----------
-    session : str
-        Its name.
-    release, ack : ndarray of shape (machines,), int64
-        As :class:`StreamRecord` has them; zero where there is no stream yet.
-    fingerprint : list of str
-        As there; empty where there is no stream yet.
-    nonces, pending, noise_state, terms, noted, ids, order : list
-        As there.
+    A machine without a stream yet has an empty fingerprint.
     """
 
     _counted = "release"
@@ -99,7 +90,7 @@ class StreamBlock(_Block):
 
     @classmethod
     def empty(cls, session: str, machines: int) -> StreamBlock:
-        """No streams, of so many machines."""
+        """A block of so many machines without streams."""
         numbers = np.zeros((2, machines), np.int64)
         defaults = ("", b"", NOTHING, (), "", (), NOTHING, b"")
         return cls(session, numbers[0], numbers[1], *([value] * machines for value in defaults))  # type: ignore[misc]
@@ -120,15 +111,12 @@ class StreamBlock(_Block):
         return bool(self.fingerprint[row])
 
     def record(self, row: int) -> StreamRecord:
-        """One machine's stream."""
-        # As StreamRecord's own changes are made: its constructor sets every entry by itself, at every release.
-        made = object.__new__(StreamRecord)
+        made = object.__new__(StreamRecord)  # its constructor would set every entry by itself, at every release
         made.__dict__.update({name: getattr(self, name)[row] for name in _STREAM_LISTS})
         made.__dict__.update(fingerprint=self.fingerprint[row], release=int(self.release[row]), ack=int(self.ack[row]))
         return made
 
     def set(self, row: int, stream: StreamRecord) -> None:
-        """Put a machine's stream into its row."""
         for name in ("fingerprint", "release", "ack", *_STREAM_LISTS):
             getattr(self, name)[row] = getattr(stream, name)
 
@@ -138,13 +126,7 @@ _STREAM_LISTS = ("nonces", "pending", "noise_state", "terms", "noted", "ids", "o
 
 @dataclass
 class AccountBlock(_Block):
-    """What several machines have spent, over all sessions; each column as in :class:`Account`.
-
-    Parameters
-    ----------
-    samples_used : ndarray of shape (machines,), int64
-    reserved, data, reserved_local : list
-    """
+    """The accounts of several machines: each column an entry of :class:`Account`."""
 
     _counted = "samples_used"
     samples_used: NDArray[np.int64]
@@ -154,7 +136,7 @@ class AccountBlock(_Block):
 
     @classmethod
     def empty(cls, machines: int) -> AccountBlock:
-        """Of so many machines that have spent nothing."""
+        """A block of so many machines that have spent nothing."""
         return cls(np.zeros(machines, np.int64), [NOTHING] * machines, [""] * machines, [NOTHING] * machines)
 
     @classmethod
@@ -165,25 +147,17 @@ class AccountBlock(_Block):
         return block
 
     def record(self, row: int) -> Account:
-        """One machine's account."""
         return Account(int(self.samples_used[row]), self.reserved[row], self.data[row], self.reserved_local[row])
 
     def set(self, row: int, account: Account) -> None:
-        """Put a machine's account into its row."""
-        for name in _ACCOUNT_COLUMNS:
-            getattr(self, name)[row] = getattr(account, name)
-
-
-_ACCOUNT_COLUMNS = tuple(field.name for field in fields(Account))
+        for field in fields(Account):
+            getattr(self, field.name)[row] = getattr(account, field.name)
 
 
 class BlockLedger:
     """The ledgers of the machines of a simulation, in this process's memory; gone with it.
 
-    Parameters
-    ----------
-    machines : int
-        How many; each has a row from 0. Of one in whose ledger nothing stands yet only that is kept, in four bytes.
+    Each machine has a row, from 0. One in whose ledger nothing stands yet costs four bytes.
     """
 
     def __init__(self, machines: int) -> None:
@@ -197,7 +171,7 @@ class BlockLedger:
         self._streams: dict[str, StreamBlock] = {}
 
     def ledger(self, row: int) -> Ledger:
-        """One machine's ledger, as any other."""
+        """One machine's ledger."""
         if not 0 <= row < self.machines:
             raise IndexError(row)
         return _RowLedger(self, row)
@@ -208,15 +182,9 @@ class BlockLedger:
 
     @contextmanager
     def exclusive(self, rows: NDArray[np.intp]) -> Iterator[BlockLedger]:
-        """A transaction of some machines together.
-
-        Raises
-        ------
-        ConfigurationError
-            If one of them is in a transaction of this thread's, or is named twice: both would make the same release.
-        """
+        """A transaction of some machines together; other threads wait."""
         with self._lock:
-            # Other threads wait. Who waited for itself would wait for ever.
+            # A machine that is named twice, or again by the thread that has it, would make the same release twice.
             if len(np.unique(rows)) < len(rows) or any(np.isin(rows, others).any() for others in self._entered):
                 raise ConfigurationError(
                     "Expected every machine once and in one transaction at a time, got one again before its "
@@ -226,11 +194,11 @@ class BlockLedger:
             try:
                 yield self
             finally:
-                # By what it is: arrays of equal rows are equal, and transactions may end in any order.
+                # By identity: arrays of equal rows are equal, and transactions may end in any order.
                 self._entered = [others for others in self._entered if others is not rows]
 
     def streams(self, session: str, rows: NDArray[np.intp]) -> StreamBlock:
-        """A session's streams of some machines, copied."""
+        """Copy some machines' streams of a session."""
         known = self._streams.get(session)
         return StreamBlock.empty(session, len(rows)) if known is None else known.chosen(self._place[rows])
 
@@ -240,7 +208,7 @@ class BlockLedger:
         return None if known is None else (known, self._place[rows].tolist())
 
     def accounts(self, rows: NDArray[np.intp]) -> AccountBlock:
-        """What some machines have spent, copied."""
+        """Copy what some machines have spent."""
         return self._accounts.chosen(self._place[rows])
 
     def figures(self, rows: NDArray[np.intp]) -> list[NDArray[np.int64]]:
@@ -251,7 +219,7 @@ class BlockLedger:
         return [self._accounts.samples_used[places], sessions[places], *releases]
 
     def commit(self, rows: NDArray[np.intp], streams: StreamBlock, accounts: AccountBlock | None = None) -> None:
-        """Record both, together."""
+        """Record streams and accounts together."""
         places = self._places(rows)
         if streams.session not in self._streams:
             self._streams[streams.session] = StreamBlock.empty(streams.session, self._rows)
@@ -260,7 +228,7 @@ class BlockLedger:
             self._accounts.put(places, accounts)
 
     def _places(self, rows: NDArray[np.intp]) -> NDArray[np.int32]:
-        """Where the entries of machines stand, each in a place of its own."""
+        """Where the entries of machines stand; a machine that is new gets a place of its own."""
         new = rows[self._place[rows] == 0]
         if new.size:
             needed = self._used + len(new)
@@ -280,12 +248,9 @@ class _RowLedger(Ledger, LedgerPage):
         self._block, self._row, self._rows = block, row, np.array([row], dtype=np.intp)
 
     @contextmanager
-    def _entered(self) -> Iterator[LedgerPage]:
+    def exclusive(self) -> Iterator[LedgerPage]:
         with self._block.exclusive(self._rows):
             yield self
-
-    def exclusive(self) -> AbstractContextManager[LedgerPage]:
-        return self._entered()
 
     def account(self) -> Account:
         return self._block.accounts(self._rows).record(0)
@@ -299,24 +264,19 @@ class _RowLedger(Ledger, LedgerPage):
 
 
 class JoinedLedgers:
-    """Ledgers of machines that were made by themselves, as one block's.
-
-    Parameters
-    ----------
-    ledgers : sequence of Ledger
-    """
+    """Separate ledgers of machines, with the interface of a :class:`BlockLedger`."""
 
     def __init__(self, ledgers: Sequence[Ledger]) -> None:
         self._ledgers = list(ledgers)
         self._pages: dict[int, LedgerPage] = {}
 
     def page(self, row: int) -> LedgerPage:
-        """One of them, within a transaction."""
+        """One machine's ledger, within a transaction."""
         return self._pages[row]
 
     @contextmanager
     def exclusive(self, rows: NDArray[np.intp]) -> Iterator[JoinedLedgers]:
-        """A transaction in each of some of them."""
+        """A transaction in the ledger of each of some machines."""
         with ExitStack() as stack:
             opened = JoinedLedgers(self._ledgers)
             for row in rows.tolist():
@@ -324,7 +284,7 @@ class JoinedLedgers:
             yield opened
 
     def streams(self, session: str, rows: NDArray[np.intp]) -> StreamBlock:
-        """A session's streams of some of them."""
+        """Read some machines' streams of a session."""
         block = StreamBlock.empty(session, len(rows))
         for place, row in enumerate(rows.tolist()):
             stream = self._pages[row].stream(session)
@@ -333,14 +293,14 @@ class JoinedLedgers:
         return block
 
     def accounts(self, rows: NDArray[np.intp]) -> AccountBlock:
-        """What some of them have spent."""
+        """Read what some machines have spent."""
         block = AccountBlock.empty(len(rows))
         for place, row in enumerate(rows.tolist()):
             block.set(place, self._pages[row].account())
         return block
 
     def commit(self, rows: NDArray[np.intp], streams: StreamBlock, accounts: AccountBlock | None = None) -> None:
-        """Record both."""
+        """Record streams and accounts, machine by machine."""
         for place, row in enumerate(rows.tolist()):
             page = self._pages[row]
             account = page.account() if accounts is None else accounts.record(place)

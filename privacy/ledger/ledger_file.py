@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,9 @@ from .ledger_records import StreamRecord
 from .mark import LedgerState, SessionState
 from .stored import Entry, StoredArray, StoredArrays, StoredState
 
-APPLICATION_ID = 0x6D757266  # "murf"
 FORMAT = 3
 ROTATED = 4
-"""Of a ledger whose noise key was exchanged, which counts how often; in all else the two are the same."""
+"""The format of a ledger whose noise key was exchanged: it counts how often, and is FORMAT in all else."""
 
 CLOSED = "closed"
 UNDECIDED = (
@@ -57,6 +56,171 @@ CREATE TABLE releases (
 
 
 @dataclass(frozen=True)
+class FileKind:
+    """A kind of SQLite file that only its owner may touch, and everything that such a file is refused for.
+
+    A machine's ledger is one, a helper's opening record another.
+    """
+
+    what: str
+    """``"a ledger"``, for the errors."""
+    user: str
+    """Who keeps it: a node or a helper."""
+    done: str
+    """``"nothing was released"``, for the errors."""
+    error: type[LedgerError]
+    application_id: int
+    formats: tuple[int, ...]
+    missing: str
+    """The way out where there is no file."""
+    other_format: str
+    """The way out from a file of another format."""
+    lost: str
+    """The way out from a file that cannot be believed."""
+
+    @property
+    def _noun(self) -> str:
+        return self.what.split(" ", 1)[1]
+
+    @contextmanager
+    def opened(
+        self, path: Path, timeout_s: float, options: str = "mode=rw", *, writable: bool = False
+    ) -> Iterator[sqlite3.Connection]:
+        """Connect to the file at ``path``; refuse one that is missing, not private, of another kind or format."""
+        check_private(path, self.what, missing=self.missing, writable=writable, error=self.error)
+        with self.clear_errors(path, timeout_s):
+            application_id, version = first_numbers(path)
+            if application_id == self.application_id:
+                self._check_version(version, path)
+            connection = connect(path, timeout_s, options)
+        with closing(connection):
+            with self.clear_errors(path, timeout_s):
+                (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+                if application_id != self.application_id:
+                    raise self.error(
+                        f"Expected {self.what} of murmurfl at {path}, got another file or one whose making "
+                        f"was interrupted; it was left alone. Check the path in the {self.user}'s configuration; "
+                        f"{self.done}."
+                    )
+                self._check_version(format_of(connection), path)
+            yield connection
+
+    @contextmanager
+    def connection_to(
+        self, path: Path, timeout_s: float, believe: Callable[[sqlite3.Connection], None]
+    ) -> Iterator[sqlite3.Connection]:
+        """Connect for one transaction: no threads or forks share a connection, and a replaced file is noticed.
+
+        A copy that came back without SQLite's log gets one, unless ``believe`` refuses it.
+        """
+        with self.opened(path, timeout_s, writable=True) as connection:
+            with self.clear_errors(path, timeout_s):
+                if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+                    believe(connection)
+                    connection.execute("PRAGMA journal_mode = WAL")
+            yield connection
+
+    @contextmanager
+    def making(self, path: Path, timeout_s: float, schema: str) -> Iterator[sqlite3.Connection]:
+        """Make the tables of a new file in an empty one; the caller fills them. What is interrupted is no such file."""
+        with self.clear_errors(path, timeout_s), closing(connect(path, timeout_s)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(f"BEGIN; {schema}")
+            yield connection
+            connection.execute(f"PRAGMA application_id = {self.application_id}")
+            connection.execute(f"PRAGMA user_version = {self.formats[0]}")
+            connection.execute("COMMIT")
+
+    def _check_version(self, version: int, path: Path) -> None:
+        if version not in self.formats:
+            formats = " or ".join(map(str, self.formats))
+            raise self.error(
+                f"Expected {self.what} of format {formats} at {path}, got one of format {version}; it was left alone, "
+                f"and {self.done}. {self.other_format}"
+            )
+
+    def check_integrity(self, connection: sqlite3.Connection, path: Path) -> None:
+        """Refuse a file whose pages do not fit together."""
+        with self.clear_errors(path, 0.0):
+            (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if verdict != "ok":
+            raise self.damaged(path, str(verdict).splitlines()[0])
+
+    @contextmanager
+    def clear_errors(self, path: Path, timeout_s: float) -> Iterator[None]:
+        """Turn an error of SQLite, of the disk or from a damaged row into one that says what to do."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise self.error(
+                    f"Expected {path} to be free within {timeout_s:g} s, but another process is using this "
+                    f"{self._noun}. Let only one {self.user} use it, or wait; {self.done}."
+                ) from error
+            if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+                raise self.error(
+                    f"Expected {path} and its folder to be writable, got: {error}. Nothing can be recorded, so "
+                    f"{self.done}."
+                ) from error
+            if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+                raise self.error(
+                    f"Expected room on a disk that works for {path}, got: {error}. {self.done.capitalize()}."
+                ) from error
+            raise self.damaged(path, str(error)) from error
+        except OSError as error:
+            raise self.error(f"Expected to read {path}, got {error.strerror}. {self.done.capitalize()}.") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise self.damaged(path, str(error)) from error
+
+    def damaged(self, path: Path, what: str) -> LedgerError:
+        """The error of a file that cannot be believed."""
+        return self.error(
+            f"Expected a readable {self._noun} at {path}, got {what}: it is damaged or no {self._noun}. It was left "
+            f"alone. {self.lost}"
+        )
+
+
+def connect(path: Path, timeout_s: float, options: str = "mode=rw") -> sqlite3.Connection:
+    """Connect to an existing file; a commit waits for the disk."""
+    connection = sqlite3.connect(f"{path.as_uri()}?{options}", timeout=timeout_s, isolation_level=None, uri=True)
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA fullfsync = ON")
+    return connection
+
+
+def format_of(connection: sqlite3.Connection) -> int:
+    """The number of a file's format."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return version
+
+
+def first_numbers(path: Path) -> tuple[int, int]:
+    """The application's number and that of the format, in a SQLite file's first bytes; 0 where only the log has them.
+
+    They are read before SQLite opens a file, for it may then write what a crash left in the log.
+    """
+    with path.open("rb") as file:
+        first = file.read(100)  # https://www.sqlite.org/fileformat.html#the_database_header
+    return int.from_bytes(first[68:72]), int.from_bytes(first[60:64])
+
+
+LEDGER = FileKind(
+    what="a ledger",
+    user="node",
+    done="nothing was released",
+    error=LedgerError,
+    application_id=0x6D757266,  # "murf"
+    formats=(FORMAT, ROTATED),
+    missing="A node that had one must get it back: put the file back, or a backup of it and `murmurfl ledger "
+    "accept-rollback`. On a new node make one: `murmurfl ledger create`. Nothing was released.",
+    other_format=ANOTHER_FORMAT,
+    lost="Nothing was released. Restore a backup (then `murmurfl ledger accept-rollback`), or use these data no more.",
+)
+clear_errors, damaged, opened = LEDGER.clear_errors, LEDGER.damaged, LEDGER.opened
+
+
+@dataclass(frozen=True)
 class Header:
     """The settings with which a ledger was made."""
 
@@ -74,64 +238,44 @@ class Header:
 
 
 def write_new(path: Path, timeout_s: float, header: Header, key: bytes, seal: str, *, mark_beside: bool) -> None:
-    """Make the tables of a new ledger in an empty file.
+    """Make the tables of a new ledger in an empty file; the noise key is among them if the header names no file for it.
 
-    Parameters
-    ----------
-    path : Path
-    timeout_s : float
-    header : Header
-    key : bytes
-        The noise key, kept in the ledger if the header names no file for it.
-    seal : str
-        Of the state in which nothing was released.
-    mark_beside : bool
-        Whether the mark is where it is looked for by default: then it goes where the ledger goes.
+    A mark that is ``mark_beside`` the ledger is looked for there: it goes where the ledger goes.
     """
-    mark = "" if mark_beside else str(header.mark)
-    row = (
-        header.name,
-        header.created,
-        header.data,
-        header.budget_mu,
-        header.delta,
-        mark,
-        str(header.key_file or ""),
-        b"" if header.key_file else key,
-        header.key_check,
-        header.budget_local_mu,
-    )
-    with clear_errors(path, timeout_s), closing(connect(path, timeout_s)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        # All in one transaction: what is interrupted is not a ledger.
-        connection.executescript(f"BEGIN; {SCHEMA}")
-        connection.execute("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+    row = {
+        **vars(header),
+        "mark": "" if mark_beside else str(header.mark),
+        "key_file": str(header.key_file or ""),
+        "key": b"" if header.key_file else key,
+    }
+    with LEDGER.making(path, timeout_s, SCHEMA) as connection:
+        connection.execute(
+            "INSERT INTO ledger VALUES (:name, :created, :data, :budget_mu, :delta, :mark, :key_file, :key, "
+            ":key_check, :budget_local_mu)",
+            row,
+        )
         connection.execute("INSERT INTO state VALUES (0, 0, ?, '')", (seal,))
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {FORMAT}")
-        connection.execute("COMMIT")
 
 
 def read_header(connection: sqlite3.Connection, path: Path) -> Header:
-    """The settings with which the ledger at ``path`` was made."""
+    """Read the settings with which the ledger at ``path`` was made."""
     name, created, data, budget_mu, delta, mark, key_file, key_check, budget_local_mu = connection.execute(
         "SELECT name, created, data, budget_mu, delta, mark, key_file, key_check, budget_local_mu FROM ledger"
     ).fetchone()
     rotations = 0
     if format_of(connection) == ROTATED:
         (rotations,) = connection.execute("SELECT rotations FROM ledger").fetchone()
-    key_path, place = Path(key_file) if key_file else None, mark_path(path, mark)
-    terms = budget_mu, delta, place, key_path, key_check, budget_local_mu, rotations
-    return Header(name, created, data, *terms)
+    files = mark_path(path, mark), Path(key_file) if key_file else None
+    return Header(name, created, data, budget_mu, delta, *files, key_check, budget_local_mu, rotations)
 
 
 def read_reserved(connection: sqlite3.Connection) -> Iterator[tuple[str, float, float | None]]:
-    """Sessions in the order in which they were opened, each with the mu it reserved, and mu_local where it has one."""
+    """Yield the sessions in the order in which they were opened: name, mu reserved, and mu_local or None."""
     return connection.execute("SELECT session, mu, local FROM reserved ORDER BY rowid")
 
 
 def write_key(connection: sqlite3.Connection, key: bytes, key_file: Path | None) -> None:
-    """Put another noise key in the place of the one there is, inside a transaction."""
+    """Replace the noise key, inside a transaction."""
     if format_of(connection) != ROTATED:
         connection.execute("ALTER TABLE ledger ADD COLUMN rotations INTEGER NOT NULL DEFAULT 0")
         connection.execute(f"PRAGMA user_version = {ROTATED}")
@@ -150,7 +294,7 @@ def key_check(key: bytes) -> bytes:
 
 
 def read_state(connection: sqlite3.Connection, header: Header, path: Path) -> LedgerState:
-    """How far the ledger has come, if all its parts belong together."""
+    """Read how far the ledger has come; refuse it if its parts do not belong together."""
     state = unsealed_state(connection, header)
     (seal,) = connection.execute("SELECT seal FROM state").fetchone()
     if state.seal != seal:
@@ -159,7 +303,7 @@ def read_state(connection: sqlite3.Connection, header: Header, path: Path) -> Le
 
 
 def unsealed_state(connection: sqlite3.Connection, header: Header) -> LedgerState:
-    """How far the ledger has come, as its tables say."""
+    """Read how far the ledger has come, as its tables say."""
     counter, samples_used, data = connection.execute("SELECT counter, samples_used, data FROM state").fetchone()
     sessions = {name: SessionState(mu, 0, local=local) for name, mu, local in read_reserved(connection)}
     for name, release, digest in connection.execute("SELECT session, release, digest FROM streams"):
@@ -197,149 +341,20 @@ def check_mark(state: LedgerState, mark: LedgerState, path: Path) -> None:
         )
 
 
-def check_file(path: Path, *, writable: bool = False) -> None:
-    """Refuse a ledger that is not there, not private or not writable."""
-    check_private(
-        path,
-        "a ledger",
-        missing="A node that had one must get it back: put the file back, or a backup of it and `murmurfl ledger "
-        "accept-rollback`. On a new node make one: `murmurfl ledger create`. Nothing was released.",
-        writable=writable,
-    )
-
-
-def connect(path: Path, timeout_s: float, options: str = "mode=rw") -> sqlite3.Connection:
-    """A connection to an existing file; a commit on it waits for the disk."""
-    connection = sqlite3.connect(f"{path.as_uri()}?{options}", timeout=timeout_s, isolation_level=None, uri=True)
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA fullfsync = ON")
-    return connection
-
-
-@contextmanager
-def opened(
-    path: Path,
-    timeout_s: float,
-    options: str = "mode=rw",
-    *,
-    writable: bool = False,
-) -> Iterator[sqlite3.Connection]:
-    """A connection to a ledger of this format, closed in the end; what the caller does with it is the caller's.
-
-    Raises
-    ------
-    LedgerError
-        If there is no ledger at ``path``, or one of another format, or it cannot be opened.
-    """
-    check_file(path, writable=writable)
-    with clear_errors(path, timeout_s):
-        application_id, version = first_numbers(path)
-        if application_id == APPLICATION_ID:
-            _check_number(version, path)
-        connection = connect(path, timeout_s, options)
-    with closing(connection):
-        with clear_errors(path, timeout_s):
-            check_format(connection, path)
-        yield connection
-
-
-def format_of(connection: sqlite3.Connection) -> int:
-    """The number of a ledger's format."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    return version
-
-
-def check_format(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file that is no ledger, or one of another format."""
-    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
-    if application_id != APPLICATION_ID:
-        raise LedgerError(
-            f"Expected a murmurfl ledger at {path}, got another file or one whose making was interrupted; it was left "
-            "alone. Check the path in the node's configuration; nothing was released."
-        )
-    _check_number(format_of(connection), path)
-
-
-def first_numbers(path: Path) -> tuple[int, int]:
-    """The application's number and that of the format, as a SQLite file's first bytes have them.
-
-    They are looked at before SQLite opens a file, for it may then write what a crash left in the log. Both are 0 where
-    the log alone knows them.
-    """
-    with path.open("rb") as file:
-        first = file.read(100)  # https://www.sqlite.org/fileformat.html#the_database_header
-    return int.from_bytes(first[68:72]), int.from_bytes(first[60:64])
-
-
-def _check_number(version: int, path: Path) -> None:
-    if version not in (FORMAT, ROTATED):
-        raise LedgerError(
-            f"Expected a ledger of format {FORMAT} or {ROTATED} at {path}, got one of format {version}; it was left "
-            f"alone, and nothing was released. {ANOTHER_FORMAT}"
-        )
-
-
-def check_integrity(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file whose pages do not fit together."""
-    with clear_errors(path, 0.0):
-        (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    if verdict != "ok":
-        raise damaged(path, str(verdict).splitlines()[0])
-
-
-@contextmanager
-def clear_errors(path: Path, timeout_s: float) -> Iterator[None]:
-    """Turn an error of SQLite, of the disk or from a damaged row into a LedgerError that says what to do."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise LedgerError(
-                f"Expected {path} to be free within {timeout_s:g} s, but another process is using this ledger. Let "
-                "only one node use it, or wait; nothing was released."
-            ) from error
-        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-            raise LedgerError(
-                f"Expected {path} and its folder to be writable, got: {error}. Nothing can be recorded, so nothing is "
-                "released."
-            ) from error
-        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-            raise LedgerError(
-                f"Expected room on a disk that works for {path}, got: {error}. Nothing was released."
-            ) from error
-        raise damaged(path, str(error)) from error
-    except OSError as error:
-        raise LedgerError(f"Expected to read {path}, got {error.strerror}. Nothing was released.") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise damaged(path, str(error)) from error
-
-
-def damaged(path: Path, what: str) -> LedgerError:
-    """The error of a ledger that cannot be believed."""
-    return LedgerError(
-        f"Expected a readable ledger at {path}, got {what}: it is damaged or no ledger. It was left alone and nothing "
-        "was released. Restore a backup (then `murmurfl ledger accept-rollback`), or use these data no more."
-    )
-
-
 def arrays_of(stream: StreamRecord) -> Iterator[tuple[str, int, Entry]]:
-    """A stream's arrays: kind, number, values; what is still in the file is not read."""
+    """Yield a stream's arrays: kind, number, values; what is still in the file is not read."""
     pending = stream.pending.entries if isinstance(stream.pending, StoredArrays) else stream.pending
     for release, counts in sorted(pending.items(), key=lambda item: item[0]):
         yield "pending", release, counts
     for release, name in sorted(stream.ids.items()):
         yield "ids", release, np.frombuffer(name, np.uint8)
-    for number, values in enumerate(_entries(stream.noise_state)):
+    state = stream.noise_state.entries if isinstance(stream.noise_state, StoredState) else stream.noise_state
+    for number, values in enumerate(state):
         yield "state", number, values
     for number, values in enumerate(stream.noted):
         yield "noted", number, values
     if stream.order:
         yield "order", 0, np.frombuffer(stream.order, np.uint8)
-
-
-def _entries(state: Sequence[NDArray[Any]]) -> Sequence[Entry]:
-    return state.entries if isinstance(state, StoredState) else state
 
 
 def bytes_of(values: NDArray[Any]) -> memoryview:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -17,12 +17,12 @@ from ..errors import LedgerError
 from ..mechanisms import State
 from .ledger_file import (
     CLOSED,
+    LEDGER,
     arrays_of,
     bytes_of,
     clear_errors,
     damaged,
     digest_of,
-    opened,
     read_header,
     read_reserved,
     read_state,
@@ -34,21 +34,18 @@ from .mark import LedgerState, SessionState
 from .stored import LARGE_BYTES, Entry, Place, StoredArray, StoredArrays, StoredState, of
 
 
-@contextmanager
-def connection_to(path: Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
-    """A connection for one transaction: so threads and forks share none, and a file that was replaced is noticed."""
-    with opened(path, timeout_s, writable=True) as connection:
-        with clear_errors(path, timeout_s):
-            if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-                # A copy that came back without a log. One that cannot be believed is left without it.
-                read_state(connection, read_header(connection, path), path)
-                connection.execute("PRAGMA journal_mode = WAL")
-        yield connection
+def connection_to(path: Path, timeout_s: float) -> AbstractContextManager[sqlite3.Connection]:
+    """Connect to a ledger for one transaction."""
+
+    def believe(connection: sqlite3.Connection) -> None:
+        read_state(connection, read_header(connection, path), path)
+
+    return LEDGER.connection_to(path, timeout_s, believe)
 
 
 @contextmanager
 def begun(path: Path, timeout_s: float) -> Iterator[SQLitePage]:
-    """A transaction that nobody else can enter; what is not committed in it is gone."""
+    """Begin a transaction that nobody else can enter; what is not committed in it is gone."""
     with connection_to(path, timeout_s) as connection:
         with clear_errors(path, timeout_s):
             connection.execute("BEGIN IMMEDIATE")
@@ -79,23 +76,21 @@ class SQLitePage(LedgerPage):
             ).fetchone()
             if row is None:
                 return None
-            kinds = ("pending", "state", "noted", "ids", "order")
-            found: dict[str, dict[int, Entry]] = {kind: {} for kind in kinds}
+            found: dict[str, dict[int, Entry]] = {kind: {} for kind in ("pending", "state", "noted", "ids", "order")}
             for kind, number, values in self._arrays_of(session):
                 found[kind][number] = values
             fingerprint, release, ack, nonces, terms, digest = row
-            ids, order = ({i: of(part).tobytes() for i, part in found[kind].items()} for kind in ("ids", "order"))
             stream = StreamRecord(
                 fingerprint,
                 release,
                 ack,
                 nonces,
-                _as_needed(found["pending"]),
-                _state_as_needed(list(found["state"].values())),
-                terms,
-                tuple(map(of, found["noted"].values())),  # needed outside of the transaction, too
-                ids,
-                b"".join(order.values()),
+                pending=_as_needed(found["pending"]),
+                noise_state=_state_as_needed(list(found["state"].values())),
+                terms=terms,
+                noted=tuple(map(of, found["noted"].values())),  # needed outside of the transaction, too
+                ids={i: of(name).tobytes() for i, name in found["ids"].items()},
+                order=b"".join(of(part).tobytes() for part in found["order"].values()),
             )
             if digest_of(stream) != digest:
                 raise damaged(self._path, "a stream that does not match its digest")
@@ -120,7 +115,7 @@ class SQLitePage(LedgerPage):
             self._decide(mark.budget_local_mu)  # the copy may be from before it was decided
             self._reserve(
                 {name: _larger(ours.mu, theirs.mu) for name, (ours, theirs) in pairs.items()},
-                {name: max(map(_local, both)) for name, both in pairs.items() if _has_local(both)},
+                {name: max(s.reserved_local for s in both) for name, both in pairs.items() if _summed(*both)},
             )
             for name, (ours, theirs) in pairs.items():
                 self._close(name, max(ours.releases, theirs.releases))
@@ -131,15 +126,10 @@ class SQLitePage(LedgerPage):
         return len(known)
 
     def exchange_key(self, key: bytes, key_file: Path | None, data: str) -> int:
-        """Have another noise key from now on, and close every session; returns how many were open.
+        """Replace the noise key, close every session and return how many were open.
 
-        Parameters
-        ----------
-        key : bytes
-        key_file : Path, optional
-            Where it is; None: in the ledger.
-        data : str
-            Digest of the samples used up, under the new key.
+        ``key_file`` is None if the key is kept in the ledger; ``data`` is the digest of the used samples under the new
+        key.
         """
         with clear_errors(self._path, self._timeout_s):
             self._connection.execute("PRAGMA secure_delete = ON")  # the old key's bytes, the nonces and the sums go
@@ -152,12 +142,11 @@ class SQLitePage(LedgerPage):
         return sum(fingerprint != CLOSED for _, fingerprint, _ in streams)
 
     def _close(self, session: str, releases: int) -> None:
-        """Leave of a session what it was and how many releases it made: its noise and its sums are forgotten."""
+        """Forget a session's noise and sums; keep what it was and how many releases it made."""
         before = self.stream(session) or StreamRecord(CLOSED)
         self._write_stream(session, StreamRecord(CLOSED, releases, before.ack, terms=before.terms, order=before.order))
 
     def set_local_budget(self, budget_local_mu: float) -> None:
-        """Set the budget of local figures, if it was not decided yet."""
         with clear_errors(self._path, self._timeout_s):
             self._decide(budget_local_mu)
             self._finish(self.state.counter + 1, self.state.samples_used, self.state.data)
@@ -175,15 +164,13 @@ class SQLitePage(LedgerPage):
         )
 
     def _check_forward(self, session: str, before: SessionState, stream: StreamRecord, account: Account) -> None:
-        local = account.reserved_local
+        local, past = account.reserved_local, self.state.sessions
         if (
             account.samples_used < self.state.samples_used
             or stream.release < before.releases
-            or any(_forgets(account.reserved.get(name, 0.0), past.mu) for name, past in self.state.sessions.items())
-            or any(
-                local.get(name, -1.0) < _local(past) for name, past in self.state.sessions.items() if _has_local([past])
-            )
-            # A release that is told to nobody by its name cannot be shown to be what the next one is built on.
+            or any(_forgets(account.reserved.get(name, 0.0), state.mu) for name, state in past.items())
+            or any(local.get(name, -1.0) < state.reserved_local for name, state in past.items() if _summed(state))
+            # Without its name a release cannot be shown to be what the next one is built on.
             or (session in local and not stream.ids.keys() >= stream.pending.keys())
         ):
             raise LedgerError(
@@ -192,7 +179,7 @@ class SQLitePage(LedgerPage):
             )
 
     def _arrays_of(self, session: str) -> Iterator[tuple[str, int, Entry]]:
-        """A session's arrays as they are stored; the large ones are left where they are."""
+        """Yield a session's arrays; the large ones stay in the file."""
         rows = self._connection.execute(
             "SELECT rowid, kind, number, dtype, shape, CASE WHEN length(content) < ? THEN content END "
             "FROM arrays WHERE session = ? ORDER BY kind, number",
@@ -210,7 +197,7 @@ class SQLitePage(LedgerPage):
         return clear_errors(self._path, self._timeout_s)
 
     def _is_stored(self, place: Place, values: Entry) -> bool:
-        """Whether an array is in the file already, in this place and as it is."""
+        """Whether an array is in the file already, in this place and unchanged."""
         stored = self._large.get(place)
         return stored is not None and (stored is values or stored.is_read_as(values))  # type: ignore[arg-type]
 
@@ -222,18 +209,8 @@ class SQLitePage(LedgerPage):
         gone = f"DELETE FROM arrays WHERE session = ? AND rowid NOT IN ({marks})"  # noqa: S608 - question marks
         self._connection.execute(gone, (session, *(stored.rowid for stored in stay.values())))
         self._large = stay
-        self._connection.execute(
-            "INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                session,
-                stream.fingerprint,
-                stream.release,
-                stream.ack,
-                stream.nonces,
-                stream.terms,
-                digest_of(stream),
-            ),
-        )
+        row = session, stream.fingerprint, stream.release, stream.ack, stream.nonces, stream.terms, digest_of(stream)
+        self._connection.execute("INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         self._connection.executemany(
             "INSERT INTO arrays VALUES (?, ?, ?, ?, ?, ?)",
             ((*place, values.dtype.str, json.dumps(values.shape), bytes_of(values)) for place, values in new.items()),
@@ -253,7 +230,7 @@ class SQLitePage(LedgerPage):
 
 
 def _as_needed(entries: Mapping[int, Entry]) -> Mapping[int, NDArray[Any]]:
-    """Arrays that are read when they are asked for, where any of them is large."""
+    """The arrays, read when they are asked for if any of them is large."""
     if any(isinstance(entry, StoredArray) for entry in entries.values()):
         return StoredArrays(entries)
     return cast("Mapping[int, NDArray[Any]]", entries)
@@ -276,11 +253,6 @@ def _larger(one: float, other: float) -> float:
     return -mu if min(one, other) < 0.0 else mu
 
 
-def _local(session: SessionState) -> float:
-    """What a session has reserved for the case that nobody else is honest."""
-    return abs(session.mu) if session.local is None else session.local
-
-
-def _has_local(sessions: Iterable[SessionState]) -> bool:
+def _summed(*histories: SessionState) -> bool:
     """Whether any of a session's histories was under secure aggregation."""
-    return any(session.local is not None for session in sessions)
+    return any(state.local is not None for state in histories)

@@ -1,4 +1,4 @@
-"""What a ledger remembers, and the interface of every ledger."""
+"""The records that a ledger keeps, and the interface of every ledger."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hmac
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -22,59 +22,43 @@ from ..noise.noise_keys import NoiseKeys
 
 @dataclass(frozen=True)
 class StreamRecord:
-    """One session's stream of releases, as it stands between two releases.
-
-    Parameters
-    ----------
-    fingerprint : str
-        The noise plan this session was opened with.
-    release : int
-        k, releases made.
-    ack : int
-        The last of them the server says it has aggregated.
-    nonces : bytes
-        The nonces from which the mechanism's state is made again, 16 bytes each, that of release k last (empty before
-        the first release).
-    pending : mapping of int to int64 array
-        P_j - P_ack for releases j > ack that may still be acknowledged: what was sent, noise included (without noise
-        under a trusted server).
-    noise_state : tuple of floating-point arrays
-        The mechanism's state after release k, where it cannot be regenerated from the nonce.
-    terms : str
-        What the session was opened with (:meth:`~murmurfl.privacy.PrivacyPolicy.terms`), for whoever reads the ledger;
-        a ledger nobody reads may leave it out.
-    noted : tuple of floating-point arrays
-        Public values a client wants to find again at its next release, such as the query point of release k.
-    ids : mapping of int to bytes
-        Under secure aggregation the random names, 16 bytes each, of the release that was acknowledged and of those that
-        may still be; empty otherwise.
-    order : bytes
-        The nonce from which, with the machine's key, its secret order is made again
-        (:func:`~murmurfl.privacy.machine.secret_order.slots_of`), 16 bytes; empty for other orders.
-    """
+    """One session's stream of releases, as it stands between two releases."""
 
     fingerprint: str
+    """The noise plan this session was opened with."""
     release: int = 0
+    """k, releases made."""
     ack: int = 0
+    """The last of them the server says it has aggregated."""
     nonces: bytes = b""
+    """The nonces from which the mechanism's state is made again, 16 bytes each, that of release k last."""
     pending: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    """P_j - P_ack for releases j > ack that may still be acknowledged: what was sent, noise included (without noise
+    under a trusted server)."""
     noise_state: State = ()
+    """The mechanism's state after release k, where it cannot be regenerated from the nonce."""
     terms: str = ""
+    """Terms with which the session was opened (:meth:`~murmurfl.privacy.PrivacyPolicy.terms`), for whoever reads the
+    ledger; a ledger nobody reads may leave them out."""
     noted: State = ()
+    """Public values a client wants to find again at its next release, such as the query point of release k."""
     ids: Mapping[int, bytes] = field(default_factory=dict)
+    """Under secure aggregation the random names, 16 bytes each, of the acknowledged release and of those after it that
+    may still be acknowledged; empty otherwise."""
     order: bytes = b""
+    """The nonce from which, with the machine's key, its secret order is made again
+    (:func:`~murmurfl.privacy.machine.secret_order.slots_of`), 16 bytes; empty for other orders."""
 
     def acknowledged(self, ack: int, pending: Mapping[int, NDArray[np.int64]]) -> StreamRecord:
         """The stream after an acknowledgement."""
         ids = {j: name for j, name in self.ids.items() if j >= ack} if self.ids else self.ids
-        return self._changed({"ack": ack, "pending": pending, "ids": ids})
+        return self._changed(ack=ack, pending=pending, ids=ids)
 
     def released(self, nonces: bytes, pending: Mapping[int, NDArray[np.int64]], noise_state: State) -> StreamRecord:
         """The stream after one more release."""
-        changes = {"release": self.release + 1, "nonces": nonces, "pending": pending, "noise_state": noise_state}
-        return self._changed(changes)
+        return self._changed(release=self.release + 1, nonces=nonces, pending=pending, noise_state=noise_state)
 
-    def _changed(self, changes: dict[str, Any]) -> StreamRecord:
+    def _changed(self, **changes: Any) -> StreamRecord:
         # As dataclasses.replace in a quarter of its time: a simulation comes here twice a release.
         changed = object.__new__(StreamRecord)
         changed.__dict__.update(self.__dict__)
@@ -84,42 +68,32 @@ class StreamRecord:
 
 @dataclass(frozen=True)
 class Account:
-    """What one machine has spent, over all sessions.
-
-    Parameters
-    ----------
-    samples_used : int
-        Fresh samples used up; they are taken in order, each once.
-    reserved : mapping of str to float
-        mu reserved by each session: that of all its K releases, reserved whole when it makes its first, because an
-        adaptive server may choose when to stop. With a minus sign: mu by a trusted server's word. The machine added no
-        noise, so the figure holds against everybody but that server, and against it nothing does. Infinity: nothing
-        holds against anybody, of a simulated machine (mechanism ``none``, or a mu its noise cannot serve).
-    data : str
-        Digest of the samples used up (:class:`~murmurfl.privacy.machine.data_digest.DataDigest`); empty where none is
-        kept.
-    reserved_local : mapping of str to float
-        mu_local of the sessions under secure aggregation: what holds for them whatever happens. Of all others that is
-        what they reserved.
-    """
+    """The privacy and samples that one machine has spent, over all sessions."""
 
     samples_used: int = 0
+    """Fresh samples used up; they are taken in order, each once."""
     reserved: Mapping[str, float] = field(default_factory=dict)
+    """mu reserved by each session: that of all its K releases, reserved whole when it makes its first, because an
+    adaptive server may choose when to stop. With a minus sign: mu by a trusted server's word. The machine added no
+    noise, so the figure holds against everybody but that server, and against it nothing does. Infinity: nothing
+    holds against anybody, of a simulated machine (mechanism ``none``, or a mu its noise cannot serve)."""
     data: str = ""
+    """Digest of the samples used up (:class:`~murmurfl.privacy.machine.data_digest.DataDigest`); empty where none is
+    kept."""
     reserved_local: Mapping[str, float] = field(default_factory=dict)
+    """mu_local of the sessions under secure aggregation: what holds for them whatever happens. For all others that is
+    what they reserved."""
 
     @property
     def reserved_mu(self) -> float:
         """The mu of all sessions together: against a server only while :attr:`unbounded` is false."""
-        if any(math.isinf(mu) for mu in self.reserved.values()):
-            return math.inf
-        return compose_gdp(map(abs, self.reserved.values()))
+        return composed(map(abs, self.reserved.values()))
 
     @property
     def reserved_local_mu(self) -> float:
         """The mu of all sessions together as if every release had been seen by itself."""
         local = {session: abs(mu) for session, mu in self.reserved.items()} | dict(self.reserved_local)
-        return math.inf if any(map(math.isinf, local.values())) else compose_gdp(local.values())
+        return composed(local.values())
 
     @property
     def unbounded(self) -> bool:
@@ -136,17 +110,7 @@ class Account:
         return max(self.bound_of(session), self.reserved_local.get(session, 0.0))
 
     def reserve(self, session: str, mu: float, *, trusted: bool = False, local: float | None = None) -> Account:
-        """The account with one more session.
-
-        Parameters
-        ----------
-        session : str
-        mu : float
-        trusted : bool
-            Whether mu is a trusted server's word.
-        local : float, optional
-            mu_local, under secure aggregation.
-        """
+        """The account with one more session; ``trusted`` if mu is a trusted server's word."""
         reserved_local = self.reserved_local if local is None else {**self.reserved_local, session: local}
         return replace(self, reserved={**self.reserved, session: -mu if trusted else mu}, reserved_local=reserved_local)
 
@@ -156,12 +120,23 @@ def no_bound(mu: float) -> bool:
     return mu < 0.0 or math.isinf(mu)
 
 
+def composed(mus: Iterable[float]) -> float:
+    """The mu of sessions together; infinite if that of one is."""
+    mus = list(mus)
+    return math.inf if math.inf in mus else compose_gdp(mus)
+
+
+def left_of(budget_mu: float, spent_mu: float) -> float:
+    """The mu that new sessions may still reserve of a budget."""
+    return math.sqrt(max(budget_mu**2 - spent_mu**2, 0.0))
+
+
 class LedgerPage(ABC):
     """The ledger inside one exclusive transaction."""
 
     @abstractmethod
     def account(self) -> Account:
-        """What was spent so far."""
+        """Read the account."""
 
     @abstractmethod
     def stream(self, session: str) -> StreamRecord | None:
@@ -195,16 +170,12 @@ class Ledger(ABC):
     mu_local, of all others their mu."""
 
     local_hint: str = ""
-    """What its operator may do if that budget is too small; empty where it was decided."""
+    """Advice to the operator if that budget is too small; empty where it was decided."""
 
     def secret_of_owners(self, keys: NoiseKeys) -> bytes:
-        """The machine's secret, from which with their names the places of owners follow
-        (:class:`~murmurfl.privacy.Owners`).
+        """The secret from which, with their names, the places of owners follow (:class:`~murmurfl.privacy.Owners`).
 
-        Parameters
-        ----------
-        keys : NoiseKeys
-            The machine's; a ledger whose key may be exchanged has a secret of its own, which stays.
+        It follows from the machine's noise keys; a ledger whose key may be exchanged has a secret of its own.
 
         Notes
         -----
@@ -215,13 +186,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def exclusive(self) -> AbstractContextManager[LedgerPage]:
-        """A transaction nobody else can enter; without a commit it changes nothing.
-
-        Raises
-        ------
-        LedgerError
-            If the ledger cannot be read or believed.
-        """
+        """A transaction nobody else can enter; without a commit it changes nothing."""
 
 
 class MemoryLedger(Ledger, LedgerPage):

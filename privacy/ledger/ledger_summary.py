@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..accounting.gdp import compose_gdp
 from ..errors import LedgerError
 from .ledger_file import (
     CLOSED,
-    check_integrity,
+    LEDGER,
     check_mark,
     clear_errors,
     opened,
@@ -23,7 +21,7 @@ from .ledger_file import (
     read_reserved,
     read_state,
 )
-from .ledger_records import no_bound
+from .ledger_records import composed, left_of, no_bound
 from .mark import read_mark
 
 _ATTEMPTS = 50
@@ -36,106 +34,79 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True)
 class SessionSummary:
-    """What a ledger says of one session.
-
-    Parameters
-    ----------
-    session : str
-    mu : float
-        Reserved, whatever number of its releases was made; under a trusted server that server's word.
-    releases, ack : int
-        Made, and the last one the server says it has.
-    closed : bool
-        Whether it was closed after a rollback.
-    first_release, last_release : float or None
-        When, in seconds since 1970.
-    terms : mapping
-        The policy it was opened with and the noise that followed from it.
-    trusted : bool
-        Whether the machine left the noise to a trusted server: mu holds against everybody but that server, by its word;
-        against it nothing is guaranteed.
-    mu_local : float, optional
-        Reserved under secure aggregation: what holds whatever other machines and helpers do, where ``mu`` rests on
-        enough of them. None otherwise.
-    """
+    """One session of a ledger, for its operator."""
 
     session: str
     mu: float
+    """Reserved whole, whatever number of its releases was made; under a trusted server that server's word."""
     releases: int
     ack: int
+    """The last release the server says it has."""
     closed: bool
+    """Whether it was closed after a rollback."""
     first_release: float | None
+    """When, in seconds since 1970; ``last_release`` likewise."""
     last_release: float | None
     terms: Mapping[str, Any]
+    """The policy it was opened with and the noise that followed from it."""
     trusted: bool = False
+    """Whether the machine left the noise to a trusted server: mu holds against everybody but that server, by its word;
+    against it nothing is guaranteed."""
     mu_local: float | None = None
+    """Reserved under secure aggregation: what holds whatever other machines and helpers do, where ``mu`` rests on
+    enough of them. None otherwise."""
+
+    @property
+    def reserved_local(self) -> float:
+        """The mu reserved whatever other machines and helpers do."""
+        return self.mu if self.mu_local is None else self.mu_local
 
     @property
     def min_honest(self) -> int | None:
-        """How many machines of each sum ``mu`` rests on; None where it rests on none.
-
-        A session that only the high-water mark remembers does not say: then its mu_local is all that is known of it.
-        """
+        """How many honest machines of each sum ``mu`` rests on; None if it rests on none or only the mark knows."""
         return None if self.mu_local is None else self.terms.get("min_honest")
 
 
 @dataclass(frozen=True)
 class LedgerSummary:
-    """What a ledger says, for its operator.
-
-    Parameters
-    ----------
-    data : str
-        What the operator called the data.
-    created : float
-        When, in seconds since 1970.
-    budget_mu, delta : float
-    reserved_mu : float
-        Of all sessions together; this is what counts as spent. Against a server it is a bound only while none was
-        trusted.
-    samples_used, commits : int
-    mark : str
-        Where the high-water mark is.
-    mark_problem : str
-        What is wrong with it, or empty.
-    key_file : str
-        Where the noise key is; empty: in the ledger.
-    sessions : tuple of SessionSummary
-        In the order in which they were opened.
-    budget_local_mu : float
-        Of what holds whatever other machines and helpers do; ``budget_mu`` where it was not decided.
-    local_decided : bool
-        Whether it was.
-    """
+    """The contents of a ledger, for its operator."""
 
     data: str
+    """The operator's name for the data."""
     created: float
+    """When, in seconds since 1970."""
     budget_mu: float
     delta: float
     reserved_mu: float
+    """Mu of all sessions together: what counts as spent. Against a server it is a bound only while none was trusted."""
     samples_used: int
     commits: int
     mark: str
+    """Where the high-water mark is."""
     mark_problem: str
+    """The error of the mark, or empty."""
     key_file: str
+    """Where the noise key is; empty: in the ledger."""
     sessions: tuple[SessionSummary, ...]
+    """In the order in which they were opened."""
     budget_local_mu: float
+    """Budget for what holds whatever other machines and helpers do; ``budget_mu`` where it was not decided."""
     local_decided: bool
 
     @property
     def summed(self) -> bool:
-        """Whether the second figure is another than the first: by a session, or by its budget."""
+        """Whether the local figure differs from the other: by a session, or by its budget."""
         return self.local_decided or any(session.mu_local is not None for session in self.sessions)
 
     @property
     def reserved_local_mu(self) -> float:
-        """Of all sessions together, whatever other machines and helpers do."""
-        return _together(s.mu if s.mu_local is None else s.mu_local for s in self.sessions)
+        """Mu of all sessions together, whatever other machines and helpers do."""
+        return composed(session.reserved_local for session in self.sessions)
 
     @property
     def left_local_mu(self) -> float:
-        """Mu that new sessions may still reserve of that."""
-        return math.sqrt(max(self.budget_local_mu**2 - self.reserved_local_mu**2, 0.0))
+        """Mu that new sessions may still reserve of ``budget_local_mu``."""
+        return left_of(self.budget_local_mu, self.reserved_local_mu)
 
     @property
     def trusted_a_server(self) -> bool:
@@ -145,28 +116,14 @@ class LedgerSummary:
     @property
     def left_mu(self) -> float:
         """Mu that new sessions may still reserve."""
-        return math.sqrt(max(self.budget_mu**2 - self.reserved_mu**2, 0.0))
+        return left_of(self.budget_mu, self.reserved_mu)
 
 
 def read_ledger(path: str | Path) -> LedgerSummary:
     """Read a ledger without altering it.
 
-    After a crash SQLite's own index (``-shm``) of the log that was left may be made again; nothing else is touched.
-
-    Parameters
-    ----------
-    path : path
-        A ledger, or a copy of one; it may be in use.
-
-    Returns
-    -------
-    LedgerSummary
-        A mark that is missing or does not agree is no error here; the summary says so.
-
-    Raises
-    ------
-    LedgerError
-        If there is no ledger at ``path``, or none that can be read or believed.
+    It may be in use, or a copy. A mark that is missing or does not agree is no error here; the summary says so. After a
+    crash SQLite's own index (``-shm``) of the log that was left may be made again; nothing else is touched.
 
     Notes
     -----
@@ -176,13 +133,7 @@ def read_ledger(path: str | Path) -> LedgerSummary:
 
 
 def read_steadily(path: Path, read: Callable[[Path], Read]) -> Read:
-    """What is read of a ledger while nobody writes to it: read again if somebody did.
-
-    Raises
-    ------
-    LedgerError
-        If ``read`` says so, or there was no such moment.
-    """
+    """Read a ledger while nobody writes to it: again, if somebody did."""
     for _ in range(_ATTEMPTS):
         before = _times(path)
         try:
@@ -217,7 +168,7 @@ def read_only(path: Path) -> str:
 
 def _read(path: Path) -> LedgerSummary:
     with clear_errors(path, WAIT_S), opened(path, WAIT_S, read_only(path)) as connection:
-        check_integrity(connection, path)
+        LEDGER.check_integrity(connection, path)
         header, problem = read_header(connection, path), ""
         try:
             mark = read_mark(header.mark)
@@ -237,7 +188,7 @@ def _read(path: Path) -> LedgerSummary:
         created=header.created,
         budget_mu=header.budget_mu,
         delta=header.delta,
-        reserved_mu=_together(session.mu for session in sessions),
+        reserved_mu=composed(session.mu for session in sessions),
         samples_used=state.samples_used,
         commits=state.counter,
         mark=str(header.mark),
@@ -249,20 +200,13 @@ def _read(path: Path) -> LedgerSummary:
     )
 
 
-def _together(mus: Iterable[float]) -> float:
-    mus = list(mus)
-    return math.inf if math.inf in mus else compose_gdp(mus)
-
-
 def session_summaries(connection: sqlite3.Connection) -> Iterator[SessionSummary]:
-    """The sessions of a ledger that is open, in the order in which they were opened."""
+    """Yield the sessions of an open ledger, in the order in which they were opened."""
     local = {session: mu_local for session, _, mu_local in read_reserved(connection)}
     for session, mu, fingerprint, releases, ack, terms, first, last in connection.execute(
         "SELECT s.session, r.mu, s.fingerprint, s.release, s.ack, s.terms, min(l.time), max(l.time) "
         "FROM streams s JOIN reserved r USING (session) LEFT JOIN releases l USING (session) "
         "GROUP BY s.session ORDER BY r.rowid"
     ):
-        closed = fingerprint == CLOSED
-        opened = json.loads(terms or "{}")
-        made = session, abs(mu), releases, ack, closed, first, last, opened
+        made = session, abs(mu), releases, ack, fingerprint == CLOSED, first, last, json.loads(terms or "{}")
         yield SessionSummary(*made, trusted=no_bound(mu), mu_local=local[session])

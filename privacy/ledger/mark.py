@@ -2,84 +2,64 @@
 
 A ledger that was copied back from a backup looks like an honest one; only something that was not copied back can show
 the difference. The mark is a small file beside the ledger, or better on another disk: after every commit, before the
-reply leaves, it takes on the ledger's state (its counter, the samples used, each session's mu and number of releases).
-A ledger behind its mark has been rolled back, and the mark says what must be counted as spent.
-
-What a ledger's budget leaves, from its high-water mark: for somebody who asks every few seconds. The mark is one small
-file that every commit writes anew as a whole. Nothing is locked, and nobody waits: the ledger itself is not touched.
+reply leaves, it takes on the ledger's state. A ledger behind its mark has been rolled back, and the mark says what must
+be counted as spent.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..accounting.gdp import compose_gdp, gdp_epsilon
+from ..accounting.gdp import gdp_epsilon
 from ..errors import ANOTHER_FORMAT, LedgerError
 from ..files import check_private, replace_durably
+from .ledger_records import composed, left_of
 
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
 class SessionState:
-    """How far one session has come.
-
-    Parameters
-    ----------
-    mu : float
-        Reserved, with a minus sign under a trusted server (:class:`~murmurfl.privacy.Account`).
-    releases : int
-        Made.
-    digest : str
-        Of the session's whole stream; empty if it has none.
-    local : float, optional
-        mu_local, reserved under secure aggregation; None otherwise.
-    """
+    """How far one session has come."""
 
     mu: float
+    """Reserved, with a minus sign under a trusted server (:class:`~murmurfl.privacy.Account`)."""
     releases: int
     digest: str = ""
+    """Digest of the session's whole stream; empty if it has none."""
     local: float | None = None
+    """mu_local, reserved under secure aggregation; None otherwise."""
+
+    @property
+    def reserved_local(self) -> float:
+        """The mu reserved for the case that nobody else is honest."""
+        return abs(self.mu) if self.local is None else self.local
 
 
 @dataclass(frozen=True)
 class LedgerState:
-    """How far a ledger has come.
-
-    Parameters
-    ----------
-    ledger : str
-        The ledger's own random name.
-    budget_mu, delta : float
-        What it was made with.
-    counter : int
-        Commits so far.
-    samples_used : int
-    sessions : mapping of str to SessionState
-    data : str
-        Digest of the samples used up; empty in a ledger that never had one.
-    budget_local_mu : float, optional
-        As the operator decided it; None in a ledger without a decision.
-    key : str
-        Check value of the noise key, once it was exchanged; empty in a ledger with its first key.
-    """
+    """How far a ledger has come."""
 
     ledger: str
+    """The ledger's own random name."""
     budget_mu: float
     delta: float
     counter: int = 0
+    """Commits so far."""
     samples_used: int = 0
     sessions: Mapping[str, SessionState] = field(default_factory=dict)
     data: str = ""
+    """Digest of the samples used up; empty in a ledger that never had one."""
     budget_local_mu: float | None = None
+    """None until the operator has decided it."""
     key: str = ""
+    """Check value of the noise key, once it was exchanged; empty in a ledger with its first key."""
 
     @cached_property
     def seal(self) -> str:
@@ -95,7 +75,6 @@ class LedgerState:
         replace_durably(path, json.dumps(document, indent=1).encode() + b"\n")
 
     def _document(self) -> dict[str, Any]:
-        """The state as plain values, without those that there are not."""
         document = asdict(self)
         if not self.key:
             del document["key"]
@@ -107,13 +86,7 @@ class LedgerState:
 
 
 def read_mark(path: Path) -> LedgerState:
-    """The mark at ``path``.
-
-    Raises
-    ------
-    LedgerError
-        If there is none, others can write it, or it is damaged or of another format.
-    """
+    """Read the mark at ``path``; refuse one that is missing, damaged, of another format or open to others."""
     check_private(
         path,
         "the ledger's high-water mark",
@@ -143,38 +116,19 @@ def read_mark(path: Path) -> LedgerState:
 
 @dataclass(frozen=True)
 class BudgetLeft:
-    """What a ledger allows and what is left of it.
-
-    Parameters
-    ----------
-    budget_mu : float
-        Of all runs.
-    left_mu, left_epsilon : float
-        What new sessions may still reserve; epsilon at the ledger's delta.
-    left_local_mu : float
-        The same of what holds whatever other machines and helpers do.
-    sessions : int
-        That reserved something.
-    """
+    """A ledger's budget and what new sessions may still reserve of it."""
 
     budget_mu: float
     left_mu: float
     left_epsilon: float
+    """Epsilon of ``left_mu`` at the ledger's delta."""
     left_local_mu: float
+    """What is left of the budget that holds whatever other machines and helpers do."""
     sessions: int
 
 
 def budget_left(mark: Path) -> BudgetLeft:
-    """What the high-water mark at a path says of its ledger's budget.
-
-    Parameters
-    ----------
-    mark : Path
-
-    Raises
-    ------
-    LedgerError
-        If there is none that can be read and believed.
+    """Read from a high-water mark what its ledger's budget leaves: nothing is locked, the ledger is not touched.
 
     Notes
     -----
@@ -182,17 +136,8 @@ def budget_left(mark: Path) -> BudgetLeft:
     Between a commit and its mark it is what was left before; the ledger alone decides what is released.
     """
     state = read_mark(mark)
+    sessions = state.sessions.values()
     budget_local_mu = state.budget_mu if state.budget_local_mu is None else state.budget_local_mu
-    left = _left(state.budget_mu, (abs(session.mu) for session in state.sessions.values()))
-    local = _left(budget_local_mu, _local(state))
-    return BudgetLeft(state.budget_mu, left, gdp_epsilon(left, state.delta), local, len(state.sessions))
-
-
-def _local(state: LedgerState) -> Iterable[float]:
-    return (abs(session.mu) if session.local is None else session.local for session in state.sessions.values())
-
-
-def _left(budget: float, reserved: Iterable[float]) -> float:
-    mus = list(reserved)
-    spent = math.inf if math.inf in mus else compose_gdp(mus)
-    return math.sqrt(max(budget**2 - spent**2, 0.0))
+    left = left_of(state.budget_mu, composed(abs(session.mu) for session in sessions))
+    local = left_of(budget_local_mu, composed(session.reserved_local for session in sessions))
+    return BudgetLeft(state.budget_mu, left, gdp_epsilon(left, state.delta), local, len(sessions))

@@ -27,8 +27,7 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,73 +55,45 @@ class ReleaseRow(NamedTuple):
 
 @dataclass(frozen=True)
 class ReleaseLine:
-    """One release, and what all releases up to it guarantee together.
-
-    Parameters
-    ----------
-    session : str
-    release : int
-        Its number in the session, from 1.
-    time : float
-        When it was recorded, in seconds since 1970, by the machine's clock.
-    samples_used : int
-        By then, over all sessions.
-    mu_so_far : float
-        Of the releases up to this line, for a line chosen beforehand. Under secure aggregation it rests on what each
-        session's guarantee rests on; under a trusted server it is that server's word.
-    mu_reserved : float
-        Of all releases that the sessions opened up to this line may ever make.
-    local_so_far, local_reserved : float
-        The same whatever other machines and helpers do.
-    """
+    """One release, and what all releases up to it guarantee together."""
 
     session: str
     release: int
+    """Number in the session, from 1."""
     time: float
+    """When it was recorded, in seconds since 1970, by the machine's clock."""
     samples_used: int
+    """Over all sessions, by then."""
     mu_so_far: float
+    """Mu of the releases up to this line, for a line chosen beforehand. Under secure aggregation it rests on what each
+    session's guarantee rests on; under a trusted server it is that server's word."""
     mu_reserved: float
+    """Mu of all releases that the sessions opened up to this line may ever make."""
     local_so_far: float
+    """``mu_so_far`` whatever other machines and helpers do; ``local_reserved`` likewise."""
     local_reserved: float
 
 
 @dataclass(frozen=True)
 class LedgerHistory:
-    """All releases that a ledger has a line of.
-
-    Parameters
-    ----------
-    lines : tuple of ReleaseLine
-    in_every_line : tuple of str
-        Sessions whose first release has no line: they count whole from the first line on.
-    whole : tuple of str
-        Sessions that count whole from their first line on.
-    """
+    """All releases that a ledger has a line of."""
 
     lines: tuple[ReleaseLine, ...]
     in_every_line: tuple[str, ...]
+    """Sessions whose first release has no line: they count whole from the first line on."""
     whole: tuple[str, ...]
+    """Sessions that count whole from their first line on."""
 
 
 def read_history(path: str | Path) -> LedgerHistory:
-    """Read a ledger's releases without altering it.
-
-    Parameters
-    ----------
-    path : path
-        A ledger, or a copy of one; it may be in use.
-
-    Raises
-    ------
-    LedgerError
-        If there is no ledger at ``path``, or none that can be read or believed.
+    """Read a ledger's releases without altering it; it may be in use, or a copy.
 
     Notes
     -----
     What it returns does not depend on the machine's data. ``mu_so_far`` of a line is an upper bound: what a server sees
     of the first releases of each session, as many as there are up to this line, is mu_so_far-GDP for replacement of one
-    sample of this machine (or what the session's unit is), for numbers of releases fixed beforehand. Who stops where it
-    likes is covered by ``mu_reserved``.
+    sample of this machine (or what the session's unit is), for numbers of releases fixed beforehand. ``mu_reserved``
+    covers a server that stops where it likes.
     Proof: docs/proofs/release-rule.md, step 8.
     """
 
@@ -130,91 +101,50 @@ def read_history(path: str | Path) -> LedgerHistory:
         with clear_errors(file, WAIT_S), opened(file, WAIT_S, read_only(file)) as connection:
             connection.execute("BEGIN")
             read_state(connection, read_header(connection, file), file)
-            return history_of(tuple(session_summaries(connection)), list(_rows(connection)))
+            rows = connection.execute("SELECT session, release, time, samples_used FROM releases").fetchall()
+            return history_of(tuple(session_summaries(connection)), [ReleaseRow(*row) for row in rows])
 
     return read_steadily(Path(path).absolute(), read)
 
 
-def _rows(connection: sqlite3.Connection) -> Iterator[ReleaseRow]:
-    for row in connection.execute("SELECT session, release, time, samples_used FROM releases"):
-        yield ReleaseRow(*row)
-
-
 def history_of(sessions: Sequence[SessionSummary], rows: Iterable[ReleaseRow]) -> LedgerHistory:
-    """The history of some sessions, from what their ledger wrote down of each release.
-
-    Parameters
-    ----------
-    sessions : sequence of SessionSummary
-        In the order in which they were opened.
-    rows : iterable of ReleaseRow
-        In any order.
-    """
+    """The history of sessions in their order of opening, from the rows, in any order, that their ledger has."""
     ordered = _ordered(sessions, rows)
     known = {session.session: session for session in sessions}
     numbers: dict[str, list[int]] = {name: [] for name in known}
     for row in ordered:
         numbers.setdefault(row.session, []).append(row.release)
     figures = {name: _figures(known[name], made) for name, made in numbers.items() if name in known}
-    hidden = tuple(name for name, session in known.items() if _begins_before(session, numbers[name]))
-    totals = _Totals()
-    for name in hidden:
-        totals.count(name, whole_of(known[name]), whole_of(known[name]))
+    hidden = tuple(name for name, session in known.items() if session.releases > 0 and numbers[name][:1] != [1])
+    whole = {name: whole_of(session) for name, session in known.items()}
+    so_far, reserved = {name: whole[name] for name in hidden}, {name: whole[name] for name in hidden}
     lines = []
     for row in ordered:
-        if row.session in known and row.session not in hidden:
-            made = figures[row.session]
-            so_far = whole_of(known[row.session]) if made is None else made[row.release - 1]
-            totals.count(row.session, so_far, whole_of(known[row.session]))
-        elif row.session not in known:
-            totals.count(row.session, (math.inf, math.inf), (math.inf, math.inf))  # a damaged ledger
-        lines.append(ReleaseLine(*row, *totals.figures()))
-    whole = tuple(name for name, made in figures.items() if made is None and name not in hidden)
-    return LedgerHistory(tuple(lines), hidden, whole)
-
-
-class _Totals:
-    """What sessions come to together: of the releases made, and of all that were reserved."""
-
-    def __init__(self) -> None:
-        self._so_far: dict[str, tuple[float, float]] = {}
-        self._reserved: dict[str, tuple[float, float]] = {}
-
-    def count(self, session: str, so_far: tuple[float, float], reserved: tuple[float, float]) -> None:
-        self._so_far[session], self._reserved[session] = so_far, reserved
-
-    def figures(self) -> tuple[float, float, float, float]:
-        """Mu so far, mu reserved, and both whatever others do."""
-        made, whole = self._so_far.values(), self._reserved.values()
-        return (
-            math.hypot(*(mu for mu, _ in made)),
-            math.hypot(*(mu for mu, _ in whole)),
-            math.hypot(*(local for _, local in made)),
-            math.hypot(*(local for _, local in whole)),
-        )
+        if row.session not in hidden:
+            made = figures.get(row.session)
+            reserved[row.session] = whole.get(row.session, (math.inf, math.inf))  # unknown in a damaged ledger
+            so_far[row.session] = reserved[row.session] if made is None else made[row.release - 1]
+        mus = [math.hypot(*(mu[kind] for mu in of.values())) for kind in (0, 1) for of in (so_far, reserved)]
+        lines.append(ReleaseLine(*row, *mus))
+    count_whole = tuple(name for name, made in figures.items() if made is None and name not in hidden)
+    return LedgerHistory(tuple(lines), hidden, count_whole)
 
 
 def whole_of(session: SessionSummary) -> tuple[float, float]:
     """The mu of all releases that a session may make: by its guarantee, and whatever others do."""
-    local = session.mu if session.mu_local is None else session.mu_local
-    return (local if session.min_honest is None else session.mu), local
+    return (session.reserved_local if session.min_honest is None else session.mu), session.reserved_local
 
 
 def _ordered(sessions: Sequence[SessionSummary], rows: Iterable[ReleaseRow]) -> list[ReleaseRow]:
-    """Rows as they may have come about: a session's by their numbers, and none before one that used fewer samples."""
+    """Rows in an order in which they may have happened: a session's by number, none before one with fewer samples."""
     place = {session.session: i for i, session in enumerate(sessions)}
     latest: dict[str, float] = {}
     keys = {}
     for row in sorted(rows, key=lambda row: (row.session, row.release)):
-        # A clock that was put back does not bring a release before the one that it came after.
+        # A clock that was put back brings no release before its predecessor.
         latest[row.session] = max(row.time, latest.get(row.session, -math.inf))
         keys[row] = (row.samples_used, latest[row.session], place.get(row.session, len(place)), row.release)
     return sorted(keys, key=lambda row: keys[row])
-
-
-def _begins_before(session: SessionSummary, numbers: Sequence[int]) -> bool:
-    """Whether a session's first release has no line."""
-    return session.releases > 0 and numbers[:1] != [1]
 
 
 def _figures(session: SessionSummary, numbers: Sequence[int]) -> list[tuple[float, float]] | None:
@@ -226,7 +156,7 @@ def _figures(session: SessionSummary, numbers: Sequence[int]) -> list[tuple[floa
     plan = plan_of(session)
     if plan is None or session.releases > plan.mechanism.num_releases:
         return None
-    # Of many releases every few: each counts as the next one that is worked out, which is more.
+    # Of many releases only every few are worked out; one between counts as the next, which is more.
     step = -(-session.releases // _MOST_FIGURES)
     worked_out: list[tuple[float, float]] = []
     before = (0.0, 0.0)
@@ -239,24 +169,14 @@ def _figures(session: SessionSummary, numbers: Sequence[int]) -> list[tuple[floa
 
 
 def first_releases(plan: NoisePlan, session: SessionSummary, releases: int) -> tuple[float, float]:
-    """The mu of the first releases of a session with this noise: by its guarantee, and whatever others do.
+    """The mu of so many first releases of a session with this noise: by its guarantee, and whatever others do.
 
-    Parameters
-    ----------
-    plan : NoisePlan
-        The session's.
-    session : SessionSummary
-    releases : int
-        How many, from 1.
-
-    Notes
-    -----
     Upper bounds, for a number fixed beforehand, and never more than the whole session's.
     """
     whole, local = whole_of(session)
     alone = plan.sensitivity * plan.mechanism.sensitivity(n=releases, **plan.pattern) / plan.noise_std
     every = plan.sensitivity * plan.mechanism.sensitivity(**plan.pattern) / plan.noise_std
-    # What of the local figure is not the noise's is the normals' resolution: it is charged whole.
+    # The part of the local figure that is not the noise's is the normals' resolution: it is charged whole.
     alone = math.hypot(alone, math.sqrt(max(plan.mu_local**2 - every**2, 0.0)))
     if plan.sums is None:
         return min(alone, whole), min(alone, local)
@@ -285,9 +205,8 @@ def plan_of(session: SessionSummary) -> NoisePlan | None:
         same = json.loads(policy.terms(size)) == terms
     except (MurmurflError, TypeError, ValueError, ArithmeticError):
         return None
-    local = session.mu if session.mu_local is None else session.mu_local
     same = same and math.isclose(plan.mu, session.mu, rel_tol=_SAME)
-    return plan if same and math.isclose(plan.mu_local, local, rel_tol=_SAME) else None
+    return plan if same and math.isclose(plan.mu_local, session.reserved_local, rel_tol=_SAME) else None
 
 
 def _hashable(value: Any) -> Any:

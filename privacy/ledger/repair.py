@@ -1,4 +1,4 @@
-"""What an operator may do to a ledger by hand: accept a rollback, make a new mark, decide a budget that was left open.
+"""Repairs of a ledger by its operator: accept a rollback, make a new mark, decide a budget that was left open.
 
 Each of these rests on something the operator knows and the file cannot show, so each has its own name and its own
 refusals, and no node ever does them by itself. Each takes the ledger's ``path``, and waits at most ``timeout_s`` for
@@ -19,18 +19,9 @@ _WAIT_S = 30.0
 
 
 def accept_rollback(path: str | Path, *, timeout_s: float = _WAIT_S) -> int:
-    """Go on with a ledger that was copied back, counting as spent everything its mark knows of.
+    """Count as spent everything the mark of a copied-back ledger knows of, and return how many sessions were closed.
 
-    Returns
-    -------
-    int
-        Sessions closed: all that ledger or mark know. Their budget stays reserved; new ones may be opened with what is
-        left.
-
-    Raises
-    ------
-    LedgerError
-        If the ledger was not copied back, or there is no mark to say what was spent.
+    The budget of all sessions that ledger or mark know stays reserved; new ones may be opened with what is left.
 
     Notes
     -----
@@ -55,11 +46,6 @@ def accept_rollback(path: str | Path, *, timeout_s: float = _WAIT_S) -> int:
 def new_mark(path: str | Path, *, timeout_s: float = _WAIT_S) -> None:
     """Make a new high-water mark for a ledger whose mark is lost.
 
-    Raises
-    ------
-    LedgerError
-        If there is a mark.
-
     Notes
     -----
     **Formal guarantees.** The ledger counts what it has, as before. That it was never copied back is the operator's
@@ -73,13 +59,6 @@ def new_mark(path: str | Path, *, timeout_s: float = _WAIT_S) -> None:
 
 def set_local_budget(path: str | Path, budget_local_mu: float, *, timeout_s: float = _WAIT_S) -> None:
     """Decide what the machine may ever spend if nobody else is honest, where that was left open; it is decided once.
-
-    Raises
-    ------
-    LedgerError
-        If it was decided already, or the ledger cannot be believed or was copied back; it is left as it was.
-    ConfigurationError
-        If the budget is less than what it must cover.
 
     Notes
     -----

@@ -35,9 +35,9 @@ from ..files import check_private, create_private, sync_folder
 from ..noise.keyed_noise import KEY_BYTES
 from ..noise.noise_keys import NoiseKeys, SystemKeys
 from .ledger_file import (
+    LEDGER,
     UNDECIDED,
     Header,
-    check_integrity,
     check_mark,
     clear_errors,
     key_check,
@@ -61,12 +61,6 @@ class SQLiteLedger(Ledger):
     timeout_s : float
         How long a transaction waits for another process or thread that is using the ledger before it refuses.
 
-    Raises
-    ------
-    LedgerError
-        If there is no ledger at ``path``, other people can read or write it, it is read-only, something else, of
-        another format or damaged, or it was copied back.
-
     Notes
     -----
     **Formal guarantees.** Transactions exclude each other, a commit is all or nothing, and what was committed is what
@@ -83,7 +77,7 @@ class SQLiteLedger(Ledger):
         self.path = Path(path).absolute()
         self.timeout_s = timeout_s
         with connection_to(self.path, timeout_s) as connection, clear_errors(self.path, timeout_s):
-            check_integrity(connection, self.path)
+            LEDGER.check_integrity(connection, self.path)
             self._header = read_header(connection, self.path)
             mark = read_mark(self._header.mark)  # before the ledger: another process may be moving both
             connection.execute("BEGIN")
@@ -117,10 +111,10 @@ class SQLiteLedger(Ledger):
         budget_mu : float
             Gaussian-DP parameter of everything that is ever released about these data.
         delta : float
-            Where its epsilons are shown.
+            At which its epsilons are shown.
         budget_local_mu : float, optional
-            The same of what holds whatever server, helpers and other machines do: for sessions under secure
-            aggregation, which reserve more of it than of ``budget_mu``. Default ``budget_mu``.
+            Budget for what holds whatever server, helpers and other machines do: sessions under secure aggregation
+            reserve more of it than of ``budget_mu``. Default ``budget_mu``.
         data : str
             What the operator calls the data.
         mark : path, optional
@@ -128,22 +122,16 @@ class SQLiteLedger(Ledger):
             ``.mark`` after it.
         key_file : path, optional
             A new file for the noise key; default it is kept in the ledger.
-        timeout_s : float
-            As for the class.
-
-        Raises
-        ------
-        LedgerError
-            If there is a file already, or a mark that says this node had a ledger.
-        ConfigurationError
-            If the budget or delta is impossible.
 
         Notes
         -----
         **Formal guarantees.** The key comes from the operating system. Nothing is ever overwritten, but for a mark
         under which nothing was released.
         """
-        _check_terms(budget_mu, delta)
+        if not (math.isfinite(budget_mu) and budget_mu > 0):
+            raise ConfigurationError(f"Expected budget_mu > 0 and finite, got {budget_mu!r}.")
+        if not 0 < delta < 1:
+            raise ConfigurationError(f"Expected delta between 0 and 1, got {delta!r}.")
         check_local_budget(budget_local_mu, budget_mu)
         path = Path(path).absolute()
         mark_file = mark_path(path, "" if mark is None else str(Path(mark).absolute()))
@@ -158,7 +146,11 @@ class SQLiteLedger(Ledger):
         create_private(path, "a ledger")
         made = [path]
         try:
-            _check_no_trace(mark_file)
+            if mark_file.exists() and (counter := read_mark(mark_file).counter) > 0:
+                raise LedgerError(
+                    f"Expected no trace of an earlier ledger, got a high-water mark at {mark_file} that counts "
+                    f"{counter} commits: this node had a ledger. Restore that one (docs/ledger.md); nothing was made."
+                )
             if key_path is not None:
                 create_private(key_path, "a noise key", key)
                 made.append(key_path)
@@ -172,13 +164,7 @@ class SQLiteLedger(Ledger):
         return cls(path, timeout_s=timeout_s)
 
     def keys(self) -> SystemKeys:
-        """The node's noise key, with fresh nonces.
-
-        Raises
-        ------
-        LedgerError
-            If its file is missing, open to others, or holds another key.
-        """
+        """The node's noise key, with fresh nonces; refused if its file is open to others or holds another key."""
         header = self._header
         with clear_errors(self.path, self.timeout_s):
             if header.key_file is not None:
@@ -214,32 +200,15 @@ class SQLiteLedger(Ledger):
             mark = read_mark(page.header.mark)
             check_mark(page.state, mark, self.path)
             if mark.counter < page.state.counter:
-                # A crash came between a commit and its mark. If the mark still cannot be written, nothing more is
-                # spent.
+                # A crash came between a commit and its mark; if it still cannot be written, nothing more is spent.
                 page.state.write_mark(page.header.mark)
             yield page
 
 
-def _check_terms(budget_mu: float, delta: float) -> None:
-    if not (math.isfinite(budget_mu) and budget_mu > 0):
-        raise ConfigurationError(f"Expected budget_mu > 0 and finite, got {budget_mu!r}.")
-    if not 0 < delta < 1:
-        raise ConfigurationError(f"Expected delta between 0 and 1, got {delta!r}.")
-
-
 def check_local_budget(budget_local_mu: float | None, budget_mu: float) -> None:
-    """Refuse a budget for what holds whatever happens that is less than that of what rests on others."""
+    """Raise if the budget for what holds whatever happens is less than that for what rests on others."""
     if budget_local_mu is not None and not (math.isfinite(budget_local_mu) and budget_local_mu >= budget_mu):
         raise ConfigurationError(
             f"Expected budget_local_mu >= budget_mu = {budget_mu:g} and finite, got {budget_local_mu!r}: what holds "
             "whatever happens is never less than what holds if others are honest."
-        )
-
-
-def _check_no_trace(mark_file: Path) -> None:
-    """Refuse a new ledger where a mark says that releases were made under another."""
-    if mark_file.exists() and (counter := read_mark(mark_file).counter) > 0:
-        raise LedgerError(
-            f"Expected no trace of an earlier ledger, got a high-water mark at {mark_file} that counts "
-            f"{counter} commits: this node had a ledger. Restore that one (docs/ledger.md); nothing was made."
         )

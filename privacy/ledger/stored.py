@@ -26,20 +26,7 @@ Place = tuple[str, str, int]
 
 
 class StoredArray:
-    """An array in a ledger's file.
-
-    Parameters
-    ----------
-    connection : sqlite3.Connection
-        Of the transaction; the array cannot be read after it.
-    rowid : int
-        Of its row in ``arrays``.
-    place : tuple
-    dtype : str
-    shape : tuple of int
-    errors : callable
-        A context that turns errors of the file into the ledger's own.
-    """
+    """An array in a ledger's file, for as long as the transaction of its connection lasts."""
 
     def __init__(
         self,
@@ -56,19 +43,13 @@ class StoredArray:
         self._read: weakref.ref[NDArray[Any]] | None = None
 
     def pieces(self) -> Iterator[bytes]:
-        """Its bytes, some at a time."""
+        """Yield the array's bytes, some at a time."""
         with self._connection.blobopen("arrays", "content", self.rowid, readonly=True) as blob:
             while piece := blob.read(_PIECE_BYTES):
                 yield piece
 
     def values(self) -> NDArray[Any]:
-        """The array, read-only; read once as long as somebody holds it.
-
-        Raises
-        ------
-        LedgerError
-            If it cannot be read.
-        """
+        """The array, read-only; read once as long as somebody holds it."""
         known = None if self._read is None else self._read()
         if known is None:
             known = self._values()
@@ -76,7 +57,7 @@ class StoredArray:
         return known
 
     def is_read_as(self, values: NDArray[Any]) -> bool:
-        """Whether this very array was read here: it cannot have been changed."""
+        """Whether ``values`` is the very array that was read here: it cannot have been changed."""
         return self._read is not None and self._read() is values
 
     def _values(self) -> NDArray[Any]:
@@ -102,18 +83,12 @@ Entry = NDArray[Any] | StoredArray
 
 
 def of(entry: Entry) -> NDArray[Any]:
-    """An array, wherever it is."""
+    """The array of an entry, read from the file if it is there."""
     return entry.values() if isinstance(entry, StoredArray) else entry
 
 
 class StoredArrays(Mapping[int, NDArray[Any]]):
-    """Arrays by number, the large ones in the file.
-
-    Parameters
-    ----------
-    entries : mapping of int to array
-        Each in memory or stored.
-    """
+    """Arrays by number, the large ones in the file until they are asked for."""
 
     def __init__(self, entries: Mapping[int, Entry]) -> None:
         self.entries = entries
@@ -132,13 +107,7 @@ class StoredArrays(Mapping[int, NDArray[Any]]):
 
 
 class StoredState(Sequence[NDArray[Any]]):
-    """A mechanism's state, the large arrays of it in the file until it is used; then it stays in memory.
-
-    Parameters
-    ----------
-    entries : sequence of arrays
-        Each in memory or stored.
-    """
+    """A mechanism's state, its large arrays in the file until one is used; then it stays in memory."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.entries = entries

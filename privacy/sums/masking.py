@@ -66,56 +66,33 @@ class MaskedReleaseError(MurmurflError):
 
 @dataclass(frozen=True)
 class Header:
-    """What a masked release says of itself: public, signed, and bound to its seals.
-
-    Parameters
-    ----------
-    version : int
-        Of header, seal and mask.
-    session : str
-        The training.
-    machine : str
-        Its name in the roster.
-    builds_on : {"last-opened", "nothing"}
-        Whether the release carries on from the machine's last opened one, or stands alone with noise of its own.
-    release : int
-        k.
-    release_id : str
-        A random name of this release, 32 hexadecimal digits: a machine whose ledger was rolled back makes k again, and
-        not this.
-    ack_id : str
-        The name of the release it was built on; zeros for none.
-    size : int
-        d.
-    spacing : float
-        Of the grid that all counts of the session are on.
-    min_cohort : int
-        The fewest releases the machine lets its own be summed with, itself among them.
-    roster : str
-        The roster's digest.
-    helpers : tuple of str
-        The helpers it sealed seeds for, in order.
-    terms : str
-        Digest of what the noise depends on (:meth:`~murmurfl.privacy.PrivacyPolicy.shared_terms`): machines whose noise
-        differs cannot share a sum.
-
-    Notes
-    -----
-    None of its fields depends on data.
-    """
+    """The description of a masked release: public, signed, bound to its seals, and independent of data."""
 
     session: str
     machine: str
+    """The machine's name in the roster."""
     builds_on: BuildsOn
+    """Whether the release carries on from the machine's last opened one, or stands alone with noise of its own."""
     release: int
+    """k."""
     release_id: str
+    """A random name of this release, 32 hexadecimal digits: a machine whose ledger was rolled back makes k again, and
+    not this."""
     ack_id: str
+    """The name of the release it was built on; zeros for none."""
     size: int
+    """d."""
     spacing: float
+    """The spacing of the grid that all counts of the session are on."""
     min_cohort: int
+    """The fewest releases the machine lets its own be summed with, itself among them."""
     roster: str
+    """The roster's digest."""
     helpers: tuple[str, ...]
+    """The helpers it sealed seeds for, in order."""
     terms: str
+    """Digest of what the noise depends on (:meth:`~murmurfl.privacy.PrivacyPolicy.shared_terms`): machines whose noise
+    differs cannot share a sum."""
     version: int = MASKING_VERSION
 
     def to_bytes(self) -> bytes:
@@ -124,13 +101,7 @@ class Header:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Header:
-        """A header that was written by :meth:`to_bytes`.
-
-        Raises
-        ------
-        MaskedReleaseError
-            If it is none, or is written in another way: two ways to write one header would be two headers.
-        """
+        """Read what :meth:`to_bytes` wrote; refuse other spellings: two ways to write a header would be two headers."""
         try:
             if not isinstance(content, bytes) or len(content) > LONGEST_HEADER:
                 raise ValueError("not the bytes of a header")
@@ -172,39 +143,25 @@ class Header:
 
 @dataclass(frozen=True)
 class Sealed:
-    """A masked release without its counts: what helpers are shown.
-
-    Parameters
-    ----------
-    header : bytes
-        :meth:`Header.to_bytes`.
-    seals : tuple of bytes
-        One for each helper, in the header's order.
-    signature : bytes
-        The machine's, on both.
-    """
+    """A masked release without its counts: what helpers are shown."""
 
     header: bytes
+    """:meth:`Header.to_bytes`."""
     seals: tuple[bytes, ...]
+    """One for each helper, in the header's order."""
     signature: bytes
+    """The machine's, on header and seals."""
 
     @property
     def signed(self) -> bytes:
-        """What the signature covers: which bytes are the header and which each helper's seal, and their order."""
+        """The bytes that the signature covers: header and seals, each with its length, in order."""
         parts = (self.header, *self.seals)
         return _SIGN_LABEL + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 
 @dataclass(frozen=True)
 class MaskedRelease:
-    """What leaves a machine under secure aggregation.
-
-    Parameters
-    ----------
-    counts : ndarray of shape (d,), uint64
-        The release's counts under their masks.
-    sealed : Sealed
-        Its header, its seals and their signature.
+    """A release as it leaves a machine under secure aggregation: its counts under their masks, and the sealed seeds.
 
     Notes
     -----
@@ -218,20 +175,7 @@ class MaskedRelease:
 
 
 class Masking:
-    """A machine's masks: its name and key, and the roster that its operator pinned.
-
-    Parameters
-    ----------
-    name : str
-        The machine's name in the roster.
-    key : MachineKey
-        Whose public half stands there.
-    roster : Roster
-
-    Raises
-    ------
-    ConfigurationError
-        If the machine is not in the roster, or under another key.
+    """A machine's masks: its name and key in the roster that its operator pinned.
 
     Notes
     -----
@@ -260,12 +204,7 @@ class Masking:
         self._sealing = [X25519PublicKey.from_public_bytes(one.sealing) for one in roster.helpers]
 
     def check_policy(self, policy: PrivacyPolicy) -> None:
-        """Refuse a policy that this roster cannot serve.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a policy that this roster cannot serve."""
         if policy.trust != "secure-aggregation":
             raise ConfigurationError(
                 f"Expected a policy with trust 'secure-aggregation' for masks, got {policy.trust!r}."
@@ -277,17 +216,7 @@ class Masking:
             )
 
     def mask(self, release: Release, session: str, policy: PrivacyPolicy) -> MaskedRelease:
-        """Hide a release that the ledger has recorded.
-
-        Parameters
-        ----------
-        release : Release
-            With its ids.
-        session : str
-            The session it was made in.
-        policy : PrivacyPolicy
-            By which it was made.
-        """
+        """Hide a release that the ledger has recorded, made in this session by this policy."""
         self.check_policy(policy)
         if release.counts.dtype != np.int64 or {len(release.release_id), len(release.ack_id)} != {ID_BYTES}:
             raise ConfigurationError(
@@ -319,15 +248,7 @@ class Masking:
 
 
 def add_mask(total: NDArray[np.uint64], seed: bytes, *, subtract: bool = False) -> None:
-    """Add a seed's keystream to ``total`` in place, modulo 2^64, or subtract it.
-
-    Parameters
-    ----------
-    total : ndarray of shape (d,), uint64
-    seed : bytes
-        32 bytes, used for one mask only.
-    subtract : bool
-    """
+    """Add a seed's keystream to uint64 counts in place, modulo 2^64, or subtract it; a seed serves one mask only."""
     encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
     step = _BLOCK // 8
     for start in range(0, len(total), step):
@@ -340,13 +261,7 @@ def add_mask(total: NDArray[np.uint64], seed: bytes, *, subtract: bool = False) 
 
 
 def checked_header(sealed: Sealed, roster: Roster) -> Header:
-    """The header of a masked release that is signed by the machine it names, in this roster, for its helpers.
-
-    Raises
-    ------
-    MaskedReleaseError
-        If it is not.
-    """
+    """The header of a masked release, if the machine it names signed it, in this roster, for its helpers."""
     header = Header.from_bytes(sealed.header)
     if any(not isinstance(seal, bytes) or len(seal) != SEAL_BYTES for seal in sealed.seals):
         raise MaskedReleaseError(f"Expected seals of {SEAL_BYTES} bytes, got another length or kind.")
@@ -361,16 +276,9 @@ def checked_header(sealed: Sealed, roster: Roster) -> Header:
 
 
 def opened_seal(sealed: Sealed, header: Header, helper: str, key: HelperKey) -> bytes:
-    """The seed that a machine sealed for a helper.
+    """The seed that a machine sealed for this helper and this release.
 
-    Raises
-    ------
-    MaskedReleaseError
-        If it was sealed for another helper or another release.
-
-    Notes
-    -----
-    The seed must not leave the helper: with all helpers' seeds a release is seen by itself.
+    It must not leave the helper: with all helpers' seeds a release is seen by itself.
     """
     try:
         seal = sealed.seals[header.helpers.index(helper)]

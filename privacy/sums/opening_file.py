@@ -28,14 +28,14 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from ..errors import ConfigurationError
 from ..files import check_private, create_private, replace_durably, sync_folder
-from ..ledger import ledger_file as ledger_format
+from ..ledger.ledger_file import FileKind, mark_path
 from .opening_rule import (
     LastOpened,
     OpenedSet,
@@ -55,32 +55,25 @@ RECORD_LOST = (
     "If the newest one is lost, this helper's keys are used up: make new ones (`murmurfl roster key`), have a roster "
     "made with them, and begin new sessions. Nothing was opened."
 )
-"""What to do about a record that cannot be believed, for errors."""
+"""The way out from a record that cannot be believed."""
 
 ANOTHER_RECORD = (
     "Go on with the version of murmurfl that wrote it, or with new keys of this helper (`murmurfl roster key`), a "
     "roster made with them, and new sessions: with its old keys it would open again what it has forgotten."
 )
-"""The same, of a record of another format."""
+"""The way out from a record of another format."""
 
 
 @dataclass(frozen=True)
 class OpeningPlace:
-    """How far a record has come.
-
-    Parameters
-    ----------
-    record : str
-        The record's own random name.
-    number : int
-        Sets opened so far.
-    link : str
-        Of the last of them, in hexadecimal; it depends on all before it.
-    """
+    """How far a record has come."""
 
     record: str
+    """The record's own random name."""
     number: int
+    """Sets opened so far."""
     link: str
+    """Link of the last of them, in hexadecimal; it depends on all before it."""
 
     def write_mark(self, path: Path) -> None:
         """Make this the mark, durably."""
@@ -89,13 +82,7 @@ class OpeningPlace:
 
 
 def read_opening_mark(path: Path) -> OpeningPlace:
-    """The mark at ``path``.
-
-    Raises
-    ------
-    OpeningRecordError
-        If there is none, others can read or write it, or it is damaged or of another format.
-    """
+    """Read the mark at ``path``; refuse one that is missing, damaged, of another format or open to others."""
     check_private(
         path,
         "the opening record's high-water mark",
@@ -120,8 +107,18 @@ def read_opening_mark(path: Path) -> OpeningPlace:
     return mark
 
 
-_APPLICATION_ID = 0x6D75726F  # "muro"
-_FORMAT = 1
+_RECORD = FileKind(
+    what="an opening record",
+    user="helper",
+    done="nothing was opened",
+    error=OpeningRecordError,
+    application_id=0x6D75726F,  # "muro"
+    formats=(1,),
+    missing=f"Put it back. {RECORD_LOST} `murmurfl roster key` makes each helper's record with its key.",
+    other_format=ANOTHER_RECORD,
+    lost=f"Put the newest file back. {RECORD_LOST}",
+)
+_clear_errors, _damaged = _RECORD.clear_errors, _RECORD.damaged
 _SCHEMA = """
 CREATE TABLE record (name TEXT NOT NULL, created REAL NOT NULL, helper TEXT NOT NULL, key BLOB NOT NULL,
     mark TEXT NOT NULL);
@@ -135,7 +132,7 @@ CREATE TABLE machines (session TEXT NOT NULL, machine TEXT NOT NULL, release INT
 
 @dataclass(frozen=True)
 class _Identity:
-    """Whose record it is; fixed when it is made."""
+    """The record's name and helper, fixed when it is made."""
 
     name: str
     helper: str
@@ -157,12 +154,6 @@ class SQLiteOpeningRecord(OpeningRecord):
     timeout_s : float
         How long a transaction waits for another process or thread that is using the record before it refuses.
 
-    Raises
-    ------
-    OpeningRecordError
-        If there is no record at ``path``, other people can read or write it, it is read-only, something else, of
-        another format or damaged, or it was copied back.
-
     Notes
     -----
     **Formal guarantees.** Transactions exclude each other, a commit is all or nothing, and what was committed is what
@@ -178,9 +169,7 @@ class SQLiteOpeningRecord(OpeningRecord):
         self.path = Path(path).absolute()
         self.timeout_s = timeout_s
         with _connection_to(self.path, timeout_s) as connection, _clear_errors(self.path, timeout_s):
-            (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-            if verdict != "ok":
-                raise _damaged(self.path, str(verdict).splitlines()[0])
+            _RECORD.check_integrity(connection, self.path)
             self._identity = _read_identity(connection, self.path)
             mark = read_opening_mark(self._identity.mark)  # before the log: another process may be moving both
             connection.execute("BEGIN")
@@ -207,15 +196,6 @@ class SQLiteOpeningRecord(OpeningRecord):
         mark : path, optional
             Where the high-water mark goes: best on a disk that is not backed up with the record. Default ``path`` with
             ``.mark`` after it.
-        timeout_s : float
-            As for the class.
-
-        Raises
-        ------
-        OpeningRecordError
-            If there is a file already, or a mark that says this helper opened something.
-        ConfigurationError
-            If record and mark are one file.
 
         Notes
         -----
@@ -223,7 +203,7 @@ class SQLiteOpeningRecord(OpeningRecord):
         are new nobody can check here: an empty record beside keys that were used before forgets what they opened.
         """
         path = Path(path).absolute()
-        mark_file = ledger_format.mark_path(path, "" if mark is None else str(Path(mark).absolute()))
+        mark_file = mark_path(path, "" if mark is None else str(Path(mark).absolute()))
         if mark_file == path:
             raise ConfigurationError(f"Expected record and mark in files of their own, got {path} for both.")
         identity = _Identity(secrets.token_hex(16), helper.name, key_digest(helper), mark_file)
@@ -269,8 +249,7 @@ class SQLiteOpeningRecord(OpeningRecord):
                 mark, place = read_opening_mark(self._identity.mark), _place(connection, self._identity, self.path)
                 _check_mark(connection, place, mark, self.path)
                 if mark.number < place.number:
-                    # A crash came between a commit and its mark. If the mark still cannot be written, nothing is
-                    # opened, and nothing that was is answered again.
+                    # A crash came between a commit and its mark; if it still cannot be written, nothing is answered.
                     place.write_mark(self._identity.mark)
             yield _SQLitePage(connection, self._identity, self.path, self.timeout_s)
 
@@ -292,7 +271,7 @@ class _SQLitePage(OpeningPage):
     def terms(self, session: str) -> SessionTerms | None:
         with _clear_errors(self._path, self._timeout_s):
             row = self._connection.execute("SELECT terms FROM sessions WHERE session = ?", (session,)).fetchone()
-            return None if row is None else _terms_from(row[0])
+            return None if row is None else SessionTerms.from_values(json.loads(row[0]))
 
     def last_opened(self, session: str, machines: Sequence[str]) -> dict[str, LastOpened]:
         with _clear_errors(self._path, self._timeout_s):
@@ -327,59 +306,22 @@ class _SQLitePage(OpeningPage):
 
 def _write_new(path: Path, timeout_s: float, identity: _Identity, *, mark_beside: bool) -> None:
     row = (identity.name, time.time(), identity.helper, identity.key, "" if mark_beside else str(identity.mark))
-    with _clear_errors(path, timeout_s), closing(ledger_format.connect(path, timeout_s)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        # All in one transaction: what is interrupted is not a record.
-        connection.executescript(f"BEGIN; {_SCHEMA}")
+    with _RECORD.making(path, timeout_s, _SCHEMA) as connection:
         connection.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?)", row)
-        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {_FORMAT}")
-        connection.execute("COMMIT")
 
 
-@contextmanager
-def _connection_to(path: Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
-    """A connection for one transaction: so threads and forks share none, and a file that was replaced is noticed."""
-    check_private(
-        path,
-        "an opening record",
-        missing=f"Put it back. {RECORD_LOST} `murmurfl roster key` makes each helper's record with its key.",
-        writable=True,
-        error=OpeningRecordError,
-    )
-    with _clear_errors(path, timeout_s):
-        application_id, version = ledger_format.first_numbers(path)
-        if application_id == _APPLICATION_ID:
-            _check_number(version, path)
-        connection = ledger_format.connect(path, timeout_s)
-    with closing(connection):
-        with _clear_errors(path, timeout_s):
-            (application_id,) = connection.execute("PRAGMA application_id").fetchone()
-            if application_id != _APPLICATION_ID:
-                raise OpeningRecordError(
-                    f"Expected an opening record of format {_FORMAT} at {path}, got another file or one whose making "
-                    "was interrupted; it was left alone. Check the path in the helper's configuration; nothing was "
-                    "opened."
-                )
-            _check_number(ledger_format.format_of(connection), path)
-            if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-                # A copy that came back without a log. One that cannot be believed is left without it.
-                _check_whole(connection, _read_identity(connection, path), path)
-                connection.execute("PRAGMA journal_mode = WAL")
-        yield connection
+def _connection_to(path: Path, timeout_s: float) -> AbstractContextManager[sqlite3.Connection]:
+    """Connect to a record for one transaction."""
 
+    def believe(connection: sqlite3.Connection) -> None:
+        _check_whole(connection, _read_identity(connection, path), path)
 
-def _check_number(version: int, path: Path) -> None:
-    if version != _FORMAT:
-        raise OpeningRecordError(
-            f"Expected an opening record of format {_FORMAT} at {path}, got one of format {version}; it was left "
-            f"alone, and nothing was opened. {ANOTHER_RECORD}"
-        )
+    return _RECORD.connection_to(path, timeout_s, believe)
 
 
 def _read_identity(connection: sqlite3.Connection, path: Path) -> _Identity:
     name, helper, key, mark = connection.execute("SELECT name, helper, key, mark FROM record").fetchone()
-    return _Identity(name, helper, key, ledger_format.mark_path(path, mark))
+    return _Identity(name, helper, key, mark_path(path, mark))
 
 
 def _place(connection: sqlite3.Connection, identity: _Identity, path: Path) -> OpeningPlace:
@@ -418,11 +360,6 @@ def _terms_text(terms: SessionTerms) -> str:
     return json.dumps(asdict(terms), sort_keys=True)
 
 
-def _terms_from(text: str) -> SessionTerms:
-    values = json.loads(text)
-    return SessionTerms(**{**values, "helpers": tuple(values["helpers"])})
-
-
 def _check_mark(connection: sqlite3.Connection, place: OpeningPlace, mark: OpeningPlace, path: Path) -> None:
     """Refuse another record's mark, and a record that was copied back."""
     if mark.record != place.record:
@@ -439,41 +376,5 @@ def _check_mark(connection: sqlite3.Connection, place: OpeningPlace, mark: Openi
     if mark.number > 0 and (row is None or row[0].hex() != mark.link):
         raise OpeningRecordError(
             f"Expected {path} to have the set {mark.number} that its high-water mark knows, got one of another "
-            f"history: the record was copied back. Put the newest file back. "
-            f"{RECORD_LOST}"
+            f"history: the record was copied back. Put the newest file back. {RECORD_LOST}"
         )
-
-
-@contextmanager
-def _clear_errors(path: Path, timeout_s: float) -> Iterator[None]:
-    """Turn an error of SQLite, of the disk or from a damaged row into one that says what to do."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise OpeningRecordError(
-                f"Expected {path} to be free within {timeout_s:g} s, but another process is using this record. Wait, "
-                "or let only one helper use it; nothing was opened."
-            ) from error
-        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-            raise OpeningRecordError(
-                f"Expected {path} and its folder to be writable, got: {error}. Nothing can be recorded, so nothing is "
-                "opened."
-            ) from error
-        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-            raise OpeningRecordError(
-                f"Expected room on a disk that works for {path}, got: {error}. Nothing was opened."
-            ) from error
-        raise _damaged(path, str(error)) from error
-    except OSError as error:
-        raise OpeningRecordError(f"Expected to read {path}, got {error.strerror}. Nothing was opened.") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _damaged(path, str(error)) from error
-
-
-def _damaged(path: Path, what: str) -> OpeningRecordError:
-    return OpeningRecordError(
-        f"Expected a readable opening record at {path}, got {what}: it is damaged or no record. It was left alone. Put "
-        f"the newest file back. {RECORD_LOST}"
-    )

@@ -12,14 +12,10 @@ nothing else. The helper answers only if
 * no other set was opened under the same session and name. The same bytes again get the same answer.
 
 Everything else is refused whole, with one fixed text, and the helper's own log says why. What was opened is recorded
-durably before the answer leaves (:mod:`.opening_rule`).
+durably before the answer leaves. The guarantee hangs on this record: a helper that forgets can be made to open what,
+with what it opened before, singles a machine's release out. A helper that lost its record gets a new key.
 
 Proof: docs/proofs/secure-aggregation.md.
-
-What a helper remembers of the sets it opened (for :mod:`.opening_rule`), and the record in memory. A helper opens a
-release only if it is built on the last release of that machine which the same helper opened. So the record is what the
-guarantee of secure aggregation hangs on: a helper that forgets can be made to open what, with what it opened before,
-singles a machine's release out. Records live as long as the helper's key. A helper that lost its record gets a new key.
 """
 
 from __future__ import annotations
@@ -50,13 +46,7 @@ class OpeningRecordError(LedgerError):
 
 @dataclass(frozen=True)
 class SessionTerms:
-    """What all releases of a session have in common, for good.
-
-    Parameters
-    ----------
-    builds_on, size, spacing, roster, helpers, terms
-        As in :class:`~murmurfl.privacy.sums.masking.Header`.
-    """
+    """The part of a header that all releases of a session share, for good."""
 
     builds_on: str
     size: int
@@ -67,20 +57,18 @@ class SessionTerms:
 
     @classmethod
     def of(cls, header: Header) -> SessionTerms:
-        """Those of one release."""
+        """The terms of one release."""
         return cls(header.builds_on, header.size, header.spacing, header.roster, header.helpers, header.terms)
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> SessionTerms:
+        """Terms from plain values, as JSON has them."""
+        return cls(**{**values, "helpers": tuple(values["helpers"])})
 
 
 @dataclass(frozen=True)
 class LastOpened:
-    """The last release of a machine that a helper opened in a session.
-
-    Parameters
-    ----------
-    release : int
-        k.
-    release_id : str
-    """
+    """The last release of a machine that a helper opened in a session."""
 
     release: int
     release_id: str
@@ -88,28 +76,19 @@ class LastOpened:
 
 @dataclass(frozen=True)
 class OpenedSet:
-    """One set of releases that was opened.
-
-    Parameters
-    ----------
-    session : str
-    opening : str
-        The server's name for the set.
-    set_digest : str
-        Of all its bytes (:func:`~murmurfl.privacy.sums.opening_rule.set_digest`).
-    terms : SessionTerms
-    machines : mapping of str to LastOpened
-        Whose releases were in it, and which.
-    """
+    """One set of releases that was opened."""
 
     session: str
     opening: str
+    """The server's name for the set."""
     set_digest: str
+    """Digest of all its bytes (:func:`set_digest`)."""
     terms: SessionTerms
     machines: Mapping[str, LastOpened]
+    """The machines whose releases were in it, and which."""
 
     def to_bytes(self) -> bytes:
-        """The one way to write it."""
+        """The one way to write this set."""
         document = [
             self.session,
             self.opening,
@@ -121,17 +100,10 @@ class OpenedSet:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> OpenedSet:
-        """What :meth:`to_bytes` wrote.
-
-        Raises
-        ------
-        ValueError, TypeError, KeyError
-            If it is something else.
-        """
+        """Read what :meth:`to_bytes` wrote."""
         session, opening, digest, terms, machines = json.loads(content)
-        terms = SessionTerms(**{**terms, "helpers": tuple(terms["helpers"])})
         last = {name: LastOpened(release, release_id) for name, release, release_id in machines}
-        return cls(session, opening, digest, terms, last)
+        return cls(session, opening, digest, SessionTerms.from_values(terms), last)
 
 
 class OpeningPage(ABC):
@@ -143,21 +115,15 @@ class OpeningPage(ABC):
 
     @abstractmethod
     def terms(self, session: str) -> SessionTerms | None:
-        """What all releases of a session have in common, or None if none was opened."""
+        """The terms of a session, or None if none of its sets was opened."""
 
     @abstractmethod
     def last_opened(self, session: str, machines: Sequence[str]) -> dict[str, LastOpened]:
-        """The last release that was opened, of those of the machines that had any."""
+        """The last opened release of each of these machines that had any."""
 
     @abstractmethod
     def commit(self, opened: OpenedSet) -> None:
-        """Record a set, durably; after it returns the sum may leave.
-
-        Raises
-        ------
-        OpeningRecordError
-            If the name was used, or a release does not come after the machine's last: a record forgets nothing.
-        """
+        """Record a set that :func:`check_forward` allows, durably; after it returns the sum may leave."""
 
 
 class OpeningRecord(ABC):
@@ -175,38 +141,22 @@ class OpeningRecord(ABC):
 
     @abstractmethod
     def check_helper(self, helper: HelperEntry) -> None:
-        """Refuse a helper whose record this is not.
-
-        Raises
-        ------
-        OpeningRecordError
-        """
+        """Refuse another helper than the one whose record this is."""
 
     @abstractmethod
     def exclusive(self) -> AbstractContextManager[OpeningPage]:
-        """A transaction nobody else can enter; without a commit it changes nothing.
-
-        Raises
-        ------
-        OpeningRecordError
-            If the record cannot be read or believed.
-        """
+        """A transaction nobody else can enter; without a commit it changes nothing."""
 
 
 def key_digest(helper: HelperEntry) -> bytes:
-    """By what a record knows its helper's keys."""
+    """The digest by which a record knows its helper's keys."""
     return hashlib.sha256(b"murmurfl helper 1\x00" + helper.sealing + helper.signing).digest()
 
 
 def check_forward(page: OpeningPage, opened: OpenedSet) -> None:
     """Refuse a commit under a name that was used, or of a release that does not come after the machine's last.
 
-    The opening rule never asks for one; whoever calls :meth:`OpeningPage.commit` by mistake must not make a record
-    that can be believed no more.
-
-    Raises
-    ------
-    OpeningRecordError
+    The opening rule never asks for one; a mistaken call must not make a record that nobody can believe.
     """
     last = page.last_opened(opened.session, list(opened.machines))
     terms = page.terms(opened.session)
@@ -275,10 +225,7 @@ _ANSWER_LABEL = b"murmurfl opening 1\x00"
 class OpeningRefusedError(RefusedError):
     """A helper refuses to open a set; nothing was opened and nothing recorded.
 
-    Parameters
-    ----------
-    why : str
-        For the helper's own log: it does not leave. The text that does is one and the same whatever is wrong.
+    ``why`` is for the helper's own log and does not leave; the text that does is the same whatever is wrong.
     """
 
     def __init__(self, why: str) -> None:
@@ -290,19 +237,6 @@ class OpeningRefusedError(RefusedError):
 class Opening:
     """A helper's answer.
 
-    Parameters
-    ----------
-    helper : str
-        Its name in the roster.
-    opening : str
-        What the server called the set.
-    set_digest : str
-        Of all bytes of the set (:func:`set_digest`).
-    total : ndarray of shape (d,), uint64
-        The sum of the helper's masks over the set, modulo 2^64.
-    signature : bytes
-        The helper's, on all of this and on the session.
-
     Notes
     -----
     **Formal guarantees.** The total shows a sum over at least as many distinct machines as the most careful of them
@@ -311,31 +245,19 @@ class Opening:
     """
 
     helper: str
+    """The helper's name in the roster."""
     opening: str
+    """The server's name for the set."""
     set_digest: str
+    """Digest of all bytes of the set (:func:`set_digest`)."""
     total: NDArray[np.uint64]
+    """The sum of the helper's masks over the set, modulo 2^64, shape (d,)."""
     signature: bytes
+    """The helper's, on all of this and on the session."""
 
 
 class Opener:
-    """A helper: its keys, the roster its operator pinned, and the record of what it opened.
-
-    Parameters
-    ----------
-    name : str
-        The helper's name in the roster.
-    key : HelperKey
-        Whose public halves stand there.
-    roster : Roster
-    record : OpeningRecord
-        One for each key, in all processes and for good.
-
-    Raises
-    ------
-    ConfigurationError
-        If the helper is not in the roster, or under other keys.
-    OpeningRecordError
-        If the record is another helper's.
+    """A helper: its name and keys in the roster that its operator pinned, and the one record of what they opened.
 
     Notes
     -----
@@ -372,26 +294,10 @@ class Opener:
         return self._record.durable
 
     def open(self, session: str, opening: str, releases: Sequence[Sealed]) -> Opening:
-        """The sum of this helper's masks over a set of releases, if the rule allows it.
+        """Answer with the sum of this helper's masks over a set of releases; the same bytes get the same answer.
 
-        Parameters
-        ----------
-        session : str
-        opening : str
-            The server's name for the set, 1 to 64 letters, digits and hyphens; of one session each names one set.
-        releases : sequence of Sealed
-
-        Returns
-        -------
-        Opening
-            To the same bytes always the same.
-
-        Raises
-        ------
-        OpeningRefusedError
-            If the rule forbids it; its text is fixed.
-        OpeningRecordError
-            If the record cannot be read, written or believed.
+        ``opening`` is the server's name for the set, 1 to 64 letters, digits and hyphens; in a session each names one
+        set. What the rule forbids raises :class:`OpeningRefusedError` with a fixed text.
         """
         try:
             return self._open(session, opening, tuple(releases))
@@ -403,7 +309,7 @@ class Opener:
     def _open(self, session: str, opening: str, releases: tuple[Sealed, ...]) -> Opening:
         headers = self._checked(session, opening, releases)
         digest = set_digest(session, opening, releases)
-        # Before anything is recorded: a set that cannot be answered must not be the one of its name.
+        # Before anything is recorded: a set that cannot be answered must not take its name.
         seeds = [self._seed(sealed, header) for sealed, header in zip(releases, headers, strict=True)]
         total = np.zeros(headers[0].size, np.uint64)
         with self._record.exclusive() as page:
@@ -415,7 +321,10 @@ class Opener:
 
     def _checked(self, session: str, opening: str, releases: tuple[Sealed, ...]) -> list[Header]:
         """The headers of a set that is right by itself, whatever was opened before."""
-        _check_name(session, opening)
+        if not isinstance(opening, str) or not _OPENING_NAME.fullmatch(opening):
+            raise OpeningRefusedError("expected a name of 1 to 64 letters, digits and hyphens for the set, got another")
+        if not (isinstance(session, str) and 0 < len(session) <= protocol.LONGEST_SESSION_NAME and session.isalnum()):
+            raise OpeningRefusedError("expected a session of letters and digits, got another")
         if not 0 < len(releases) <= MOST_MACHINES:
             raise OpeningRefusedError(f"expected 1 to {MOST_MACHINES} releases, got {len(releases)}")
         try:
@@ -443,7 +352,7 @@ class Opener:
 
     @staticmethod
     def _record_set(page: OpeningPage, opening: str, digest: str, headers: list[Header]) -> None:
-        """Record a set that may be opened after all that were; one that was opened already stands as it is."""
+        """Record a set if it may be opened after those recorded; one that is recorded already stays as it is."""
         first = headers[0]
         known = page.set_digest(first.session, opening)
         if known == digest:
@@ -461,17 +370,7 @@ class Opener:
 
 
 def set_digest(session: str, opening: str, releases: Sequence[Sealed]) -> str:
-    """A digest of every byte of a set that a helper is asked to open, in order; 64 hexadecimal digits.
-
-    Parameters
-    ----------
-    session, opening : str
-    releases : sequence of Sealed
-
-    Notes
-    -----
-    Two sets with one digest would be a collision of SHA-256.
-    """
+    """SHA-256 of every byte of a set that a helper is asked to open, in order; 64 hexadecimal digits."""
     digest = hashlib.sha256(_SET_LABEL + _joined([session.encode(), opening.encode()]))
     for sealed in releases:
         digest.update(_joined([sealed.header, *sealed.seals, sealed.signature]))
@@ -479,18 +378,9 @@ def set_digest(session: str, opening: str, releases: Sequence[Sealed]) -> str:
 
 
 def is_opening(entry: HelperEntry, session: str, answer: Opening) -> bool:
-    """Whether an answer is that helper's, for that session, its name, its set and its total.
+    """Whether the helper of an entry of the roster signed this answer for that session, name, set and total.
 
-    Parameters
-    ----------
-    entry : HelperEntry
-        The helper's, in the server's own roster.
-    session : str
-    answer : Opening
-
-    Notes
-    -----
-    It tells the server who answered, and not that the total is right. A helper that adds something to it is not noticed
+    It tells the server who answered, not that the total is right: a helper that adds something to it is not noticed
     here.
     """
     try:
@@ -498,13 +388,6 @@ def is_opening(entry: HelperEntry, session: str, answer: Opening) -> bool:
     except (AttributeError, TypeError, ValueError):
         return False
     return answer.helper == entry.name and is_signed(entry.signing, answer.signature, signed)
-
-
-def _check_name(session: Any, opening: Any) -> None:
-    if not isinstance(opening, str) or not _OPENING_NAME.fullmatch(opening):
-        raise OpeningRefusedError("expected a name of 1 to 64 letters, digits and hyphens for the set, got another")
-    if not isinstance(session, str) or not 0 < len(session) <= protocol.LONGEST_SESSION_NAME or not session.isalnum():
-        raise OpeningRefusedError("expected a session of letters and digits, got another")
 
 
 def _check_follows(header: Header, last: LastOpened | None) -> None:
@@ -522,7 +405,7 @@ def _check_follows(header: Header, last: LastOpened | None) -> None:
 
 
 def _signed(helper: str, session: str, opening: str, digest: str, total: NDArray[np.uint64]) -> bytes:
-    """What a helper's signature covers."""
+    """The bytes that a helper's signature covers."""
     if total.dtype != np.uint64 or total.ndim != 1:
         raise ValueError("not a total")
     content = hashlib.sha256(np.ascontiguousarray(total, "<u8").data).digest()

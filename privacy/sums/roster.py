@@ -33,12 +33,7 @@ _PROBE = X25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 
 def is_signing_point(public: bytes) -> bool:
-    """Whether 32 bytes are a public Ed25519 key: a point of the curve, canonically written, not of small order.
-
-    Notes
-    -----
-    Nobody can sign for such a key without its secret, as far as Ed25519 goes.
-    """
+    """Whether 32 bytes are a public Ed25519 key: a point of the curve, canonically written, not of small order."""
     y = int.from_bytes(public, "little") & (2**255 - 1)  # the highest bit is x's sign
     if y >= _PRIME:
         return False
@@ -50,12 +45,7 @@ def is_signing_point(public: bytes) -> bool:
 
 
 def is_sealing_point(public: bytes) -> bool:
-    """Whether 32 bytes are a public X25519 key, canonically written, not of small order.
-
-    Notes
-    -----
-    What is sealed for such a key is not sealed for everybody.
-    """
+    """Whether 32 bytes are a public X25519 key, canonically written, not of small order."""
     if int.from_bytes(public, "little") >= _PRIME:
         return False
     try:
@@ -66,13 +56,10 @@ def is_sealing_point(public: bytes) -> bool:
 
 
 KEY_BYTES = 32
-"""Of every key here, private or public."""
-
 MOST_MACHINES = 2**11
-"""Machines of a roster: so many int64 sums, each below 2^52, cannot wrap around."""
-
+"""So many int64 sums, each below 2^52, cannot wrap around."""
 MOST_HELPERS = 16
-"""Helpers of a roster: all of them are needed for every sum."""
+"""All helpers of a roster are needed for every sum."""
 
 _FORMAT = 1
 _FORMAT_KEY = "murmurfl-roster"
@@ -80,12 +67,7 @@ _FORMAT_KEY = "murmurfl-roster"
 
 @dataclass(frozen=True)
 class MachineKey:
-    """A machine's private key, which signs its masked releases.
-
-    Parameters
-    ----------
-    secret : bytes
-        32 bytes; :meth:`generate` takes them from the operating system.
+    """A machine's private key of 32 bytes, which signs its masked releases; :meth:`generate` makes one.
 
     Notes
     -----
@@ -114,7 +96,7 @@ class MachineKey:
 
     @cached_property
     def public(self) -> bytes:
-        """What stands in the roster, 32 bytes."""
+        """The public key for the roster, 32 bytes."""
         return self._private.public_key().public_bytes_raw()
 
     def sign(self, message: bytes) -> bytes:
@@ -124,12 +106,7 @@ class MachineKey:
 
 @dataclass(frozen=True)
 class HelperKey:
-    """A helper's private keys: for the seeds that are sealed for it, and for its answers.
-
-    Parameters
-    ----------
-    sealing_secret, signing_secret : bytes
-        32 bytes each; :meth:`generate` takes them from the operating system.
+    """A helper's private keys, for the seeds sealed for it and for its answers; :meth:`generate` makes them.
 
     Notes
     -----
@@ -168,10 +145,9 @@ class HelperKey:
         return Ed25519PrivateKey.from_private_bytes(self.signing_secret)
 
     def entry(self, name: str) -> HelperEntry:
-        """What stands in the roster."""
-        return HelperEntry(
-            name, self.sealing.public_key().public_bytes_raw(), self._signing.public_key().public_bytes_raw()
-        )
+        """The helper's entry in the roster."""
+        publics = [key.public_key().public_bytes_raw() for key in (self.sealing, self._signing)]
+        return HelperEntry(name, *publics)
 
     def sign(self, message: bytes) -> bytes:
         """An Ed25519 signature, 64 bytes."""
@@ -180,20 +156,13 @@ class HelperKey:
 
 @dataclass(frozen=True)
 class HelperEntry:
-    """A helper in a roster.
-
-    Parameters
-    ----------
-    name : str
-    sealing : bytes
-        Its public X25519 key, 32 bytes.
-    signing : bytes
-        Its public Ed25519 key, 32 bytes.
-    """
+    """A helper in a roster, with its public keys of 32 bytes."""
 
     name: str
     sealing: bytes
+    """X25519."""
     signing: bytes
+    """Ed25519."""
 
 
 @dataclass(frozen=True)
@@ -206,11 +175,6 @@ class Roster:
         Each machine's public Ed25519 key by its name, 32 bytes.
     helpers : tuple of HelperEntry
         In the order in which machines seal for them.
-
-    Raises
-    ------
-    ConfigurationError
-        If a name or a key is impossible or stands twice, or there is no machine or no helper.
 
     Notes
     -----
@@ -234,9 +198,6 @@ class Roster:
             check_name(name)
         if (twice := _twice(names)) is not None:
             raise ConfigurationError(f"Expected every name once in a roster, got {twice!r} twice.")
-        self._check_keys()
-
-    def _check_keys(self) -> None:
         for name, key in self.machines.items():
             _check_key(f"machine {name!r}", key, is_signing_point)
         for helper in self.helpers:
@@ -259,13 +220,7 @@ class Roster:
 
     @classmethod
     def from_document(cls, document: Any) -> Roster:
-        """A roster from what :attr:`document` gave.
-
-        Raises
-        ------
-        ConfigurationError
-            If it is none.
-        """
+        """A roster from what :attr:`document` gave."""
         check_format("a roster", document, _FORMAT_KEY, _FORMAT)
         try:
             if set(document) != {_FORMAT_KEY, "machines", "helpers"} or document[_FORMAT_KEY] != _FORMAT:
@@ -283,13 +238,7 @@ class Roster:
 
     @classmethod
     def from_json(cls, text: str) -> Roster:
-        """A roster from the text of :attr:`document`.
-
-        Raises
-        ------
-        ConfigurationError
-            If it is none, or names anything twice: of two keys under one name other readers would see the other one.
-        """
+        """A roster from the text of :attr:`document`; a name that stands twice is refused."""
         try:
             document = json.loads(text, object_pairs_hook=_each_once)
         except (ValueError, TypeError, RecursionError) as error:
@@ -298,7 +247,7 @@ class Roster:
 
     @cached_property
     def digest(self) -> str:
-        """What every operator pins, 64 hexadecimal digits: another roster, down to one key, has another."""
+        """The digest that every operator pins, 64 hexadecimal digits."""
         return hashlib.sha256(json.dumps(self.document, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -339,12 +288,7 @@ def _check_key(whose: str, key: Any, is_point: Callable[[bytes], bool]) -> None:
 
 
 def check_name(name: Any) -> None:
-    """Refuse a name that a roster cannot have.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse a name that a roster cannot have."""
     # People compare names by eye: what does not show, or shows as another name does, is none.
     right = isinstance(name, str) and 0 < len(name) <= protocol.LONGEST_MACHINE_NAME and name.isprintable()
     if not right or name != unicodedata.normalize("NFC", name).strip():

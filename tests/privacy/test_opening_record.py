@@ -393,7 +393,9 @@ def test_a_damaged_record_is_refused(path, damage):
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(DAMAGE[damage])
         connection.commit()
-    with pytest.raises(OpeningRecordError, match=r"damaged or no record|got that of another record|no such table"):
+    with pytest.raises(
+        OpeningRecordError, match=r"damaged or no opening record|got that of another record|no such table"
+    ):
         SQLiteOpeningRecord(path)
 
 
