@@ -56,7 +56,6 @@ def average_step(
 
     Parameters
     ----------
-    state : AverageState
     release_sum : ndarray of shape (d,)
         Sum of the releases aggregated in the round.
     clients_per_round : int

@@ -141,7 +141,6 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
     ----------
     mechanism : str
         One of :data:`MOMENTUM_MECHANISMS`.
-    mechanism_options : dict, optional
     normalised : bool
         Whether a step has the length eta or eta times that of the momentum.
     policy, num_rounds, alpha, noise_keys

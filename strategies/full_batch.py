@@ -118,7 +118,6 @@ def full_batch_step(
 
     Parameters
     ----------
-    state : FullBatchState
     gradient : ndarray of shape (d,)
         The mean over samples, taken at :func:`query_point`.
     learning_rate, momentum, l2 : float

@@ -29,7 +29,6 @@ def online_step(state: OnlineState, release_sum: Vector, *, clients_per_round: i
 
     Parameters
     ----------
-    state : OnlineState
     release_sum : ndarray of shape (d,)
         Sum of the releases aggregated in the round.
     clients_per_round : int

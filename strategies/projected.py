@@ -43,12 +43,7 @@ def project_to_ball(point: Vector, centre: Vector, radius: float) -> Vector:
 
 
 def check_step(learning_rate: float, diameter: float = math.inf) -> None:
-    """Refuse a step or a ball that is not positive.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse a step or a ball that is not positive."""
     if not (math.isfinite(learning_rate) and learning_rate > 0):
         raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
     if math.isnan(diameter) or diameter <= 0:

@@ -31,12 +31,7 @@ _INSTEAD_OF_DROPOUT = "leave it out (p=0, or .eval()): clipping and noise keep a
 
 
 def check_layers(module: torch.nn.Module) -> None:
-    """Refuse layers that mix samples, draw at random or remember, by their names.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse layers that mix samples, draw at random or remember, by their names."""
     found = next(_unfit_layers(module), None)
     if found is not None:
         name, layer, problem, instead = found
@@ -72,12 +67,7 @@ def _unfit_layers(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
 
 
 def check_loss(loss: Callable[..., Any]) -> None:
-    """Refuse what is no criterion, and those of PyTorch's own that are no scalar or divide by something of a batch.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse what is no criterion, and those of PyTorch's own that are no scalar or divide by something of a batch."""
     if isinstance(loss, type):
         raise ConfigurationError(
             f"Expected loss(output, target), got the class {loss.__name__}: write {loss.__name__}()."
@@ -100,10 +90,6 @@ def check_loss(loss: Callable[..., Any]) -> None:
 
 class SampleTrials:
     """Tries a module's gradients on records that are made up.
-
-    Parameters
-    ----------
-    gradients : ModuleGradients
 
     Notes
     -----

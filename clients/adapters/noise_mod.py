@@ -366,7 +366,6 @@ def own_forecast(machine: LedgeredMachine, *, unit: str = "") -> str:
 
     Parameters
     ----------
-    machine : LedgeredMachine
     unit : {"sample", "owner", "machine"}, optional
         What is protected as a whole; default what the policy says.
 

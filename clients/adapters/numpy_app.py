@@ -64,7 +64,6 @@ def handled(client_fn: ClientFunction, kind: str, content: RecordDict, context: 
     ----------
     client_fn : callable
         See :func:`numpy_client_app`.
-    kind : str
     content : RecordDict
         The message's.
     context : Context

@@ -87,7 +87,6 @@ def combined_gradients(
 
     Parameters
     ----------
-    gradients : PerSampleGradients
     points : sequence of sequences of ndarray
         Query points, each a list of the model's arrays.
     weights : sequence of float, or of ndarray of shape (b,)
@@ -178,13 +177,8 @@ def check_rows_alone(gradients: PerSampleGradients, examples: Sequence[Any]) -> 
 
     Parameters
     ----------
-    gradients : PerSampleGradients
     examples : sequence
         Made-up batches of one sample: ordinary ones and outliers. No sample of anybody's.
-
-    Raises
-    ------
-    ConfigurationError
 
     Notes
     -----
@@ -236,7 +230,6 @@ class CarefulGradients:
 
     Parameters
     ----------
-    gradients : PerSampleGradients
     source : Samples
         The machine's data.
 
@@ -345,7 +338,6 @@ class Need:
 
         Parameters
         ----------
-        memory_mib : float
         beside : int
             Bytes of it that something else takes.
 
@@ -367,12 +359,7 @@ class Need:
 
 
 def check_memory(memory_mib: float) -> float:
-    """A stated memory, or a refusal.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """A stated memory, or a refusal."""
     number = isinstance(memory_mib, int | float) and not isinstance(memory_mib, bool)
     if not (number and math.isfinite(memory_mib) and memory_mib > 0):
         raise ConfigurationError(f"Expected gradient_memory_mib to be a number > 0, got {memory_mib!r}.")
@@ -480,7 +467,6 @@ def in_chunks(
         Samples.
     row_bytes : int
         What a row takes.
-    memory_mib : float
     """
     step = max(int(memory_mib * 2**19) // row_bytes, 1)
     if step >= count:

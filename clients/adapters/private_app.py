@@ -53,8 +53,6 @@ class PrivateClientApp(ClientApp):
 
     Parameters
     ----------
-    model : MachineModel
-    method : SampleMethod
     samples : Any
         A function of the context, or the samples themselves.
     policy : PrivacyPolicy
@@ -65,7 +63,6 @@ class PrivateClientApp(ClientApp):
         What a record is, on simulated machines.
     evaluation : EvaluationShare, optional
         Of simulated machines, and on every machine which predictions are right.
-    mods : list of Mod, optional
 
     Notes
     -----
@@ -111,8 +108,6 @@ class PrivateClientApp(ClientApp):
 
         Parameters
         ----------
-        context : Context
-        schema : Schema
         items : Items, optional
             As a file has them; default what the project's ``samples`` gives for the context.
         count : int
@@ -340,7 +335,6 @@ def private_client_app(
         Which strategy the server has: ``FullBatch``, ``Mu2``, ``NoisySGD`` or ``CorrelatedFedAvg``.
     epsilon, mu : float
         Of all releases of one training together; exactly one of them. Epsilon is at ``delta``.
-    delta : float
     clip_norm : float
         S, the L2 bound on one sample's gradient.
     rounds : int
@@ -372,10 +366,6 @@ def private_client_app(
         it. The training has the rest of mu^2.
     mods : list of Mod, optional
         Flower mods of your own.
-
-    Returns
-    -------
-    ClientApp
 
     Raises
     ------

@@ -17,7 +17,6 @@ class MachineModel:
 
     Parameters
     ----------
-    gradients : PerSampleGradients
     names : tuple of str
         Of the arrays that are trained, in order.
     check_schema : callable

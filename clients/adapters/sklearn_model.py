@@ -49,12 +49,7 @@ def softmax_residuals(scores: Scores, labels: Labels) -> Scores:
 
 
 def one_against_the_rest(slope: Slope) -> Residuals:
-    """Of one problem of two classes for each score: its class against all others, or the second class with one score.
-
-    Parameters
-    ----------
-    slope : callable
-    """
+    """Of one problem of two classes for each score: its class against all others, or the second class with one score."""
 
     def residuals(scores: Scores, labels: Labels) -> Scores:
         classes = np.arange(scores.shape[1]) if scores.shape[1] > 1 else np.ones(1)
@@ -169,8 +164,6 @@ def closed_form(estimator: Any, num_classes: int, num_samples: int | None) -> tu
 
     Parameters
     ----------
-    estimator : sklearn.linear_model.LogisticRegression or SGDClassifier
-    num_classes : int
     num_samples : int, optional
         Of all machines together.
 
@@ -225,13 +218,7 @@ def _pull_of_logistic(estimator: Any, num_samples: int | None) -> float:
 
 
 def _is_l2(estimator: Any, penalty: Any, settings: Mapping[str, Any]) -> bool:
-    """Whether there is a penalty, which is then l2.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is another.
-    """
+    """Whether there is a penalty, which is then l2."""
     if penalty is None:
         return False
     ratio = settings.get("l1_ratio") or 0.0
@@ -285,7 +272,6 @@ class LinearEstimator:
     estimator : sklearn.linear_model.LogisticRegression or SGDClassifier
         With l2 or no penalty. If it has ``coef_`` and ``intercept_`` (of a model of public data, say) training starts
         there, else at zero.
-    num_features : int
     classes : sequence
         All labels there may be, at least two; kept in scikit-learn's order, which is sorted.
     num_samples : int, optional

@@ -38,7 +38,6 @@ def torch_machine_model(
         Default the cross-entropy.
     seed : int
         Of what the function draws.
-    chunk : int, optional
     gradient_memory_mib : float
         See :class:`~murmurfl.clients.adapters.torch_model.ModuleGradients`.
 

@@ -163,10 +163,6 @@ def trainable_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Paramete
 def trainable_arrays(module: torch.nn.Module) -> ArrayRecord:
     """What a server starts from and machines train: the parameters with ``requires_grad``, and nothing else.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-
     Returns
     -------
     ArrayRecord
@@ -405,12 +401,7 @@ class ModuleGradients:
         self.state.restore(values=values)
 
     def check_constants(self) -> None:
-        """Refuse to go on with a module that changed what must be constant: the next sample would see this one's data.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse to go on with a module that changed what must be constant: the next sample would see this one's data."""
         changed = self.state.written_constants()
         if changed is not None:
             raise ConfigurationError(

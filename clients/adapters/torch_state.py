@@ -153,7 +153,6 @@ class ModuleState:
 
     Parameters
     ----------
-    module : torch.nn.Module
     loss : Any
         A function, or an object, which may remember something as well.
 
@@ -506,12 +505,7 @@ def _slots(kind: type) -> Iterator[Any]:
 
 
 def _check_put_back(found: Any, place: str) -> None:
-    """Refuse what remembers in C, where nobody can put it back.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse what remembers in C, where nobody can put it back."""
     kind = type(found)
     name = _name(kind)
     unknown = not _is_library(kind.__module__) and not any("__slots__" in vars(base) for base in kind.__mro__)

@@ -158,7 +158,6 @@ def update_guarantee(
 
     Parameters
     ----------
-    policy : UpdatePolicy
     mu : float
         Of all releases of the session.
     mu_local : float, optional

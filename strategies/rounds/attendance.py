@@ -351,7 +351,6 @@ class OpenRequest:
 
     Parameters
     ----------
-    machine : str
     node_id : int
         Where the machine was.
     server_round : int
@@ -412,10 +411,6 @@ class Gathered:
 class OpenRequests:
     """The requests of a training that are open, at most one a machine.
 
-    Parameters
-    ----------
-    clock : Clock, optional
-
     Notes
     -----
     What a machine guarantees holds whenever it is asked, and whether its reply counts is decided where all replies are
@@ -465,14 +460,12 @@ class OpenRequests:
 
         Parameters
         ----------
-        grid : Grid
         messages : sequence of Message
             One a machine, none of which has a request open.
         machines : iterable of str
             Whose they are.
         server_round : int
             t.
-        enough : Enough
         timeout : float
             Seconds, at most.
         """
@@ -522,7 +515,6 @@ class RollCall:
 
     Parameters
     ----------
-    attendance : Attendance
     machines : MachineDirectory
         Who there is.
     seed : int

@@ -67,7 +67,6 @@ def load_checkpoint(path: Path, settings: Mapping[str, Any], expected: Iterable[
 
     Parameters
     ----------
-    path : Path
     settings : mapping
         What the training is started with now.
     expected : iterable of str

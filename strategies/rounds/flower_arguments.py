@@ -119,11 +119,6 @@ def refuse_arguments(strategy: type, arguments: Mapping[str, object]) -> None:
     arguments : mapping of str to object
         What none of its constructors takes. None asks for nothing, and neither does an evaluation by no machine
         (``fraction_evaluate = 0``), which is what happens anyway.
-
-    Raises
-    ------
-    UnexpectedArgumentError
-        If any other is among them; all of them are named.
     """
     refused = {name: value for name, value in arguments.items() if not _asks_for_nothing(name, value)}
     if refused:

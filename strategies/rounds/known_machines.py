@@ -214,8 +214,6 @@ class MachineDirectory:
 
         Parameters
         ----------
-        grid : Grid
-        needed : int
         helpers : int
             Helpers to wait for as well.
         meanwhile : callable
@@ -534,7 +532,6 @@ def pointless(needed: Needed, seen: Attending) -> str:
 
     Parameters
     ----------
-    needed : Needed
     seen : Attending
         In a simulation, once its nodes are all there.
     """
@@ -558,8 +555,6 @@ def shortage(needed: Needed, seen: Attending, deadline_s: float | None = None) -
 
     Parameters
     ----------
-    needed : Needed
-    seen : Attending
     deadline_s : float, optional
         How long was waited; default not at all.
     """

@@ -47,11 +47,6 @@ def check_rounds(
         Rounds that are over.
     num_rounds : int
         T.
-
-    Raises
-    ------
-    ConfigurationError
-        If a machine is asked too often, and no round is over yet.
     """
     stated = {name: releases_left(said) for name, said in statements.items()}
     last, name = rounds_possible(sample, range(done + 1, num_rounds + 1), stated)
@@ -80,11 +75,6 @@ def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) ->
         What each machine says of itself, by name.
     masked : bool
         Whether the server has such sums.
-
-    Raises
-    ------
-    ConfigurationError
-        If that is so for all machines: no reply could ever be read.
     """
     unlike = [name for name, stated in statements.items() if (protocol.MIN_COHORT in stated) != masked]
     if not unlike or len(unlike) < len(statements):
@@ -109,11 +99,6 @@ def check_evaluations(statements: Mapping[str, Mapping[str, Any]]) -> None:
     ----------
     statements : mapping
         What each machine says of itself, by name.
-
-    Raises
-    ------
-    ConfigurationError
-        If none allows it.
     """
     said = {name: bool(stated["evaluation-allowed"]) for name, stated in statements.items() if _says(stated)}
     refusing = [name for name, allowed in said.items() if not allowed]
@@ -151,14 +136,8 @@ def check_something_came(history: Sequence[RoundReport], why: Sequence[str] = ()
 
     Parameters
     ----------
-    history : sequence of RoundReport
     why : sequence of str
         The texts of refusals.
-
-    Raises
-    ------
-    NothingAggregatedError
-        With what machines said.
     """
     asked = [report for report in history if report.asked]
     if not asked or any(report.aggregated for report in asked):

@@ -91,10 +91,6 @@ class ServerFigures:
 def read_figures(folder: Path) -> ServerFigures | None:
     """What was noted in a folder; None where nothing was, or nothing that could be believed.
 
-    Parameters
-    ----------
-    folder : Path
-
     Notes
     -----
     Whoever submits a run can write to the file. It is read up to a fixed length and never waited for; nothing of it is
@@ -162,7 +158,6 @@ class FigureFile:
 
         Parameters
         ----------
-        report : RoundReport
         planned : int
             Rounds of the training.
         """
@@ -189,13 +184,7 @@ class FigureFile:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Alone among the processes that write to a folder, as far as the system knows of locks.
-
-    Raises
-    ------
-    OSError
-        If another process has the lock for long: no run waits for somebody else's.
-    """
+    """Alone among the processes that write to a folder, as far as the system knows of locks."""
     with (folder / _LOCK).open("ab") as file:
         with suppress(ImportError):
             import fcntl

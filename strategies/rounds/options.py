@@ -60,12 +60,7 @@ class ReleaseOptions(RoundOptions, total=False):
 
 
 def check_rounds_options(sampling: str, session: str | None, evaluate_every: int) -> None:
-    """Refuse a number of rounds, a way of sampling or a session's name that cannot be.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse a number of rounds, a way of sampling or a session's name that cannot be."""
     if isinstance(evaluate_every, bool) or not isinstance(evaluate_every, int) or evaluate_every < 1:
         raise ConfigurationError(f"Expected evaluate_every to be an integer >= 1, got {evaluate_every!r}.")
     if sampling not in SAMPLINGS:
@@ -75,12 +70,7 @@ def check_rounds_options(sampling: str, session: str | None, evaluate_every: int
 
 
 def refuse_sums(option: SecureAggregation, refusing: str) -> None:
-    """Refuse secure aggregation where a strategy needs more than sums: ``refusing`` is its name.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse secure aggregation where a strategy needs more than sums: ``refusing`` is its name."""
     if not isinstance(option, SecureAggregation):
         raise ConfigurationError(
             f"Expected secure_aggregation to be a SecureAggregation, got {type(option).__name__}: write "
@@ -111,11 +101,6 @@ def centre_bytes(centre: NDArray[np.floating]) -> bytes:
 def session_of(permit: str | None, session: str | None) -> str:
     """The session of a training: the one that it is given, its permit's first, or without either a fresh one.
 
-    Parameters
-    ----------
-    permit : str or None
-    session : str or None
-
     Raises
     ------
     ConfigurationError
@@ -139,12 +124,7 @@ def session_of(permit: str | None, session: str | None) -> str:
 
 
 def check_permitted(permit: str, session: str) -> None:
-    """Refuse a permit for other sessions than that of a training.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse a permit for other sessions than that of a training."""
     sessions = read_permit(permit).sessions
     if session not in sessions:
         raise ConfigurationError(

@@ -413,12 +413,10 @@ def request_messages(
     ----------
     config : ConfigRecord
         The caller's own entries.
-    request : RoundRequest
     points : mapping of str to ArrayRecord
         The query points, the same objects for all machines: nobody may change them.
     nodes : mapping of str to int
         Where each machine is.
-    message_type : str
     """
     # What is equal for all machines is made and checked once: a copy of a record shares its values.
     entries, content = _common_entries(config, request), RecordDict(dict(points))
@@ -475,8 +473,6 @@ def say_refusals(server_round: int, replies: Iterable[Message], known: list[str]
 
     Parameters
     ----------
-    server_round : int
-    replies : iterable of Message
     known : list of str
         What was said before; what is new is appended.
     """
@@ -528,7 +524,6 @@ def ask_statements(
 
     Parameters
     ----------
-    grid : Grid
     nodes : mapping of str to int
         The machines asked and the nodes they are on.
     session : str

@@ -105,7 +105,6 @@ def first_asked_too_often(
     ----------
     asked : callable
         The numbers of the machines that are asked in a round, each once.
-    rounds : iterable of int
     releases : ndarray of shape (M,), int64
         How many releases each machine can make.
     """

@@ -157,7 +157,6 @@ def noisy_share_interval(share: float, samples: int, noise_std: float, z: float 
     ----------
     share : float
         Of so many samples, with Gaussian noise; it may lie outside of 0 and 1.
-    samples : int
     noise_std : float
         The noise's standard deviation, in the share.
     z : float
@@ -184,7 +183,6 @@ def noisy_auc(histograms: NDArray[np.float64], noise_std: float, z: float = Z_95
     ----------
     histograms : ndarray of shape (2, B)
         Counts of class 0 and class 1, from the lowest scores on.
-    noise_std : float
     z : float
         How many standard deviations of its noise a class's count must have.
 

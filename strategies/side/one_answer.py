@@ -89,8 +89,6 @@ def one_sum(strategy: type, policy: PrivacyPolicy, noise_keys: NoiseKeys | None,
     ----------
     strategy : type
         Whose sum, for errors.
-    policy : PrivacyPolicy
-    noise_keys : NoiseKeys or None
     made_with : str
         What makes such policies.
 

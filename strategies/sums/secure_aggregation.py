@@ -122,7 +122,6 @@ def common_roster(said: Mapping[str, str], option: SecureAggregation) -> Roster:
     ----------
     said : mapping of str to str
         What each connected helper says it works with, JSON text by its name.
-    option : SecureAggregation
 
     Raises
     ------
@@ -168,7 +167,6 @@ class Helpers:
 
     Parameters
     ----------
-    option : SecureAggregation
     directory : MachineDirectory
         Who is on which node.
     message_type : str
@@ -254,8 +252,6 @@ class Helpers:
 
         Parameters
         ----------
-        grid : Grid
-        session : str
         cohort : CohortSet
             Saved already: once asked for it may be opened, and nothing else in its place.
         timeout : float

@@ -26,8 +26,6 @@ class SecureRounds(UntrustedServer):
 
     Parameters
     ----------
-    option : SecureAggregation
-    helpers : Helpers
     largest_value : float
         The largest magnitude a value of an honest release can have.
 

@@ -164,7 +164,6 @@ class Screen:
 
     Parameters
     ----------
-    session : str
     size : int
         d.
     most : int

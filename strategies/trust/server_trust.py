@@ -147,8 +147,6 @@ def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) 
 
     Parameters
     ----------
-    policy : PrivacyPolicy
-    reply : Reply
     most_releases : int
         How many releases it can have made since the last one that was acknowledged to it. The machine states how many
         releases are in the reply. That number decides how large the values may be, so it must itself be bounded: by

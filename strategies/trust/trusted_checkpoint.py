@@ -96,13 +96,7 @@ class TrustedCheckpoint:
         return self._mark is not None
 
     def check_new(self) -> None:
-        """Refuse to begin where another training was begun and its checkpoint is gone.
-
-        Raises
-        ------
-        CheckpointError
-            If there is a mark of a checkpoint, or a key without a mark.
-        """
+        """Refuse to begin where another training was begun and its checkpoint is gone."""
         if self.mark_path.exists():
             mark = self._read_mark()
             if mark.saves:
@@ -206,12 +200,7 @@ class TrustedCheckpoint:
         return key
 
     def check_key(self, fits: bool) -> None:
-        """Refuse another key than that of the training.
-
-        Raises
-        ------
-        CheckpointError
-        """
+        """Refuse another key than that of the training."""
         if not fits:
             where = f"at {self.key_path}" if self._keeps_key else "in noise_keys"
             raise CheckpointError(

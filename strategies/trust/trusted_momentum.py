@@ -73,7 +73,6 @@ class TrustedMomentum(ReleaseStrategy[StateT]):
 
     Parameters
     ----------
-    noise : MomentumNoise
     learning_rate : float
         eta > 0.
     **options
