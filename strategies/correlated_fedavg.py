@@ -10,15 +10,14 @@ would publish a number that depends on data, and would change what one machine's
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from logging import INFO, WARNING
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
@@ -30,6 +29,8 @@ from .rounds.look_ahead import check_evaluations, check_masks
 from .rounds.options import ReleaseOptions
 from .rounds.replies import DirectMachines, Reply, RoundReport, exchange
 from .rounds.strategy import ReleaseStrategy
+
+logger = logging.getLogger("flwr")
 
 _UNITS: dict[Any, Unit] = {0: "sample", 1: "machine"}
 _MECHANISM = "noise on each machine, by its own account"
@@ -247,8 +248,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         ]
         if len(reports) < len(replies) and not self._said_who_evaluates:
             self._said_who_evaluates = True
-            log(
-                WARNING,
+            logger.warning(
                 "Round %d: %d of %d machines evaluated the model. A machine does so only where its own configuration "
                 "allows it: allow_evaluation=True in its UpdatePolicy, allow-evaluation = true in its operator's file. "
                 "The results have no noise; evaluate_fn, on public data, needs no permission.",
@@ -256,7 +256,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
             )
         if not reports:
             return None
-        log(WARNING, "Round %d: results of evaluations came without noise; no epsilon covers them.", server_round)
+        logger.warning("Round %d: results of evaluations came without noise; no epsilon covers them.", server_round)
         names = [name for name in reports[0] if all(isinstance(report.get(name), int | float) for report in reports)]
         return MetricRecord({name: float(np.mean([report[name] for report in reports])) for name in names})
 
@@ -272,8 +272,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
             _guarantee(unit, delta, honest, *mus).sentence
             for (unit, delta, honest), mus in sorted(self._stated.items())
         )
-        log(
-            INFO,
+        logger.info(
             "Round %d: %d of %d updates aggregated. %s",
             *(server_round, report.aggregated, report.asked, stated or "Nothing is known of its privacy."),
         )
@@ -287,7 +286,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         messages = self.configure_evaluate(server_round, self._record(self._published()), config, grid)
         metrics = self.aggregate_evaluate(server_round, exchange(grid, messages, timeout))
         if metrics is not None:
-            log(INFO, "\t└──> Aggregated MetricRecord: %s", metrics)
+            logger.info("\t└──> Aggregated MetricRecord: %s", metrics)
             result.evaluate_metrics_clientapp[server_round] = metrics
 
     def _ensure_state(self, arrays: ArrayRecord) -> AverageState:

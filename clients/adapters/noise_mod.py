@@ -7,16 +7,15 @@ update (trained minus received model), clipped, on the grid, with noise, recorde
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from logging import DEBUG, INFO, WARNING
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
-from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from ...privacy import (
@@ -48,6 +47,8 @@ from ..simulation.context_ledger import ContextLedger, in_simulation, training_e
 from ..simulation.foreign_sums import SimulatedSums, simulated_machine
 from .foreign_app import ClientAppError, called, is_in_training, received_model, trained_model
 from .update_policy import UpdatePolicy, update_guarantee
+
+logger = logging.getLogger("flwr")
 
 _MOST_PARAMETERS = 2**40
 
@@ -314,14 +315,14 @@ def _reply(
 def _log_release(machine: _Machine, private: PrivateMachine, release: Release, figures: TrainingFigures | None) -> None:
     """Say in the machine's own log what left it and what is guaranteed."""
     if not private.simulated and figures is not None and figures.worrying:
-        log(WARNING, "In this machine's own log alone, not private: %s", figures.sentence, extra=OF_DATA)
+        logger.warning("In this machine's own log alone, not private: %s", figures.sentence, extra=OF_DATA)
     policy = machine.policy
     plan = private.plan
     guarantee = update_guarantee(policy, plan.mu, mu_local=plan.mu_local, simulated=private.simulated)
     # A simulation has many machines: the first one says it once, and the server's log has it in every round.
     quiet = private.simulated and (release.release > 1 or machine.name != "0")
-    log(
-        DEBUG if quiet else INFO,
+    logger.log(
+        logging.DEBUG if quiet else logging.INFO,
         "%s",
         f"Machine {machine.name}: release {release.release} of at most {policy.max_participations}. "
         f"{guarantee.sentence}",
@@ -337,7 +338,7 @@ def _evaluate(machine: _Machine, message: Message, context: Context, call_next: 
         )
     reply = called(call_next, message, context)
     metrics = {key: value for record in reply.content.metric_records.values() for key, value in record.items()}
-    log(WARNING, "Machine %s answers an evaluation without noise: no epsilon covers it.", machine.name)
+    logger.warning("Machine %s answers an evaluation without noise: no epsilon covers it.", machine.name)
     return RecordDict(
         {
             protocol.METRICS: MetricRecord({**metrics, protocol.NOT_PRIVATE: 1}),
@@ -358,7 +359,7 @@ def log_own_forecast(name: str, machine: LedgeredMachine, *, unit: str = "") -> 
     """
     if foreseen := own_forecast(machine, unit=unit):
         # A simulation has many machines, and its server says it of all of them.
-        log(DEBUG if machine.simulated else INFO, "Machine %s: %s", name, foreseen)
+        logger.log(logging.DEBUG if machine.simulated else logging.INFO, "Machine %s: %s", name, foreseen)
 
 
 def own_forecast(machine: LedgeredMachine, *, unit: str = "") -> str:

@@ -35,18 +35,6 @@ from .torch_state import ModuleState
 if TYPE_CHECKING:
     import torch
 
-    ModuleT = torch.nn.Module
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
-
 
 def mapped(values: Any, change: Callable[[Any], Any]) -> Any:
     """The same structure, with every array or tensor in it changed."""
@@ -401,7 +389,7 @@ class ModuleGradients:
         self.state.restore(values=values)
 
     def check_constants(self) -> None:
-        """Refuse to go on with a module that changed what must be constant: the next sample would see this one's data."""
+        """Refuse a module that wrote to buffers or frozen parameters: the next sample would see this one's data."""
         changed = self.state.written_constants()
         if changed is not None:
             raise ConfigurationError(

@@ -7,24 +7,25 @@ states how many releases it can still make; its cap and its fresh samples decide
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from logging import INFO, WARNING
 from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Message
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ...privacy import ConfigurationError, derived_seed
 from .known_machines import MachineDirectory, by_length_and_name
 from .replies import RoundReport, exchange, releases_left
 from .sampling import Sampling, sample_machines
+
+logger = logging.getLogger("flwr")
 
 _FEWEST = 2  # machines of a training that does not say how many there are, as for FedAvg
 _ROUNDING = 1e-9  # 0.8 * 10 is 8 machines, whatever floating point makes of it
@@ -686,15 +687,14 @@ class RollCall:
         fewest = 0 if run_dry or not self._patient or done else self.attendance.needed(self.num_clients)
         leaving = foreseen(self._drawn, self._left.stated, self.machines.names, rounds, fewest)
         for line in leaving.lines():
-            log(INFO, "%s", line)
+            logger.info("%s", line)
         return leaving
 
     def say_what_is_dropped(self) -> None:
         """Say what not waiting costs where a late answer is of no use."""
         most = self.clients_per_round - self.attendance.needed(self.num_clients)
         if self._patient and self.late_answers == "dropped" and most:
-            log(
-                WARNING,
+            logger.warning(
                 "A round waits for %d of %d machines. What comes later is dropped, and no other release carries it: of "
                 "up to %d machines a round the budget of a release is spent for nothing.",
                 *(self.clients_per_round - most, self.clients_per_round, most),

@@ -10,21 +10,22 @@ unless not one of the nodes that are there runs murmurfl.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from logging import INFO, WARNING
 from typing import Any, overload
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ...privacy import MurmurflError, protocol
+
+logger = logging.getLogger("flwr")
 
 
 def by_length_and_name(name: str) -> tuple[int, str]:
@@ -268,7 +269,7 @@ class MachineDirectory:
         text, now = f"Waiting for {waiting} connected{self._said()}.", time.monotonic()
         if text != self._last_said[0] or now - self._last_said[1] >= _SAY_AGAIN_S:
             self._last_said = text, now
-            log(INFO, "%s", text)
+            logger.info("%s", text)
 
     def _complete(self) -> bool:
         """Whether the machines of the training are known."""
@@ -322,7 +323,7 @@ class MachineDirectory:
         self._strangers = {**self._strangers, node_id: kind} if kind else self._strangers
         several = 0 if met is None else len(met.machines) + len(met.helpers)
         if met is not None and met.machines and self.schema and met.schema != self.schema:
-            log(WARNING, "Node %d has %s and is not asked.", node_id, _OTHER_SCHEMA)
+            logger.warning("Node %d has %s and is not asked.", node_id, _OTHER_SCHEMA)
             self._greeted[node_id] = ("", self._greeted[node_id][1])
             self._failures[_OTHER_SCHEMA] += 1
             return
@@ -335,7 +336,7 @@ class MachineDirectory:
         if met is None:
             self._failures[failure(reply)] += 1
             return
-        log(WARNING, "Node %d says that it is %d machines and is not asked: it may be one.", node_id, several)
+        logger.warning("Node %d says that it is %d machines and is not asked: it may be one.", node_id, several)
         self._failures[_SEVERAL_NAMES] += 1
 
     def _report_schemas(self) -> None:
@@ -343,14 +344,14 @@ class MachineDirectory:
         stated = {met.schema for met in self._hosted.values() if met.machines and met.schema}
         if len(stated) > 1 and _OTHER_SCHEMA not in self._warned:
             self._warned.add(_OTHER_SCHEMA)
-            log(
-                WARNING, "Machines state %d schemas of records: have their operators compare schema files.", len(stated)
+            logger.warning(
+                "Machines state %d schemas of records: have their operators compare schema files.", len(stated)
             )
 
     def _report_repeated(self) -> None:
         for name in self._repeated():
             if name not in self._warned:
-                log(WARNING, "Machine %r is reported by two nodes; the one met first is asked.", name)
+                logger.warning("Machine %r is reported by two nodes; the one met first is asked.", name)
                 self._warned.add(name)
 
     def _repeated(self) -> list[str]:

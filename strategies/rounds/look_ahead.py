@@ -6,17 +6,17 @@ them at all, and whether clipping leaves anything of it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from logging import INFO, WARNING
 from typing import Any
-
-from flwr.common.logger import log
 
 from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.accounting.noise_forecast import Forecast
 from ...privacy.machine.clipping_figures import FAR_BEYOND, TrainingFigures, times
 from .replies import RoundReport, releases_left
 from .sampling import rounds_possible
+
+logger = logging.getLogger("flwr")
 
 PATIENCE = 3
 """Rounds from which nothing came but refusals, after which a training that never had anything is given up."""
@@ -63,7 +63,7 @@ def check_rounds(
         )
     # No refusal here: a server that was killed asks for a round again, and what its machines released for it the first
     # time is spent. So a training that was possible may end up short of a release, through no fault of its plan.
-    log(WARNING, "In what is left of %d rounds %s; it refuses from then on.", num_rounds, said)
+    logger.warning("In what is left of %d rounds %s; it refuses from then on.", num_rounds, said)
 
 
 def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) -> None:
@@ -114,7 +114,7 @@ def check_evaluations(statements: Mapping[str, Mapping[str, Any]]) -> None:
             "leave evaluate_on_machines out and give start(..., evaluate_fn=...), on public data."
         )
     named = ", ".join(refusing[:_MOST_NAMED]) + (", ..." if len(refusing) > _MOST_NAMED else "")
-    log(WARNING, "%d of %d machines do not evaluate (%s). %s", len(refusing), len(said), named, how)
+    logger.warning("%d of %d machines do not evaluate (%s). %s", len(refusing), len(said), named, how)
 
 
 def _says(stated: Mapping[str, Any]) -> bool:
@@ -173,11 +173,11 @@ def log_forecast(forecast: Forecast | None) -> None:
     if forecast.is_warning:
         # A record for each line: `murmurfl run` and others who read this log look for warnings line by line.
         for line in forecast.banner(_WIDTH):
-            log(WARNING, "%s", line)
+            logger.warning("%s", line)
         return
-    log(INFO, "%s %s", forecast.sentence, forecast.basis)
+    logger.info("%s %s", forecast.sentence, forecast.basis)
     for line in forecast.advice():
-        log(INFO, "%s", line)
+        logger.info("%s", line)
 
 
 ALL_MACHINES = ""
@@ -206,13 +206,12 @@ class ClippingWatch:
         self.rounds[server_round] = of_round
         if of_round.not_finite and not self._warned_of_not_finite:
             self._warned_of_not_finite = True
-            log(WARNING, "Round %d, in simulation: %s", server_round, of_round.sentence)
+            logger.warning("Round %d, in simulation: %s", server_round, of_round.sentence)
         # A warning each time the ratio has doubled: one is too few where a training diverges, one a round too many.
         if of_round.median_ratio > max(FAR_BEYOND, 2 * self._warned_of_ratio):
             self._warned_of_ratio = of_round.median_ratio
             name, worst = max(figures.items(), key=lambda item: item[1].largest_ratio)
-            log(
-                WARNING,
+            logger.warning(
                 "Round %d, in simulation: half of the contributions were over %s the clip norm%s: next to "
                 "nothing is left of them. Scale the model or its inputs, train less at a time, or raise clip_norm.",
                 *(server_round, times(of_round.median_ratio)),

@@ -8,20 +8,20 @@ when the run is over. Counts only: of machines, answers and refusals, as the rep
 from __future__ import annotations
 
 import json
+import logging
 import os
 import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.common.logger import log
-
 from ...privacy import protocol
 from .replies import RoundReport
+
+logger = logging.getLogger("flwr")
 
 FIGURES_VARIABLE = "MURMURFL_FIGURES"
 """The environment variable with the folder of the file; without it nothing is written."""
@@ -169,7 +169,7 @@ class FigureFile:
                 self._write(before.after(report, planned, seconds, time.time()))
         except (OSError, OverflowError, ValueError) as error:
             if not self._failed:
-                log(WARNING, "What a monitor is to see could not be written to %s: %s", self._folder, error)
+                logger.warning("What a monitor is to see could not be written to %s: %s", self._folder, error)
             self._failed = True
 
     def _write(self, figures: ServerFigures) -> None:

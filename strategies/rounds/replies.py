@@ -6,15 +6,14 @@ delay: it is read as a whole, or dropped.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from logging import INFO, WARNING
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -24,6 +23,8 @@ from ...privacy.machine.clipping_figures import TrainingFigures
 from ...privacy.sums.masking import MaskedRelease, Sealed
 from ...privacy.sums.roster import MOST_MACHINES
 from .layout import Layout, Vector
+
+logger = logging.getLogger("flwr")
 
 LARGEST_VALUE = 1e100
 """No value of a release may be larger: sums of finite but huge values could become infinite, and then NaN."""
@@ -383,8 +384,8 @@ def plain(report: RoundReport) -> dict[str, Any]:
 def log_losses(report: RoundReport) -> None:
     """One line where replies are missing; a warning where one of them was malformed."""
     if report.aggregated < report.asked or report.overdue:
-        log(
-            WARNING if report.malformed else INFO,
+        logger.log(
+            logging.WARNING if report.malformed else logging.INFO,
             "Round %d: %d of %d replies aggregated (lost %d, refused %s, late %d, malformed %d%s).",
             *(report.server_round, report.aggregated, report.asked, report.lost, report.refused),
             *(report.late, report.malformed, _still_open(report)),
@@ -485,21 +486,19 @@ def say_refusals(server_round: int, replies: Iterable[Message], known: list[str]
         shown = "".join(c if c.isprintable() else " " for c in (reply.error.reason or "")[:_LONGEST_REASON])
         if shown and shown not in known and len(known) < _MOST_REASONS:
             known.append(shown)
-            log(WARNING, "Round %d: machines refuse: %s.", server_round, shown)
+            logger.warning("Round %d: machines refuse: %s.", server_round, shown)
 
 
 def say_unlike(server_round: int, unlike: int, *, masked: bool) -> None:
     """Server and machines disagree about masks: all such replies are malformed, in this round and in any other."""
     if unlike and masked:
-        log(
-            WARNING,
+        logger.warning(
             "Round %d: %d replies without masks, and this server has sums of masked releases only: they are "
             "dropped. Have these machines set trust = 'secure-aggregation'.",
             *(server_round, unlike),
         )
     elif unlike:
-        log(
-            WARNING,
+        logger.warning(
             "Round %d: %d replies under masks (trust = 'secure-aggregation'), and this server cannot take them "
             "off: they are dropped. Give the strategy secure_aggregation=SecureAggregation(...), or run murmurfl's "
             "app with trust=secure-aggregation.",

@@ -7,13 +7,12 @@ they are of, are the centre that machines see their samples from afterwards
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from logging import INFO, WARNING
 from typing import Any, ClassVar, Required, Unpack
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -22,6 +21,8 @@ from ..rounds.layout import Vector
 from ..rounds.options import RoundOptions
 from ..rounds.replies import DirectMachines, RoundReport
 from .one_answer import OneAnswer, one_sum
+
+logger = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,13 @@ class MeanOfFeatures(OneAnswer[MeanState]):
         report = self.history[-1]
         if not report.aggregated:
             self._say_nothing_came(report)
-        log(INFO, "Centring: the mean of the features of %d machines.", report.aggregated)
+        logger.info("Centring: the mean of the features of %d machines.", report.aggregated)
         return np.asarray(centre, dtype=np.float32)
 
     def _say_nothing_came(self, report: RoundReport) -> None:
         """Refuse to go on without a mean; but where a killed server has lost it, say so."""
         if self.answered_to_another(report):
-            log(
-                WARNING,
+            logger.warning(
                 "Centring: all machines had released the mean of their features to a server that was killed before it "
                 "had them; features are used as they lie.",
             )

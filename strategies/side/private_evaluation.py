@@ -6,15 +6,14 @@ and AUC are read from the sum of these, each with a 95 % interval (:mod:`.evalua
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from logging import INFO
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, MessageType
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ...privacy import EvaluationRows, MurmurflError, NoiseKeys, PrivacyPolicy, protocol
@@ -24,6 +23,8 @@ from ..rounds.options import RoundOptions
 from ..rounds.replies import DirectMachines, Reply, RoundReport
 from .evaluation_figures import EvaluationResult
 from .one_answer import OneAnswer, one_sum
+
+logger = logging.getLogger("flwr")
 
 _ROUNDING = 1e-9
 
@@ -134,7 +135,7 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
                 f"{self.said(report)}. Machines must be configured for private evaluation; see their logs."
             )
         found = self.result(self.state, report)
-        log(INFO, "Private evaluation: %s.", found.sentence)
+        logger.info("Private evaluation: %s.", found.sentence)
         return found
 
     def result(self, state: EvaluationState, report: RoundReport) -> EvaluationResult:

@@ -10,15 +10,14 @@ Once one of them may have opened a set, it is that set or none: another one for 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -29,6 +28,8 @@ from ...privacy.sums.roster import MOST_HELPERS, MOST_MACHINES, Roster
 from ..rounds.known_machines import MachineDirectory, hello, introduction
 from ..rounds.replies import exchange
 from .summation import CohortSet
+
+logger = logging.getLogger("flwr")
 
 _DIGEST_DIGITS = 64
 
@@ -212,7 +213,7 @@ class Helpers:
         self._directory.meet(grid, machines, self.option.helpers, self._check_number)
         found = {name: roster for name, (_, roster) in self._directory.helpers().items()}
         self._roster = common_roster(found, self.option)
-        log(INFO, "Helpers: %s; roster %s.", ", ".join(map(repr, self.roster.helper_names)), self.roster.digest)
+        logger.info("Helpers: %s; roster %s.", ", ".join(map(repr, self.roster.helper_names)), self.roster.digest)
 
     def _check_number(self) -> None:
         """Refuse to wait for helpers that no roster has."""
@@ -270,7 +271,7 @@ class Helpers:
         problems: dict[str, str] = {}
         for attempt in range(self.option.patience):
             if attempt and (problem := self.greet(grid, missing)):
-                log(WARNING, "Round %d: %s. The same set is asked for again.", cohort.server_round, problem)
+                logger.warning("Round %d: %s. The same set is asked for again.", cohort.server_round, problem)
                 continue
             replies = self._ask_each(grid, missing, request.message, min(timeout, _OPENING_TIMEOUT_S))
             for name, reply in replies.items():
@@ -280,7 +281,7 @@ class Helpers:
                     missing.remove(name)
                 else:
                     problems[name] = problem
-                    log(WARNING, "Round %d: helper %r %s.", cohort.server_round, name, problem)
+                    logger.warning("Round %d: helper %r %s.", cohort.server_round, name, problem)
             if not missing:
                 return unmasked
             refusing = [name for name in missing if problems.get(name) == _OpeningRequest.REFUSES]

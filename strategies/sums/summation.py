@@ -7,14 +7,13 @@ that do not are dropped before, with the name of the machine and what is differe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from logging import WARNING
 from typing import Any, Protocol
 
 import numpy as np
-from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Grid, Release
@@ -29,6 +28,8 @@ from ...privacy.sums.masking import (
 from ...privacy.sums.roster import MOST_MACHINES, Roster
 from ..rounds.layout import Vector
 from ..rounds.replies import LARGEST_COUNT, Outcome, Reply, SummedReplies
+
+logger = logging.getLogger("flwr")
 
 Terms = tuple[str, str, float]
 """What the releases of a session's sums have in common: what they build on, the noise's terms, the grid's spacing."""
@@ -258,7 +259,7 @@ class Screen:
     def _warn(self, machine: str, problem: str) -> None:
         if (machine, problem) not in self._warned:
             self._warned.add((machine, problem))
-            log(WARNING, "Machine %r cannot be summed with the others: %s. Its reply is dropped.", machine, problem)
+            logger.warning("Machine %r cannot be summed with the others: %s. Its reply is dropped.", machine, problem)
 
 
 def _difference(terms: Terms, others: Terms) -> str:
