@@ -34,7 +34,7 @@ from .rounds.layout import Layout, Vector, array_record
 from .rounds.options import ReleaseOptions
 from .rounds.replies import Reply, RoundReport
 from .rounds.strategy import ReleaseStrategy
-from .trust.server_trust import FreshNoise
+from .trust.server_trust import FreshNoise, TrustedStrategy
 
 Average = Literal["last", "linear"]
 AVERAGES: tuple[Average, ...] = get_args(Average)
@@ -298,8 +298,8 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
         return state.average if self.average == "linear" else state.w
 
 
-class TrustedFullBatch(FullBatch):
-    """Full batches with a trusted server, which adds the noise for everybody.
+class TrustedFullBatch(TrustedStrategy, FullBatch):
+    """Full batches with a trusted server.
 
     Parameters
     ----------
@@ -313,13 +313,10 @@ class TrustedFullBatch(FullBatch):
     Notes
     -----
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
-    against everybody but the server itself, which sees sums without noise, provided machines are honest, links are
-    private, and nothing else computed from the un-noised sums is published. A sample is in at most one sum a round, for
-    a machine's reply counts once, and every round in which something came has noise of its own. Replies that state a
-    larger sensitivity or another grid than the policy's are dropped. A run that is interrupted and resumed has the same
-    guarantee (:class:`~murmurfl.strategies.trust.server_trust.TrustedServer`). How many samples a sum is over is
-    public. With mechanism ``none``, which is refused unless the keys are simulated, nothing is guaranteed. Proof:
-    docs/proofs/returning-samples.md.
+    against everybody but the server itself, under the conditions of
+    :class:`~murmurfl.strategies.trust.server_trust.TrustedStrategy`. A sample is in at most one sum a round, for a
+    machine's reply counts once, and every round in which something came has noise of its own. How many samples a sum is
+    over is public. Proof: docs/proofs/returning-samples.md.
     """
 
     def __init__(

@@ -20,6 +20,7 @@ from ...privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, protocol
 from ..rounds.layout import Vector
 from ..rounds.options import RoundOptions
 from ..rounds.replies import DirectMachines, RoundReport
+from ..trust.server_trust import TrustedStrategy
 from .one_answer import OneAnswer, one_sum
 
 logger = logging.getLogger("flwr")
@@ -143,7 +144,7 @@ class MeanOfFeatures(OneAnswer[MeanState]):
         return {**super().settings(), "num_features": self.num_features}
 
 
-class TrustedMeanOfFeatures(MeanOfFeatures):
+class TrustedMeanOfFeatures(TrustedStrategy, MeanOfFeatures):
     """The mean of the features, of machines that trust the server to add the noise.
 
     Parameters
@@ -158,10 +159,8 @@ class TrustedMeanOfFeatures(MeanOfFeatures):
     Notes
     -----
     **Formal guarantees.** The centre is mu-GDP for replacement of one sample of one machine, against everybody but the
-    server itself, provided machines are honest and links are private. Replies that state a larger sensitivity or
-    another grid than the policy's are dropped. A run that is interrupted and resumed has the same guarantee
-    (:class:`~murmurfl.strategies.trust.server_trust.TrustedServer`). With mechanism ``none``, which is refused
-    unless the keys are simulated, nothing is guaranteed. Proof: docs/proofs/sensitivities.md.
+    server itself, under the conditions of :class:`~murmurfl.strategies.trust.server_trust.TrustedStrategy`. Proof:
+    docs/proofs/sensitivities.md.
     """
 
     def __init__(

@@ -21,6 +21,7 @@ from ...privacy.side.evaluation_query import SCORES_SHARE
 from ..rounds.layout import Layout, Vector
 from ..rounds.options import RoundOptions
 from ..rounds.replies import DirectMachines, Reply, RoundReport
+from ..trust.server_trust import TrustedStrategy
 from .evaluation_figures import EvaluationResult
 from .one_answer import OneAnswer, one_sum
 
@@ -209,7 +210,7 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
         self._stated = {str(name): [float(value) for value in said] for name, said in saved["stated"].items()}
 
 
-class TrustedPrivateEvaluation(PrivateEvaluation):
+class TrustedPrivateEvaluation(TrustedStrategy, PrivateEvaluation):
     """An evaluation of machines that trust the server to add the noise.
 
     Parameters
@@ -224,10 +225,8 @@ class TrustedPrivateEvaluation(PrivateEvaluation):
     Notes
     -----
     **Formal guarantees.** The figures are mu-GDP for replacement of one sample of one machine, against everybody but
-    the server itself, provided machines are honest and links are private. Replies that state a larger sensitivity or
-    another grid than the policy's are dropped. A run that is interrupted and resumed has the same guarantee
-    (:class:`~murmurfl.strategies.trust.server_trust.TrustedServer`). With mechanism ``none``, which is refused
-    unless the keys are simulated, nothing is guaranteed. Proof: docs/proofs/sensitivities.md.
+    the server itself, under the conditions of :class:`~murmurfl.strategies.trust.server_trust.TrustedStrategy`.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     def __init__(
