@@ -313,18 +313,10 @@ LEAST_TOGETHER = 4
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that gradients of samples need which are computed together.
+    """Bytes that gradients of samples need which are computed together."""
 
-    Parameters
-    ----------
-    fixed : int
-        However many samples there are: the model's parameters, once.
-    a_sample : int
-        For each of them.
-    """
-
-    fixed: int
-    a_sample: int
+    fixed: int  # however many samples there are: the model's parameters, once
+    a_sample: int  # for each of them
 
     @classmethod
     def measured(cls, compute: Callable[[int], Any]) -> Need:

@@ -37,37 +37,22 @@ _REASONS = frozenset(protocol.REFUSAL_NAMES.values())
 
 @dataclass(frozen=True)
 class ServerFigures:
-    """Counts over all rounds of all runs that were noted in one folder, and of the round that ended last.
+    """Counts over all rounds of all runs that were noted in one folder, and of the round that ended last."""
 
-    Parameters
-    ----------
-    rounds, closed : int
-        Rounds that ended; of them those in which no sum was opened.
-    asked, aggregated, lost, late, malformed, unopened : int
-        As in :class:`~murmurfl.strategies.RoundReport`, added up.
-    refused : dict of str to int
-        By the protocol's names of refusals, and ``other``.
-    round, planned : int
-        The number of the last round, and how many rounds its run is to have.
-    seconds : float
-        From the round before it, or from the beginning of its run.
-    at : float
-        When it ended, in seconds since 1970.
-    """
-
-    rounds: int = 0
+    rounds: int = 0  # rounds that ended; of them those in which no sum was opened
     closed: int = 0
     asked: int = 0
+    """As in :class:`~murmurfl.strategies.RoundReport`, added up."""
     aggregated: int = 0
     lost: int = 0
     late: int = 0
     malformed: int = 0
     unopened: int = 0
-    refused: dict[str, int] = field(default_factory=dict)
-    round: int = 0
+    refused: dict[str, int] = field(default_factory=dict)  # by the protocol's names of refusals, and ``other``
+    round: int = 0  # the number of the last round, and how many rounds its run is to have
     planned: int = 0
-    seconds: float = 0.0
-    at: float = 0.0
+    seconds: float = 0.0  # from the round before it, or from the beginning of its run
+    at: float = 0.0  # when it ended, in seconds since 1970
 
     def after(self, report: RoundReport, planned: int, seconds: float, at: float) -> ServerFigures:
         """These figures with one more round."""

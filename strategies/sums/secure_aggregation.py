@@ -245,7 +245,7 @@ class Helpers:
                 return ""
             if left <= 0:
                 return " and ".join(f"helper {name!r} {problems.get(name, 'does not answer')}" for name in waiting)
-            self._directory.pause(min(pause, left))
+            self._directory.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def open(self, grid: Grid, session: str, cohort: CohortSet, timeout: float) -> NDArray[np.uint64] | str:

@@ -37,39 +37,18 @@ Terms = tuple[str, str, float]
 
 @dataclass(frozen=True)
 class CohortSet:
-    """The releases of a round that are to be opened, and their sum under masks: what a checkpoint holds meanwhile.
+    """The releases of a round that are to be opened, and their sum under masks: what a checkpoint holds meanwhile."""
 
-    Parameters
-    ----------
-    server_round : int
-        t.
-    releases : dict of str to int
-        The machines in order, and the number of each one's release.
-    terms : tuple
-        :data:`Terms`.
-    min_cohort : int
-        The largest that one of the machines insists on.
-    total : ndarray of shape (d,), uint64
-        The sum of the counts, under masks unless ``sealed`` is empty.
-    sealed : tuple of Sealed
-        What helpers are shown of each release; none of machines that were asked without messages.
-    ids : dict of str to str
-        The releases' random names.
-    report : dict
-        The round's report, were the set opened.
-    asked : tuple of str
-        The machines that were asked.
-    """
-
-    server_round: int
-    releases: dict[str, int]
-    terms: Terms
-    min_cohort: int
-    total: NDArray[np.uint64]
+    server_round: int  # t
+    releases: dict[str, int]  # the machines in order, and the number of each one's release
+    terms: Terms  # :data:`Terms`
+    min_cohort: int  # the largest that one of the machines insists on
+    total: NDArray[np.uint64]  # the sum of the counts, under masks unless ``sealed`` is empty
     sealed: tuple[Sealed, ...]
-    ids: dict[str, str]
-    report: dict[str, Any]
-    asked: tuple[str, ...]
+    """What helpers are shown of each release; none of machines that were asked without messages."""
+    ids: dict[str, str]  # the releases' random names
+    report: dict[str, Any]  # the round's report, were the set opened
+    asked: tuple[str, ...]  # the machines that were asked
 
     @property
     def opening(self) -> str:
@@ -104,15 +83,9 @@ class CohortSet:
 
 @dataclass
 class CohortSum:
-    """The sum of a round's releases that fit each other, as counts modulo 2^64.
+    """The sum of a round's releases that fit each other, as counts modulo 2^64."""
 
-    Parameters
-    ----------
-    size : int
-        d.
-    """
-
-    size: int
+    size: int  # d
     counts: NDArray[np.uint64] = field(init=False)
     releases: dict[str, int] = field(init=False, default_factory=dict)
     sealed: list[Sealed] = field(init=False, default_factory=list)

@@ -42,24 +42,12 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class CheckpointMark:
-    """Which checkpoint is the newest.
+    """Which checkpoint is the newest."""
 
-    Parameters
-    ----------
-    training : str
-        The training's own random name.
-    saves : int
-        Checkpoints saved so far; 0 for none.
-    stamp : str
-        A random name of the last one: two histories with as many saves differ in it.
-    server_round : int
-        The round it was saved after, for whoever reads the file.
-    """
-
-    training: str
-    saves: int = 0
-    stamp: str = ""
-    server_round: int = 0
+    training: str  # the training's own random name
+    saves: int = 0  # checkpoints saved so far; 0 for none
+    stamp: str = ""  # A random name of the last one: two histories with as many saves differ in it
+    server_round: int = 0  # the round it was saved after, for whoever reads the file
 
     def following(self, server_round: int) -> CheckpointMark:
         """The mark of the next checkpoint."""

@@ -171,7 +171,8 @@ def test_a_mu_beyond_the_range_of_the_normals_is_refused_with_real_keys_and_infi
         real.step(real.initial_state(np.zeros(D)), np.zeros(D), 1)
     simulated = strategy(kind, None, policy=terms, noise_keys=SimulatedKeys(1, "server"))
     simulated.step(simulated.initial_state(np.zeros(D)), np.zeros(D), 1)
-    assert math.isinf(simulated.guaranteed_mu(D)) and simulated.policy is terms
+    assert math.isinf(simulated.guaranteed_mu(D))
+    assert simulated.policy is terms
     assert strategy(kind, None).guaranteed_mu(D) == strategy(kind, None).mu == 1.0
 
 
