@@ -1,7 +1,7 @@
-"""What a training finds out before its first round, while nothing is spent, and when it must not go on.
+"""Checks of a training before its first round, while nothing is spent, and of rounds that come to nothing.
 
-Whether machines last for all rounds and evaluate, what their noise leaves of the model, whether anything comes from
-them at all, and whether clipping leaves anything of it.
+Do machines last for all rounds, and evaluate? What does their noise leave of the model? Does anything come from them,
+and does clipping leave anything of it?
 """
 
 from __future__ import annotations
@@ -35,19 +35,7 @@ def check_rounds(
     done: int,
     num_rounds: int,
 ) -> None:
-    """Refuse a training that asks a machine more often than it says it can answer; it knows before it begins.
-
-    Parameters
-    ----------
-    sample : callable
-        The machines that are asked in a round.
-    statements : mapping
-        What each machine says of itself, by name.
-    done : int
-        Rounds that are over.
-    num_rounds : int
-        T.
-    """
+    """Refuse a training that asks a machine, by ``sample`` of a round, more often than it says it can answer."""
     stated = {name: releases_left(said) for name, said in statements.items()}
     last, name = rounds_possible(sample, range(done + 1, num_rounds + 1), stated)
     if last is None or name is None:
@@ -67,15 +55,7 @@ def check_rounds(
 
 
 def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) -> None:
-    """Refuse a training whose server has sums of masked releases, and whose machines none, or the other way round.
-
-    Parameters
-    ----------
-    statements : mapping
-        What each machine says of itself, by name.
-    masked : bool
-        Whether the server has such sums.
-    """
+    """Refuse a training if server (``masked``) and all machines disagree about masks: no reply could be read."""
     unlike = [name for name, stated in statements.items() if (protocol.MIN_COHORT in stated) != masked]
     if not unlike or len(unlike) < len(statements):
         return
@@ -93,14 +73,9 @@ def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) ->
 
 
 def check_evaluations(statements: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse to ask machines for evaluations if none of them gives any; warn if some do not.
-
-    Parameters
-    ----------
-    statements : mapping
-        What each machine says of itself, by name.
-    """
-    said = {name: bool(stated["evaluation-allowed"]) for name, stated in statements.items() if _says(stated)}
+    """Refuse to ask machines for evaluations if none of them allows any; warn if some do not."""
+    stated = {name: statement.get("evaluation-allowed") for name, statement in statements.items()}
+    said = {name: bool(allowed) for name, allowed in stated.items() if isinstance(allowed, bool | int)}
     refusing = [name for name, allowed in said.items() if not allowed]
     if not refusing:
         return
@@ -117,28 +92,15 @@ def check_evaluations(statements: Mapping[str, Mapping[str, Any]]) -> None:
     logger.warning("%d of %d machines do not evaluate (%s). %s", len(refusing), len(said), named, how)
 
 
-def _says(stated: Mapping[str, Any]) -> bool:
-    return isinstance(stated.get("evaluation-allowed"), bool | int)
-
-
 def is_hopeless(history: Sequence[RoundReport], patience: int) -> bool:
-    """Whether a training has had nothing but refusals from its beginning, in as many rounds as there is patience for.
-
-    Lost replies and closed rounds may mend; a machine that refuses says that it will.
-    """
+    """Whether all of at least ``patience`` rounds had nothing but refusals; lost replies and closed rounds may mend."""
     return len(history) >= patience and all(
         report.asked and report.refusals + report.malformed >= report.asked for report in history
     )
 
 
 def check_something_came(history: Sequence[RoundReport], why: Sequence[str] = ()) -> None:
-    """Refuse to call it a result if rounds asked for releases and none was ever aggregated.
-
-    Parameters
-    ----------
-    why : sequence of str
-        The texts of refusals.
-    """
+    """Refuse a result of rounds that asked for releases and aggregated none; ``why`` has the texts of refusals."""
     asked = [report for report in history if report.asked]
     if not asked or any(report.aggregated for report in asked):
         return
@@ -157,17 +119,11 @@ def check_something_came(history: Sequence[RoundReport], why: Sequence[str] = ()
 
 
 _WIDTH = 64
-"""Of a line beside Flower's `WARNING :`, on a terminal of 80 columns."""
+"""Width of a line beside Flower's `WARNING :` on a terminal of 80 columns."""
 
 
 def log_forecast(forecast: Forecast | None) -> None:
-    """Say it once: a warning nobody can miss where the model will be noise, and otherwise a line or a few.
-
-    Parameters
-    ----------
-    forecast : Forecast or None
-        Nothing is said where there is none.
-    """
+    """Log a forecast: as a banner where the model will be noise, else in a line or a few."""
     if forecast is None:
         return
     if forecast.is_warning:
@@ -181,20 +137,14 @@ def log_forecast(forecast: Forecast | None) -> None:
 
 
 ALL_MACHINES = ""
-"""In the place of a machine's name, for figures of all machines of a round together."""
+"""A machine's name for the figures of all machines of a round together."""
 
 
 class ClippingWatch:
-    """Keeps what clipping did in every round, and warns of what makes a training useless.
-
-    Notes
-    -----
-    The figures are not private. Only simulated machines tell them.
-    """
+    """What clipping did in every round, with warnings; not private, so only simulated machines tell it."""
 
     def __init__(self) -> None:
         self.rounds: dict[int, TrainingFigures] = {}
-        """The figures of all machines of a round together, by round."""
         self._warned_of_not_finite = False
         self._warned_of_ratio = 0.0
 
