@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, Guarantee, Unit, protocol
 from .optimizers import Moments, ServerOptimizer, server_optimizer
+from .projected import check_finite
 from .rounds.layout import Vector
 from .rounds.look_ahead import check_evaluations, check_masks
 from .rounds.options import ReleaseOptions
@@ -75,22 +76,12 @@ def optimizer_step(
     learning_rate: float,
     optimizer: ServerOptimizer,
 ) -> AverageState:
-    """One round with a server optimiser: a pure function, with the parameters of :func:`average_step`.
-
-    Raises
-    ------
-    ConfigurationError
-        If the step overflows.
-    """
+    """One round with a server optimiser: a pure function, with the parameters of :func:`average_step`."""
     with np.errstate(over="ignore", invalid="ignore"):  # looked at below
         update = release_sum / clients_per_round
         direction, moments = optimizer.direction(state.moments, update, int(state.steps))
         x = state.x + learning_rate * direction
-    if not np.isfinite(x).all():
-        raise ConfigurationError(
-            "Expected a finite step, got one that overflows: lower learning_rate, or look for a broken machine "
-            "(largest_value)."
-        )
+    check_finite(x)
     return AverageState(x, moments, state.steps + 1.0)
 
 
@@ -129,7 +120,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     """
 
     state_type: ClassVar[type[AverageState]] = AverageState
-    # A ClientApp with nothing but `@app.train` hands no other message to its mods.
+    # A ClientApp that has only `@app.train` hands no other message to its mods.
     message_type_of_queries: ClassVar[str] = MessageType.TRAIN
     client_line: ClassVar[str] = (
         "app = ClientApp(mods=[CorrelatedNoiseMod(simulation=UpdatePolicy(clip_norm=1.0, epsilon=4.0, "
@@ -211,7 +202,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As :meth:`ReleaseStrategy.configure_train`, under the record keys of this project."""
+        """The requests of :meth:`ReleaseStrategy.configure_train`, under this project's record keys."""
         messages = super().configure_train(server_round, arrays, config, grid)
         for message in messages:
             content = message.content
@@ -307,7 +298,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
 
 
 def _guarantee(unit: Unit, delta: float, honest: int, mu: float, local: float) -> Guarantee:
-    """What machines say of themselves."""
+    """The guarantee that machines state."""
     if not honest:
         return Guarantee(mu, delta, _MECHANISM, unit=unit, notes=(_UNCHECKED,))
     return Guarantee(

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, protocol
+from ...privacy.accounting.asked import check_count
 from ..rounds.layout import Vector
 from ..rounds.options import RoundOptions
 from ..rounds.replies import DirectMachines, RoundReport
@@ -69,8 +70,7 @@ class MeanOfFeatures(OneAnswer[MeanState]):
         if options.get("centre") is not None:
             raise ConfigurationError("Expected no centre for MeanOfFeatures, got one: it makes one.")
         super().__init__(num_clients=num_clients, of=protocol.OF_MEAN, **options)
-        if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
-            raise ConfigurationError(f"Expected num_features to be an integer >= 1, got {num_features!r}.")
+        check_count("num_features", num_features)
         self.num_features = num_features
 
     def collect(self, grid: Grid | DirectMachines, *, timeout: float = 3600.0) -> NDArray[np.float32]:

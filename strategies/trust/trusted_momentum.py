@@ -29,7 +29,7 @@ class MomentumOptions(ReleaseOptions, total=False):
 
 
 def normalised_step(w: Vector, momentum: Vector, learning_rate: float) -> Vector:
-    """A step of length eta against the momentum; if the momentum is zero there is no step."""
+    """A step of length eta against the momentum; none if that is zero."""
     length = float(np.linalg.norm(momentum))
     return w - (learning_rate / length) * momentum if length > 0 else w
 
