@@ -10,26 +10,28 @@ would publish a number that depends on data, and would change what one machine's
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from logging import INFO, WARNING
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, Guarantee, Unit, protocol
 from .optimizers import Moments, ServerOptimizer, server_optimizer
+from .projected import check_finite
 from .rounds.layout import Vector
 from .rounds.look_ahead import check_evaluations, check_masks
 from .rounds.options import ReleaseOptions
 from .rounds.replies import DirectMachines, Reply, RoundReport, exchange
 from .rounds.strategy import ReleaseStrategy
+
+logger = logging.getLogger("flwr")
 
 _UNITS: dict[Any, Unit] = {0: "sample", 1: "machine"}
 _MECHANISM = "noise on each machine, by its own account"
@@ -56,7 +58,6 @@ def average_step(
 
     Parameters
     ----------
-    state : AverageState
     release_sum : ndarray of shape (d,)
         Sum of the releases aggregated in the round.
     clients_per_round : int
@@ -75,22 +76,12 @@ def optimizer_step(
     learning_rate: float,
     optimizer: ServerOptimizer,
 ) -> AverageState:
-    """One round with a server optimiser: a pure function, with the parameters of :func:`average_step`.
-
-    Raises
-    ------
-    ConfigurationError
-        If the step overflows.
-    """
+    """One round with a server optimiser: a pure function, with the parameters of :func:`average_step`."""
     with np.errstate(over="ignore", invalid="ignore"):  # looked at below
         update = release_sum / clients_per_round
         direction, moments = optimizer.direction(state.moments, update, int(state.steps))
         x = state.x + learning_rate * direction
-    if not np.isfinite(x).all():
-        raise ConfigurationError(
-            "Expected a finite step, got one that overflows: lower learning_rate, or look for a broken machine "
-            "(largest_value)."
-        )
+    check_finite(x)
     return AverageState(x, moments, state.steps + 1.0)
 
 
@@ -129,7 +120,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     """
 
     state_type: ClassVar[type[AverageState]] = AverageState
-    # A ClientApp with nothing but `@app.train` hands no other message to its mods.
+    # A ClientApp that has only `@app.train` hands no other message to its mods.
     message_type_of_queries: ClassVar[str] = MessageType.TRAIN
     client_line: ClassVar[str] = (
         "app = ClientApp(mods=[CorrelatedNoiseMod(simulation=UpdatePolicy(clip_norm=1.0, epsilon=4.0, "
@@ -211,7 +202,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As :meth:`ReleaseStrategy.configure_train`, under the record keys of this project."""
+        """The requests of :meth:`ReleaseStrategy.configure_train`, under this project's record keys."""
         messages = super().configure_train(server_round, arrays, config, grid)
         for message in messages:
             content = message.content
@@ -248,8 +239,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         ]
         if len(reports) < len(replies) and not self._said_who_evaluates:
             self._said_who_evaluates = True
-            log(
-                WARNING,
+            logger.warning(
                 "Round %d: %d of %d machines evaluated the model. A machine does so only where its own configuration "
                 "allows it: allow_evaluation=True in its UpdatePolicy, allow-evaluation = true in its operator's file. "
                 "The results have no noise; evaluate_fn, on public data, needs no permission.",
@@ -257,7 +247,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
             )
         if not reports:
             return None
-        log(WARNING, "Round %d: results of evaluations came without noise; no epsilon covers them.", server_round)
+        logger.warning("Round %d: results of evaluations came without noise; no epsilon covers them.", server_round)
         names = [name for name in reports[0] if all(isinstance(report.get(name), int | float) for report in reports)]
         return MetricRecord({name: float(np.mean([report[name] for report in reports])) for name in names})
 
@@ -273,8 +263,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
             _guarantee(unit, delta, honest, *mus).sentence
             for (unit, delta, honest), mus in sorted(self._stated.items())
         )
-        log(
-            INFO,
+        logger.info(
             "Round %d: %d of %d updates aggregated. %s",
             *(server_round, report.aggregated, report.asked, stated or "Nothing is known of its privacy."),
         )
@@ -288,7 +277,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         messages = self.configure_evaluate(server_round, self._record(self._published()), config, grid)
         metrics = self.aggregate_evaluate(server_round, exchange(grid, messages, timeout))
         if metrics is not None:
-            log(INFO, "\t└──> Aggregated MetricRecord: %s", metrics)
+            logger.info("\t└──> Aggregated MetricRecord: %s", metrics)
             result.evaluate_metrics_clientapp[server_round] = metrics
 
     def _ensure_state(self, arrays: ArrayRecord) -> AverageState:
@@ -309,7 +298,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
 
 
 def _guarantee(unit: Unit, delta: float, honest: int, mu: float, local: float) -> Guarantee:
-    """What machines say of themselves."""
+    """The guarantee that machines state."""
     if not honest:
         return Guarantee(mu, delta, _MECHANISM, unit=unit, notes=(_UNCHECKED,))
     return Guarantee(

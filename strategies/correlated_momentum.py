@@ -141,7 +141,6 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
     ----------
     mechanism : str
         One of :data:`MOMENTUM_MECHANISMS`.
-    mechanism_options : dict, optional
     normalised : bool
         Whether a step has the length eta or eta times that of the momentum.
     policy, num_rounds, alpha, noise_keys
@@ -152,9 +151,9 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
     Notes
     -----
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
-    against everybody but the server itself, provided machines are honest, links are private, nothing else computed from
-    un-noised sums is published and every sample takes part in rounds c, c + N, ... only; the mechanism's sensitivity is
-    that of samples that return every N rounds. Sums and noise are rounded to the machines' grid, which is charged.
+    against everybody but the server itself, under the conditions of
+    :class:`~murmurfl.strategies.trust.trusted_momentum.TrustedMomentum`; the mechanism's sensitivity is that of samples
+    that return every N rounds. Sums and noise are rounded to the machines' grid, which is charged.
     Proof: docs/proofs/returning-samples.md.
     """
 

@@ -27,14 +27,15 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
+from ..privacy.accounting.asked import check_positive
 from ..privacy.side.clipped_share import QUANTILE_SHARE, CountedRows
-from .projected import check_step
+from .projected import check_finite, check_step
 from .rounds.attendance import LateAnswers
 from .rounds.layout import Layout, Vector, array_record
 from .rounds.options import ReleaseOptions
 from .rounds.replies import Reply, RoundReport
 from .rounds.strategy import ReleaseStrategy
-from .trust.server_trust import FreshNoise
+from .trust.server_trust import FreshNoise, TrustedStrategy
 
 Average = Literal["last", "linear"]
 AVERAGES: tuple[Average, ...] = get_args(Average)
@@ -49,7 +50,7 @@ _FARTHEST = 1e6
 
 
 class DescentOptions(TypedDict, total=False):
-    """What the update rule is, beside its step: options of :class:`FullBatch`, where they are described."""
+    """Options of the update rule of :class:`FullBatch`, where they are described."""
 
     momentum: float
     nesterov: bool
@@ -58,7 +59,7 @@ class DescentOptions(TypedDict, total=False):
 
 
 class QuantileOptions(TypedDict, total=False):
-    """How the clip follows the gradients: options of :class:`FullBatch`, where they are described."""
+    """Options of the moving clip of :class:`FullBatch`, where they are described."""
 
     quantile: float
     quantile_share: float
@@ -118,7 +119,6 @@ def full_batch_step(
 
     Parameters
     ----------
-    state : FullBatchState
     gradient : ndarray of shape (d,)
         The mean over samples, taken at :func:`query_point`.
     learning_rate, momentum, l2 : float
@@ -130,30 +130,14 @@ def full_batch_step(
     with np.errstate(over="ignore", invalid="ignore"):  # looked at below
         velocity = momentum * state.velocity - learning_rate * (gradient + l2 * point)
         w = state.w + velocity
-    if not np.isfinite(w).all():
-        raise ConfigurationError(
-            "Expected a finite step, got one that overflows: lower learning_rate, or look for a broken machine "
-            "(largest_value)."
-        )
+    check_finite(w)
     steps = state.steps + 1.0
     average = state.average + (2.0 / (float(steps) + 1.0)) * (w - state.average)  # k is 2 / (k + 1) of 1 + .. + k
     return replace(state, w=w, velocity=velocity, average=average, steps=np.asarray(steps))
 
 
 def next_clip(clip: float, within: float, *, quantile: float, rate: float) -> float:
-    """The clip after one at which the share ``within`` of gradients was not cut: a pure function.
-
-    Parameters
-    ----------
-    clip : float
-        C.
-    within : float
-        From 0 to 1.
-    quantile : float
-        What that share is to be.
-    rate : float
-        The logarithm of C moves by as many times the difference.
-    """
+    """The clip after one at which the share ``within`` was not cut, where it should be ``quantile``: pure."""
     return clip * math.exp(-rate * (within - quantile))
 
 
@@ -173,10 +157,10 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
     l2 : float
         lambda >= 0: lambda ||w||^2 / 2 is added to the loss, here and not on the machines.
     quantile : float
-        Which share of gradients is not to be clipped, 0 < quantile < 1; 0 where the clip is the machines' and stays.
-        Otherwise machines have :class:`~murmurfl.clients.CountedGradients`.
+        Share of gradients that is not to be clipped, 0 < quantile < 1, for machines with
+        :class:`~murmurfl.clients.CountedGradients`; 0 where the machines' clip stays.
     quantile_share : float
-        Of mu^2, for how many are: as the machines have it.
+        Share of mu^2 spent on counting clipped gradients, as on the machines.
     quantile_rate : float
         How fast the clip follows, > 0: in the t-th round in which something came, rate / t^1.5.
     first_clip : float
@@ -186,14 +170,12 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
 
     Notes
     -----
-    A reply that is lost, refused or malformed changes nothing but what that round's mean is over, and so the noise in
-    it; a round in which nothing came changes nothing.
+    A reply that is lost, refused or malformed leaves a mean over fewer samples, with more noise; a round in which
+    nothing came changes nothing.
 
-    The clip of a query point follows from what was released before. No machine's privacy rests on it: a machine bounds
-    what it releases whatever clip it is sent.
-
-    How many samples a release is a sum over is public, and the machine's own word: a machine that lies about it spoils
-    the model as one that lies about its gradients does, and nobody's privacy.
+    The clip of a query point follows from earlier releases. No machine's privacy rests on it: a machine bounds what it
+    releases whatever clip it is sent. The number of samples in a release is public, and the machine's own account: a
+    lie about it spoils the model, as one about gradients does, and nobody's privacy.
     """
 
     state_type: ClassVar[type[FullBatchState]] = FullBatchState
@@ -226,29 +208,22 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
         self.nesterov = bool(nesterov)
         self.average: Average = average
         self.l2 = float(l2)
-        self._check_quantile(quantile, quantile_rate, first_clip)
+        if not 0 <= quantile < 1:
+            raise ConfigurationError(f"Expected quantile above 0 and below 1, or 0 for none, got {quantile!r}.")
+        check_positive("quantile_rate", float(quantile_rate))
+        if not math.isfinite(first_clip) or (first_clip > 0) != (quantile > 0):
+            expected = "> 0 and finite with a quantile" if quantile else "left at 0 without a quantile"
+            raise ConfigurationError(f"Expected first_clip {expected}, got {first_clip!r}.")
         self.quantile = float(quantile)
         self.quantile_rate = float(quantile_rate)
         self.first_clip = float(first_clip)
         self.counted = CountedRows(quantile_share)
 
-    def _check_quantile(self, quantile: float, rate: float, first_clip: float) -> None:
-        if not 0 <= quantile < 1:
-            raise ConfigurationError(f"Expected quantile above 0 and below 1, or 0 for none, got {quantile!r}.")
-        if not (math.isfinite(rate) and rate > 0):
-            raise ConfigurationError(f"Expected quantile_rate > 0 and finite, got {rate!r}.")
-        if not math.isfinite(first_clip) or (first_clip > 0) != (quantile > 0):
-            expected = "> 0 and finite with a quantile" if quantile else "left at 0 without a quantile"
-            raise ConfigurationError(f"Expected first_clip {expected}, got {first_clip!r}.")
-
     def settings(self) -> dict[str, Any]:
         own = {"learning_rate": self.learning_rate, "momentum": self.momentum, "nesterov": self.nesterov}
-        followed = {
-            "quantile": self.quantile,
-            "quantile_share": self.counted.share,
-            "quantile_rate": self.quantile_rate,
-        }
-        clip = {**followed, "first_clip": self.first_clip} if self.quantile else {}
+        names = ("quantile", "quantile_rate", "first_clip") if self.quantile else ()
+        clip = {name: getattr(self, name) for name in names}
+        clip |= {"quantile_share": self.counted.share} if self.quantile else {}
         return {**super().settings(), **own, "average": self.average, "l2": self.l2, **clip}
 
     @property
@@ -276,7 +251,7 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
         return self.step(state, published / report.samples, report.server_round)
 
     def step(self, state: FullBatchState, release_sum: Vector, server_round: int) -> FullBatchState:
-        """The step along what :meth:`next_state` makes of a round's sum: the mean gradient, or the mean of its rows."""
+        """The step along the mean gradient, or the mean of counted rows, which :meth:`next_state` makes of the sum."""
         if self.quantile:
             clip = float(state.clip)
             release_sum, within = self.counted.read(release_sum, clip)
@@ -299,28 +274,25 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
         return state.average if self.average == "linear" else state.w
 
 
-class TrustedFullBatch(FullBatch):
-    """Full batches with a trusted server, which adds the noise for everybody.
+class TrustedFullBatch(TrustedStrategy, FullBatch):
+    """Full batches with a trusted server.
 
     Parameters
     ----------
     policy, num_rounds, noise_keys
         See :class:`~murmurfl.strategies.trust.server_trust.TrustedServer`. The policy has ``order="all"``.
     shares : str
-        Which part of mu^2 each round gets (:class:`~murmurfl.privacy.mechanisms.IndependentNoise`).
+        How mu^2 is shared among rounds (:class:`~murmurfl.privacy.mechanisms.IndependentNoise`).
     **options
         See :class:`FullBatch`.
 
     Notes
     -----
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
-    against everybody but the server itself, which sees sums without noise, provided machines are honest, links are
-    private, and nothing else computed from the un-noised sums is published. A sample is in at most one sum a round, for
-    a machine's reply counts once, and every round in which something came has noise of its own. Replies that state a
-    larger sensitivity or another grid than the policy's are dropped. A run that is interrupted and resumed has the same
-    guarantee (:class:`~murmurfl.strategies.trust.server_trust.TrustedServer`). How many samples a sum is over is
-    public. With mechanism ``none``, which is refused unless the keys are simulated, nothing is guaranteed. Proof:
-    docs/proofs/returning-samples.md.
+    against everybody but the server itself, under the conditions of
+    :class:`~murmurfl.strategies.trust.server_trust.TrustedStrategy`. A sample is in at most one sum a round, for a
+    machine's reply counts once, and every round in which something came has noise of its own. How many samples a sum is
+    over is public. Proof: docs/proofs/returning-samples.md.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ import numpy as np
 from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
 from .projected import ProjectedOptions, ProjectedStrategy, project_to_ball
 from .rounds.layout import Vector
-from .trust.server_trust import FreshNoise
+from .trust.server_trust import FreshNoise, TrustedStrategy
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Mu2State:
     start : ndarray of shape (d,)
         Centre of the ball K.
     w, x, x_previous : ndarray of shape (d,)
-        Iterate, query point and the query point before.
+        Iterate, query point and previous query point.
     release_sum : ndarray of shape (d,)
         m q: the sum of all releases aggregated, exact multiples of the machines' grid.
     """
@@ -83,11 +83,6 @@ def mu2_step(
         D, diameter of the ball K around the start; infinite for no constraint.
     noise : ndarray of shape (d,), optional
         m Y_t of a trusted server: used in this step and not accumulated.
-
-    Returns
-    -------
-    Mu2State
-        After round t.
     """
     total = state.release_sum + release_sum
     q = (total + noise) / clients_per_round
@@ -106,8 +101,8 @@ class Mu2(ProjectedStrategy[Mu2State]):
 
     Notes
     -----
-    The server adds no noise and is not trusted: everything it sees is covered by each machine's own guarantee
-    (:class:`~murmurfl.clients.Mu2Client`), and so is everything computed here, as post-processing.
+    Everything the server sees is covered by each machine's own guarantee (:class:`~murmurfl.clients.Mu2Client`), and
+    so is everything computed here, as post-processing.
 
     The published model after round t is x_{t+1}. The papers output x_T, which leaves the replies of the last round
     unused though their privacy is spent; the analysis is the same for either.
@@ -129,8 +124,8 @@ class Mu2(ProjectedStrategy[Mu2State]):
         return state.x
 
 
-class TrustedMu2(Mu2):
-    """DP-mu^2-FL with a trusted server, which adds the noise for everybody.
+class TrustedMu2(TrustedStrategy, Mu2):
+    """DP-mu^2-FL with a trusted server.
 
     Parameters
     ----------
@@ -142,17 +137,13 @@ class TrustedMu2(Mu2):
     Notes
     -----
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
-    against everybody but the server itself, which sees contributions without noise, provided machines are honest,
-    links are private, and nothing else computed from the un-noised momentum is published; the checkpoint holds it and
-    must be kept like the data. Each release is aggregated exactly once, and replies that state a larger sensitivity
-    or another grid than the policy's are dropped, and so are those of more releases than the machine was asked for. A
-    run that is interrupted and resumed has the same guarantee
-    (:class:`~murmurfl.strategies.trust.server_trust.TrustedServer`). With mechanism ``none``, which is refused
-    unless the keys are simulated, nothing is guaranteed.
+    against everybody but the server itself, under the conditions of
+    :class:`~murmurfl.strategies.trust.server_trust.TrustedStrategy`. Each release is aggregated exactly once, and
+    replies of more releases than the machine was asked for are dropped.
 
-    A sample counts once. A sample that returns would move q by Delta / m once more every time, and in which rounds it
-    returns depends on how many samples its machine has, which no reply tells. So policies in which samples return are
-    refused here, by :class:`~murmurfl.clients.Mu2Client` and in the operator's file.
+    A sample counts once: one that returns would move q by Delta / m again, in rounds that depend on how many samples
+    its machine has, which no reply tells. So policies in which samples return are refused here, by
+    :class:`~murmurfl.clients.Mu2Client` and in the operator's file.
     Proof: docs/proofs/sensitivities.md.
     """
 

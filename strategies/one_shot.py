@@ -5,10 +5,10 @@ With A the noisy sum of x x^T and B that of x (onehot(y) - 1 / C)^T, of N sample
     W = A_floor^-1 B,    floor = ridge x sqrt(m) sigma,
 
 where A_floor is A with every eigenvalue below the floor raised to it, and sigma the noise on a value of each of m
-releases. What noise makes of small eigenvalues, negative ones too, is not believed. The floor is public, so choosing it
-costs nothing; it does not grow with the number of features, though noise alone has eigenvalues of up to sqrt(2 k m)
-sigma, because classes lie in few directions. W x are least squares' scores. As a classifier's logits C W x are
-published, which predict the same, and are as long as a linear discriminant's where classes are hard to tell apart.
+releases. The floor is public, so choosing it costs nothing; it does not grow with the number of features, though noise
+alone has eigenvalues of up to sqrt(2 k m) sigma, because classes lie in few directions. W x are least squares' scores.
+Published are C W x, which predict the same and are as long as a linear discriminant's logits where classes are hard to
+tell apart.
 """
 
 from __future__ import annotations
@@ -29,28 +29,18 @@ from .rounds.replies import RoundReport
 from .rounds.strategy import ReleaseStrategy
 
 LEAST_RIDGE = 1e-6
-"""The floor where there is no noise, for a sample and relative to the clip's square."""
+"""The floor without noise, for a sample and relative to the clip's square."""
 
 
 @dataclass(frozen=True)
 class OneShotState:
-    """The model so far, shape (d,): the initial one until the release came."""
+    """The model, shape (d,): the initial one before the release."""
 
     model: Vector
 
 
 def ridge_scores(gram: NDArray[np.float64], targets: NDArray[np.float64], floor: float) -> NDArray[np.float64]:
-    """A_floor^-1 B, shape (k, C): a pure function.
-
-    Parameters
-    ----------
-    gram : ndarray of shape (k, k)
-        A, symmetric.
-    targets : ndarray of shape (k, C)
-        B.
-    floor : float
-        What smaller eigenvalues of A are raised to, > 0.
-    """
+    """A_floor^-1 B, shape (k, C), of A = ``gram`` (k, k) and B = ``targets`` (k, C): a pure function."""
     values, vectors = np.linalg.eigh(gram)
     return (vectors / np.maximum(values, floor)) @ (vectors.T @ targets)
 
@@ -62,15 +52,15 @@ class OneShot(ReleaseStrategy[OneShotState]):
     Parameters
     ----------
     clip_norm : float
-        S, the bound on features that machines have.
+        S, the machines' bound on features.
     class_weight : float
         A, the weight of classes in their releases.
     noise_std : float
-        Sigma, of the noise on each value of one machine's release; 0 without noise.
+        Sigma of the noise on each value of one machine's release; 0 without noise.
     ridge : float
         The floor, in units of the noise on a value of the sum; > 0.
     constant : float
-        What machines append to features, where the model has a bias; 0 for none.
+        Value that machines append to features, where the model has a bias; 0 for none.
     **options
         See :class:`~murmurfl.strategies.ReleaseStrategy`. The model is a weight, of shape (C, k) or for two classes
         (k,), and where machines append a constant a bias of shape (C,) behind it.
@@ -119,7 +109,7 @@ class OneShot(ReleaseStrategy[OneShotState]):
         return ()
 
     def step(self, state: OneShotState, release_sum: Vector, server_round: int) -> OneShotState:
-        raise NotImplementedError("What is made of a release depends on how many there are: see next_state.")
+        raise NotImplementedError("The model depends on how many releases there are: see next_state.")
 
     def next_state(self, state: OneShotState, release_sum: Vector, report: RoundReport) -> OneShotState:
         if report.server_round > 1:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
 from ..privacy import ConfigurationError
+from ..privacy.accounting.asked import check_count
 from .rounds.layout import Vector
 from .rounds.options import ReleaseOptions
 from .rounds.strategy import ReleaseStrategy
@@ -25,18 +26,7 @@ class OnlineState:
 
 
 def online_step(state: OnlineState, release_sum: Vector, *, clients_per_round: int, step: float) -> OnlineState:
-    """One round: a pure function.
-
-    Parameters
-    ----------
-    state : OnlineState
-    release_sum : ndarray of shape (d,)
-        Sum of the releases aggregated in the round.
-    clients_per_round : int
-        m, machines asked.
-    step : float
-        eta~.
-    """
+    """One round with m = ``clients_per_round`` and eta~ = ``step``: a pure function."""
     return OnlineState(state.x - step / clients_per_round * release_sum)
 
 
@@ -46,8 +36,7 @@ class OnlineFedSGD(ReleaseStrategy[OnlineState]):
     Parameters
     ----------
     learning_rate : float
-        eta of the machines' local steps. Every machine has its own setting of it; this one only scales the server's
-        step.
+        eta of the machines' local steps, which have their own setting; this one only scales the server's step.
     local_steps : int
         tau.
     global_learning_rate : float
@@ -70,8 +59,7 @@ class OnlineFedSGD(ReleaseStrategy[OnlineState]):
         for name, value in (("learning_rate", learning_rate), ("global_learning_rate", global_learning_rate)):
             if not (math.isfinite(value) and value > 0):
                 raise ConfigurationError(f"Expected {name} > 0 and finite, got {value!r}.")
-        if isinstance(local_steps, bool) or not isinstance(local_steps, int) or local_steps < 1:
-            raise ConfigurationError(f"Expected local_steps to be an integer >= 1, got {local_steps!r}.")
+        check_count("local_steps", local_steps)
         self.step_size = float(learning_rate) * float(global_learning_rate) * local_steps
         """eta~."""
 

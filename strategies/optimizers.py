@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
+from ..privacy.accounting.asked import check_positive
 from .rounds.layout import Vector
 
 Moments = NDArray[np.float64]
@@ -31,24 +32,7 @@ Moments = NDArray[np.float64]
 def momentum_step(
     moments: Moments, update: Vector, *, momentum: float, nesterov: bool = False
 ) -> tuple[Vector, Moments]:
-    """Heavy-ball momentum, or with ``nesterov`` a look ahead along it: a pure function.
-
-    Parameters
-    ----------
-    moments : ndarray of shape (1, d)
-        u.
-    update : ndarray of shape (d,)
-        Delta, the round's average.
-    momentum : float
-        beta.
-    nesterov : bool
-        Whether the step is Delta + beta u.
-
-    Returns
-    -------
-    tuple
-        The direction of the step, and the new moments.
-    """
+    """The direction of a momentum step, with ``nesterov`` Delta + beta u, and the new moments u, shape (1, d): pure."""
     velocity = momentum * moments[0] + update
     return (update + momentum * velocity if nesterov else velocity), velocity[None, :]
 
@@ -56,23 +40,9 @@ def momentum_step(
 def adam_step(
     moments: Moments, update: Vector, steps: int, *, beta_1: float, beta_2: float, tau: float
 ) -> tuple[Vector, Moments]:
-    """Adam with the correction of Flower's FedAdam, which counts from 2: a pure function.
+    """The direction of an Adam step after ``steps`` others, and the new moments m and v, shape (2, d): pure.
 
-    Parameters
-    ----------
-    moments : ndarray of shape (2, d)
-        m and v.
-    update : ndarray of shape (d,)
-        Delta.
-    steps : int
-        Steps taken before this one.
-    beta_1, beta_2, tau : float
-        As above.
-
-    Returns
-    -------
-    tuple
-        The direction of the step, and the new moments.
+    The correction is that of Flower's FedAdam, which counts from 2.
     """
     first = beta_1 * moments[0] + (1 - beta_1) * update
     second = beta_2 * moments[1] + (1 - beta_2) * update**2
@@ -81,7 +51,7 @@ def adam_step(
 
 
 def yogi_step(moments: Moments, update: Vector, *, beta_1: float, beta_2: float, tau: float) -> tuple[Vector, Moments]:
-    """Yogi: Adam whose second moment grows slowly; a pure function. Parameters as for :func:`adam_step`."""
+    """The direction of a Yogi step, Adam whose second moment grows slowly, and the new moments: pure."""
     first = beta_1 * moments[0] + (1 - beta_1) * update
     square = update**2
     second = moments[1] - (1 - beta_2) * square * np.sign(moments[1] - square)
@@ -89,37 +59,24 @@ def yogi_step(moments: Moments, update: Vector, *, beta_1: float, beta_2: float,
 
 
 class ServerOptimizer:
-    """What :class:`~murmurfl.strategies.CorrelatedFedAvg` makes of a round's average update; a base class.
+    """A rule by which :class:`~murmurfl.strategies.CorrelatedFedAvg` steps along average updates; a base class.
 
-    A subclass is a frozen dataclass of its settings.
-
-    Notes
-    -----
-    It sees releases alone, so the machines' guarantees are what they are without it.
+    A subclass is a frozen dataclass of its settings. It sees releases alone, so the machines' guarantees are what they
+    are without it.
     """
 
     learning_rate: ClassVar[float] = 1.0
-    """eta, where the strategy is given none."""
+    """Default eta."""
     remembered: ClassVar[int] = 0
-    """k, rows of what it remembers."""
+    """k, rows of moments."""
 
     def direction(self, moments: Moments, update: Vector, steps: int) -> tuple[Vector, Moments]:
-        """The direction of a step, which the learning rate is a multiple of, and the new moments: pure.
-
-        Parameters
-        ----------
-        moments : ndarray of shape (k, d)
-            Zeros before the first step.
-        update : ndarray of shape (d,)
-            The round's average.
-        steps : int
-            Steps taken before this one.
-        """
+        """The direction of a step after ``steps`` others, and the new moments, shape (k, d), zeros at first: pure."""
         raise NotImplementedError(f"{type(self).__name__} must define direction.")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Its name and its numbers, plain values, on which a checkpoint must agree."""
+        """Name and numbers that a checkpoint must agree on, plain values."""
         return {"name": type(self).__name__, **asdict(self)}  # type: ignore[call-overload]
 
 
@@ -133,11 +90,6 @@ class ServerMomentum(ServerOptimizer):
         beta, 0 <= beta < 1. In the long run the steps along a constant update are 1 / (1 - beta) times as long.
     nesterov : bool
         Whether to look ahead along the momentum.
-
-    Raises
-    ------
-    ConfigurationError
-        If beta is impossible.
     """
 
     remembered: ClassVar[int] = 1
@@ -163,11 +115,6 @@ class ServerAdam(ServerOptimizer):
     tau : float
         Added to the root of the second moment, > 0.
 
-    Raises
-    ------
-    ConfigurationError
-        If a number is impossible.
-
     Notes
     -----
     Where noise is most of the average, the second moment is the noise's, and the steps are those of momentum.
@@ -191,15 +138,7 @@ class ServerAdam(ServerOptimizer):
 class ServerYogi(ServerOptimizer):
     """Yogi on the average update, as Flower's FedYogi; the learning rate is 0.01 unless the strategy says another.
 
-    Parameters
-    ----------
-    beta_1, beta_2, tau : float
-        As for :class:`ServerAdam`.
-
-    Raises
-    ------
-    ConfigurationError
-        If a number is impossible.
+    Its parameters are those of :class:`ServerAdam`.
     """
 
     learning_rate: ClassVar[float] = 0.01
@@ -221,13 +160,7 @@ OPTIMIZERS: dict[str, type[ServerOptimizer]] = {"momentum": ServerMomentum, "ada
 
 
 def server_optimizer(stated: ServerOptimizer | str | None) -> ServerOptimizer | None:
-    """An optimiser, by its name or as it is; None for plain averaging.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is neither.
-    """
+    """An optimiser, by its name or as it is; None for plain averaging."""
     if stated is None or isinstance(stated, ServerOptimizer):
         return stated
     if isinstance(stated, str) and stated in OPTIMIZERS:
@@ -246,5 +179,4 @@ def _check_below_one(name: str, value: float) -> None:
 def _check_adaptive(beta_1: float, beta_2: float, tau: float) -> None:
     _check_below_one("beta_1", beta_1)
     _check_below_one("beta_2", beta_2)
-    if isinstance(tau, bool) or not isinstance(tau, int | float) or not (math.isfinite(tau) and tau > 0):
-        raise ConfigurationError(f"Expected tau > 0 and finite, got {tau!r}.")
+    check_positive("tau", tau)

@@ -1,4 +1,4 @@
-"""What strategies of projected steps share: the length of a step, and the ball K around the start that steps end in."""
+"""Steps of update rules: their length, overflow, and the ball K around the start onto which some are projected."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ class ProjectedOptions(ReleaseOptions, total=False):
 
 
 class StepOptions(TypedDict):
-    """What the pure functions of projected steps are given beside states and releases."""
+    """Arguments of the pure functions of projected steps beside states and releases."""
 
     clients_per_round: int
     learning_rate: float
     diameter: float
 
 
-def project_to_ball(point: Vector, centre: Vector, radius: float) -> Vector:
-    """The nearest point of the L2 ball."""
-    offset = point - centre
-    distance = float(np.linalg.norm(offset))
-    if not math.isfinite(distance):
+def check_finite(values: Vector | float) -> None:
+    """Refuse a step that overflows."""
+    if not np.isfinite(values).all():
         raise ConfigurationError(
             "Expected a finite step, got one that overflows: lower learning_rate, or look for a broken machine "
             "(largest_value)."
         )
+
+
+def project_to_ball(point: Vector, centre: Vector, radius: float) -> Vector:
+    """The nearest point of the L2 ball."""
+    offset = point - centre
+    distance = float(np.linalg.norm(offset))
+    check_finite(distance)
     return point if distance <= radius else centre + offset * (radius / distance)
 
 
 def check_step(learning_rate: float, diameter: float = math.inf) -> None:
-    """Refuse a step or a ball that is not positive.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse a step or a ball that is not positive."""
     if not (math.isfinite(learning_rate) and learning_rate > 0):
         raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
     if math.isnan(diameter) or diameter <= 0:
@@ -78,7 +78,7 @@ class ProjectedStrategy(ReleaseStrategy[StateT]):
         return {**super().settings(), "learning_rate": self.learning_rate, "diameter": self.diameter}
 
     def step_options(self) -> StepOptions:
-        """What the update rule's pure function is given in every round."""
+        """Arguments of the update rule's pure function in every round."""
         return StepOptions(
             clients_per_round=self.clients_per_round, learning_rate=self.learning_rate, diameter=self.diameter
         )

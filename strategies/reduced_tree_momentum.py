@@ -228,12 +228,12 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
     Notes
     -----
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
-    against everybody but the server itself, provided machines are honest, links are private, nothing else computed from
-    un-noised sums is published and every sample takes part in rounds c, c + N, ... only, and provided also that every
-    sample's gradient is L-Lipschitz in the model, for any sample (a model must be built so, for example by bounding its
-    features; data cannot show it), and that machines compute it at the points they are sent. So models must be float64,
-    or steps would not have the length they should have. Every machine must be in every round. Where a reply is missing,
-    a sample's gradient changes from one epoch to the next by as much as it is long; so the run ends with
+    against everybody but the server itself, under the conditions of
+    :class:`~murmurfl.strategies.trust.trusted_momentum.TrustedMomentum`, and provided also that every sample's gradient
+    is L-Lipschitz in the model, for any sample (a model must be built so, for example by bounding its features; data
+    cannot show it), and that machines compute it at the points they are sent. So models must be float64, or steps would
+    not have the length they should have. Every machine must be in every round. Where a reply is missing, a sample's
+    gradient changes from one epoch to the next by as much as it is long; so the run ends with
     :class:`IncompleteRoundError` before anything of that round is published. Samples in another order would do the
     same: policies in which samples do not return after exactly N rounds are refused.
     Proof: docs/proofs/sensitivities.md.

@@ -87,8 +87,6 @@ def tree_momentum(nodes: NDArray[np.float64], server_round: int, alpha: float) -
 class TreeNoise(MomentumNoise):
     """The noise on the nodes of a tree over the rounds.
 
-    Parameters are those of :class:`~murmurfl.strategies.trust.trusted_momentum.MomentumNoise`.
-
     Notes
     -----
     **Formal guarantees.** All nodes together are mu-GDP for replacement of one sample that takes part in rounds
@@ -142,9 +140,9 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
     Notes
     -----
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
-    against everybody but the server itself, provided machines are honest, links are private, nothing else computed from
-    un-noised sums is published and every sample takes part in rounds c, c + N, ... only. Nodes are rounded to the
-    machines' grid, which is charged.
+    against everybody but the server itself, under the conditions of
+    :class:`~murmurfl.strategies.trust.trusted_momentum.TrustedMomentum`. Nodes are rounded to the machines' grid, which
+    is charged.
     Proof: docs/proofs/sensitivities.md.
     """
 

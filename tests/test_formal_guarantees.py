@@ -28,8 +28,7 @@ FOLDERS = ("privacy", "clients", "strategies", "app")
 PARTS = {
     # What makes what leaves.
     *("LedgeredMachine", "MachineBlock", "PrivateClient", "PrivateClientApp", "CorrelatedNoiseMod", "TrustedServer"),
-    *("TrustedMu2", "TrustedFullBatch", "TrustedMomentum", "TrustedMeanOfFeatures", "TrustedPrivateEvaluation"),
-    *("Centring", "Centred", "Evaluation", "Evaluated", "Masking", "Opener", "LocalExecutor"),
+    *("TrustedStrategy", "Centring", "Centred", "Evaluation", "Evaluated", "Masking", "Opener", "LocalExecutor"),
     *("Release", "MaskedRelease", "Opening"),
     # What it may be, and by what rule.
     *("PrivacyPolicy", "UpdatePolicy", "NoisePlan", "Guarantee", "Amplification", "AdmissionRule", "ReleaseRule"),

@@ -1,6 +1,7 @@
-"""What a model declares of its loss where a guarantee rests on it: convex, smooth, with gradients of bounded length.
+"""A model's declaration that its loss is convex and smooth, with gradients of bounded length.
 
-The constants are what rounding in float64 is charged with, for clients that take several steps before they release.
+The guarantees of clients that take several steps before they release rest on it; the constants charge for rounding in
+float64.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ FURTHER_ROUNDINGS = 8
 class ConvexSmoothGradients(PerSampleGradients, Protocol):
     """Gradients of losses that are convex and smooth whatever the sample: a declaration the guarantee rests on.
 
-    An attribute ``convex`` that is False takes it back, for a loss that is smooth and has the other attributes only.
-    They must be computed in float64, with no error larger than that of sums of at most d terms: how far away a query
-    point may be follows from it (:func:`~murmurfl.clients.online_client.farthest_point`).
+    An attribute ``convex`` that is False takes it back. Gradients must be computed in float64, with no error larger
+    than that of sums of at most d terms: how far away a query point may be follows from it
+    (:func:`~murmurfl.clients.online_client.farthest_point`).
 
     Attributes
     ----------
@@ -53,11 +54,11 @@ class ConvexSmoothGradients(PerSampleGradients, Protocol):
 
 
 def declares_itself_convex(gradients: PerSampleGradients) -> TypeGuard[ConvexSmoothGradients]:
-    """Whether a model has what :class:`ConvexSmoothGradients` asks for and does not take it back."""
+    """Whether a model is :class:`ConvexSmoothGradients` and does not take it back."""
     return isinstance(gradients, ConvexSmoothGradients) and getattr(gradients, "convex", True) is True
 
 
 def longest_gradient(gradients: PerSampleGradients, clip_norm: float) -> float:
-    """What the rounding of a gradient is relative to: the longest one, or S where it is clipped without a bound."""
+    """The length that the rounding of a gradient is relative to: its bound, or S where it has none."""
     bound = float(getattr(gradients, "gradient_bound", math.inf))
     return max(clip_norm, bound) if math.isfinite(bound) else clip_norm

@@ -1,4 +1,4 @@
-"""Calling somebody else's ClientApp: the model it is sent, the model it answers with, and how its failures are kept in.
+"""Calls of somebody else's ClientApp: the model it is sent, the model it answers with, and its failures.
 
 Nothing that it raises may reach the server: the text of an exception can carry data.
 """
@@ -32,12 +32,12 @@ _LEGACY = (
 
 
 def is_in_training(message: Message) -> bool:
-    """Whether a message is on its way to a ClientApp already, called by a mod that is around this one."""
+    """Whether a mod around this one is calling the ClientApp with this message already."""
     return _in_training.get() is message
 
 
 def received_model(content: RecordDict) -> dict[str, NDArray[np.float64]]:
-    """The floating-point arrays of the model that came, in order, in float64."""
+    """The floating-point arrays of the received model, in order, in float64."""
     records = list(content.array_records.values())
     if len(records) != 1:
         raise malformed("expected one ArrayRecord, the model")
@@ -58,19 +58,11 @@ def received_model(content: RecordDict) -> dict[str, NDArray[np.float64]]:
 
 
 class ClientAppError(MurmurflError):
-    """The ClientApp failed; what it says stays in the machine's own log."""
+    """The ClientApp failed; its text stays in the machine's own log."""
 
 
 def called(call_next: ClientAppCallable, message: Message, context: Context) -> Message:
-    """Its reply to a message.
-
-    Raises
-    ------
-    ClientAppError
-        If it raises anything or answers with an error.
-    RefusedError
-        If it is of Flower's legacy kind, which fails on every message.
-    """
+    """The ClientApp's reply; a :class:`ClientAppError` if it fails, a refusal if it is of Flower's legacy kind."""
     outside = _in_training.set(message)
     try:
         reply = call_next(message, context)
@@ -95,29 +87,10 @@ def trained_model(
     *,
     guarded: bool,
 ) -> Callable[[], NDArray[np.float64]]:
-    """Have the ClientApp train; what came of it, be it an exception, is had by calling the result.
+    """Have the ClientApp train; the result gives the trained model as one vector, or raises what the training raised.
 
     An exception is kept back because a real machine must release something all the same: whether training fails may
-    depend on the data.
-
-    Parameters
-    ----------
-    message, context, call_next
-        As Flower hands them to a mod.
-    received : mapping of str to ndarray
-        The model's floating-point arrays as they came.
-    guarded : bool
-        Whether this machine's ledger is in ``context.state``, and must still be there after the training.
-
-    Returns
-    -------
-    callable
-        Gives the trained model as one vector, or raises what the training raised.
-
-    Raises
-    ------
-    ConfigurationError
-        If the ClientApp replaced the ledger.
+    depend on the data. ``guarded`` machines have their ledger in ``context.state``, which must stay there.
     """
     state, ours = context.state, _ledger_records(context)
     values: NDArray[np.float64] | Exception
@@ -146,7 +119,7 @@ def _ledger_records(context: Context) -> dict[str, Any]:
 
 
 def _reply_vector(reply: Message, received: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    """The arrays of the ClientApp's model that belong to those received, as one vector."""
+    """The arrays of the ClientApp's model in the order of those received, as one vector."""
     records = list(reply.content.array_records.values())
     if len(records) != 1:
         raise ConfigurationError(f"Expected the ClientApp to reply with one ArrayRecord, got {len(records)}.")

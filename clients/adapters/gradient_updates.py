@@ -20,8 +20,6 @@ from ..private_client import PrivateClient
 class GradientUpdateClient(PrivateClient):
     """A machine whose updates are minus its clipped per-sample gradients.
 
-    Parameters, guarantees and errors are those of :class:`~murmurfl.clients.private_client.PrivateClient`.
-
     Notes
     -----
     With ``order="all"`` a release is a sum, and says of how many samples; otherwise it is a mean over a batch and
@@ -36,13 +34,13 @@ class GradientUpdateClient(PrivateClient):
     summable: ClassVar[bool] = True
 
     def point_weights(self, server_round: int) -> tuple[float, ...]:
-        """-1: a step along it makes the loss smaller."""
+        """Weight -1: a step along the release lowers the loss."""
         return (-1.0,)
 
     def fit(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[list[NDArray[np.float64]], int, dict[str, Any]]:
-        """Answer a training request, with what is guaranteed of it beside the release."""
+        """Answer a training request with a release and its guarantee."""
         sent, samples, entries = super().fit(parameters, config)
         policy = self.machine.policy
         plans = [self.machine.plan, *(machine.plan for machine in self.parts.machines)]
@@ -60,5 +58,5 @@ class GradientUpdateClient(PrivateClient):
         return sent, samples if counted else 1, {**entries, **stated}
 
     def statement(self, session: str) -> dict[str, Any]:
-        """What the machine has spent and guarantees, with the unit of it."""
+        """The machine's privacy statement with its unit."""
         return {**super().statement(session), "unit": "sample", "evaluation-allowed": False}

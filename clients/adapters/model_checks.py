@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ORDINARY = 4
-"""Examples that must have a gradient: few, for they are computed one by one as well."""
+"""Examples that must have a gradient; few, for they are computed one by one as well."""
 _INSTEAD_OF_BATCH_NORM = (
     "use torch.nn.GroupNorm or LayerNorm, or freeze its statistics with .eval() before the app is made"
 )
@@ -31,12 +31,7 @@ _INSTEAD_OF_DROPOUT = "leave it out (p=0, or .eval()): clipping and noise keep a
 
 
 def check_layers(module: torch.nn.Module) -> None:
-    """Refuse layers that mix samples, draw at random or remember, by their names.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse layers that mix samples, draw at random or remember, by their names."""
     found = next(_unfit_layers(module), None)
     if found is not None:
         name, layer, problem, instead = found
@@ -72,12 +67,7 @@ def _unfit_layers(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
 
 
 def check_loss(loss: Callable[..., Any]) -> None:
-    """Refuse what is no criterion, and those of PyTorch's own that are no scalar or divide by something of a batch.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse what is no criterion, and those of PyTorch's own that are no scalar or divide by something of a batch."""
     if isinstance(loss, type):
         raise ConfigurationError(
             f"Expected loss(output, target), got the class {loss.__name__}: write {loss.__name__}()."
@@ -99,17 +89,10 @@ def check_loss(loss: Callable[..., Any]) -> None:
 
 
 class SampleTrials:
-    """Tries a module's gradients on records that are made up.
+    """Tries a module's gradients on made-up records, so that the verdict depends on no sample.
 
-    Parameters
-    ----------
-    gradients : ModuleGradients
-
-    Notes
-    -----
-    The verdict depends on no record: examples are made from what is public. It finds mistakes, and promises nothing of
-    a model that shows them on no example: what such a model remembers is put back before every sample of a real machine
-    (:class:`~murmurfl.clients.adapters.torch_state.ModuleState`).
+    It finds mistakes, and promises nothing of a model that shows them on no example: what such a model remembers is put
+    back before every sample of a real machine (:class:`~murmurfl.clients.adapters.torch_state.ModuleState`).
     """
 
     def __init__(self, gradients: ModuleGradients) -> None:
@@ -122,23 +105,17 @@ class SampleTrials:
         ordinary: int = ORDINARY,
         measure: Callable[[list[NDArray[Any]], Any], Any] | None = None,
     ) -> None:
-        """Try the model on examples, and keep its state as it is then.
+        """Refuse a model that mixes samples, draws at random, remembers, or cannot be computed sample by sample.
 
         Parameters
         ----------
         examples : sequence of pairs (inputs, targets)
-            Batches of one record each, as a machine's samples give them: ordinary records first, then extremes.
+            Batches of one record each: ordinary records first, then extremes.
         ordinary : int
-            How many of them, the first ones, must have a gradient, at least two. Of the others one that fails counts as
-            zero, as a machine's sample would.
+            How many of the first must have a gradient, at least two. Another one that fails counts as zero, as a
+            machine's sample would.
         measure : callable, optional
             ``measure(arrays, samples)`` of a private evaluation, to be tried as well.
-
-        Raises
-        ------
-        ConfigurationError
-            If the model mixes samples, draws at random, remembers something of them, or cannot be computed sample by
-            sample, with what to do.
         """
         if ordinary < 2 or len(examples) < ordinary:
             raise ConfigurationError(f"Expected at least {max(ordinary, 2)} examples, got {len(examples)}.")
@@ -168,7 +145,7 @@ class SampleTrials:
         return {name: p.detach() for name, p in self._gradients.module.named_parameters() if p.requires_grad}
 
     def _try_alone(self, examples: Sequence[tuple[Any, Any]], ordinary: int) -> None:
-        """One by one, without putting anything back: whatever a sample leaves behind shows afterwards."""
+        """Try examples one by one, without putting anything back: what a sample leaves behind shows afterwards."""
         self._gradient(examples[0])  # what is made at the first call and kept from then on is no sample's
         self._check_draws()
         self._gradients.state.keep()
@@ -192,7 +169,7 @@ class SampleTrials:
     def _try_measure(
         self, measure: Callable[[list[NDArray[Any]], Any], Any], examples: Sequence[tuple[Any, Any]], ordinary: int
     ) -> None:
-        """The same of an evaluation, which puts everything back before each of them itself."""
+        """Try an evaluation on each example, before which it puts everything back itself."""
         arrays = [values.float().cpu().numpy() for values in self._trained.values()]
         for number, example in enumerate([examples[0], *examples]):
             try:
@@ -244,7 +221,7 @@ class SampleTrials:
             ) from error
 
     def _try_together(self, examples: list[tuple[Any, Any]]) -> None:
-        """Several at a time: each must be what it is alone."""
+        """Try several at a time: each gradient must be what it is alone."""
         import torch
 
         if len({repr([part.shape for part in leaves(one)]) for one in examples}) > 1:
@@ -369,7 +346,7 @@ def _mixing(seen: str, guilty: str) -> ConfigurationError:
 
 
 def _unfit_step(error: Exception) -> ConfigurationError | None:
-    """What a model does that it must not, by what ``torch.func`` says of it; None if it may do so."""
+    """The refusal of a model by the error of ``torch.func``; None if it may do so."""
     said = str(error)
     if _branches(error):
         return ConfigurationError(

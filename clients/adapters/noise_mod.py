@@ -1,27 +1,25 @@
 """Correlated noise for anybody's ClientApp: a Flower mod around a training that knows nothing of it.
 
-The ClientApp trains as it always did. What leaves the machine is not its model but the release P_k - P_ack of its
-update (trained minus received model), clipped, on the grid, with noise, recorded in the ledger before it goes
+The ClientApp trains as it always did. What leaves the machine is the release P_k - P_ack of its update (trained minus
+received model), clipped, with noise, on the grid and recorded in the ledger before it goes
 (:class:`~murmurfl.privacy.PrivateMachine`). :class:`~murmurfl.strategies.CorrelatedFedAvg` adds the releases up.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from logging import DEBUG, INFO, WARNING
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
-from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from ...privacy import (
     ConfigurationError,
-    Forecast,
     Ledger,
     LedgeredMachine,
     LedgerError,
@@ -49,6 +47,8 @@ from ..simulation.foreign_sums import SimulatedSums, simulated_machine
 from .foreign_app import ClientAppError, called, is_in_training, received_model, trained_model
 from .update_policy import UpdatePolicy, update_guarantee
 
+logger = logging.getLogger("flwr")
+
 _MOST_PARAMETERS = 2**40
 
 
@@ -59,11 +59,11 @@ class _Machine:
     ledger: Ledger
     keys: NoiseKeys
     known_by: Callable[[], bytes] = bytes
-    """By what the ledger knows the ClientApp's data, as they are now (:meth:`UpdateNode.known_by`)."""
+    """The ledger's name of the ClientApp's data as they are now (:meth:`UpdateNode.known_by`)."""
     masking: Masking | None = None
 
     def __post_init__(self) -> None:
-        # As of a real machine, in a simulation too: whatever it releases is sent.
+        # In a simulation, too: whatever it releases is sent.
         check_masking(self.policy.privacy_policy(), self.masking, self.name, simulated=False)
 
     def private(self, num_parameters: int) -> PrivateMachine:
@@ -84,17 +84,17 @@ class CorrelatedNoiseMod:
     Parameters
     ----------
     simulation : UpdatePolicy, optional
-        What every *simulated* machine decides. A real node does not look at it: there the operator's file decides
-        (:class:`~murmurfl.clients.UpdateNode`). It is the file of ``murmurfl node``, or one named by the environment
-        variable ``MURMURFL_NODE_CONFIG`` or ``flower-supernode --node-config 'murmurfl-config="..."'``; without a file
-        the machine refuses.
+        Policy of every *simulated* machine. A real node does not look at it: there the operator's file decides
+        (:class:`~murmurfl.clients.UpdateNode`), that of ``murmurfl node``, or one named by the environment variable
+        ``MURMURFL_NODE_CONFIG`` or ``flower-supernode --node-config 'murmurfl-config="..."'``. Without a file the
+        machine refuses.
     seed : int
-        Of the simulated machines' keys: the same run gives the same model.
+        Seed of the simulated machines' keys: the same run gives the same model.
     helpers : int
-        Under secure aggregation: how many of a simulation's nodes, the last ones, are helpers. The ClientApp is told of
+        How many of a simulation's nodes, the last ones, are helpers, under secure aggregation. The ClientApp is told of
         the others only, as ``num-partitions``.
     node : UpdateNode, optional
-        The real machine, if its operator's file was read already (by ``murmurfl node``); no other file is looked for.
+        The real machine, if its operator's file was read already; no other file is looked for.
 
     Raises
     ------
@@ -185,12 +185,7 @@ class CorrelatedNoiseMod:
 
 
 def machine_behind(node: UpdateNode) -> PrivateMachine:
-    """The machine of an operator's file with a ClientApp of its own, as if its model had one parameter.
-
-    Raises
-    ------
-    ConfigurationError, LedgerError
-        If it cannot work: its ledger is missing, does not cover a session, or was used with other data.
+    """The machine of an operator's file with a ClientApp of its own, for a model of one parameter.
 
     Notes
     -----
@@ -210,7 +205,7 @@ def _real(node: UpdateNode, node_config: Mapping[str, Any]) -> _Machine:
 
 
 def _config(content: RecordDict) -> tuple[str, Mapping[str, Any]]:
-    """The name and the entries of the record that speaks murmurfl's protocol; both empty if there is none."""
+    """The name and the entries of the record with a protocol version; both empty if there is none."""
     found = [(key, record) for key, record in content.config_records.items() if protocol.VERSION in record]
     if len(found) > 1:
         raise malformed("expected one ConfigRecord with a protocol version")
@@ -237,7 +232,16 @@ def _train(
     context: Context,
     call_next: ClientAppCallable,
 ) -> RecordDict:
-    ack, session = _training_request(machine, config)
+    if not config:
+        raise RefusedError(
+            protocol.PROTOCOL_MISMATCH,
+            f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states no "
+            "version: the server must use murmurfl's CorrelatedFedAvg",
+        )
+    check_version(config)
+    if config.get(protocol.MACHINE, machine.name) != machine.name:
+        raise malformed("the request names another machine")
+    ack, session = integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND), session_entry(config)
     received = received_model(message.content)
     start = np.concatenate([values.ravel() for values in received.values()])
     known = machine.known_by()  # before the ledger compares the data as well, so that a change from here on is noticed
@@ -262,20 +266,6 @@ def _train(
     return _reply(machine, private, release, session, figures, received)
 
 
-def _training_request(machine: _Machine, config: Mapping[str, Any]) -> tuple[int, str]:
-    """The acknowledgement and the session of a training request, or a refusal."""
-    if not config:
-        raise RefusedError(
-            protocol.PROTOCOL_MISMATCH,
-            f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states no "
-            "version: the server must use murmurfl's CorrelatedFedAvg",
-        )
-    check_version(config)
-    if config.get(protocol.MACHINE, machine.name) != machine.name:
-        raise malformed("the request names another machine")
-    return integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND), session_entry(config)
-
-
 def _reply(
     machine: _Machine,
     private: PrivateMachine,
@@ -284,7 +274,7 @@ def _reply(
     figures: TrainingFigures | None,
     received: Mapping[str, NDArray[np.float64]],
 ) -> RecordDict:
-    """The release in the model's arrays, and what the machine says about it: nothing else leaves."""
+    """The release in the model's arrays, and the machine's statements of it: nothing else leaves."""
     shapes = [values.shape for values in received.values()]
     policy = private.policy
     sent, hidden = outgoing_reply(release, shapes, masking=machine.masking, session=session, policy=policy)
@@ -312,16 +302,16 @@ def _reply(
 
 
 def _log_release(machine: _Machine, private: PrivateMachine, release: Release, figures: TrainingFigures | None) -> None:
-    """Say in the machine's own log what left it and what is guaranteed."""
+    """Log on the machine what left it and what is guaranteed."""
     if not private.simulated and figures is not None and figures.worrying:
-        log(WARNING, "In this machine's own log alone, not private: %s", figures.sentence, extra=OF_DATA)
+        logger.warning("In this machine's own log alone, not private: %s", figures.sentence, extra=OF_DATA)
     policy = machine.policy
     plan = private.plan
     guarantee = update_guarantee(policy, plan.mu, mu_local=plan.mu_local, simulated=private.simulated)
     # A simulation has many machines: the first one says it once, and the server's log has it in every round.
     quiet = private.simulated and (release.release > 1 or machine.name != "0")
-    log(
-        DEBUG if quiet else INFO,
+    logger.log(
+        logging.DEBUG if quiet else logging.INFO,
         "%s",
         f"Machine {machine.name}: release {release.release} of at most {policy.max_participations}. "
         f"{guarantee.sentence}",
@@ -337,7 +327,7 @@ def _evaluate(machine: _Machine, message: Message, context: Context, call_next: 
         )
     reply = called(call_next, message, context)
     metrics = {key: value for record in reply.content.metric_records.values() for key, value in record.items()}
-    log(WARNING, "Machine %s answers an evaluation without noise: no epsilon covers it.", machine.name)
+    logger.warning("Machine %s answers an evaluation without noise: no epsilon covers it.", machine.name)
     return RecordDict(
         {
             protocol.METRICS: MetricRecord({**metrics, protocol.NOT_PRIVATE: 1}),
@@ -347,38 +337,17 @@ def _evaluate(machine: _Machine, message: Message, context: Context, call_next: 
 
 
 def log_own_forecast(name: str, machine: LedgeredMachine, *, unit: str = "") -> None:
-    """Say it in the log of the machine, with its first release.
-
-    Parameters
-    ----------
-    name : str
-        The machine's.
-    machine, unit
-        As for :func:`own_forecast`.
-    """
+    """Log :func:`own_forecast` of the machine with this name."""
     if foreseen := own_forecast(machine, unit=unit):
         # A simulation has many machines, and its server says it of all of them.
-        log(DEBUG if machine.simulated else INFO, "Machine %s: %s", name, foreseen)
+        logger.log(logging.DEBUG if machine.simulated else logging.INFO, "Machine %s: %s", name, foreseen)
 
 
 def own_forecast(machine: LedgeredMachine, *, unit: str = "") -> str:
-    """A sentence: how long this machine's noise is beside its longest update, and how many machines like it are needed.
+    """A sentence on a machine's noise beside its longest update, and on how many such machines are needed.
 
-    Parameters
-    ----------
-    machine : LedgeredMachine
-    unit : {"sample", "owner", "machine"}, optional
-        What is protected as a whole; default what the policy says.
-
-    Returns
-    -------
-    str
-        Empty where the machine adds no noise.
-
-    Notes
-    -----
-    Arithmetic on the machine's policy, whatever a server says, and the public number of samples. How many machines are
-    needed is an estimate.
+    It follows from the machine's policy and the public number of samples alone, and is empty without noise. ``unit`` is
+    protected as a whole: "sample", "owner" or "machine"; default the policy's.
     """
     plan, policy = machine.plan, machine.policy
     entries = stated_noise(policy, plan, machine.num_samples)
@@ -392,14 +361,12 @@ def own_forecast(machine: LedgeredMachine, *, unit: str = "") -> str:
     }
     read = StatedNoise.read(stated)
     # By itself, with the noise it adds: what others add under secure aggregation is not in it.
-    alone = None if read is None else _by_itself(read, machine.num_parameters)
+    alone = read and forecast_of(
+        [read], num_parameters=machine.num_parameters, machines=1, per_round=1, rounds=read.releases
+    )
     if alone is None:
         return ""
     return (
         f"By itself, over all its releases, its noise is {shortest(alone.ratio)} times as long as its longest update; "
         f"an average over {rounded_count(alone.machines_needed)} machines like it is likely to be useful, an estimate."
     )
-
-
-def _by_itself(stated: StatedNoise, num_parameters: int) -> Forecast | None:
-    return forecast_of([stated], num_parameters=num_parameters, machines=1, per_round=1, rounds=stated.releases)

@@ -1,8 +1,8 @@
-"""Serve a ``NumPyClient`` to Message-API strategies.
+"""A Message-API ClientApp from a ``NumPyClient``.
 
 Flower's own ``ClientApp(client_fn)`` knows only the legacy record keys, so a Message-API strategy gets a ``KeyError``
-from every node. :func:`numpy_client_app` bridges that. It also decides what an error says: the fixed text of a refusal,
-or one fixed sentence for anything unexpected, because Flower forwards the texts of exceptions, which can carry data.
+from every node. Errors here are the fixed text of a refusal, or one fixed sentence, because Flower forwards the texts
+of exceptions, which can carry data.
 """
 
 from __future__ import annotations
@@ -58,23 +58,7 @@ def serving(app: ClientApp, client_fn: ClientFunction) -> ClientApp:
 
 
 def handled(client_fn: ClientFunction, kind: str, content: RecordDict, context: Context) -> RecordDict:
-    """The content of a reply to a message of a kind: train, evaluate or query.
-
-    Parameters
-    ----------
-    client_fn : callable
-        See :func:`numpy_client_app`.
-    kind : str
-    content : RecordDict
-        The message's.
-    context : Context
-        Flower's.
-
-    Raises
-    ------
-    MurmurflError
-        Whatever the client refuses with; for :func:`~murmurfl.clients.messages.answers.answer` to make a reply of.
-    """
+    """The content of a reply to a message of a kind: train, evaluate or query; raises what the client refuses with."""
     return {"train": _train, "evaluate": _evaluate, "query": _query}[kind](_client(client_fn, context), content)
 
 

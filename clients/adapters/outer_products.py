@@ -1,7 +1,4 @@
-"""Per-sample gradients of a linear layer, which are outer products and need not be written out.
-
-A penalty on the weights adds one matrix to all of them.
-"""
+"""Per-sample gradients of a linear layer, which are outer products and need not be written out."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from ...privacy.machine.clipping import DenseContributions, squared_lengths
 LEAST_SQUARES = 1e-300
 """Sums of squares below this have lost digits."""
 _CANCELLING = 4.0
-"""Of two parts that are together more than twice as long as their sum, one takes much of the other away."""
+"""Two parts cancel where the square of their lengths' sum is more than this times that of their sum's length."""
 _ROUNDING = 2.0**-50
 _AT_A_TIME = 64
 
@@ -50,7 +47,7 @@ class OuterProducts:
 
     @property
     def bias(self) -> bool:
-        """Whether the layer has one."""
+        """Whether the layer has a bias."""
         return self._bias
 
     def norms(self) -> NDArray[np.float64]:
@@ -60,7 +57,7 @@ class OuterProducts:
             return np.sqrt(_told(self._residuals) * squares)
 
     def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
-        """Write ``scale`` times a row."""
+        """Write ``scale`` times a row to ``out``."""
         residual = self._residuals[row : row + 1].T * scale
         # A matrix product of inner size one: the same products as broadcasting makes, in half the time.
         np.dot(residual, self._features[row : row + 1], out=out[: self._split].reshape(self._shape))
@@ -75,7 +72,7 @@ class OuterProducts:
 
 
 class PulledOuterProducts(OuterProducts):
-    """The same with one matrix V added to every sample's: [r x^T + V, r], as a penalty on the weights has it.
+    """Outer products with one matrix V added to each, [r x^T + V, r]: gradients with a penalty on the weights.
 
     Parameters
     ----------
@@ -144,7 +141,7 @@ class PulledOuterProducts(OuterProducts):
 
 
 def _told(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The squared length of every row; NaN of one so short that it cannot be told, which a long factor would show."""
+    """The squared length of every row; NaN for one so short that rounding hides it, which a long factor would show."""
     squares = squared_lengths(rows)
     if squares.min(initial=1.0) < LEAST_SQUARES:
         squares[(squares < LEAST_SQUARES) & rows.any(axis=1)] = np.nan

@@ -1,8 +1,7 @@
-"""Per-sample gradients: what a machine needs from a model, and how it combines them.
+"""Per-sample gradients: what a machine needs from a model, how it combines them, and in how much memory.
 
-Per-sample gradients in as much memory as was set aside for them: how many samples fit, and rows in chunks of them. What
-one sample needs is measured once, on the first of them: how many bytes of tensors are alive at a time while its
-gradient is computed. That depends on the shapes alone.
+What one sample needs is measured once: the bytes of tensors that are alive at a time while its gradient is computed,
+which depend on shapes alone. As many samples are then computed together as fit into the memory set aside.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +20,11 @@ from ...privacy import ConfigurationError
 from ...privacy.errors import OF_DATA, MisfitError, is_interrupt
 from ...privacy.machine.clipping import DenseContributions, StackedContributions
 
-if TYPE_CHECKING:
-    import torch
-
-
 logger = logging.getLogger(__name__)
 
 
 def wide_row_bytes(points: int, width: int) -> int:
-    """What a row takes while gradients at points are combined in float64: one, the same times its weight, their sum."""
+    """Bytes of a row while gradients at points are combined in float64."""
     return 8 * width * (2 if points == 1 else 3)
 
 
@@ -37,35 +32,19 @@ def wide_row_bytes(points: int, width: int) -> int:
 class PerSampleGradients(Protocol):
     """Gradients of a loss, one row a sample.
 
-    Attributes
-    ----------
-    shapes : sequence of tuple of int
-        Shapes of the model's parameter arrays, in order; d is the sum of their sizes.
-
     Notes
     -----
-    **Formal guarantees.** Row i must depend on sample i and the parameters alone: every guarantee for one sample rests
-    on it. How long a row is does not matter, for the machine bounds it.
+    **Formal guarantees.** Row i must depend on sample i and the parameters alone (so no batch normalisation): every
+    guarantee for one sample rests on it. How long a row is does not matter, for the machine bounds it.
     """
 
     @property
-    def shapes(self) -> Sequence[tuple[int, ...]]: ...
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        """Shapes of the model's parameter arrays, in order; d is the sum of their sizes."""
+        ...
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
-        """Gradients at ``parameters``.
-
-        Parameters
-        ----------
-        parameters : sequence of ndarray
-            One array for each of ``shapes``.
-        samples : Any
-            A batch of b samples, as the machine's data gives them for a slice.
-
-        Returns
-        -------
-        ndarray of shape (b, d)
-            Row i depends on sample i alone: the privacy guarantee rests on it (so no batch normalisation).
-        """
+        """Gradients, shape (b, d), at one array for each of ``shapes``, of a batch as the data gives it for a slice."""
         ...
 
 
@@ -83,22 +62,10 @@ def combined_gradients(
     weights: Sequence[float | NDArray[np.float64]],
     samples: Any,
 ) -> NDArray[np.float64]:
-    """Per-sample sums over the query points of weight times gradient.
+    """Per-sample sums over the query points of weight times gradient, shape (b, d), float64.
 
-    Parameters
-    ----------
-    gradients : PerSampleGradients
-    points : sequence of sequences of ndarray
-        Query points, each a list of the model's arrays.
-    weights : sequence of float, or of ndarray of shape (b,)
-        One a point, or one a point and sample; where it is 0 nothing is evaluated.
-    samples : Any
-        A batch of b samples; for weights a sample, an array or a tuple of arrays.
-
-    Returns
-    -------
-    ndarray of shape (b, d), float64
-        Row i depends on sample i alone if the gradients' does.
+    A weight is one for a point, or one for a point and each sample of a batch that is an array or a tuple of arrays;
+    where it is 0 nothing is evaluated. Row i depends on sample i alone if the gradients' does.
     """
     total: NDArray[np.float64] | None = None
     for point, weight in zip(points, weights, strict=True):
@@ -124,7 +91,7 @@ def stacked_gradients(
     weights: Sequence[float | NDArray[np.float64]],
     samples: Any,
 ) -> StackedContributions:
-    """:func:`combined_gradients`, not written out where the model knows how."""
+    """The rows of :func:`combined_gradients`, not written out where the model knows how."""
     stacked = getattr(gradients, "stacked", None)
     if stacked is not None:
         return stacked(points, weights, samples)
@@ -148,20 +115,10 @@ def weights_of(weights: Sequence[float | NDArray[np.float64]], chosen: slice) ->
 
 
 def gradients_at(gradients: PerSampleGradients, points: NDArray[np.floating], samples: Any) -> NDArray[np.floating]:
-    """The gradient of sample i at point i.
+    """The gradient of sample i at point i, shape (b, d), for points of shape (b, d).
 
-    Parameters
-    ----------
-    gradients : PerSampleGradients
-        If it has a method ``at_points(points, samples)`` all gradients are computed at once, else one by one.
-    points : ndarray of shape (b, d)
-    samples : Any
-        A batch of b samples: an array, or a tuple of arrays with the samples along the first axis.
-
-    Returns
-    -------
-    ndarray of shape (b, d)
-        Row i depends on point i and sample i alone if the gradients' does.
+    They are computed at once by a method ``at_points(points, samples)`` of the gradients, or else one by one. Row i
+    depends on point i and sample i alone if the gradients' does.
     """
     together = getattr(gradients, "at_points", None)
     if together is not None:
@@ -174,21 +131,10 @@ def gradients_at(gradients: PerSampleGradients, points: NDArray[np.floating], sa
 
 
 def check_rows_alone(gradients: PerSampleGradients, examples: Sequence[Any]) -> None:
-    """Refuse gradients of which a sample's is another one after or beside other samples.
+    """Refuse gradients of which a sample's differs after or beside other samples.
 
-    Parameters
-    ----------
-    gradients : PerSampleGradients
-    examples : sequence
-        Made-up batches of one sample: ordinary ones and outliers. No sample of anybody's.
-
-    Raises
-    ------
-    ConfigurationError
-
-    Notes
-    -----
-    It finds mistakes and proves nothing. Its verdict depends on no private sample.
+    The examples are made-up batches of one sample, ordinary ones and outliers, so the verdict depends on no private
+    sample. It finds mistakes and proves nothing.
     """
     random = np.random.Generator(np.random.Philox(key=29))
     point = [random.normal(scale=0.1, size=shape) for shape in gradients.shapes]
@@ -231,14 +177,8 @@ def check_rows_alone(gradients: PerSampleGradients, examples: Sequence[Any]) -> 
 class CarefulGradients:
     """Gradients of a real machine, which loads its samples one by one: a sample that fails has gradient zero.
 
-    A batch is an array of the samples' numbers. Whether a sample can be loaded, and its gradient computed, may depend
-    on the sample. So a failure must not show, and must change nothing but what that sample contributes.
-
-    Parameters
-    ----------
-    gradients : PerSampleGradients
-    source : Samples
-        The machine's data.
+    A batch is an array of numbers of samples in ``source``. Whether a sample can be loaded, and its gradient computed,
+    may depend on the sample. So a failure must not show, and must change nothing but what that sample contributes.
 
     Notes
     -----
@@ -254,12 +194,7 @@ class CarefulGradients:
         return self.at_points(np.tile(flat_point(parameters), (len(samples), 1)), samples)
 
     def at_points(self, points: NDArray[np.floating], samples: NDArray[np.intp]) -> NDArray[np.float64]:
-        """The gradient of sample ``samples[i]`` at point i, shape (b, d), float64.
-
-        Notes
-        -----
-        **Formal guarantees.** Row i depends on sample i alone, and nothing else shows whether it could be computed.
-        """
+        """The gradient of sample ``samples[i]`` at point i, shape (b, d), float64."""
         rows = np.zeros(np.shape(points))
         for row, point, number in zip(rows, points, samples, strict=True):
             try:
@@ -294,13 +229,7 @@ def flat_point(point: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
 
 
 def pick(samples: Any, chosen: slice | NDArray[np.intp]) -> Any:
-    """Some samples of a batch.
-
-    Raises
-    ------
-    ConfigurationError
-        If the batch is neither an array nor a tuple of arrays.
-    """
+    """Some samples of a batch that is an array or a tuple of arrays."""
     if isinstance(samples, tuple):
         return tuple(part[chosen] for part in samples)
     if isinstance(samples, np.ndarray):
@@ -309,51 +238,31 @@ def pick(samples: Any, chosen: slice | NDArray[np.intp]) -> Any:
 
 
 GRADIENT_MEMORY_MIB = 512.0
-"""What is set aside for gradients unless something else is said."""
+"""Default memory for gradients."""
 MOST_TOGETHER = 128
 """More samples together are no faster."""
 _SHARE = 0.95
-"""Of the memory, for what grows with the samples; the rest is for what was not seen in one and two of them."""
+"""Share of the memory for what grows with the samples; the rest is for what one and two of them do not show."""
 LEAST_TOGETHER = 4
 """Fewer samples together go through other routines of the linear algebra, which round otherwise."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that gradients of samples need which are computed together.
+    """Bytes that gradients of samples need when they are computed together."""
 
-    Parameters
-    ----------
-    fixed : int
-        However many samples there are: the model's parameters, once.
-    a_sample : int
-        For each of them.
-    """
-
-    fixed: int
+    fixed: int  # whatever the number of samples
     a_sample: int
 
     @classmethod
     def measured(cls, compute: Callable[[int], Any]) -> Need:
-        """What a function needs in tensors, given how many samples it is to compute: 1 or 2."""
+        """The need of a function of the number of samples, from its tensors for 1 and for 2."""
         one, two = (peak_bytes(lambda count=count: compute(count)) for count in (1, 2))
         a_sample = max(two - one, 1)
         return cls(max(one - a_sample, 0), a_sample)
 
     def samples(self, memory_mib: float, beside: int = 0) -> int:
-        """How many samples fit.
-
-        Parameters
-        ----------
-        memory_mib : float
-        beside : int
-            Bytes of it that something else takes.
-
-        Raises
-        ------
-        ConfigurationError
-            If not one does.
-        """
+        """How many samples fit where something else takes ``beside`` bytes; refused if not one does."""
         count = int((_SHARE * memory_mib * 2**20 - beside - self.fixed) // self.a_sample)
         if count < 1:
             needed = (self.fixed + self.a_sample + beside) / _SHARE / 2**20
@@ -367,12 +276,7 @@ class Need:
 
 
 def check_memory(memory_mib: float) -> float:
-    """A stated memory, or a refusal.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """The memory as a float; refused unless it is a number > 0."""
     number = isinstance(memory_mib, int | float) and not isinstance(memory_mib, bool)
     if not (number and math.isfinite(memory_mib) and memory_mib > 0):
         raise ConfigurationError(f"Expected gradient_memory_mib to be a number > 0, got {memory_mib!r}.")
@@ -380,10 +284,10 @@ def check_memory(memory_mib: float) -> float:
 
 
 def chunks(count: int, step: int) -> Iterator[tuple[slice, slice | NDArray[np.intp]]]:
-    """Samples in chunks of at most ``step``: which rows each gives, and the samples it is computed from.
+    """Samples in chunks of at most ``step``: the rows of each, and the samples it is computed from.
 
-    The last chunk may be short. Its last sample is then computed again and again, up to ``LEAST_TOGETHER``, so that a
-    row is the same wherever chunks end.
+    In a short last chunk the last sample is repeated up to ``LEAST_TOGETHER``, so that a row is the same wherever
+    chunks end.
     """
     least = min(LEAST_TOGETHER, step, count)
     for start in range(0, count, step):
@@ -393,10 +297,8 @@ def chunks(count: int, step: int) -> Iterator[tuple[slice, slice | NDArray[np.in
 
 
 def peak_bytes(compute: Callable[[], Any]) -> int:
-    """The most bytes of tensors that are alive at a time while something is computed, its result among them.
-
-    What a routine takes and gives back by itself is not seen.
-    """
+    """The most bytes of tensors alive at a time while something is computed, without what routines use internally."""
+    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
@@ -412,7 +314,7 @@ def peak_bytes(compute: Callable[[], Any]) -> int:
             nonlocal alive, most
             made = func(*args, **(kwargs or {}))
             for values in tree_leaves(made):
-                storage = _storage(values)
+                storage = values.untyped_storage() if isinstance(values, torch.Tensor) else None
                 if storage is not None and storage._cdata not in sizes:
                     sizes[storage._cdata] = storage.nbytes()
                     alive += storage.nbytes()
@@ -425,21 +327,10 @@ def peak_bytes(compute: Callable[[], Any]) -> int:
     return most
 
 
-def _storage(values: Any) -> torch.UntypedStorage | None:
-    import torch
-
-    return values.untyped_storage() if isinstance(values, torch.Tensor) else None
-
-
 class ChunkedContributions:
-    """Contributions of more samples than fit into memory: computed in chunks for their norms, and again to be written.
+    """Contributions of more samples than fit into memory: computed in chunks for their norms, and again when written.
 
-    Parameters
-    ----------
-    make : callable
-        The contributions of a slice of the samples.
-    count, step : int
-        Samples, and how many are computed together.
+    ``make`` gives the contributions of a slice of the ``count`` samples, of which ``step`` are computed together.
     """
 
     def __init__(self, make: Callable[[slice], StackedContributions], count: int, step: int) -> None:
@@ -470,17 +361,9 @@ class ChunkedContributions:
 def in_chunks(
     make: Callable[[slice, int], StackedContributions], count: int, row_bytes: int, memory_mib: float
 ) -> StackedContributions:
-    """Contributions at once where they fit into half of the memory, in chunks where they do not.
+    """Contributions at once where their rows fit into half of the memory, in chunks where they do not.
 
-    Parameters
-    ----------
-    make : callable
-        Given a slice of the samples, and how many bytes its rows take: their contributions.
-    count : int
-        Samples.
-    row_bytes : int
-        What a row takes.
-    memory_mib : float
+    ``make`` gives the contributions of a slice of the samples, whose rows take so many bytes.
     """
     step = max(int(memory_mib * 2**19) // row_bytes, 1)
     if step >= count:

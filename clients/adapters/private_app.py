@@ -1,8 +1,8 @@
-"""Sample-level privacy in the lines a mod takes: a ClientApp from a model, a loss, samples and an epsilon.
+"""A ClientApp with sample-level privacy from a model, a loss, samples and an epsilon.
 
 Where :class:`~murmurfl.clients.CorrelatedNoiseMod` protects whole updates of somebody's training, here the machine
-computes the gradients itself, one sample at a time, and clips each of them. Replacing a sample then moves a sum of N
-gradients by 2 S, whatever N is, and the noise in their mean is N times smaller.
+computes and clips the gradient of each sample itself. Replacing a sample then moves a sum of N gradients by 2 S,
+whatever N is, and the noise in their mean is N times smaller.
 """
 
 from __future__ import annotations
@@ -43,29 +43,16 @@ logger = logging.getLogger(__name__)
 SamplesOf = Callable[[Context], Any]
 """A function of Flower's context that gives a machine its samples."""
 _KEPT_BYTES = 1 << 29
-"""What a worker of a simulation keeps in memory of machines' samples: 512 MiB."""
+"""Most memory of machines' samples that a worker of a simulation keeps: 512 MiB."""
 _MOST_KEPT = 256
-"""Machines whose samples it keeps at most."""
+"""Most machines whose samples it keeps."""
 
 
 class PrivateClientApp(ClientApp):
     """A ClientApp whose machines answer with private sums of per-sample gradients; :func:`private_client_app` makes it.
 
-    Parameters
-    ----------
-    model : MachineModel
-    method : SampleMethod
-    samples : Any
-        A function of the context, or the samples themselves.
-    policy : PrivacyPolicy
-        Of simulated machines.
-    helpers, seed : int
-        Of simulations.
-    schema : Schema, optional
-        What a record is, on simulated machines.
-    evaluation : EvaluationShare, optional
-        Of simulated machines, and on every machine which predictions are right.
-    mods : list of Mod, optional
+    ``policy``, ``helpers``, ``seed`` and ``schema`` are those of simulated machines. So is ``evaluation``, but which
+    predictions are right it says on every machine.
 
     Notes
     -----
@@ -107,23 +94,10 @@ class PrivateClientApp(ClientApp):
     def records(
         self, context: Context, schema: Schema, items: Items | None = None, *, count: int, evaluated: bool
     ) -> Records:
-        """The records of a real machine; none of them can be a reason to refuse.
+        """The ``count`` records of a real machine, from ``items`` or the project's ``samples``.
 
-        Parameters
-        ----------
-        context : Context
-        schema : Schema
-        items : Items, optional
-            As a file has them; default what the project's ``samples`` gives for the context.
-        count : int
-            N, how many there are.
-        evaluated : bool
-            Whether the machine evaluates models.
-
-        Raises
-        ------
-        ConfigurationError
-            If the model cannot take such records, or does not treat each by itself: that depends on the schema alone.
+        A model that cannot take such records, or does not treat each by itself, is refused by the schema alone; no
+        record can be a reason to refuse.
         """
         self.model.check_schema(schema, self._measure if evaluated else None)
         found = items_of(self._given(context)) if items is None else items
@@ -133,7 +107,7 @@ class PrivateClientApp(ClientApp):
         return made
 
     def _simulated_records(self, context: Context) -> Records:
-        """Those of a simulated machine, whose schema may be inferred from all of them."""
+        """The records of a simulated machine, whose schema may be inferred from all of them."""
         items = items_of(self._given(context))
         known = self.schema or self.model.schema
         if known is None and not self._inferred:
@@ -160,7 +134,7 @@ class PrivateClientApp(ClientApp):
         return self._samples(context) if _is_function(self._samples) else self._samples
 
     def _as_participant(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """A mod: in a simulation of secure aggregation the last nodes are helpers, and machines see the others only."""
+        """Let the last nodes of a simulation of secure aggregation be helpers; machines see the others only."""
         if self._sums is None or not in_simulation():
             return call_next(message, context)
         return self._sums.answer(message, context, lambda own: call_next(message, own))
@@ -184,7 +158,7 @@ class PrivateClientApp(ClientApp):
         return self.machine(records, self.policy, masking=masking, evaluation=self.evaluation, **made)
 
     def answer_as(self, client: PrivateClient) -> None:
-        """Answer every message from now on with one real machine, whatever a context says."""
+        """Answer every message from now on with one real machine."""
         self._real = client
 
     def _of_operators_file(self, context: Context) -> PrivateClient:
@@ -212,18 +186,13 @@ class PrivateClientApp(ClientApp):
         Parameters
         ----------
         node : SampleNode
-            The file.
+            The operator's file.
         node_config : mapping, optional
             The SuperNode's own, from the operator's command line.
         ledger : SQLiteLedger, optional
-            What records and has the key; default the file's own. An audit brings one that is nobody's.
+            Ledger with the key in place of the file's own; an audit brings one.
         items : Items, optional
-            Records in the place of the app's own samples; an audit's are made up.
-
-        Raises
-        ------
-        ConfigurationError, LedgerError
-            If it cannot be made; nothing was released.
+            Records in place of the app's samples; an audit makes them up.
 
         Notes
         -----
@@ -261,12 +230,7 @@ class PrivateClientApp(ClientApp):
     ) -> PrivateClient:
         """The machine with these records and this policy, of which an evaluation has its share.
 
-        ``places`` are for a real machine's owners, as for :meth:`Records.by_owner`.
-
-        Raises
-        ------
-        ConfigurationError
-            If the policy protects owners and the schema names none, or the other way round.
+        ``places`` are for a real machine's owners (:meth:`Records.by_owner`).
         """
         if bool(records.schema.owner) != bool(policy.samples_per_owner):
             raise ConfigurationError(
@@ -284,7 +248,7 @@ class PrivateClientApp(ClientApp):
         return self.method.client(gradients, owned, policy, masking=masking, **made)
 
     def _kept_records(self, context: Context) -> Records:
-        """A simulated machine's records; a worker keeps those it asked for last."""
+        """A simulated machine's records, of which a worker keeps the latest."""
         key = repr((sorted(context.node_config.items()), sorted(context.run_config.items())))
         if key not in self._kept:
             self._kept[key] = self._simulated_records(context)
@@ -333,14 +297,13 @@ def private_client_app(
         ``loss(output, target) -> scalar``, as PyTorch's criteria; default the cross-entropy.
     samples : callable, or samples
         ``samples(context)`` gives a machine's own: (inputs, targets), a data set of such pairs, a table, or a
-        ``DataLoader``, whose data set is taken item by item. Without a function, what every machine has.
+        ``DataLoader``, whose data set is taken item by item. Samples that are no function are every machine's.
     policy : PrivacyPolicy, optional
-        Says everything that follows up to ``min_cohort``, which are then left out.
+        In place of ``epsilon`` to ``min_cohort`` and ``samples_per_owner``.
     method : {"full-batch", "mu2", "noisy-sgd", "fedavg"}
-        Which strategy the server has: ``FullBatch``, ``Mu2``, ``NoisySGD`` or ``CorrelatedFedAvg``.
+        The server's strategy: ``FullBatch``, ``Mu2``, ``NoisySGD`` or ``CorrelatedFedAvg``.
     epsilon, mu : float
-        Of all releases of one training together; exactly one of them. Epsilon is at ``delta``.
-    delta : float
+        Privacy of all releases of one training together; exactly one of them. Epsilon is at ``delta``.
     clip_norm : float
         S, the L2 bound on one sample's gradient.
     rounds : int
@@ -354,28 +317,22 @@ def private_client_app(
     helpers : int
         How many of a simulation's nodes, the last ones, are helpers, under ``secure-aggregation``.
     seed : int
-        Of the simulated machines' keys: the same run gives the same model.
+        Seed of the simulated machines' keys: the same run gives the same model.
     chunk : int, optional
         The most samples whose gradients are computed together; default 128.
     gradient_memory_mib : float
-        What computing a module's gradients may take at a time, in MiB, in a simulation: as many samples are computed
-        together as fit. A real machine computes one sample at a time.
+        Memory for computing a module's gradients, in MiB, in a simulation: as many samples are computed together as
+        fit. A real machine computes one sample at a time.
     schema : Schema, optional
         What a record is. The model is tried on records made from it when the app is made. Without one a simulation
-        infers it from all of a machine's samples, at the first request, and says so; a real node has its own, of its
-        operator's file.
+        infers it from all of a machine's samples and says so; a real node has its operator's.
     samples_per_owner : int
         j, where the schema names an owner: all of an owner's samples are protected as one, and the first j are used.
     evaluation : float or EvaluationShare, optional
-        Which share of mu^2 is for a private evaluation of the model, for
-        :class:`~murmurfl.strategies.PrivateEvaluation`: how many samples it gets right, of those that are set aside for
-        it. The training has the rest of mu^2.
+        Share of mu^2 for a private evaluation (:class:`~murmurfl.strategies.PrivateEvaluation`) on samples that are set
+        aside for it. The training has the rest.
     mods : list of Mod, optional
         Flower mods of your own.
-
-    Returns
-    -------
-    ClientApp
 
     Raises
     ------
@@ -399,10 +356,14 @@ def private_client_app(
             "Expected samples, got none: pass a function of Flower's context that gives (inputs, targets)."
         )
     if policy is None:
+        if rounds is None:
+            raise ConfigurationError(
+                "Expected rounds, the most releases of one training, got none: noise is made for so many."
+            )
         policy = chosen.policy(
             batch_size=batch_size,
             clip_norm=clip_norm,
-            max_participations=_rounds(rounds),
+            max_participations=rounds,
             mu=0.0 if mu is None else mu,
             epsilon=epsilon,
             delta=delta,
@@ -415,7 +376,12 @@ def private_client_app(
         stated = {"epsilon": epsilon, "mu": mu, "delta": delta, "clip_norm": clip_norm, "rounds": rounds}
         stated |= {"batch_size": batch_size, "trust": trust, "min_honest": min_honest, "min_cohort": min_cohort}
         stated |= {"samples_per_owner": samples_per_owner}
-        _check_left_out(stated)
+        usual = inspect.signature(private_client_app).parameters
+        named = [name for name, value in stated.items() if value != usual[name].default]
+        if named:
+            raise ConfigurationError(
+                f"Expected policy or {', '.join(named)}, got both: a PrivacyPolicy says everything."
+            )
     share = EvaluationShare.of(evaluation)
     chosen.check(policy if share is None else share.training(policy))
     made = _machine_model(model, loss, seed=seed, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
@@ -436,22 +402,6 @@ def _machine_model(model: Any, loss: Callable[[Any, Any], Any] | None, **torch_o
     from .torch_machine import torch_machine_model
 
     return torch_machine_model(model, loss, **torch_only)
-
-
-def _check_left_out(stated: Mapping[str, Any]) -> None:
-    """Refuse what a policy says already, unless it was left as it is."""
-    usual = inspect.signature(private_client_app).parameters
-    named = [name for name, value in stated.items() if value != usual[name].default]
-    if named:
-        raise ConfigurationError(f"Expected policy or {', '.join(named)}, got both: a PrivacyPolicy says everything.")
-
-
-def _rounds(rounds: int | None) -> int:
-    if rounds is None:
-        raise ConfigurationError(
-            "Expected rounds, the most releases of one training, got none: noise is made for so many."
-        )
-    return rounds
 
 
 def _is_function(samples: Any) -> bool:

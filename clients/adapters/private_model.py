@@ -13,25 +13,13 @@ from .per_sample_gradients import PerSampleGradients
 
 @dataclass(frozen=True)
 class MachineModel:
-    """What an app needs of a model, whatever library it is of.
-
-    Parameters
-    ----------
-    gradients : PerSampleGradients
-    names : tuple of str
-        Of the arrays that are trained, in order.
-    check_schema : callable
-        ``check_schema(schema, measure)`` refuses a schema of records that the model cannot take, and a model that does
-        not treat each record by itself: it is tried, and ``measure`` with it where there is an evaluation, on records
-        that are made up from the schema, and on no others.
-    measure : callable, optional
-        ``measure(right)``: which predictions are right, for a private evaluation; ``right`` is a project's own word.
-    schema : Schema, optional
-        What a record is, where the model says it itself: for simulations.
-    """
+    """What an app needs of a model, whatever library it is of."""
 
     gradients: PerSampleGradients
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the arrays that are trained, in order
     check_schema: Callable[[Schema, Measure | None], None]
+    """Refuses a schema that the model cannot take, and a model, or measure, that does not treat each record by itself.
+    Both are tried on records made up from the schema, and on no others."""
     measure: Callable[[Callable[..., Any] | None], Measure] | None = None
-    schema: Schema | None = None
+    """``measure(right)`` says which predictions are right, for a private evaluation; ``right`` is a project's own."""
+    schema: Schema | None = None  # what a record is, where the model says it itself: for simulations

@@ -1,13 +1,11 @@
 """A linear estimator of scikit-learn as a machine's model: gradients in closed form, and the fitted estimator back.
 
-What of a scikit-learn estimator's settings can be kept where machines release private sums of gradients. A setting that
-would change the model in a way that gradients of single samples cannot is refused by its name, with what takes its
-place. Settings that only say how scikit-learn searches for the same model (``solver``, ``max_iter``, ``tol``,
-``random_state`` ...) count for nothing here: rounds and steps are the server's strategy's.
+A setting that gradients of single samples cannot keep is refused by its name, with what takes its place. Settings of
+scikit-learn's search for the model (``solver``, ``max_iter``, ``tol``, ``random_state`` ...) are not looked at: rounds
+and steps are the strategy's.
 
-Losses of linear models in closed form: what a sample's loss changes by where its scores change. A linear model gives a
-sample x the scores z = W x + b. Its gradient is then the outer product of x and the residual r = dloss/dz, whatever the
-loss is. Scores and residuals are arrays of shape (samples, scores); a label is the number of its class.
+A linear model gives a sample x the scores z = W x + b. Its gradient is the outer product of x and the residual
+r = dloss/dz. Scores and residuals are arrays of shape (samples, scores); a label is the number of its class.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ Slope = Callable[[Scores, Scores], Scores]
 
 
 def softmax_residuals(scores: Scores, labels: Labels) -> Scores:
-    """Of the cross-entropy with a score a class: probabilities minus what they should be."""
+    """Residuals of the cross-entropy: probabilities minus the one-hot label."""
     found = scores - scores.max(axis=1, keepdims=True)
     np.exp(found, out=found)
     found /= found.sum(axis=1, keepdims=True)
@@ -49,12 +47,7 @@ def softmax_residuals(scores: Scores, labels: Labels) -> Scores:
 
 
 def one_against_the_rest(slope: Slope) -> Residuals:
-    """Of one problem of two classes for each score: its class against all others, or the second class with one score.
-
-    Parameters
-    ----------
-    slope : callable
-    """
+    """Residuals of a two-class problem a score: its class against all others, or with one score the second class."""
 
     def residuals(scores: Scores, labels: Labels) -> Scores:
         classes = np.arange(scores.shape[1]) if scores.shape[1] > 1 else np.ones(1)
@@ -64,7 +57,7 @@ def one_against_the_rest(slope: Slope) -> Residuals:
 
 
 def logistic(scores: Scores, targets: Scores) -> Scores:
-    """Of log(1 + exp(-y z)): -y / (1 + exp(y z)), without an overflow."""
+    """The derivative of log(1 + exp(-y z)), -y / (1 + exp(y z)), without an overflow."""
     small = np.exp(-np.abs(scores))
     return -targets * np.where(targets * scores > 0, small, 1.0) / (1.0 + small)
 
@@ -91,13 +84,7 @@ def _squared_error(scores: Scores, targets: Scores) -> Scores:
 
 
 def slopes(epsilon: float) -> Mapping[str, Slope]:
-    """The losses of scikit-learn's ``SGDClassifier``, by its names for them.
-
-    Parameters
-    ----------
-    epsilon : float
-        Of those that are flat or steep within it.
-    """
+    """Derivatives of the losses of scikit-learn's ``SGDClassifier``, by its names for them."""
 
     def huber(scores: Scores, targets: Scores) -> Scores:
         return np.clip(scores - targets, -epsilon, epsilon)
@@ -165,23 +152,9 @@ _PENALTIES = (
 
 
 def closed_form(estimator: Any, num_classes: int, num_samples: int | None) -> tuple[Residuals, float, int]:
-    """The residuals of an estimator's loss, how strongly it pulls weights to zero, and how many scores it has.
+    """The residuals of an estimator's loss, its l2 penalty and its number of scores; refuses what cannot be kept.
 
-    Parameters
-    ----------
-    estimator : sklearn.linear_model.LogisticRegression or SGDClassifier
-    num_classes : int
-    num_samples : int, optional
-        Of all machines together.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is another estimator, or has a setting that cannot be kept.
-
-    Notes
-    -----
-    Losses are means over samples, with pull / 2 ||W||^2 beside them; intercepts are not pulled, as in scikit-learn.
+    The loss is a mean over the ``num_samples`` of all machines, plus pull / 2 ||W||^2; intercepts are not pulled.
     """
     from sklearn.linear_model import LogisticRegression, SGDClassifier
 
@@ -225,13 +198,7 @@ def _pull_of_logistic(estimator: Any, num_samples: int | None) -> float:
 
 
 def _is_l2(estimator: Any, penalty: Any, settings: Mapping[str, Any]) -> bool:
-    """Whether there is a penalty, which is then l2.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is another.
-    """
+    """Whether there is a penalty, which is then l2."""
     if penalty is None:
         return False
     ratio = settings.get("l1_ratio") or 0.0
@@ -274,27 +241,24 @@ _NAMES = "coef_", "intercept_"
 
 @dataclass(frozen=True)
 class LinearEstimator:
-    """A linear classifier of scikit-learn, and what must be known of the data before anybody has looked at them.
+    """A linear classifier of scikit-learn with its classes and features, which ``fit`` would learn from all data.
 
-    ``fit`` would learn the classes and the number of features from the data. Here nobody sees all data, so they are
-    said. The same object stands on both sides: ``private_client_app(model, ...)`` on the machines,
+    The same object stands on both sides: ``private_client_app(model, ...)`` on the machines,
     ``model.initial_arrays()`` and ``model.fitted(arrays)`` on the server.
 
     Parameters
     ----------
     estimator : sklearn.linear_model.LogisticRegression or SGDClassifier
-        With l2 or no penalty. If it has ``coef_`` and ``intercept_`` (of a model of public data, say) training starts
-        there, else at zero.
-    num_features : int
+        With l2 or no penalty. Training starts at its ``coef_`` and ``intercept_`` (of public data, say), else at zero.
     classes : sequence
-        All labels there may be, at least two; kept in scikit-learn's order, which is sorted.
+        All labels there may be, at least two; kept sorted, as in scikit-learn.
     num_samples : int, optional
-        How many samples all machines have together: for the ``C`` of ``LogisticRegression``, and for nothing else.
+        Samples of all machines together, needed only for the ``C`` of ``LogisticRegression``.
 
     Raises
     ------
     ConfigurationError
-        If the estimator is another, or has a setting that cannot be kept, which is then named.
+        If the estimator is another, or has a setting that cannot be kept.
 
     Notes
     -----
@@ -330,17 +294,11 @@ class LinearEstimator:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its arrays, as scikit-learn calls them."""
+        """Names of its arrays, as in scikit-learn."""
         return _NAMES if self.fit_intercept else _NAMES[:1]
 
     def initial_arrays(self) -> ArrayRecord:
-        """Where training starts: for a strategy's ``start``.
-
-        Raises
-        ------
-        ConfigurationError
-            If the estimator has arrays of other shapes.
-        """
+        """The arrays at which training starts, for a strategy's ``start``."""
         found = {}
         for name, shape in zip(self.names, self.gradients.shapes, strict=True):
             values = np.array(getattr(self.estimator, name, np.zeros(shape)), dtype=np.float64)
@@ -350,41 +308,12 @@ class LinearEstimator:
         return ArrayRecord(found)
 
     def fitted(self, arrays: ArrayRecord) -> Any:
-        """An estimator that predicts with these arrays; the one that was given stays as it is.
-
-        Parameters
-        ----------
-        arrays : ArrayRecord
-            A strategy's result, or what ``evaluate_fn`` is handed.
-
-        Raises
-        ------
-        ConfigurationError
-            If they are not this model's.
-
-        Notes
-        -----
-        Post-processing: it is as private as the arrays are.
-        """
+        """A new estimator that predicts with the arrays of a strategy's result; see :func:`fitted`."""
         return fitted(self.estimator, arrays, self.classes)
 
 
 def estimator_model(model: Any, loss: Any = None) -> MachineModel:
-    """What an app needs of an estimator.
-
-    Parameters
-    ----------
-    model : LinearEstimator, or an estimator that has ``coef_`` and ``classes_``
-        As one has that was fitted to public data, or whose arrays a project has set to zeros itself.
-    loss : None
-        The estimator's own is taken.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is another estimator, has a setting that cannot be kept, or does not say how many features and which
-        classes there are.
-    """
+    """The machine's model of a :class:`LinearEstimator`, or of an estimator that has ``coef_`` and ``classes_``."""
     if loss is not None:
         raise ConfigurationError(f"Expected no loss beside a scikit-learn estimator, which has its own, got {loss!r}.")
     made = model if isinstance(model, LinearEstimator) else _with_its_own_arrays(model)
@@ -403,7 +332,7 @@ def estimator_model(model: Any, loss: Any = None) -> MachineModel:
 
 
 def _measure(model: LinearEstimator, right: Any) -> Measure:
-    """Which samples a linear classifier predicts right: the class of the largest score, or of two that of the sign."""
+    """The measure of a linear classifier: it predicts the class of the largest score, or by the sign of one."""
     if right is not None:
         raise ConfigurationError("Expected no `right` beside a scikit-learn classifier, got one: its classes say it.")
 
@@ -439,21 +368,15 @@ def is_estimator(model: Any) -> bool:
 
 
 def fitted(estimator: Any, arrays: ArrayRecord, classes: Iterable[Hashable]) -> Any:
-    """A scikit-learn estimator with the arrays of a training, which predicts as if it had been fitted.
+    """A clone of an estimator with the arrays of a training, which predicts as if it had been fitted.
 
     Parameters
     ----------
     estimator : sklearn.linear_model.LogisticRegression or SGDClassifier
-        Is cloned.
     arrays : ArrayRecord
         ``coef_`` and, with an intercept, ``intercept_``.
     classes : iterable
         All labels there may be.
-
-    Raises
-    ------
-    ConfigurationError
-        If the arrays are not those of such a model.
 
     Notes
     -----
@@ -485,14 +408,14 @@ class LinearGradients:
     shape : (int, int)
         Scores and features.
     pull : float
-        lambda >= 0: lambda W is added to every sample's gradient, that of lambda / 2 ||W||^2.
+        lambda >= 0 of the penalty lambda / 2 ||W||^2, whose gradient is added to every sample's.
     bias : bool
-        Whether there are intercepts; nothing pulls on them.
+        Whether there are intercepts, which have no penalty.
 
     Notes
     -----
-    A batch is a pair (features, labels), the labels numbers of classes; a label outside them gives a row of NaN, which
-    a machine counts as zero.
+    A batch is a pair (features, labels), labels the numbers of classes; another label gives a row of NaN, which a
+    machine counts as zero.
 
     **Formal guarantees.** Row i depends on sample i and the point alone.
     """

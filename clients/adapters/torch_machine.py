@@ -28,25 +28,7 @@ def torch_machine_model(
     chunk: int | None = None,
     gradient_memory_mib: float = GRADIENT_MEMORY_MIB,
 ) -> MachineModel:
-    """What an app needs of a module.
-
-    Parameters
-    ----------
-    model : torch.nn.Module or callable
-        A module, or a function without arguments that makes one.
-    loss : callable, optional
-        Default the cross-entropy.
-    seed : int
-        Of what the function draws.
-    chunk : int, optional
-    gradient_memory_mib : float
-        See :class:`~murmurfl.clients.adapters.torch_model.ModuleGradients`.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is no module, or one that mixes samples.
-    """
+    """The machine's model of a module, or of a function that makes one by a seed; by default with the cross-entropy."""
     check_installed("torch", "torch", "a PyTorch model")
     import torch
 
@@ -68,13 +50,8 @@ def torch_machine_model(
 def made_module(model: Any, seed: int) -> torch.nn.Module:
     """A module, or the one that a function makes.
 
-    What the function draws from PyTorch's own generator follows from the seed, so that frozen layers of random weights
-    are the same in every process; the generator is put back as it was.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is none.
+    The function's draws from PyTorch's own generator follow from the seed, so that frozen layers of random weights are
+    the same in every process; the generator is put back as it was.
     """
     import torch
 

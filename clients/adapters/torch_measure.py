@@ -20,12 +20,12 @@ _OF_PROBABILITIES = ("BCELoss", "binary_cross_entropy")
 
 
 class ModuleMeasure:
-    """Which samples a module predicts right, and how sure it is of class 1 of two.
+    """Which samples a module predicts right, and its scores for class 1 of two.
 
     Parameters
     ----------
     gradients : ModuleGradients
-        The module, with what of it is trained.
+        The module and its trained parameters.
     right : callable, optional
         ``right(output, target)`` gives a value from 0 to 1 a sample. By default the largest of several outputs is the
         prediction; of a single one its sign, or with ``BCELoss``, which takes probabilities, whether it is above 1/2.

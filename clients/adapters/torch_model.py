@@ -1,7 +1,7 @@
-"""A PyTorch module on a machine: what of it is trained, and its gradients sample by sample.
+"""A PyTorch module on a machine: its trained parameters, and its gradients sample by sample.
 
 Trained, sent and released is what has ``requires_grad``, in the order of ``named_parameters`` and tied weights once.
-Everything else (buffers, frozen layers) is a constant of the module that each machine has installed.
+Buffers and frozen layers are constants of the module that each machine has installed.
 """
 
 from __future__ import annotations
@@ -35,21 +35,9 @@ from .torch_state import ModuleState
 if TYPE_CHECKING:
     import torch
 
-    ModuleT = torch.nn.Module
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
-
 
 def mapped(values: Any, change: Callable[[Any], Any]) -> Any:
-    """The same structure, with every array or tensor in it changed."""
+    """A structure with every array or tensor in it changed."""
     if isinstance(values, Mapping):
         return {name: mapped(part, change) for name, part in values.items()}
     if isinstance(values, tuple | list):
@@ -65,13 +53,7 @@ def leaves(values: Any) -> list[Any]:
 
 
 def first_axis(values: Any) -> int:
-    """How many samples a batch has.
-
-    Raises
-    ------
-    ConfigurationError
-        If its parts do not have the same number.
-    """
+    """The number of samples in a batch, whose parts must all have the same."""
     counts = {len(part) for part in leaves(values)}
     if len(counts) != 1:
         raise ConfigurationError(f"Expected inputs with one length along the first axis, got {sorted(counts)}.")
@@ -89,13 +71,7 @@ def with_batch_axis(sample: Any) -> Any:
 
 
 def as_tensor(values: Any) -> torch.Tensor:
-    """An array, a tensor or nested lists as a tensor, sharing memory where it can.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is nothing that PyTorch reads.
-    """
+    """An array, a tensor or nested lists as a tensor, sharing memory where it can."""
     import torch
 
     if isinstance(values, torch.Tensor):
@@ -111,7 +87,7 @@ def as_tensor(values: Any) -> torch.Tensor:
 
 
 def as_inputs(values: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """Inputs as a module wants them: floating-point numbers in its own type, integers as they are."""
+    """Inputs for a module: floating-point numbers in its own type, integers as they are."""
 
     def change(part: Any) -> torch.Tensor:
         tensor = as_tensor(part)
@@ -121,7 +97,7 @@ def as_inputs(values: Any, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 def as_targets(values: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """Targets as PyTorch's losses want them: class numbers in int64, floating-point numbers in the module's type."""
+    """Targets for PyTorch's losses: class numbers in int64, floating-point numbers in the module's type."""
     import torch
 
     def change(part: Any) -> torch.Tensor:
@@ -142,13 +118,7 @@ _WIDENED_VALUES = 1 << 20
 
 
 def trainable_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters of a module that are trained, by name and in order; tied ones once.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are none, or some are no floating-point numbers.
-    """
+    """The trained parameters of a module by name and in order, tied ones once; refused if none, or complex."""
     found = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     if not found:
         raise ConfigurationError(
@@ -161,46 +131,19 @@ def trainable_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Paramete
 
 
 def trainable_arrays(module: torch.nn.Module) -> ArrayRecord:
-    """What a server starts from and machines train: the parameters with ``requires_grad``, and nothing else.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
+    """The parameters with ``requires_grad``: what a server starts from and machines train.
 
     Returns
     -------
     ArrayRecord
-        By name and in the order of ``named_parameters``, tied weights once; those of float16 and bfloat16 as float32,
-        which Flower can carry and small steps are not lost in.
-
-    Raises
-    ------
-    ConfigurationError
-        If nothing in the module is trained.
+        By name and in the order of ``named_parameters``, tied weights once; float16 and bfloat16 as float32, which
+        Flower can carry and in which small steps are not lost.
     """
     return ArrayRecord({name: Array(_as_numpy(values)) for name, values in trainable_parameters(module).items()})
 
 
 def load_trainable(module: torch.nn.Module, arrays: ArrayRecord) -> torch.nn.Module:
-    """Put a trained model's arrays into a module.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-        Changed in place; what is not trained stays as it is.
-    arrays : ArrayRecord
-        As of :func:`trainable_arrays`: a strategy's result, or what ``evaluate_fn`` is handed.
-
-    Returns
-    -------
-    torch.nn.Module
-        The same module.
-
-    Raises
-    ------
-    ConfigurationError
-        If the arrays are not those of this module.
-    """
+    """The module, changed in place, with the arrays of a strategy's result (:func:`trainable_arrays`)."""
     import torch
 
     expected = trainable_parameters(module)
@@ -234,21 +177,14 @@ class ModuleGradients:
     Parameters
     ----------
     module : torch.nn.Module
-        What has ``requires_grad`` is trained; buffers and everything else must not change while it computes.
+        What has ``requires_grad`` is trained; nothing else in it may change while it computes.
     loss : callable
         ``loss(output, target) -> scalar tensor`` for a batch of one.
     chunk : int, optional
         The most samples that are computed together; default 128.
     gradient_memory_mib : float
-        What computing gradients may take at a time, in MiB: as many samples are computed together as fit, and where
-        rows of all samples do not fit (:meth:`stacked`), they are computed in chunks, twice. A real machine computes
-        one sample at a time, whatever is said here.
-
-    Raises
-    ------
-    ConfigurationError
-        If the module has nothing to train, or PyTorch is not installed; when gradients of several samples are computed,
-        if not one fits.
+        Memory for computing gradients, in MiB: as many samples are computed together as fit, and where the rows of all
+        do not fit (:meth:`stacked`), they are computed in chunks, twice. A real machine computes one sample at a time.
 
     Notes
     -----
@@ -284,7 +220,7 @@ class ModuleGradients:
         self.loss = loss
         self.chunk = chunk
         self.together = True
-        """Whether vmap can compute this module's samples together."""
+        """Whether vmap can compute several samples of this module."""
         self._kinds = [(parameter.dtype, parameter.device) for parameter in parameters.values()]
         self.dtype, self.device = self._kinds[0]
         self.state = ModuleState(module, loss)
@@ -298,11 +234,11 @@ class ModuleGradients:
         self.of_many = torch.func.vmap(self.of_one, in_dims=(None, 0, 0))
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
-        """Rows of shape (b, d): float32 where all that is trained is, float64 otherwise."""
+        """Rows of shape (b, d): float64 if any trained parameter is, else float32."""
         return self._rows(parameters, samples, 0)
 
     def _rows(self, parameters: Sequence[NDArray[Any]], samples: Any, beside: int) -> NDArray[np.floating]:
-        """The rows, made in what ``beside`` bytes leave of the memory."""
+        """The rows, computed in the memory less ``beside`` bytes."""
         trained = self.trained(parameters)
         inputs, targets = self._as_tensors(samples)
         count = first_axis(inputs)
@@ -321,7 +257,7 @@ class ModuleGradients:
         weights: Sequence[float | NDArray[np.float64]],
         samples: Any,
     ) -> StackedContributions:
-        """As :func:`.per_sample_gradients.combined_gradients`; at one point nothing is widened to float64."""
+        """The rows of :func:`.per_sample_gradients.combined_gradients`; at one point nothing is widened to float64."""
         weight = weights[0]
         narrow = len(points) == 1 and not isinstance(weight, np.ndarray)
 
@@ -359,7 +295,7 @@ class ModuleGradients:
         return min(self._needs[looks].samples(self.gradient_memory_mib, beside), most)
 
     def trained(self, parameters: Sequence[NDArray[Any]]) -> dict[str, torch.Tensor]:
-        """A model's arrays as the module's parameters."""
+        """The module's parameters from a model's arrays."""
         import torch
 
         return {
@@ -374,7 +310,7 @@ class ModuleGradients:
         return np.float64 if any(kind == torch.float64 for kind, _ in self._kinds) else np.float32
 
     def _write(self, rows: NDArray[np.floating], trained: dict[str, torch.Tensor], inputs: Any, targets: Any) -> None:
-        """The gradients of some samples; of a single one, as a real machine asks, without what vmap costs."""
+        """Write the gradients of some samples; of a single one, as on a real machine, without vmap."""
         import torch
 
         count = first_axis(inputs)  # more than there are rows, where the last one is computed again and again
@@ -395,22 +331,11 @@ class ModuleGradients:
             start += size
 
     def forget(self, *, values: bool) -> None:
-        """Before a sample that is computed by itself: put the module back as it was, whatever the last one has done.
-
-        Parameters
-        ----------
-        values : bool
-            Whether the last one could write to tensors (:meth:`ModuleState.restore`).
-        """
+        """Put the module back as it was before any sample (:meth:`ModuleState.restore`)."""
         self.state.restore(values=values)
 
     def check_constants(self) -> None:
-        """Refuse to go on with a module that changed what must be constant: the next sample would see this one's data.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a module that wrote to buffers or frozen parameters: the next sample would see this one's data."""
         changed = self.state.written_constants()
         if changed is not None:
             raise ConfigurationError(
@@ -421,7 +346,7 @@ class ModuleGradients:
 
 
 class _NarrowRows:
-    """Rows times a weight, in the type they were computed in; norms and sums are float64's all the same."""
+    """Rows times a weight, in the type they were computed in; norms and sums are float64."""
 
     def __init__(self, rows: NDArray[np.floating], weight: float) -> None:
         self._rows, self._weight = rows, weight
@@ -462,18 +387,11 @@ class TorchGradients:
     Parameters
     ----------
     module : torch.nn.Module
-        Without buffers: a buffer such as batch norm's running mean mixes samples, which would break the guarantee.
+        Without buffers: one such as batch norm's running mean mixes samples, which would break the guarantee.
     loss : callable
         ``loss(output, target) -> scalar tensor`` for a batch of one.
     gradient_memory_mib : float
-        What computing gradients may take at a time, in MiB, beside the rows that are given back: as many samples are
-        computed together as fit.
-
-    Raises
-    ------
-    ConfigurationError
-        If the module has buffers or no parameters, or PyTorch is not installed; when gradients of several samples are
-        computed, if not one fits.
+        Memory for computing gradients, in MiB, beside the returned rows: as many samples are computed together as fit.
 
     Notes
     -----
@@ -533,7 +451,7 @@ class TorchGradients:
         return self._rows(samples, gradients, "a point each")
 
     def _named(self, points: NDArray[np.floating]) -> dict[str, torch.Tensor]:
-        """A parameter for each sample, in copies that this module's type has."""
+        """A copy of the parameters for each sample, in the module's types."""
         import torch
 
         named, start = {}, 0
@@ -547,7 +465,7 @@ class TorchGradients:
     def _rows(
         self, samples: Any, gradients: Callable[[Any, Any, Any], dict[str, torch.Tensor]], kind: str
     ) -> NDArray[np.float64]:
-        """The gradients of all samples, as many at a time as memory is set aside for."""
+        """The gradients of all samples, as many at a time as fit into memory."""
         import torch
 
         inputs, targets = (torch.as_tensor(part) for part in samples)

@@ -1,8 +1,6 @@
-"""What a model remembers, and how it forgets it: every sample of a real machine meets the model as it was.
+"""The memory of a model, put back before every sample of a real machine.
 
-A model that keeps something of a sample, wherever it keeps it, carries one sample's data to the next one's gradient.
-What such a sample's own gradient becomes matters little. That the gradients after it are another matters much: one
-sample would move all of them.
+A model that keeps something of a sample carries its data to the gradients after it: one sample would move all of them.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ _PLAIN = frozenset(
     )
 )
 _LOST = ("contextvars.ContextVar", "_contextvars.ContextVar", "_queue.SimpleQueue", "_thread._local", "mmap.mmap")
-"""What holds state that cannot be read, or cannot be put back."""
+"""Kinds of state that cannot be read, or cannot be put back."""
 _OF_GLOBALS = "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"
 _OF_A_DICT = types.MappingProxyType, functools.partial
 _MISSING: Any = object()
@@ -65,7 +63,7 @@ _MT19937_BYTES = 4 * 624 + 4
 
 
 class _Live(Protocol):
-    """What can be iterated again and again, and each time gives what is there then."""
+    """A container that gives what is in it whenever it is iterated."""
 
     def __len__(self) -> int: ...
 
@@ -76,8 +74,7 @@ class _Kept(NamedTuple):
     """A container, or whatever else refers to objects, as it was."""
 
     place: str
-    live: tuple[_Live, ...]
-    """What it refers to now, whenever this is iterated; of a mapping names, then values."""
+    live: tuple[_Live, ...]  # what it refers to now; of a mapping names, then values
     before: tuple[Any, ...]
     put_back: Callable[[], Any]
 
@@ -98,7 +95,7 @@ class _Kept(NamedTuple):
 
 
 class _Value(NamedTuple):
-    """What is written to in place and refers to nothing, as it was."""
+    """A value that is written to in place and refers to nothing, as it was."""
 
     place: str
     read: Callable[[], Any]
@@ -107,7 +104,7 @@ class _Value(NamedTuple):
 
 
 class _Names:
-    """What stands under some names of a module."""
+    """The values of some names of a module."""
 
     def __init__(self, of: dict[str, Any], names: list[str]) -> None:
         self._of, self._names = of, names
@@ -127,7 +124,7 @@ class _Names:
 
 
 class _Slot:
-    """What is in one slot of an object, or in a closure's cell."""
+    """The value in one slot of an object, or in a closure's cell."""
 
     def __init__(self, holder: Any, slot: Any) -> None:
         self._holder, self._slot = holder, slot
@@ -150,12 +147,6 @@ class _Slot:
 
 class ModuleState:
     """Everything that a module and its loss can write to, and the way back to what it was.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-    loss : Any
-        A function, or an object, which may remember something as well.
 
     Notes
     -----
@@ -183,25 +174,13 @@ class ModuleState:
         self.note_draws()  # before a sample was read, which may draw as well
 
     def add(self, name: str, root: Any) -> None:
-        """Keep what can be reached from another object as well.
-
-        Raises
-        ------
-        ConfigurationError
-            As of :meth:`keep`.
-        """
+        """Keep what can be reached from another object as well."""
         self._roots.append((name, root))
         if self.is_kept:
             self._walk(root, name)
 
     def keep(self) -> None:
-        """Keep everything as it is now.
-
-        Raises
-        ------
-        ConfigurationError
-            If something is reached that can remember and cannot be put back.
-        """
+        """Keep everything as it is now; refused if something can remember and cannot be put back."""
         self._seen: dict[Any, Any] = {}
         self._kept: list[_Kept] = []
         self._live: list[_Live] = []
@@ -220,7 +199,7 @@ class ModuleState:
             self._walk(root, name)
 
     def note_draws(self) -> None:
-        """Note where the random generators of PyTorch, NumPy and Python are: where :meth:`restore` puts them back."""
+        """Note the states of the random generators of PyTorch, NumPy and Python, for :meth:`restore`."""
         self._torch_drawn = [one.get_state() for one in self._generators]
         self._python_drawn = random.getstate()
         drawn = np.random.get_state(legacy=False)  # noqa: NPY002 - what others draw from
@@ -230,7 +209,7 @@ class ModuleState:
         self._numpy_bits = _numpy_bits()
 
     def has_drawn(self) -> bool:
-        """Whether something was drawn from a random generator since then."""
+        """Whether something was drawn from a random generator since :meth:`note_draws`."""
         import torch
 
         states = zip(self._generators, self._torch_drawn, strict=True)
@@ -258,16 +237,8 @@ class ModuleState:
     def restore(self, *, values: bool) -> None:
         """Put everything back as it was kept, or keep it if it never was.
 
-        Parameters
-        ----------
-        values : bool
-            Whether tensors may have been written to past PyTorch's count of writes. Within ``torch.func.grad`` nobody
-            can do so.
-
-        Raises
-        ------
-        ConfigurationError
-            As of :meth:`keep`.
+        With ``values`` tensors are compared, too: outside of ``torch.func.grad`` one may write to them past PyTorch's
+        count of writes.
         """
         if not self.is_kept:
             self.keep()
@@ -308,7 +279,7 @@ class ModuleState:
                 self._tensor_versions[number] = tensor._version
 
     def _versions(self) -> dict[str, tuple[int, int]]:
-        """What is not trained: which tensor it is, and how often it was written to."""
+        """Identity and number of writes of every tensor that is not trained."""
         frozen = {name: values for name, values in self._module.named_parameters() if not values.requires_grad}
         return {
             name: (id(values), values._version)  # PyTorch's own count of writes, which autograd relies on
@@ -506,12 +477,7 @@ def _slots(kind: type) -> Iterator[Any]:
 
 
 def _check_put_back(found: Any, place: str) -> None:
-    """Refuse what remembers in C, where nobody can put it back.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse what remembers in C, where nobody can put it back."""
     kind = type(found)
     name = _name(kind)
     unknown = not _is_library(kind.__module__) and not any("__slots__" in vars(base) for base in kind.__mro__)
@@ -523,7 +489,7 @@ def _check_put_back(found: Any, place: str) -> None:
 
 
 def _results(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
-    """What a cached function has in its cache, without the cache's own mapping, which breaks when it is written to."""
+    """The results in a function's cache, without the cache's own mapping, which breaks when it is written to."""
     if not cached.cache_info().currsize:
         return []
     found = gc.get_referents(cached)
@@ -534,7 +500,7 @@ def _results(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
 
 
 def _access(found: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    """How to read and to write what is in something that refers to nothing else; None for all other things."""
+    """How to read and to write the contents of what refers to nothing else; None for all other things."""
     import torch
 
     if isinstance(found, np.ndarray):
@@ -564,7 +530,7 @@ def _access(found: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None
 
 
 def _numpy_bits() -> bytes:
-    """Where NumPy's global generator is; its whole state takes 50 microseconds to ask for."""
+    """The state of NumPy's global generator; asking for it as a whole takes 50 microseconds."""
     generator = np.random.get_bit_generator()  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(generator, np.random.MT19937):
         return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
@@ -578,7 +544,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Whether two tensors are the same to the last bit; of kinds that have no bits to look at, taken to be."""
+    """Whether two tensors are the same to the last bit; assumed of kinds without bits to look at."""
     import torch
 
     try:
@@ -588,7 +554,7 @@ def _is_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    """Whether something that was exchanged has the value it had: a shape that is noted in every call is no memory."""
+    """Whether something that was exchanged has an equal value: a shape that is noted in every call is no memory."""
     import torch
 
     if one is other:

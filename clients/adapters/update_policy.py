@@ -1,4 +1,4 @@
-"""What a machine decides about the noise on its model updates, and what is guaranteed of them."""
+"""A machine's policy for the noise on its model updates, and their guarantee."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...privacy import (
     Unit,
     policy_guarantee,
 )
-from ...privacy.accounting.asked import asked_mu
+from ...privacy.accounting.asked import asked_mu, check_count
 from ...privacy.mechanisms import noise_stands_alone
 
 _TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
@@ -33,18 +33,18 @@ class UpdatePolicy:
     max_participations : int
         K, the most releases of one session.
     budget_mu : float, optional
-        Of everything this machine ever releases, over all sessions (mus add in squares). Default ``mu``: one session.
-        On a real node the ledger's.
+        Budget of everything this machine ever releases, over all sessions (mus add in squares). Default ``mu``: one
+        session. On a real node the ledger's.
     delta : float
         Where epsilon is shown. On a real node the ledger's.
     mechanism : str
         How the noise is correlated over the releases; empty for ``independent`` where data return in every release
         (nothing has less noise then) and ``blt`` where they do not.
     releases_per_pass : int
-        Into how many disjoint, fixed parts the ClientApp divides its data. For every release it uses one part: the one
-        whose number, from 0, it finds as ``part`` in the request's config. The number is the machine's own count, which
-        the server's round is not. This is a promise about the ClientApp that only its operator can give. 1, the
-        default, promises nothing. With K or more no sample is used twice in a session.
+        Disjoint, fixed parts into which the ClientApp divides its data. For every release it uses the one whose number,
+        from 0, it finds as ``part`` in the request's config: the machine's own count, not the server's round. Only the
+        ClientApp's operator can promise this. 1, the default, promises nothing. With K or more no sample is used twice
+        in a session.
     allow_evaluation : bool
         Whether results of the ClientApp's ``evaluate`` may leave, **without noise**: no epsilon here covers them.
     trust : {"untrusted-server", "secure-aggregation"}
@@ -54,15 +54,9 @@ class UpdatePolicy:
     min_honest, min_cohort : int
         h and the fewest releases of a sum, under ``secure-aggregation`` (:class:`~murmurfl.privacy.PrivacyPolicy`).
     budget_local_mu : float, optional
-        As ``budget_mu``, of what holds whatever happens, under ``secure-aggregation``. On a real node the ledger's.
+        Budget of mu_local, which holds whatever happens, under ``secure-aggregation``. On a real node the ledger's.
     epsilon : float, optional
-        Asks for ``mu`` in other words: the largest that implies this epsilon at ``delta``. Exactly one of the two is
-        given; what is kept is the mu.
-
-    Raises
-    ------
-    ConfigurationError
-        If a value is impossible.
+        In place of ``mu``: the largest mu that implies this epsilon at ``delta``, which is kept.
 
     Notes
     -----
@@ -96,9 +90,7 @@ class UpdatePolicy:
 
     def __post_init__(self, epsilon: float | None) -> None:
         object.__setattr__(self, "mu", asked_mu(self.mu, epsilon, self.delta))
-        value = self.releases_per_pass
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigurationError(f"Expected releases_per_pass to be an integer >= 1, got {value!r}.")
+        check_count("releases_per_pass", self.releases_per_pass)
         if not isinstance(self.allow_evaluation, bool):
             raise ConfigurationError(f"Expected allow_evaluation to be true or false, got {self.allow_evaluation!r}.")
         if self.mechanism == NO_NOISE:
@@ -117,12 +109,10 @@ class UpdatePolicy:
         return "machine" if self.releases_per_pass == 1 else "sample"
 
     def privacy_policy(self) -> PrivacyPolicy:
-        """The policy a :class:`~murmurfl.privacy.PrivateMachine` keeps.
+        """The policy of a :class:`~murmurfl.privacy.PrivateMachine`.
 
-        Notes
-        -----
-        With ``exact`` noise and the acknowledged release rule; where releases stand alone under secure aggregation,
-        with the one that carries nothing over.
+        It has the acknowledged release rule, or where releases stand alone under secure aggregation the ``paper`` rule,
+        which carries nothing over.
         """
         releases = self.max_participations  # checked with the rest of the policy
         passes = -(-releases // self.releases_per_pass) if isinstance(releases, int) and releases > 0 else 1
@@ -154,18 +144,15 @@ class UpdatePolicy:
 def update_guarantee(
     policy: UpdatePolicy, mu: float, *, mu_local: float | None = None, simulated: bool = False
 ) -> Guarantee:
-    """What is true of all updates of one session of a machine with this policy.
+    """The guarantee of all updates of one session of a machine with this policy.
 
     Parameters
     ----------
-    policy : UpdatePolicy
     mu : float
         Of all releases of the session.
     mu_local : float, optional
-        Under secure aggregation: what holds for them whatever happens. Default that of a model of one value, which no
-        larger model of this policy exceeds in any digit that is shown.
-    simulated : bool
-        Whether the keys are a simulation's.
+        Under secure aggregation, what holds whatever happens. Default that of a model of one value, which no larger
+        model of this policy exceeds in any digit that is shown.
 
     Notes
     -----

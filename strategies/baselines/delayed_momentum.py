@@ -43,7 +43,7 @@ def delayed_momentum_step(
     learning_rate: float,
     diameter: float,
 ) -> DelayedMomentumState:
-    """One round: a pure function of the sum of the machines' momenta; as :func:`~murmurfl.strategies.mu2_step`."""
+    """One round: a pure function of the sum of momenta; parameters as in :func:`~murmurfl.strategies.mu2_step`."""
     q = release_sum / clients_per_round
     w = project_to_ball(state.w - learning_rate * q, state.start, diameter / 2)
     a = 2.0 / (server_round + 2)
@@ -60,8 +60,8 @@ class DelayedMomentum(ProjectedStrategy[DelayedMomentumState]):
 
     Notes
     -----
-    No release is ever acknowledged, so what comes is P_k - P_0: the machine's noisy momentum as a whole, whatever was
-    lost before. A reply that does not come counts as zero in q_t.
+    No release is ever acknowledged, so each is P_k - P_0, the machine's whole noisy momentum. A missing reply counts as
+    zero in q_t.
     """
 
     state_type: ClassVar[type[DelayedMomentumState]] = DelayedMomentumState

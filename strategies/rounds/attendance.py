@@ -1,60 +1,42 @@
-"""Who takes part: how many machines a training has, whom a round asks, for how long it waits, and who leaves when.
+"""Attendance: how many machines a training has, whom a round asks, how long it waits, and who leaves when.
 
-A machine that has not answered is not asked again. Its answer is taken in the round in which it comes, by the rule that
-every answer has to pass: nothing of it counts twice, and nothing is lost but time (docs/stragglers.md). A machine
-states how many releases it can still make; its cap and its fresh samples decide, and it is not asked for more.
+A machine that has not answered is not asked again. A late answer is taken in the round in which it comes, by the rule
+that every answer has to pass: nothing of it counts twice (docs/stragglers.md). A machine is asked for no more releases
+than it says it can make, by its cap and its fresh samples.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from logging import INFO, WARNING
 from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Message
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ...privacy import ConfigurationError, derived_seed
+from ...privacy.accounting.asked import check_count
 from .known_machines import MachineDirectory, by_length_and_name
 from .replies import RoundReport, exchange, releases_left
 from .sampling import Sampling, sample_machines
 
-_FEWEST = 2  # machines of a training that does not say how many there are, as for FedAvg
+logger = logging.getLogger("flwr")
+
+_FEWEST = 2  # machines of a training that does not say how many there are, as in FedAvg
 _ROUNDING = 1e-9  # 0.8 * 10 is 8 machines, whatever floating point makes of it
 
 
 @dataclass(frozen=True)
 class Attendance:
-    """What a strategy was told of its machines; whatever is None it was not told.
+    """A strategy's options on attendance, checked; None for those that were left out.
 
-    Parameters
-    ----------
-    num_clients : int, optional
-        M; default all machines that are connected when the training begins.
-    clients_per_round : int, optional
-        m; default all of them, or ``fraction_train``.
-    fraction_train : float, optional
-        m / M, from above 0 to 1.
-    min_train_nodes : int, optional
-        m is no less, whatever the fraction; 2 by default, as for FedAvg, where there is a fraction.
-    min_available_nodes : int, optional
-        Without ``num_clients``: how many machines must be there before the training begins; 2 by default.
-    wait_for : float
-        The share of m whose answers end a round, above 0 and at most 1.
-    ask : float
-        How many times m are asked, >= 1, rounded up.
-
-    Raises
-    ------
-    ConfigurationError
-        If a number is impossible, by itself or beside the others.
+    :class:`~murmurfl.strategies.ReleaseStrategy` describes them; M is ``num_clients`` and m ``clients_per_round``.
     """
 
     num_clients: int | None = None
@@ -66,19 +48,21 @@ class Attendance:
     ask: float = 1.0
 
     def __post_init__(self) -> None:
-        self._check_end_of_rounds()
+        for name, value in (("wait_for", self.wait_for), ("ask", self.ask)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ConfigurationError(f"Expected {name} to be a finite number, got {value!r}.")
+        if not 0 < self.wait_for <= 1:
+            raise ConfigurationError(f"Expected 0 < wait_for <= 1, got {self.wait_for!r}: 1 waits for all.")
+        if self.ask < 1:
+            raise ConfigurationError(f"Expected ask >= 1, got {self.ask!r}: 1 asks clients_per_round machines.")
         for name in ("num_clients", "clients_per_round", "min_train_nodes", "min_available_nodes"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigurationError(f"Expected {name} to be an integer >= 1, got {value!r}.")
+            if (value := getattr(self, name)) is not None:
+                check_count(name, value)
         fraction = self.fraction_train
         if fraction is not None and (isinstance(fraction, bool) or not isinstance(fraction, int | float)):
             raise ConfigurationError(f"Expected fraction_train to be a number, got {fraction!r}.")
         if fraction is not None and not 0 < fraction <= 1:
             raise ConfigurationError(f"Expected 0 < fraction_train <= 1, got {fraction!r}: a round asks some machine.")
-        self._check_together()
-
-    def _check_together(self) -> None:
         stated = [name for name in ("fraction_train", "min_train_nodes") if getattr(self, name) is not None]
         if self.clients_per_round is not None and stated:
             raise ConfigurationError(
@@ -97,18 +81,9 @@ class Attendance:
                     "machines. Leave num_clients out to train with all that are connected."
                 )
 
-    def _check_end_of_rounds(self) -> None:
-        for name, value in (("wait_for", self.wait_for), ("ask", self.ask)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise ConfigurationError(f"Expected {name} to be a finite number, got {value!r}.")
-        if not 0 < self.wait_for <= 1:
-            raise ConfigurationError(f"Expected 0 < wait_for <= 1, got {self.wait_for!r}: 1 waits for all.")
-        if self.ask < 1:
-            raise ConfigurationError(f"Expected ask >= 1, got {self.ask!r}: 1 asks clients_per_round machines.")
-
     @property
     def waits_for_all(self) -> bool:
-        """Whether a round ends with the last answer, as it does unless anybody says otherwise."""
+        """Whether a round ends with the last answer."""
         return self.wait_for == 1 and self.ask == 1
 
     @property
@@ -120,13 +95,7 @@ class Attendance:
         return max(asked, _FEWEST if self.min_available_nodes is None else self.min_available_nodes)
 
     def asked(self, machines: int) -> int:
-        """How many of M machines a round asks: m, or as many times m as ``ask`` says.
-
-        Raises
-        ------
-        ConfigurationError
-            If there are not so many.
-        """
+        """How many of M machines a round asks: ``ask`` times m."""
         wanted = self.wanted(machines)
         asked = math.ceil(self.ask * wanted - _ROUNDING)
         if asked > machines:
@@ -137,7 +106,7 @@ class Attendance:
         return asked
 
     def needed(self, machines: int, asked: int | None = None) -> int:
-        """How many answers end a round of M machines that asked so many (default: as many as it can)."""
+        """How many answers end a round that asked ``asked`` of M machines (default as many as it may)."""
         most = self.asked(machines)
         share = self.wait_for * self.wanted(machines) / most
         return math.ceil(share * (most if asked is None else asked) - _ROUNDING)
@@ -150,28 +119,24 @@ class Attendance:
             return machines
         fewest = _FEWEST if self.min_train_nodes is None else self.min_train_nodes
         # As FedAvg counts; 0.29 * 100 is below 29 in floating point, which is nobody's wish.
-        return min(max(int(machines * self.fraction_train + 1e-9), fewest, 1), machines)
+        return min(max(int(machines * self.fraction_train + _ROUNDING), fewest, 1), machines)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a checkpoint must agree on, plain values."""
+        """Settings that a checkpoint must agree on, plain values."""
+        end = {} if self.waits_for_all else {"wait_for": float(self.wait_for), "ask": float(self.ask)}
         if self.num_clients is not None:
-            return {"num_clients": self.num_clients, "clients_per_round": self.asked(self.num_clients), **self._end}
+            return {"num_clients": self.num_clients, "clients_per_round": self.asked(self.num_clients), **end}
         rest = {
             "fraction_train": self.fraction_train,
             "min_train_nodes": self.min_train_nodes,
             "min_available_nodes": self.min_available_nodes,
         }
         stated = {name: value for name, value in rest.items() if value is not None}
-        return {"num_clients": None, "clients_per_round": self.clients_per_round, **stated, **self._end}
-
-    @property
-    def _end(self) -> dict[str, float]:
-        """When rounds end, where they do not wait for all."""
-        return {} if self.waits_for_all else {"wait_for": float(self.wait_for), "ask": float(self.ask)}
+        return {"num_clients": None, "clients_per_round": self.clients_per_round, **stated, **end}
 
     def sentence(self) -> str:
-        """In words, for a log."""
+        """A description for a log."""
         if self.num_clients is not None:
             return f"{self.num_clients} in all, {self.asked(self.num_clients)} a round"
         share = "all" if self.fraction_train is None else f"{100 * self.fraction_train:g} %"
@@ -183,38 +148,24 @@ class Attendance:
 _MOST_NAMED = 5
 
 Draw = Callable[[int, AbstractSet[str], Mapping[str, int]], Iterable[str]]
-"""The machines that a round asks, given those that it cannot ask and how often each was asked before."""
+"""The machines that a round asks, given the round, those that it cannot ask and how often each was asked before."""
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """When machines leave a training.
+    """When machines leave a training, if every request is answered in time."""
 
-    Parameters
-    ----------
-    machines, rounds : int
-        M and T.
-    after : mapping of str to int
-        The round after which each of them has finished, in that order; of those that finish before T.
-    releases : mapping of str to int
-        How many each of these can make.
-
-    Notes
-    -----
-    A lost or late reply changes when a machine leaves, by the rounds in which it was not asked.
-    """
-
-    machines: int
-    rounds: int
-    after: Mapping[str, int]
-    releases: Mapping[str, int]
+    machines: int  # M
+    rounds: int  # T
+    after: Mapping[str, int]  # the round after which each machine has finished, in that order, if before T
+    releases: Mapping[str, int]  # how many each of these can make
 
     def left(self, server_round: int) -> int:
         """How many machines can still be asked in a round."""
         return self.machines - sum(last < server_round for last in self.after.values())
 
     def lines(self) -> list[str]:
-        """What people read; none where nobody leaves."""
+        """Lines for a log; none where nobody leaves."""
         if not self.after:
             return []
         steps = sorted({last + 1 for last in self.after.values()})
@@ -234,14 +185,14 @@ class Leaving:
 
 
 class ReleasesLeft:
-    """How many more releases each machine can make: what it stated, less what it was asked for since."""
+    """How many more releases each machine can make: its statement, less what it was asked for since."""
 
     def __init__(self) -> None:
         self._in_all: dict[str, int] = {}
         self._left: dict[str, int] = {}
 
     def take(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take what machines state of themselves; one that states nothing is asked as if it had no end."""
+        """Take machines' statements; one that states no end has none."""
         for name, said in statements.items():
             left, made = releases_left(said), said.get("releases", 0)
             if left != float("inf"):
@@ -250,47 +201,31 @@ class ReleasesLeft:
 
     @property
     def finished(self) -> frozenset[str]:
-        """The machines that can make no more."""
+        """The machines that can make no more releases."""
         return frozenset(name for name, left in self._left.items() if left <= 0)
 
     @property
     def stated(self) -> dict[str, int]:
-        """How many more each can make, of those that said so."""
+        """How many more releases each machine can make that stated it."""
         return dict(self._left)
 
     def asked(self, names: Iterable[str]) -> None:
-        """Count a request to each of several machines: it is spent even if no reply comes."""
+        """Count a request to each machine: a release is spent even if no reply comes."""
         for name in names:
             if name in self._left:
                 self._left[name] -= 1
 
     def made(self, releases: Mapping[str, int | None]) -> None:
-        """Take note of the numbers of releases that came: what was asked for and never made is not spent."""
+        """Correct the counts by releases that came: what was asked for and never made is not spent."""
         for name, number in releases.items():
             if number is not None and name in self._left:
                 self._left[name] = self._in_all[name] - number
 
 
 def foreseen(draw: Draw, left: Mapping[str, int], names: Iterable[str], rounds: range, fewest: int) -> Leaving:
-    """Who leaves when, if every request is answered in time.
+    """Which machines leave when in ``rounds``; refused if fewer than ``fewest`` remain in one of them.
 
-    Parameters
-    ----------
-    draw : callable
-        :data:`Draw`.
-    left : mapping of str to int
-        How many releases machines can still make; who is missing can make any number.
-    names : iterable of str
-        All machines.
-    rounds : range
-        Those to come.
-    fewest : int
-        How many machines must remain in each of these rounds.
-
-    Raises
-    ------
-    ConfigurationError
-        If fewer remain in one of them.
+    ``left`` has the releases that machines can still make; one that is missing can make any number.
     """
     machines = len(list(names))
     remaining, times, after = dict(left), dict[str, int](), dict[str, int]()
@@ -299,7 +234,12 @@ def foreseen(draw: Draw, left: Mapping[str, int], names: Iterable[str], rounds: 
     if finished or min(remaining.values(), default=len(rounds)) < len(rounds):  # else nobody can leave
         for server_round in rounds:
             if machines - len(finished) < fewest:
-                raise _too_few(server_round, machines - len(finished), fewest, rounds)
+                raise ConfigurationError(
+                    f"Expected at most {server_round - 1} rounds, got {rounds.stop - 1}: from round {server_round} on "
+                    f"{machines - len(finished)} machines can make another release (caps and fresh samples decide), "
+                    f"and a round waits for {fewest}. Use fewer rounds, larger caps, a smaller wait_for, or "
+                    "run_dry=True (run-dry = true in murmurfl's own app): it goes on with whatever is left."
+                )
             for name in draw(server_round, finished, times):
                 times[name] = times.get(name, 0) + 1
                 if name in remaining:
@@ -310,20 +250,11 @@ def foreseen(draw: Draw, left: Mapping[str, int], names: Iterable[str], rounds: 
     return Leaving(machines, rounds.stop - 1, after, {name: left[name] for name in after})
 
 
-def _too_few(server_round: int, remaining: int, fewest: int, rounds: range) -> ConfigurationError:
-    return ConfigurationError(
-        f"Expected at most {server_round - 1} rounds, got {rounds.stop - 1}: from round {server_round} on {remaining} "
-        f"machines can make another release (caps and fresh samples decide), and a round waits for {fewest}. Use fewer "
-        "rounds, larger caps, a smaller wait_for, or run_dry=True (run-dry = true in murmurfl's own app): it goes on "
-        "with whatever is left."
-    )
-
-
 LateAnswers = Literal["counted", "dropped", "refused"]
 """What becomes of an answer that comes after its round; ``refused``: rounds wait for all that they ask."""
 
 _JUST_BEHIND = 1.0
-"""Of the time until enough had answered: for how much longer a round goes on, for those just behind."""
+"""A round goes on for this share of the time until enough had answered, for those just behind."""
 # Every look for answers costs a SuperLink some hundredths of a second; Flower's own grid looks every 3 s.
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_SHARE = 1.0, 3.0, 0.1
 _NEXT_TO_NOTHING_S = 0.001
@@ -331,15 +262,7 @@ _NEXT_TO_NOTHING_S = 0.001
 
 @dataclass(frozen=True)
 class Clock:
-    """The time that passes while a server waits; for tests and measurements another one.
-
-    Parameters
-    ----------
-    now : callable
-        Seconds, never backwards.
-    sleep : callable
-        Waits for so many.
-    """
+    """The time that passes while a server waits; tests have another one."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -347,61 +270,30 @@ class Clock:
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """A request that was sent and not answered yet.
-
-    Parameters
-    ----------
-    machine : str
-    node_id : int
-        Where the machine was.
-    server_round : int
-        t.
-    since : float
-        When it was sent, by the clock.
-    """
+    """A request that was sent and not answered yet."""
 
     machine: str
-    node_id: int
-    server_round: int
-    since: float
+    node_id: int  # where the machine was
+    server_round: int  # t
+    since: float  # when it was sent, by the clock
 
 
 @dataclass(frozen=True)
 class Enough:
-    """When a round may end.
+    """When a round may end."""
 
-    Parameters
-    ----------
-    answers : int
-        Of those that it asked.
-    open : int
-        The most requests that may be open then, of any round.
-    releases : int
-        The fewest replies without an error, late ones among them: of a sum under secure aggregation.
-    """
-
-    answers: int
-    open: int
-    releases: int = 0
+    answers: int  # the fewest answers of machines that it asked
+    open: int  # the most requests that may be open, of any round
+    releases: int = 0  # the fewest replies without an error, late ones among them
 
 
 @dataclass
 class Gathered:
-    """What came while a round lasted.
+    """What came while a round lasted."""
 
-    Parameters
-    ----------
-    replies : list of Message
-        In the order in which they came.
-    overdue : dict of str to int
-        The machines that answered a request of an earlier round, and the nodes they did it on.
-    given_up : int
-        Requests that nobody waits for any more.
-    """
-
-    replies: list[Message] = field(default_factory=list)
-    overdue: dict[str, int] = field(default_factory=dict)
-    given_up: int = 0
+    replies: list[Message] = field(default_factory=list)  # in the order in which they came
+    overdue: dict[str, int] = field(default_factory=dict)  # machines that answered an earlier round, and their nodes
+    given_up: int = 0  # requests that nobody waits for any more
 
     @property
     def releases(self) -> int:
@@ -410,17 +302,7 @@ class Gathered:
 
 
 class OpenRequests:
-    """The requests of a training that are open, at most one a machine.
-
-    Parameters
-    ----------
-    clock : Clock, optional
-
-    Notes
-    -----
-    What a machine guarantees holds whenever it is asked, and whether its reply counts is decided where all replies are
-    looked at.
-    """
+    """The open requests of a training, at most one a machine."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = Clock() if clock is None else clock
@@ -428,19 +310,11 @@ class OpenRequests:
 
     @property
     def machines(self) -> frozenset[str]:
-        """The machines that have not answered."""
+        """Machines that have not answered."""
         return frozenset(request.machine for request in self._open.values())
 
     def give_up(self, nodes: Mapping[str, int], timeout: float) -> int:
-        """Forget requests that are too old, or whose machine is gone or on another node by now; how many they were.
-
-        Parameters
-        ----------
-        nodes : mapping of str to int
-            Connected machines, and where they are.
-        timeout : float
-            Seconds.
-        """
+        """Forget requests that are too old, or whose machine is gone or on another node; returns their number."""
         oldest = self.clock.now() - timeout
         kept = {
             message_id: one
@@ -461,21 +335,7 @@ class OpenRequests:
         enough: Enough,
         timeout: float,
     ) -> Gathered:
-        """Send a round's requests, and take what comes, from them and from those before, until it is enough.
-
-        Parameters
-        ----------
-        grid : Grid
-        messages : sequence of Message
-            One a machine, none of which has a request open.
-        machines : iterable of str
-            Whose they are.
-        server_round : int
-            t.
-        enough : Enough
-        timeout : float
-            Seconds, at most.
-        """
+        """Send a round's requests, one a machine, and take answers to them and to earlier ones until it is enough."""
         started, found = self.clock.now(), Gathered()
         shortest = min(_SHORTEST_PAUSE_S, float(getattr(grid, "pull_interval", _SHORTEST_PAUSE_S)))  # of a simulation
         own = self._send(grid, messages, machines, server_round)
@@ -497,7 +357,7 @@ class OpenRequests:
     def _send(
         self, grid: Grid, messages: Sequence[Message], machines: Iterable[str], server_round: int
     ) -> frozenset[str]:
-        """Send requests, and take note of those that were taken on: their ids."""
+        """Send requests; returns the ids of those that were taken on."""
         ids = list(grid.push_messages(messages)) if messages else []
         now, sent = self.clock.now(), set()
         for message_id, message, machine in zip(ids, messages, machines, strict=False):
@@ -507,7 +367,7 @@ class OpenRequests:
         return frozenset(sent)
 
     def _take(self, grid: Grid, found: Gathered, server_round: int) -> None:
-        """Take what has come; an error that the network answers with closes a request as well."""
+        """Take what has come; the network's own errors close a request, too."""
         for reply in grid.pull_messages(list(self._open)) if self._open else ():
             request = self._open.pop(reply.metadata.reply_to_message_id, None)
             if request is None:
@@ -518,29 +378,8 @@ class OpenRequests:
 
 
 class RollCall:
-    """Whom each round of a training asks, and for how long it waits.
+    """Whom each round of a training asks, and how long it waits.
 
-    Parameters
-    ----------
-    attendance : Attendance
-    machines : MachineDirectory
-        Who there is.
-    seed : int
-        Of the sampler.
-    sampling : {"uniform", "balanced"}
-        How the machines of a round are drawn.
-    late_answers : {"counted", "dropped", "refused"}
-        What becomes of an answer that comes after its round.
-    strategy : str
-        Whose rounds they are, for errors.
-
-    Raises
-    ------
-    ConfigurationError
-        If late answers are refused, and rounds are not to wait for all.
-
-    Notes
-    -----
     A late reply counts by the same rule as any other, so whatever is late, lost or given up, a release enters the model
     at most once.
     """
@@ -565,21 +404,21 @@ class RollCall:
         self.seed, self.late_answers = seed, late_answers
         self.sampling: Sampling = sampling
         self.num_clients = attendance.num_clients or 0
-        """M; 0 as long as it is not known, which it is when a training begins."""
+        """M; 0 until it is known."""
         self.clients_per_round = 0
-        """How many a round asks; 0 if not known yet."""
+        """Machines a round asks; 0 until M is known."""
         self.requests = OpenRequests()
         self._left = ReleasesLeft()
         self._times: Counter[str] = Counter()
         self.sampled = 0
-        """Machines of the round that is under way, connected or not."""
+        """Number of machines drawn for the round that is under way, connected or not."""
         self.asked: dict[str, int] = {}
-        """Those of them that are connected, and the last release of each that was aggregated."""
+        """The connected ones among them, each with its last aggregated release."""
         self._overdue: dict[str, int] = {}
         self._given_up = 0
 
     def settle(self, machines: int) -> int:
-        """Take note of how many machines there are; for how many of them a round waits."""
+        """Note the number of machines; returns for how many of them a round waits."""
         self.num_clients, self.clients_per_round = machines, self.attendance.asked(machines)
         return self.attendance.needed(machines)
 
@@ -590,7 +429,7 @@ class RollCall:
 
     @property
     def fewest_connected(self) -> int:
-        """How many machines must be connected before a round begins: as many as it waits for, of those that stay."""
+        """How many machines must be connected before a round begins."""
         if not self.machines.names:
             return self.attendance.fewest
         needed = self.attendance.needed(self.num_clients) if self._patient else self.clients_per_round
@@ -599,11 +438,11 @@ class RollCall:
     # Whom a round asks.
 
     def sample(self, server_round: int) -> list[str]:
-        """The machines to ask in a round."""
+        """The machines of a round, without those that have not answered or have finished."""
         return self._drawn(server_round, self.requests.machines | self._left.finished, self._times)
 
     def _drawn(self, server_round: int, absent: AbstractSet[str], times: Mapping[str, int]) -> list[str]:
-        """The machines of a round: as sampled, with others in the place of those that cannot be asked."""
+        """The sampled machines of a round, with others in the place of those that are absent."""
         names = self.machines.names
         sampled = sample_machines(names, self.clients_per_round, self.seed, server_round, self.sampling)
         missing = [name for name in sampled if name in absent]
@@ -620,18 +459,18 @@ class RollCall:
         return [name for name in names if name in chosen]
 
     def give_up(self, reachable: Mapping[str, int] | None, timeout: float) -> None:
-        """Forget requests that nobody will answer, before a round is drawn; None where there are no messages."""
+        """Forget requests that nobody will answer; ``reachable`` is None where there are no messages."""
         if reachable is not None:
             self._given_up = self.requests.give_up(reachable, timeout)
 
     def ask(self, names: Sequence[str], acks: Mapping[str, int]) -> None:
-        """Take note of the machines of a round, and of those that are asked with their acknowledgements."""
+        """Note the machines of a round, and the acknowledgements of those that are asked."""
         self.sampled, self.asked, self._overdue = len(names), dict(acks), {}
         self._left.asked(acks)
         if self._patient:
             self._times.update(acks.keys())
 
-    # For how long it waits.
+    # How long it waits.
 
     def exchange(
         self,
@@ -643,7 +482,7 @@ class RollCall:
         least_releases: int,
         timeout: float,
     ) -> list[Message]:
-        """Send a round's requests and take what comes; ``nodes`` are those of all machines that are connected."""
+        """Send a round's requests and take what comes; ``nodes`` has all connected machines."""
         if not self._patient:
             return exchange(grid, messages, timeout)
         done = self._left.finished - self.requests.machines
@@ -662,15 +501,15 @@ class RollCall:
         return found.replies
 
     def answering(self, nodes: Mapping[str, int]) -> dict[str, int]:
-        """The machines that may answer in this round, and where: those it asked, and those that were late."""
+        """The nodes of machines that may answer in this round: those it asked, and those that were late."""
         return {name: nodes[name] for name in self.asked} | self._overdue
 
     def drops(self, machine: str) -> bool:
-        """Whether a machine's answer came too late to be of use."""
+        """Whether a machine's answer came too late to count."""
         return self.late_answers == "dropped" and machine in self._overdue
 
     def counted(self, report: RoundReport, participation: Mapping[str, int | None], *, direct: bool) -> RoundReport:
-        """A report with what only those who sent the requests know."""
+        """The report with the counts of requests."""
         self._left.made(participation)
         finished = len(self._left.finished)
         if not self._patient or direct:
@@ -683,26 +522,25 @@ class RollCall:
             finished=finished,
         )
 
-    # What is known before the first round.
+    # Before the first round.
 
     def foresee(
         self, statements: Mapping[str, Mapping[str, Any]], done: int, num_rounds: int, *, run_dry: bool
     ) -> Leaving:
-        """Who leaves when, and say so; refuse a training for which too few would stay, unless it may run dry."""
+        """Which machines leave when, logged; refuses a training for which too few stay, unless it may run dry."""
         self._left.take(statements)
         rounds = range(done + 1, num_rounds + 1)
         fewest = 0 if run_dry or not self._patient or done else self.attendance.needed(self.num_clients)
         leaving = foreseen(self._drawn, self._left.stated, self.machines.names, rounds, fewest)
         for line in leaving.lines():
-            log(INFO, "%s", line)
+            logger.info("%s", line)
         return leaving
 
     def say_what_is_dropped(self) -> None:
-        """Say what not waiting costs where a late answer is of no use."""
+        """Warn of the budget that not waiting costs, where late answers are dropped."""
         most = self.clients_per_round - self.attendance.needed(self.num_clients)
         if self._patient and self.late_answers == "dropped" and most:
-            log(
-                WARNING,
+            logger.warning(
                 "A round waits for %d of %d machines. What comes later is dropped, and no other release carries it: of "
                 "up to %d machines a round the budget of a release is spent for nothing.",
                 *(self.clients_per_round - most, self.clients_per_round, most),
@@ -710,6 +548,6 @@ class RollCall:
 
     @property
     def heard_per_round(self) -> int:
-        """How many machines of a round enter the model, sooner or later, if no more are late than may be."""
+        """How many machines of a round enter the model, sooner or later."""
         dropped = self._patient and self.late_answers == "dropped"
         return self.attendance.needed(self.num_clients) if dropped else self.clients_per_round

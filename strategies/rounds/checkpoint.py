@@ -31,17 +31,7 @@ ANOTHER_FORMAT = (
 
 
 def save_checkpoint(path: Path, settings: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Write arrays and plain values to ``path``, whole or not at all.
-
-    Parameters
-    ----------
-    path : Path
-        Replaced if it exists; its folder is made.
-    settings : mapping
-        What the training was started with; :func:`load_checkpoint` insists on the same.
-    state : mapping
-        Arrays are stored as they are, everything else as JSON.
-    """
+    """Write arrays and plain values to ``path``, whole or not at all, for a training of these settings."""
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     plain = {name: value for name, value in state.items() if name not in arrays}
@@ -63,20 +53,12 @@ def save_checkpoint(path: Path, settings: Mapping[str, Any], state: Mapping[str,
 
 
 def load_checkpoint(path: Path, settings: Mapping[str, Any], expected: Iterable[str] = ()) -> dict[str, Any]:
-    """Read what :func:`save_checkpoint` wrote.
-
-    Parameters
-    ----------
-    path : Path
-    settings : mapping
-        What the training is started with now.
-    expected : iterable of str
-        Names of the state that must be there.
+    """The state that :func:`save_checkpoint` wrote.
 
     Raises
     ------
     CheckpointError
-        If the file is damaged or of another format, or was written by a training with other settings.
+        If the file is damaged, of another format or of other settings, or lacks an ``expected`` name.
     """
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -1,4 +1,4 @@
-"""Arguments of Flower's strategies that ours do not take: each is refused by its name, with what takes its place."""
+"""Refusals of arguments of Flower's strategies that ours do not take, each with what takes its place."""
 
 from __future__ import annotations
 
@@ -110,20 +110,9 @@ _INSTEAD: dict[str, str] = {
 
 
 def refuse_arguments(strategy: type, arguments: Mapping[str, object]) -> None:
-    """Refuse what a strategy was given beside its own arguments; nothing where it asks for nothing.
+    """Refuse arguments that none of a strategy's constructors takes, unless they ask for nothing.
 
-    Parameters
-    ----------
-    strategy : type
-        The class that was made.
-    arguments : mapping of str to object
-        What none of its constructors takes. None asks for nothing, and neither does an evaluation by no machine
-        (``fraction_evaluate = 0``), which is what happens anyway.
-
-    Raises
-    ------
-    UnexpectedArgumentError
-        If any other is among them; all of them are named.
+    None asks for nothing, and neither does ``fraction_evaluate = 0``: machines do not evaluate anyway.
     """
     refused = {name: value for name, value in arguments.items() if not _asks_for_nothing(name, value)}
     if refused:
@@ -150,7 +139,7 @@ def _refusal(strategy: type, name: str, value: object) -> str:
 
 
 def _arguments(strategy: type) -> set[str]:
-    """The names of all arguments of a class, those that are handed on to its bases as well."""
+    """The names of all keyword arguments of a class and its bases."""
     names: set[str] = set()
     for base in strategy.__mro__:
         if "__init__" in vars(base) and base is not object:

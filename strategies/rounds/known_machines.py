@@ -1,45 +1,40 @@
-"""Which machines there are: their names, and waiting for them with a deadline.
+"""The machines of a training: their names, and waiting for them with a deadline.
 
 Flower's node ids are random in every run and change when a node restarts. A machine is therefore known by a name that
 it reports once (its partition id, say). Machines are ordered by name.
 
-Why waiting is pointless is said at once where that is certain. The nodes of a simulation are all there from its start,
-and all run the same ClientApp. On real nodes more may come, and others may be mended; there the deadline decides,
-unless not one of the nodes that are there runs murmurfl.
+Waiting ends at once where it is certain to be pointless. The nodes of a simulation are all there from its start, and
+run the same ClientApp. More real nodes may come, and others may be mended; there the deadline decides, unless none of
+the connected nodes runs murmurfl.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from logging import INFO, WARNING
 from typing import Any, overload
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ...privacy import MurmurflError, protocol
 
+logger = logging.getLogger("flwr")
+
 
 def by_length_and_name(name: str) -> tuple[int, str]:
-    """The order of machines: 2 before 10."""
+    """A sort key of machines' names: 2 before 10."""
     return len(name), name
 
 
 class NumberedNames(Sequence[str]):
-    """The names of simulated machines, their numbers, in order; a name is made when it is looked at.
-
-    Parameters
-    ----------
-    numbers : int or range
-        M, for "0" to "M - 1"; or some of them, ascending.
-    """
+    """The names "0" to "M - 1" of simulated machines, or an ascending range of them, each made when it is looked at."""
 
     def __init__(self, numbers: int | range) -> None:
         self.numbers = range(numbers) if isinstance(numbers, int) else numbers
@@ -81,18 +76,18 @@ class NumberedNames(Sequence[str]):
 
 
 def in_order(names: Iterable[str]) -> Sequence[str]:
-    """Names in the order of machines; those of many simulated machines are in it already."""
+    """Names in the order of machines; :class:`NumberedNames` are in it already."""
     return names if isinstance(names, NumberedNames) else sorted(names, key=by_length_and_name)
 
 
 def plain_names(names: Sequence[str]) -> list[str] | int:
-    """Names as a checkpoint has them: those of all machines from 0 as how many there are."""
+    """Names as a checkpoint has them; :class:`NumberedNames` from 0 as their number."""
     whole = isinstance(names, NumberedNames) and names.numbers == range(len(names))
     return len(names) if whole else list(names)
 
 
 def restored_names(saved: Any) -> Sequence[str]:
-    """What :func:`plain_names` wrote."""
+    """The names from what :func:`plain_names` returned."""
     return NumberedNames(saved) if isinstance(saved, int) else [str(name) for name in saved]
 
 
@@ -122,28 +117,25 @@ class MachineDirectory:
     sleep : callable
         For tests.
     message_type : str
-        Of the messages in which machines are asked for their names.
+        Type of the messages in which machines are asked for their names.
     fewest : int
-        Where M is not known: how many machines the training does not begin without.
+        Fewest machines that the training begins with, where M is not known.
     client : str
-        What a ClientApp must have for this training, as a line of code.
+        The ClientApp that machines must have, as a line of code.
     permit : str
-        Of the session's owner, for every message; empty for none.
+        Permit of the session's owner, for every message; empty for none.
     schema : str
-        The digest that machines must state of what they take for a record; empty for any.
+        Digest of the schema that machines must state; empty for any.
 
     Notes
     -----
-    A node that says it is several machines is dropped: on real nodes one of them could take all names of a training.
-    An engine that simulates several machines on a node asks for it (:attr:`several_on_a_node`).
+    A node that says it is several machines is dropped: a real one could take all names of a training. An engine that
+    simulates several machines on a node sets :attr:`several_on_a_node`.
 
-    If two nodes report one name, the name belongs to the node that was met first (of two met at once, to the one with
-    the smaller node id) as long as that node is connected. The report of the other node is dropped and logged, and an
-    error about missing machines counts it. The server cannot know which of the two is right: perhaps a node was
-    restarted before its old connection was given up, perhaps somebody pretends. The SuperLink checks who may connect at
-    all, by the nodes' keys.
-
-    A machine's guarantee holds whoever else takes its name.
+    If two nodes report one name, it belongs to the node that was met first (of two met at once, to the smaller node id)
+    as long as that is connected. The other report is dropped and logged. The server cannot know which is right: a node
+    may have restarted before its old connection was given up, or somebody pretends. The SuperLink checks who may
+    connect, by the nodes' keys, and a machine's guarantee holds whoever else takes its name.
     """
 
     def __init__(
@@ -161,16 +153,16 @@ class MachineDirectory:
         self.num_clients = num_clients
         self.schema = schema
         self.fewest = fewest if num_clients is None else num_clients
-        """How many machines must be known before their names are settled."""
+        """Machines that must be known before their names are fixed."""
         self.client = client
         self.deadline_s = deadline_s
         self.names: Sequence[str] = []
         """The M machines of the training, in order; fixed by the first :meth:`meet`."""
         self.entries: Mapping[str, str] = {protocol.PERMIT: permit} if permit else {}
-        """What every message of the training says to every node."""
+        """Entries of every message to every node."""
         self.several_on_a_node = False
         """Whether a node may report several names: in a simulation only."""
-        self._sleep = sleep
+        self.sleep = sleep
         self._message_type = message_type
         self._hosted: dict[int, Introduction] = {}
         self._greeted: dict[int, tuple[str, float]] = {}
@@ -182,10 +174,7 @@ class MachineDirectory:
 
     def node_of(self, name: str) -> int | None:
         """The connected node a machine is on, or None."""
-        for node_id, met in self._hosted.items():
-            if name in met.machines:
-                return node_id
-        return None
+        return next((node_id for node_id, met in self._hosted.items() if name in met.machines), None)
 
     def node_map(self) -> dict[str, int]:
         """Connected machines of the training and their nodes."""
@@ -198,7 +187,7 @@ class MachineDirectory:
         return nodes
 
     def helpers(self) -> dict[str, tuple[int, str]]:
-        """Connected helpers, the nodes they are on, and the roster each says it works with."""
+        """Connected helpers: the node of each, and the roster it says it works with."""
         found: dict[str, tuple[int, str]] = {}
         for node_id, met in self._hosted.items():
             for name in met.helpers:
@@ -206,20 +195,13 @@ class MachineDirectory:
         return found
 
     def restore(self, names: Sequence[str]) -> None:
-        """Take the machines of an earlier session, from a checkpoint."""
+        """Take the machines of a checkpoint."""
         self.names = names if isinstance(names, NumberedNames) else list(names)
 
     def meet(self, grid: Grid, needed: int, helpers: int = 0, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Wait until ``needed`` machines of the training are connected, and learn the names of new nodes.
+        """Wait until so many machines of the training, and helpers, are connected.
 
-        Parameters
-        ----------
-        grid : Grid
-        needed : int
-        helpers : int
-            Helpers to wait for as well.
-        meanwhile : callable
-            Called before every wait for helpers; may raise what makes it pointless.
+        ``meanwhile`` is called before every wait for helpers, and may raise.
 
         Raises
         ------
@@ -246,11 +228,10 @@ class MachineDirectory:
                 self._say(f"helpers: {len(self.helpers())} of {helpers}")
             else:
                 self._say(f"machines: {len(self._known())} of {needed}")
-            self._sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
+            self.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _attending(self, *, simulated: bool) -> Attending:
-        """What is known of the nodes while they are waited for."""
         connected = self.node_map() if self.names else self._known()
         return Attending(
             nodes=self._nodes,
@@ -266,14 +247,14 @@ class MachineDirectory:
         )
 
     def _say(self, waiting: str) -> None:
-        """Say what is waited for: once, and again where it changed or much time has passed."""
+        """Log what is waited for, when it changes and from time to time."""
         text, now = f"Waiting for {waiting} connected{self._said()}.", time.monotonic()
         if text != self._last_said[0] or now - self._last_said[1] >= _SAY_AGAIN_S:
             self._last_said = text, now
-            log(INFO, "%s", text)
+            logger.info("%s", text)
 
     def _complete(self) -> bool:
-        """Whether the machines of the training are known."""
+        """Whether all machines of the training are known."""
         if len(self._known()) < self.fewest:
             return False
         if self.num_clients is not None:
@@ -282,12 +263,8 @@ class MachineDirectory:
         pending = [since for message_id, since in self._greeted.values() if message_id]
         return all(time.monotonic() - since >= _ANSWERS_WITHIN_S for since in pending)
 
-    def pause(self, seconds: float) -> None:
-        """Wait."""
-        self._sleep(seconds)
-
     def refresh(self, grid: Grid) -> None:
-        """Greet nodes that are new and take the answers that have come so far; does not wait for any."""
+        """Greet new nodes and take the answers that have come, without waiting."""
         now = time.monotonic()
         connected = set(grid.get_node_ids())
         if len(connected) != self._nodes:
@@ -324,7 +301,7 @@ class MachineDirectory:
         self._strangers = {**self._strangers, node_id: kind} if kind else self._strangers
         several = 0 if met is None else len(met.machines) + len(met.helpers)
         if met is not None and met.machines and self.schema and met.schema != self.schema:
-            log(WARNING, "Node %d has %s and is not asked.", node_id, _OTHER_SCHEMA)
+            logger.warning("Node %d has %s and is not asked.", node_id, _OTHER_SCHEMA)
             self._greeted[node_id] = ("", self._greeted[node_id][1])
             self._failures[_OTHER_SCHEMA] += 1
             return
@@ -337,26 +314,26 @@ class MachineDirectory:
         if met is None:
             self._failures[failure(reply)] += 1
             return
-        log(WARNING, "Node %d says that it is %d machines and is not asked: it may be one.", node_id, several)
+        logger.warning("Node %d says that it is %d machines and is not asked: it may be one.", node_id, several)
         self._failures[_SEVERAL_NAMES] += 1
 
     def _report_schemas(self) -> None:
-        """Say once that machines take different things for a record: their releases do not belong together."""
+        """Warn once of machines with different schemas, whose releases do not belong together."""
         stated = {met.schema for met in self._hosted.values() if met.machines and met.schema}
         if len(stated) > 1 and _OTHER_SCHEMA not in self._warned:
             self._warned.add(_OTHER_SCHEMA)
-            log(
-                WARNING, "Machines state %d schemas of records: have their operators compare schema files.", len(stated)
+            logger.warning(
+                "Machines state %d schemas of records: have their operators compare schema files.", len(stated)
             )
 
     def _report_repeated(self) -> None:
         for name in self._repeated():
             if name not in self._warned:
-                log(WARNING, "Machine %r is reported by two nodes; the one met first is asked.", name)
+                logger.warning("Machine %r is reported by two nodes; the one met first is asked.", name)
                 self._warned.add(name)
 
     def _repeated(self) -> list[str]:
-        """The names that more than one connected node reports."""
+        """Names that several connected nodes report."""
         return sorted(name for name, times in Counter(self._all_names()).items() if times > 1)
 
     def _all_names(self) -> Iterable[str]:
@@ -366,11 +343,11 @@ class MachineDirectory:
         return sorted(set(self._all_names()), key=by_length_and_name)
 
     def _said(self) -> str:
-        """What nodes answered that could not be met."""
+        """The answers of nodes that could not be met."""
         return "".join(f"; {count} answered with {reason}" for reason, count in self._failures.items())
 
 
-# An exception of the ClientApp, which murmurfl's never lets out.
+# Codes of an exception that left the ClientApp, as none leaves murmurfl's.
 _RAISED = (ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
 # What Flower's legacy ClientApp raises on a message of the Message API.
 _OF_LEGACY = ("fitins.", "evaluateins.", "Invalid message type: query")
@@ -378,33 +355,23 @@ _OF_LEGACY = ("fitins.", "evaluateins.", "Invalid message type: query")
 
 @dataclass(frozen=True)
 class Introduction:
-    """Who is on a node, in its own words.
+    """Who a node says it is; a real one is one machine or one helper."""
 
-    Parameters
-    ----------
-    machines, helpers : tuple of str
-        Names; a real node is one of the two.
-    roster : str
-        Of its helpers: the roster they work with, as JSON text; empty without helpers.
-    schema : str
-        The digest of what its machines take for a record; empty where they do not say.
-    """
-
-    machines: tuple[str, ...]
-    helpers: tuple[str, ...] = ()
-    roster: str = ""
-    schema: str = ""
+    machines: tuple[str, ...]  # names
+    helpers: tuple[str, ...] = ()  # names
+    roster: str = ""  # of its helpers, as JSON text
+    schema: str = ""  # digest of its machines' schema; empty where they do not say
 
 
 def hello(node_id: int, message_type: str, entries: Mapping[str, Any]) -> Message:
-    """What a node is asked; ``entries`` are what every message of the training says."""
+    """The greeting of a node, with the entries of every message of the training."""
     asked = {protocol.ASK: protocol.ASK_HELLO, protocol.VERSION: protocol.PROTOCOL_VERSION}
     config = ConfigRecord({**entries, **asked})
     return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=message_type)
 
 
 def introduction(reply: Message) -> Introduction | None:
-    """What a node said, or None if it said nothing that this server understands."""
+    """The introduction in a node's reply, or None if this server does not understand it."""
     config = None if reply.has_error() else reply.content.config_records.get(protocol.CONFIG)
     if config is None or config.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
         return None
@@ -434,10 +401,7 @@ def failure(reply: Message) -> str:
 
 
 def stranger(reply: Message) -> str:
-    """Of what kind a node's ClientApp is, where it does not know murmurfl; empty where it does, or cannot be told.
-
-    A node may say anything in its reply, which chooses between two sentences of ours and no more.
-    """
+    """The kind of a node's ClientApp that does not know murmurfl; empty where it does, or cannot be told."""
     if not reply.has_error():
         return "" if any(protocol.VERSION in record for record in reply.content.config_records.values()) else WITHOUT
     if reply.error.code not in _RAISED:
@@ -447,7 +411,7 @@ def stranger(reply: Message) -> str:
 
 
 def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
-    """The names of an entry, none if it is missing; None if it is no list of names."""
+    """The names of an entry, () if it is missing; None if it is no list of names."""
     names = config.get(key, [])
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list):
@@ -460,9 +424,9 @@ def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
 MOST_NAMED = 10
 
 WITHOUT = "without"
-"""A node whose ClientApp does not speak murmurfl's protocol."""
+"""A ClientApp that does not speak murmurfl's protocol."""
 LEGACY = "legacy"
-"""Such a node, whose ClientApp is of Flower's legacy kind."""
+"""One of Flower's legacy kind."""
 
 
 def is_simulation(grid: object) -> bool:
@@ -474,54 +438,26 @@ def is_simulation(grid: object) -> bool:
 
 @dataclass(frozen=True)
 class Attending:
-    """What a server knows of the nodes while it waits.
+    """What a server knows of the nodes while it waits."""
 
-    Parameters
-    ----------
-    nodes : int
-        Connected.
-    silent : int
-        Of these, those that have not answered their greeting yet.
-    machines, helpers : sequence of str
-        Names of those that were met.
-    gone : sequence of str
-        Names of machines of the training that are not connected any more.
-    doubles : sequence of str
-        Names that several nodes report.
-    strangers : mapping of str to int
-        How many nodes there are of each kind that does not speak the protocol.
-    said : str
-        What other nodes answered.
-    simulated : bool
-        Whether these are all nodes there will ever be.
-    """
-
-    nodes: int
-    silent: int
-    machines: Sequence[str]
-    helpers: Sequence[str] = ()
-    gone: Sequence[str] = ()
-    doubles: Sequence[str] = ()
-    strangers: Mapping[str, int] = field(default_factory=dict)
-    said: str = ""
-    simulated: bool = False
+    nodes: int  # connected
+    silent: int  # of these, those that have not answered their greeting yet
+    machines: Sequence[str]  # names
+    helpers: Sequence[str] = ()  # names
+    gone: Sequence[str] = ()  # machines of the training that are not connected any more
+    doubles: Sequence[str] = ()  # names that several nodes report
+    strangers: Mapping[str, int] = field(default_factory=dict)  # how many nodes of each kind (:func:`stranger`)
+    said: str = ""  # answers of other nodes
+    simulated: bool = False  # whether no more nodes will come
 
 
 @dataclass(frozen=True)
 class Needed:
-    """What a training waits for.
-
-    Parameters
-    ----------
-    machines, helpers : int
-        How many of each.
-    client : str
-        What the machines' ClientApp must have, as a line of code.
-    """
+    """What a training waits for."""
 
     machines: int
     helpers: int = 0
-    client: str = ""
+    client: str = ""  # the machines' ClientApp, as a line of code
 
     @property
     def nodes(self) -> int:
@@ -530,14 +466,7 @@ class Needed:
 
 
 def pointless(needed: Needed, seen: Attending) -> str:
-    """Why there is no point in waiting; empty where there may be.
-
-    Parameters
-    ----------
-    needed : Needed
-    seen : Attending
-        In a simulation, once its nodes are all there.
-    """
+    """Why there is no point in waiting; empty where there may be."""
     strangers = sum(seen.strangers.values())
     if not seen.simulated:
         nobody = not (seen.silent or seen.machines or seen.helpers)
@@ -554,15 +483,7 @@ def pointless(needed: Needed, seen: Attending) -> str:
 
 
 def shortage(needed: Needed, seen: Attending, deadline_s: float | None = None) -> str:
-    """That there are too few machines.
-
-    Parameters
-    ----------
-    needed : Needed
-    seen : Attending
-    deadline_s : float, optional
-        How long was waited; default not at all.
-    """
+    """The error of too few machines, after a wait of ``deadline_s`` or none."""
     if seen.strangers:
         return _foreign(needed, seen)
     within = "" if deadline_s is None else f" within {deadline_s:g} s"
@@ -586,7 +507,7 @@ def shortage(needed: Needed, seen: Attending, deadline_s: float | None = None) -
 
 
 def no_helpers(needed: Needed, seen: Attending, deadline_s: float | None = None) -> str:
-    """That there are too few helpers; parameters as for :func:`shortage`."""
+    """The error of too few helpers, after a wait of ``deadline_s`` or none."""
     names = f" ({', '.join(map(repr, sorted(seen.helpers)))})" if seen.helpers else ""
     if deadline_s is None:
         return (
@@ -602,7 +523,7 @@ def no_helpers(needed: Needed, seen: Attending, deadline_s: float | None = None)
 
 
 def _small(needed: Needed, seen: Attending) -> str:
-    """A simulation has too few nodes."""
+    """The error of a simulation with too few nodes."""
     what = f"{needed.machines} machines"
     if needed.helpers:
         what = f"{needed.nodes} nodes, for {what} and {needed.helpers} helpers"
@@ -613,7 +534,7 @@ def _small(needed: Needed, seen: Attending) -> str:
 
 
 def _foreign(needed: Needed, seen: Attending) -> str:
-    """Nodes run a ClientApp that does not know murmurfl."""
+    """The error of nodes whose ClientApp does not know murmurfl."""
     strangers = sum(seen.strangers.values())
     there = f"{strangers} of {seen.nodes} nodes"
     if seen.strangers.get(LEGACY):

@@ -1,9 +1,9 @@
-"""The model as users know it, named arrays, and as update rules know it: one vector of float64 values."""
+"""A model as named arrays, and as one vector of float64 values for update rules."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ Layout = Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]
 """Name, shape and dtype of each of the model's arrays, in order."""
 
 _MOST_NAMED = 3
-_STYPE = "numpy.ndarray"  # how Flower calls the format of numpy.save
+_STYPE = "numpy.ndarray"  # Flower's name of the format of numpy.save
 
 _WHOLE_STATE = (
     ": it cannot be trained. Of a PyTorch module send what is trained, trainable_arrays(module), in place of its "
@@ -27,21 +27,17 @@ _WHOLE_STATE = (
 
 
 def model_vector(arrays: ArrayRecord) -> tuple[Layout, Vector]:
-    """The layout of a model and its values as one vector, shape (d,).
-
-    Parameters
-    ----------
-    arrays : ArrayRecord
-        Floating-point arrays.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is no array, or one that is not floating-point or not finite.
-    """
+    """The layout of a model and its values as one vector, shape (d,); refuses arrays that are not finite floats."""
     values = {name: array.numpy() for name, array in arrays.items()}
     if not values or all(value.dtype.kind in "iub" for value in values.values()):
-        raise ConfigurationError(_without_numbers(values))
+        got = ", ".join(f"{value.dtype} in {name!r}" for name, value in list(values.items())[:_MOST_NAMED])
+        raise ConfigurationError(
+            "Expected a model with floating-point arrays, to which noise can be added, got "
+            f"{got or 'an empty ArrayRecord'}. Trees (XGBoost, LightGBM, random forests) and models that travel as "
+            "bytes have none. Train a model with weights on the same features, such as LogisticRegression or a small "
+            "network (private_client_app takes both); or grow the trees on public data and train their leaf values "
+            "alone, as one array of floats."
+        )
     for name, value in values.items():
         if value.dtype.kind != "f" or not np.isfinite(value).all():
             raise ConfigurationError(
@@ -64,17 +60,5 @@ def array_record(vector: Vector, layout: Layout) -> ArrayRecord:
 
 
 def vector_size(layout: Layout) -> int:
-    """d: how many values the model's arrays have in all."""
+    """d, the number of values in all arrays."""
     return sum(math.prod(shape) for _, shape, _ in layout)
-
-
-def _without_numbers(values: Mapping[str, NDArray[Any]]) -> str:
-    """Why a model that has no floating-point arrays cannot be trained, and what can."""
-    got = ", ".join(f"{value.dtype} in {name!r}" for name, value in list(values.items())[:_MOST_NAMED])
-    return (
-        "Expected a model with floating-point arrays, to which noise can be added, got "
-        f"{got or 'an empty ArrayRecord'}. Trees (XGBoost, LightGBM, random forests) and models that travel as bytes "
-        "have none. Train a model with weights on the same features, such as LogisticRegression or a small network "
-        "(private_client_app takes both); or grow the trees on public data and train their leaf values alone, as one "
-        "array of floats."
-    )

@@ -1,22 +1,22 @@
-"""What a training finds out before its first round, while nothing is spent, and when it must not go on.
+"""Checks of a training before its first round, while nothing is spent, and of rounds that come to nothing.
 
-Whether machines last for all rounds and evaluate, what their noise leaves of the model, whether anything comes from
-them at all, and whether clipping leaves anything of it.
+Do machines last for all rounds, and evaluate? What does their noise leave of the model? Does anything come from them,
+and does clipping leave anything of it?
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from logging import INFO, WARNING
 from typing import Any
-
-from flwr.common.logger import log
 
 from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.accounting.noise_forecast import Forecast
 from ...privacy.machine.clipping_figures import FAR_BEYOND, TrainingFigures, times
 from .replies import RoundReport, releases_left
 from .sampling import rounds_possible
+
+logger = logging.getLogger("flwr")
 
 PATIENCE = 3
 """Rounds from which nothing came but refusals, after which a training that never had anything is given up."""
@@ -35,24 +35,7 @@ def check_rounds(
     done: int,
     num_rounds: int,
 ) -> None:
-    """Refuse a training that asks a machine more often than it says it can answer; it knows before it begins.
-
-    Parameters
-    ----------
-    sample : callable
-        The machines that are asked in a round.
-    statements : mapping
-        What each machine says of itself, by name.
-    done : int
-        Rounds that are over.
-    num_rounds : int
-        T.
-
-    Raises
-    ------
-    ConfigurationError
-        If a machine is asked too often, and no round is over yet.
-    """
+    """Refuse a training that asks a machine, by ``sample`` of a round, more often than it says it can answer."""
     stated = {name: releases_left(said) for name, said in statements.items()}
     last, name = rounds_possible(sample, range(done + 1, num_rounds + 1), stated)
     if last is None or name is None:
@@ -68,24 +51,11 @@ def check_rounds(
         )
     # No refusal here: a server that was killed asks for a round again, and what its machines released for it the first
     # time is spent. So a training that was possible may end up short of a release, through no fault of its plan.
-    log(WARNING, "In what is left of %d rounds %s; it refuses from then on.", num_rounds, said)
+    logger.warning("In what is left of %d rounds %s; it refuses from then on.", num_rounds, said)
 
 
 def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) -> None:
-    """Refuse a training whose server has sums of masked releases, and whose machines none, or the other way round.
-
-    Parameters
-    ----------
-    statements : mapping
-        What each machine says of itself, by name.
-    masked : bool
-        Whether the server has such sums.
-
-    Raises
-    ------
-    ConfigurationError
-        If that is so for all machines: no reply could ever be read.
-    """
+    """Refuse a training if server (``masked``) and all machines disagree about masks: no reply could be read."""
     unlike = [name for name, stated in statements.items() if (protocol.MIN_COHORT in stated) != masked]
     if not unlike or len(unlike) < len(statements):
         return
@@ -103,19 +73,9 @@ def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) ->
 
 
 def check_evaluations(statements: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse to ask machines for evaluations if none of them gives any; warn if some do not.
-
-    Parameters
-    ----------
-    statements : mapping
-        What each machine says of itself, by name.
-
-    Raises
-    ------
-    ConfigurationError
-        If none allows it.
-    """
-    said = {name: bool(stated["evaluation-allowed"]) for name, stated in statements.items() if _says(stated)}
+    """Refuse to ask machines for evaluations if none of them allows any; warn if some do not."""
+    stated = {name: statement.get("evaluation-allowed") for name, statement in statements.items()}
+    said = {name: bool(allowed) for name, allowed in stated.items() if isinstance(allowed, bool | int)}
     refusing = [name for name, allowed in said.items() if not allowed]
     if not refusing:
         return
@@ -129,37 +89,18 @@ def check_evaluations(statements: Mapping[str, Mapping[str, Any]]) -> None:
             "leave evaluate_on_machines out and give start(..., evaluate_fn=...), on public data."
         )
     named = ", ".join(refusing[:_MOST_NAMED]) + (", ..." if len(refusing) > _MOST_NAMED else "")
-    log(WARNING, "%d of %d machines do not evaluate (%s). %s", len(refusing), len(said), named, how)
-
-
-def _says(stated: Mapping[str, Any]) -> bool:
-    return isinstance(stated.get("evaluation-allowed"), bool | int)
+    logger.warning("%d of %d machines do not evaluate (%s). %s", len(refusing), len(said), named, how)
 
 
 def is_hopeless(history: Sequence[RoundReport], patience: int) -> bool:
-    """Whether a training has had nothing but refusals from its beginning, in as many rounds as there is patience for.
-
-    Lost replies and closed rounds may mend; a machine that refuses says that it will.
-    """
+    """Whether all of at least ``patience`` rounds had nothing but refusals; lost replies and closed rounds may mend."""
     return len(history) >= patience and all(
         report.asked and report.refusals + report.malformed >= report.asked for report in history
     )
 
 
 def check_something_came(history: Sequence[RoundReport], why: Sequence[str] = ()) -> None:
-    """Refuse to call it a result if rounds asked for releases and none was ever aggregated.
-
-    Parameters
-    ----------
-    history : sequence of RoundReport
-    why : sequence of str
-        The texts of refusals.
-
-    Raises
-    ------
-    NothingAggregatedError
-        With what machines said.
-    """
+    """Refuse a result of rounds that asked for releases and aggregated none; ``why`` has the texts of refusals."""
     asked = [report for report in history if report.asked]
     if not asked or any(report.aggregated for report in asked):
         return
@@ -178,44 +119,32 @@ def check_something_came(history: Sequence[RoundReport], why: Sequence[str] = ()
 
 
 _WIDTH = 64
-"""Of a line beside Flower's `WARNING :`, on a terminal of 80 columns."""
+"""Width of a line beside Flower's `WARNING :` on a terminal of 80 columns."""
 
 
 def log_forecast(forecast: Forecast | None) -> None:
-    """Say it once: a warning nobody can miss where the model will be noise, and otherwise a line or a few.
-
-    Parameters
-    ----------
-    forecast : Forecast or None
-        Nothing is said where there is none.
-    """
+    """Log a forecast: as a banner where the model will be noise, else in a line or a few."""
     if forecast is None:
         return
     if forecast.is_warning:
         # A record for each line: `murmurfl run` and others who read this log look for warnings line by line.
         for line in forecast.banner(_WIDTH):
-            log(WARNING, "%s", line)
+            logger.warning("%s", line)
         return
-    log(INFO, "%s %s", forecast.sentence, forecast.basis)
+    logger.info("%s %s", forecast.sentence, forecast.basis)
     for line in forecast.advice():
-        log(INFO, "%s", line)
+        logger.info("%s", line)
 
 
 ALL_MACHINES = ""
-"""In the place of a machine's name, for figures of all machines of a round together."""
+"""A machine's name for the figures of all machines of a round together."""
 
 
 class ClippingWatch:
-    """Keeps what clipping did in every round, and warns of what makes a training useless.
-
-    Notes
-    -----
-    The figures are not private. Only simulated machines tell them.
-    """
+    """What clipping did in every round, with warnings; not private, so only simulated machines tell it."""
 
     def __init__(self) -> None:
         self.rounds: dict[int, TrainingFigures] = {}
-        """The figures of all machines of a round together, by round."""
         self._warned_of_not_finite = False
         self._warned_of_ratio = 0.0
 
@@ -227,13 +156,12 @@ class ClippingWatch:
         self.rounds[server_round] = of_round
         if of_round.not_finite and not self._warned_of_not_finite:
             self._warned_of_not_finite = True
-            log(WARNING, "Round %d, in simulation: %s", server_round, of_round.sentence)
+            logger.warning("Round %d, in simulation: %s", server_round, of_round.sentence)
         # A warning each time the ratio has doubled: one is too few where a training diverges, one a round too many.
         if of_round.median_ratio > max(FAR_BEYOND, 2 * self._warned_of_ratio):
             self._warned_of_ratio = of_round.median_ratio
             name, worst = max(figures.items(), key=lambda item: item[1].largest_ratio)
-            log(
-                WARNING,
+            logger.warning(
                 "Round %d, in simulation: half of the contributions were over %s the clip norm%s: next to "
                 "nothing is left of them. Scale the model or its inputs, train less at a time, or raise clip_norm.",
                 *(server_round, times(of_round.median_ratio)),

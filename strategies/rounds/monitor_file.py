@@ -1,27 +1,26 @@
-"""What a server's monitor sees of its runs: a small file that is written anew after every round.
+"""The figures that a server's monitor reads: a small file, written anew after every round.
 
-A ServerApp is a process of its own that ends with its run. Whoever watches the server, ``murmurfl server``, names a
-folder in the environment; every strategy adds what its rounds' reports say to the one file there, and the figures stay
-when the run is over. Counts only: of machines, answers and refusals, as the reports have them.
+A ServerApp is a process of its own that ends with its run. ``murmurfl server`` names a folder in the environment; every
+strategy adds the counts of its rounds' reports to the one file there, and they stay when the run is over.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.common.logger import log
-
 from ...privacy import protocol
 from .replies import RoundReport
+
+logger = logging.getLogger("flwr")
 
 FIGURES_VARIABLE = "MURMURFL_FIGURES"
 """The environment variable with the folder of the file; without it nothing is written."""
@@ -37,37 +36,21 @@ _REASONS = frozenset(protocol.REFUSAL_NAMES.values())
 
 @dataclass(frozen=True)
 class ServerFigures:
-    """Counts over all rounds of all runs that were noted in one folder, and of the round that ended last.
+    """Counts of all rounds of all runs in one folder, as in :class:`~murmurfl.strategies.RoundReport`, and the last."""
 
-    Parameters
-    ----------
-    rounds, closed : int
-        Rounds that ended; of them those in which no sum was opened.
-    asked, aggregated, lost, late, malformed, unopened : int
-        As in :class:`~murmurfl.strategies.RoundReport`, added up.
-    refused : dict of str to int
-        By the protocol's names of refusals, and ``other``.
-    round, planned : int
-        The number of the last round, and how many rounds its run is to have.
-    seconds : float
-        From the round before it, or from the beginning of its run.
-    at : float
-        When it ended, in seconds since 1970.
-    """
-
-    rounds: int = 0
-    closed: int = 0
+    rounds: int = 0  # rounds that ended
+    closed: int = 0  # rounds in which no sum was opened
     asked: int = 0
     aggregated: int = 0
     lost: int = 0
     late: int = 0
     malformed: int = 0
     unopened: int = 0
-    refused: dict[str, int] = field(default_factory=dict)
-    round: int = 0
-    planned: int = 0
-    seconds: float = 0.0
-    at: float = 0.0
+    refused: dict[str, int] = field(default_factory=dict)  # by the protocol's names of refusals, and ``other``
+    round: int = 0  # the number of the last round
+    planned: int = 0  # rounds of its run
+    seconds: float = 0.0  # since the round before it, or since its run began
+    at: float = 0.0  # when it ended, in seconds since 1970
 
     def after(self, report: RoundReport, planned: int, seconds: float, at: float) -> ServerFigures:
         """These figures with one more round."""
@@ -89,16 +72,10 @@ class ServerFigures:
 
 
 def read_figures(folder: Path) -> ServerFigures | None:
-    """What was noted in a folder; None where nothing was, or nothing that could be believed.
+    """The figures in a folder; None where there are none, or none that could be believed.
 
-    Parameters
-    ----------
-    folder : Path
-
-    Notes
-    -----
-    Whoever submits a run can write to the file. It is read up to a fixed length and never waited for; nothing of it is
-    returned but numbers, and counts under the names of refusals that the protocol has.
+    Whoever submits a run can write to the file. It is read up to a fixed length and never waited for; only numbers are
+    returned, and counts under the protocol's names of refusals.
     """
     try:
         # Neither through a link, nor waiting for the other end of a pipe.
@@ -138,13 +115,7 @@ def _is_number(value: Any, kind: type) -> bool:
 
 
 class FigureFile:
-    """The file to which one training adds its rounds.
-
-    Parameters
-    ----------
-    folder : Path
-        Several trainings may note their rounds in one.
-    """
+    """The file to which one training adds its rounds; several may share a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -153,19 +124,12 @@ class FigureFile:
 
     @classmethod
     def of_environment(cls) -> FigureFile | None:
-        """That of the folder that the environment names, or None."""
+        """The file in the folder that the environment names, or None."""
         folder = os.environ.get(FIGURES_VARIABLE)
         return cls(Path(folder)) if folder else None
 
     def note(self, report: RoundReport, planned: int) -> None:
-        """Add a round that is over; what cannot be written is said once and disturbs no training.
-
-        Parameters
-        ----------
-        report : RoundReport
-        planned : int
-            Rounds of the training.
-        """
+        """Add a round of a training of ``planned`` rounds; a failure to write is logged once and disturbs nothing."""
         now = time.monotonic()
         seconds, self._last = now - self._last, now
         try:
@@ -174,7 +138,7 @@ class FigureFile:
                 self._write(before.after(report, planned, seconds, time.time()))
         except (OSError, OverflowError, ValueError) as error:
             if not self._failed:
-                log(WARNING, "What a monitor is to see could not be written to %s: %s", self._folder, error)
+                logger.warning("What a monitor is to see could not be written to %s: %s", self._folder, error)
             self._failed = True
 
     def _write(self, figures: ServerFigures) -> None:
@@ -189,13 +153,7 @@ class FigureFile:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Alone among the processes that write to a folder, as far as the system knows of locks.
-
-    Raises
-    ------
-    OSError
-        If another process has the lock for long: no run waits for somebody else's.
-    """
+    """Exclude other processes that write to a folder; gives up soon, since no run waits for another one."""
     with (folder / _LOCK).open("ab") as file:
         with suppress(ImportError):
             import fcntl

@@ -1,10 +1,7 @@
-"""The options that every strategy takes, typed once; a strategy's own file adds what only that strategy takes.
+"""The options of every strategy, typed once, so that a type checker knows them in ``**options`` (PEP 692).
 
-A strategy hands options on to its base class as ``**options``. With ``Unpack`` (PEP 692) a type checker knows what they
-are, so that a misspelt option is found before anything runs.
-
-A permit is what the session's owner signed away from the server (:mod:`murmurfl.privacy.permits`). The server shows it
-with every message, and learns here, before anybody is asked, whether that is of any use.
+A permit is signed by the session's owner away from the server (:mod:`murmurfl.privacy.permits`), which shows it with
+every message; whether it fits is checked here before anybody is asked.
 """
 
 from __future__ import annotations
@@ -20,13 +17,14 @@ from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, protocol
+from ...privacy.accounting.asked import check_count
 from ...privacy.permits import read_permit, shown_time
 from ..sums.secure_aggregation import SecureAggregation
 from .replies import RoundReport
 from .sampling import SAMPLINGS, Sampling
 
 OnRound = Callable[[RoundReport, MetricRecord | None], None]
-"""What is called after every round, with its report and the metrics of the central evaluation."""
+"""Called after every round with its report and the metrics of the central evaluation."""
 
 
 class RoundOptions(TypedDict, total=False):
@@ -60,14 +58,8 @@ class ReleaseOptions(RoundOptions, total=False):
 
 
 def check_rounds_options(sampling: str, session: str | None, evaluate_every: int) -> None:
-    """Refuse a number of rounds, a way of sampling or a session's name that cannot be.
-
-    Raises
-    ------
-    ConfigurationError
-    """
-    if isinstance(evaluate_every, bool) or not isinstance(evaluate_every, int) or evaluate_every < 1:
-        raise ConfigurationError(f"Expected evaluate_every to be an integer >= 1, got {evaluate_every!r}.")
+    """Refuse impossible values of these options."""
+    check_count("evaluate_every", evaluate_every)
     if sampling not in SAMPLINGS:
         raise ConfigurationError(f"Expected sampling one of {SAMPLINGS}, got {sampling!r}.")
     if session is not None and not (session.isalnum() and len(session) <= protocol.LONGEST_SESSION_NAME):
@@ -75,12 +67,7 @@ def check_rounds_options(sampling: str, session: str | None, evaluate_every: int
 
 
 def refuse_sums(option: SecureAggregation, refusing: str) -> None:
-    """Refuse secure aggregation where a strategy needs more than sums: ``refusing`` is its name.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse what is no SecureAggregation, and any where the strategy named ``refusing`` needs more than sums."""
     if not isinstance(option, SecureAggregation):
         raise ConfigurationError(
             f"Expected secure_aggregation to be a SecureAggregation, got {type(option).__name__}: write "
@@ -94,13 +81,7 @@ def refuse_sums(option: SecureAggregation, refusing: str) -> None:
 
 
 def centre_bytes(centre: NDArray[np.floating]) -> bytes:
-    """A centre as requests have it: float32 values, little endian.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is not one row of values that are finite in float32.
-    """
+    """A centre in a request: float32 values, little endian; refused unless it is one row of finite ones."""
     with np.errstate(over="ignore"):
         values = np.asarray(centre).astype("<f4")
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
@@ -109,22 +90,7 @@ def centre_bytes(centre: NDArray[np.floating]) -> bytes:
 
 
 def session_of(permit: str | None, session: str | None) -> str:
-    """The session of a training: the one that it is given, its permit's first, or without either a fresh one.
-
-    Parameters
-    ----------
-    permit : str or None
-    session : str or None
-
-    Raises
-    ------
-    ConfigurationError
-        If it is no permit, one that has ended, or one for other sessions.
-
-    Notes
-    -----
-    Machines look at the permit themselves.
-    """
+    """The session of a training: the given one, its permit's first, or a fresh one; refuses a permit that is no use."""
     if not permit:
         return secrets.token_hex(16) if session is None else session
     said = read_permit(permit)
@@ -139,12 +105,7 @@ def session_of(permit: str | None, session: str | None) -> str:
 
 
 def check_permitted(permit: str, session: str) -> None:
-    """Refuse a permit for other sessions than that of a training.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse a permit for other sessions than the training's."""
     sessions = read_permit(permit).sessions
     if session not in sessions:
         raise ConfigurationError(

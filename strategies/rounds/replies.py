@@ -1,4 +1,4 @@
-"""What a round asks, how it is sent, and which of the replies to believe.
+"""A round's requests, how they are sent, and which replies to believe.
 
 A reply comes from a machine that may be broken, a node that may be somebody else's, and a network that may duplicate or
 delay: it is read as a whole, or dropped.
@@ -6,15 +6,14 @@ delay: it is read as a whole, or dropped.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from logging import INFO, WARNING
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -25,63 +24,46 @@ from ...privacy.sums.masking import MaskedRelease, Sealed
 from ...privacy.sums.roster import MOST_MACHINES
 from .layout import Layout, Vector
 
+logger = logging.getLogger("flwr")
+
 LARGEST_VALUE = 1e100
-"""No value of a release may be larger: sums of finite but huge values could become infinite, and then NaN."""
+"""Largest value of a release: sums of finite but huge values could become infinite, and then NaN."""
 
 LARGEST_COUNT = 2**53
-"""No count of a release is larger in magnitude: what is sent is float64, and exact."""
+"""Largest count of a release in magnitude: what is sent is float64, and exact."""
 
 _MOST_SAMPLES = 2**31
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What became of one round's requests.
-
-    Parameters
-    ----------
-    server_round : int
-        t.
-    asked : int
-        m, machines sampled.
-    aggregated : int
-        Replies that entered the model.
-    lost : int
-        Machines that were not connected or whose reply did not come in time.
-    late : int
-        Replies dropped because another of that machine's was aggregated since they were asked for, or because they came
-        after their round where that is of no use.
-    malformed : int
-        Replies dropped for their shape, values or entries.
-    refused : dict of str to int
-        Error replies by reason.
-    samples : int
-        Samples that the aggregated replies say they count for, a public number: b of each machine, or all that it has.
-    unopened : int
-        Under secure aggregation: replies that came, and were carried over because the round was closed.
-    closed : str
-        Why it was closed; empty if it was not.
-    overdue : int
-        Of the replies that came, those to requests of earlier rounds.
-    awaited : int
-        Requests that were open when the round ended, of this round and of earlier ones.
-    finished : int
-        Machines that have made all releases that they can, and are not asked any more.
-    """
+    """What became of one round's requests."""
 
     server_round: int
     asked: int = 0
+    """m, machines sampled."""
     aggregated: int = 0
+    """Replies that entered the model."""
     lost: int = 0
+    """Machines that were not connected or whose reply did not come in time."""
     late: int = 0
+    """Replies dropped because another of the machine's was aggregated since, or because they came after their round."""
     malformed: int = 0
+    """Replies dropped for their shape, values or entries."""
     refused: dict[str, int] = field(default_factory=dict)
+    """Error replies by reason."""
     samples: int = 0
+    """Samples in the aggregated replies by their own account, public: b of each machine, or all that it has."""
     unopened: int = 0
+    """Under secure aggregation: replies that were carried over because the round was closed."""
     closed: str = ""
+    """Why the round was closed; empty if it was not."""
     overdue: int = 0
+    """Replies to requests of earlier rounds."""
     awaited: int = 0
+    """Requests, of this round and earlier ones, that were open when it ended."""
     finished: int = 0
+    """Machines that have made all their releases, and are not asked any more."""
 
     @property
     def refusals(self) -> int:
@@ -90,7 +72,7 @@ class RoundReport:
 
     @property
     def metrics(self) -> MetricRecord:
-        """The counts, as Flower's results hold them."""
+        """The counts for Flower's results."""
         return MetricRecord(
             {
                 "asked": self.asked,
@@ -107,113 +89,68 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """What one round asks, before it becomes messages.
+    """What one round asks, before it becomes messages."""
 
-    Parameters
-    ----------
-    server_round : int
-        t, from 1.
-    session : str
-        The training's name to its machines.
-    acks : mapping of str to int
-        The machines asked, in order, and the last release of each that was aggregated.
-    aggregated : mapping of str to int
-        The last release aggregated of every machine, asked or not; it grows while the round's replies are taken.
-    points : tuple of ndarray of shape (d,)
-        The query points.
-    entries : mapping
-        What the request says to every machine beside that, plain values.
-    sums_suffice : bool
-        Whether replies of several machines may come as :class:`SummedReplies`.
-    """
-
-    server_round: int
+    server_round: int  # t, from 1
     session: str
     acks: Mapping[str, int]
+    """The machines asked, in order, and the last release of each that was aggregated."""
     aggregated: Mapping[str, int]
+    """The last release aggregated of every machine, asked or not; it grows while the round's replies are taken."""
     points: tuple[Vector, ...]
+    """The query points, each of shape (d,)."""
     entries: Mapping[str, Any] = field(default_factory=dict)
+    """Further entries of the request to every machine, plain values."""
     sums_suffice: bool = False
+    """Whether replies of several machines may come as :class:`SummedReplies`."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply that could be read.
-
-    Parameters
-    ----------
-    machine : str
-        Its name, on the node it came from.
-    release, ack : int
-        k, and the acknowledgement the release was built on.
-    contents : ndarray of shape (d,), float64, or Release, or MaskedRelease, or None
-        P_k - P_ack: what was sent, or in a simulation without messages the release itself; under secure aggregation
-        what is under its masks. None where it must not be looked at (:attr:`hidden`).
-    metrics : mapping
-        The other entries.
-    """
+    """A reply that could be read."""
 
     machine: str
     release: int
+    """k."""
     ack: int
+    """The acknowledgement that the release was built on."""
     contents: Vector | Release | MaskedRelease | None
+    """P_k - P_ack: the values that were sent, shape (d,); in a simulation without messages the release itself; under
+    secure aggregation the masked one. None where it must not be looked at (:attr:`hidden`)."""
     metrics: Mapping[str, Any]
+    """The other entries."""
 
     @property
     def values(self) -> Vector:
-        """P_k - P_ack, shape (d,).
-
-        Raises
-        ------
-        ConfigurationError
-            If it is masked: nobody sees it then.
-        """
+        """P_k - P_ack, shape (d,); refused where it is masked."""
         if self.contents is None or isinstance(self.contents, MaskedRelease):
             raise ConfigurationError("Expected a release without masks, got a masked one: only sums can be seen.")
         return self.contents.values if isinstance(self.contents, Release) else self.contents
 
     @property
     def samples(self) -> int:
-        """How many samples it counts for, by its own words; 0 where it says nothing that could be believed."""
+        """Samples in the release by its own account; 0 where that is impossible."""
         said = self.metrics.get(protocol.NUM_EXAMPLES)
         return said if isinstance(said, int) and 1 <= said <= _MOST_SAMPLES else 0
 
     @property
     def hidden(self) -> Reply:
-        """The same without its release: all there is of one that only sums show, on every engine."""
+        """The reply without its release: what is seen of one under masks, on every engine."""
         return replace(self, contents=None)
 
 
 @dataclass(frozen=True)
 class SummedReplies:
-    """Replies of several machines of a simulation, whose releases were added up where they were made.
-
-    Parameters
-    ----------
-    machines : tuple of str
-        Their names.
-    releases, acks : tuple of int
-        k of each, and the acknowledgement it was built on.
-    samples : tuple of int
-        How many samples each counts for.
-    counts : ndarray of shape (d,), int64
-        The sum of their releases, in units of the grid's spacing: integers, whose sum is the same in any order.
-    spacing : float
-        That of the grid, which is one for all.
-    largest : int
-        No count of a single release is larger in magnitude.
-    metrics : mapping
-        The other entries, the same for all.
-    """
+    """Replies of several machines of a simulation, whose releases were added up where they were made."""
 
     machines: tuple[str, ...]
-    releases: tuple[int, ...]
+    releases: tuple[int, ...]  # k of each
     acks: tuple[int, ...]
     samples: tuple[int, ...]
-    counts: NDArray[np.int64]
-    spacing: float
-    largest: int = LARGEST_COUNT
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    counts: NDArray[np.int64]  # the sum of their releases, shape (d,), in units of the grid's spacing
+    spacing: float  # of their common grid
+    largest: int = LARGEST_COUNT  # bound on the magnitude of a count of a single release
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # the other entries, the same for all
 
     def each(self) -> Iterator[Reply]:
         """The reply of each machine, without its release."""
@@ -223,20 +160,14 @@ class SummedReplies:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error reply.
+    """An error reply."""
 
-    Parameters
-    ----------
-    code : int
-        Its code (:mod:`murmurfl.privacy.protocol`).
-    """
-
-    code: int
+    code: int  # of :mod:`murmurfl.privacy.protocol`
 
 
 Outcome = Reply | SummedReplies | Refusal | TrainingFigures | None
-"""What came back for a request: a reply, an error reply, or (None) something that cannot be read. Machines that are
-asked directly may answer several at once, and add what clipping did in the round, of all of them together."""
+"""The answer to a request; None if it cannot be read. Machines that are asked directly may answer several at once, and
+add what clipping did in the round."""
 
 
 @runtime_checkable
@@ -248,11 +179,11 @@ class DirectMachines(Protocol):
         ...
 
     def answer(self, request: RoundRequest) -> Iterable[Outcome]:
-        """What came back; a lost reply is not among it."""
+        """The answers, without lost ones."""
         ...
 
     def statements(self, session: str, names: Sequence[str] | None = None) -> Mapping[str, Mapping[str, Any]]:
-        """What each machine says it has spent, by name; ``names`` are given where only these are asked."""
+        """The machines' privacy statements by name, of all or of ``names``."""
         ...
 
 
@@ -264,7 +195,7 @@ def read_outcome(
     *,
     masked: bool = False,
 ) -> Outcome:
-    """A message as what it says; parameters as for :func:`read_reply`."""
+    """A message as an outcome; parameters as for :func:`read_reply`."""
     if message.has_error():
         return Refusal(message.error.code)
     return read_reply(message, layout, nodes, largest_value, masked=masked)
@@ -287,11 +218,9 @@ def read_reply(
     layout : sequence
         The model's arrays.
     nodes : mapping of str to int
-        The machines asked in this round, and the nodes they are on: a machine answers for itself only.
+        The nodes of the machines asked in this round: a machine answers for itself only.
     largest_value : float
-        A larger magnitude is no release; a huge one would swallow everybody else's. It does not show under masks.
-    masked : bool
-        Whether machines answer under masks.
+        Bound on magnitudes: a huge one would swallow everybody else's. Not checked under masks.
     """
     arrays, metrics, config = (
         message.content.get(key, None) for key in (protocol.ARRAYS, protocol.METRICS, protocol.CONFIG)
@@ -313,7 +242,7 @@ def read_reply(
 
 
 def is_masked(message: Message) -> bool | None:
-    """Whether a reply that says whose it is came under masks; None for anything else."""
+    """Whether a machine's reply came under masks; None for anything else."""
     config = None if message.has_error() else message.content.get(protocol.CONFIG, None)
     if not isinstance(config, ConfigRecord) or protocol.MACHINE not in config:
         return None
@@ -358,10 +287,7 @@ def _read_masked(parts: list[NDArray[Any]], config: Mapping[str, Any]) -> Masked
 
 
 def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> list[Message]:
-    """Send and receive, never two messages at a time to one node.
-
-    Several simulated machines may share a node, and Flower loses a node's state when it handles two messages at once.
-    """
+    """Send and receive, never two messages at a time to one node, whose state Flower would lose."""
     waves: list[dict[int, Message]] = []
     for message in messages:
         node_id = message.metadata.dst_node_id
@@ -376,25 +302,21 @@ _ONLY_SOMETIMES = ("unopened", "closed", "overdue", "awaited", "finished")
 
 
 def plain(report: RoundReport) -> dict[str, Any]:
-    """A report for a checkpoint; what only some rounds have stands only there."""
+    """A report for a checkpoint, without zeros of :data:`_ONLY_SOMETIMES`."""
     return {name: value for name, value in asdict(report).items() if value or name not in _ONLY_SOMETIMES}
 
 
 def log_losses(report: RoundReport) -> None:
-    """One line where replies are missing; a warning where one of them was malformed."""
+    """Log a line where replies are missing; a warning where one was malformed."""
     if report.aggregated < report.asked or report.overdue:
-        log(
-            WARNING if report.malformed else INFO,
+        overdue = f", {report.overdue} asked for before" if report.overdue else ""
+        awaited = f", {report.awaited} awaited" if report.awaited else ""
+        logger.log(
+            logging.WARNING if report.malformed else logging.INFO,
             "Round %d: %d of %d replies aggregated (lost %d, refused %s, late %d, malformed %d%s).",
             *(report.server_round, report.aggregated, report.asked, report.lost, report.refused),
-            *(report.late, report.malformed, _still_open(report)),
+            *(report.late, report.malformed, overdue + awaited),
         )
-
-
-def _still_open(report: RoundReport) -> str:
-    """What a round that does not wait for all has beside the others."""
-    overdue = f", {report.overdue} asked for before" if report.overdue else ""
-    return f"{overdue}, {report.awaited} awaited" if report.awaited else overdue
 
 
 RecordT = TypeVar("RecordT", bound=MutableMapping[str, Any])
@@ -407,21 +329,18 @@ def request_messages(
     nodes: Mapping[str, int],
     message_type: str = MessageType.TRAIN,
 ) -> list[Message]:
-    """The messages of a round, one a machine.
-
-    Parameters
-    ----------
-    config : ConfigRecord
-        The caller's own entries.
-    request : RoundRequest
-    points : mapping of str to ArrayRecord
-        The query points, the same objects for all machines: nobody may change them.
-    nodes : mapping of str to int
-        Where each machine is.
-    message_type : str
-    """
+    """The messages of a round, one a machine; they share the query points, which nobody may change."""
     # What is equal for all machines is made and checked once: a copy of a record shares its values.
-    entries, content = _common_entries(config, request), RecordDict(dict(points))
+    entries = ConfigRecord(
+        {
+            **config,
+            **request.entries,
+            protocol.VERSION: protocol.PROTOCOL_VERSION,
+            protocol.SERVER_ROUND: request.server_round,
+            protocol.SESSION: request.session,
+        }
+    )
+    content = RecordDict(dict(points))
     messages: list[Message] = []
     for name, ack in request.acks.items():
         own = _put(entries.copy(), {protocol.MACHINE: name, protocol.ACK: ack})
@@ -432,10 +351,7 @@ def request_messages(
 
 
 def _alike(message: Message, content: RecordDict, node_id: int) -> Message | None:
-    """A copy of a message that was not sent yet, with other content and for another node; None if Flower has changed.
-
-    Making a message, Flower looks at each argument in every way it can be given, and at the clock.
-    """
+    """A copy of an unsent message with other content for another node, which is quicker; None if Flower has changed."""
     made, metadata = Message.__new__(Message), Metadata.__new__(Metadata)
     vars(metadata).update(vars(message.metadata))
     metadata.dst_node_id = node_id
@@ -444,7 +360,7 @@ def _alike(message: Message, content: RecordDict, node_id: int) -> Message | Non
 
 
 def _put(record: RecordT, values: Mapping[str, Any]) -> RecordT:
-    """Put a string, an integer or a record into a copy of a record, without the checks Flower makes of any value."""
+    """Put values into a copy of a record, without Flower's checks."""
     inside = vars(record).get("_data")
     if inside is None:  # a Flower that keeps them elsewhere
         record.update(values)
@@ -453,33 +369,12 @@ def _put(record: RecordT, values: Mapping[str, Any]) -> RecordT:
     return record
 
 
-def _common_entries(config: ConfigRecord, request: RoundRequest) -> ConfigRecord:
-    """The config of every request of a round but whose it is: the caller's own entries, and those of the protocol."""
-    return ConfigRecord(
-        {
-            **config,
-            **request.entries,
-            protocol.VERSION: protocol.PROTOCOL_VERSION,
-            protocol.SERVER_ROUND: request.server_round,
-            protocol.SESSION: request.session,
-        }
-    )
-
-
 _LONGEST_REASON = 300
 _MOST_REASONS = 10
 
 
 def say_refusals(server_round: int, replies: Iterable[Message], known: list[str]) -> None:
-    """Say why machines refuse, each reason once a training; their texts depend on requests alone.
-
-    Parameters
-    ----------
-    server_round : int
-    replies : iterable of Message
-    known : list of str
-        What was said before; what is new is appended.
-    """
+    """Log why machines refuse, each reason once: new ones are appended to ``known``."""
     for reply in replies:
         if not reply.has_error() or reply.error.code not in protocol.REFUSAL_NAMES:
             continue
@@ -489,21 +384,19 @@ def say_refusals(server_round: int, replies: Iterable[Message], known: list[str]
         shown = "".join(c if c.isprintable() else " " for c in (reply.error.reason or "")[:_LONGEST_REASON])
         if shown and shown not in known and len(known) < _MOST_REASONS:
             known.append(shown)
-            log(WARNING, "Round %d: machines refuse: %s.", server_round, shown)
+            logger.warning("Round %d: machines refuse: %s.", server_round, shown)
 
 
 def say_unlike(server_round: int, unlike: int, *, masked: bool) -> None:
-    """Server and machines disagree about masks: all such replies are malformed, in this round and in any other."""
+    """Warn where server and machines disagree about masks: all such replies are malformed."""
     if unlike and masked:
-        log(
-            WARNING,
+        logger.warning(
             "Round %d: %d replies without masks, and this server has sums of masked releases only: they are "
             "dropped. Have these machines set trust = 'secure-aggregation'.",
             *(server_round, unlike),
         )
     elif unlike:
-        log(
-            WARNING,
+        logger.warning(
             "Round %d: %d replies under masks (trust = 'secure-aggregation'), and this server cannot take them "
             "off: they are dropped. Give the strategy secure_aggregation=SecureAggregation(...), or run murmurfl's "
             "app with trust=secure-aggregation.",
@@ -524,27 +417,9 @@ def ask_statements(
     timeout: float,
     entries: Mapping[str, Any],
 ) -> dict[str, dict[str, Any]]:
-    """The privacy statements of machines, by name; one that gives no sensible answer is missing.
+    """The privacy statements of machines by name, without those that give no sensible answer; unchecked.
 
-    Parameters
-    ----------
-    grid : Grid
-    nodes : mapping of str to int
-        The machines asked and the nodes they are on.
-    session : str
-        The training the statements are about.
-    num_parameters : int
-        d: a machine behind a noise mod learns the model's size from it.
-    message_type : str
-        The type of the messages.
-    timeout : float
-        Seconds to wait for the answers.
-    entries : mapping
-        What every message of the training says.
-
-    Notes
-    -----
-    The statements are the machines' own words; a server cannot check them.
+    A machine behind a noise mod learns the model's size from ``num_parameters``.
     """
     messages = []
     for name, node_id in nodes.items():
@@ -572,7 +447,7 @@ def ask_statements(
 
 
 def is_statement(entries: Mapping[str, Any]) -> bool:
-    """Whether the entries of an answer are those of a machine's privacy statement."""
+    """Whether entries are a machine's privacy statement."""
     numbers = [entries.get(key) for key in _STATEMENT_NUMBERS]
     # Under secure aggregation all three, or none: a mu without what it rests on would be said of anybody.
     sums = [entries.get(key) for key in (protocol.MU_LOCAL, protocol.MIN_HONEST, protocol.MIN_COHORT)]
@@ -584,7 +459,7 @@ def is_statement(entries: Mapping[str, Any]) -> bool:
 
 
 def releases_left(statement: Mapping[str, Any]) -> float:
-    """How many more releases a machine says it can make in this session; if it does not say, what its cap allows."""
+    """How many more releases a machine says it can make in this session; by default what its cap allows."""
     left = statement.get(protocol.RELEASES_LEFT)
     if isinstance(left, int) and not isinstance(left, bool):
         return max(left, 0)

@@ -1,7 +1,7 @@
-"""Which machines a round asks: a function of seed and round alone, so that every engine asks the same ones.
+"""The machines of a round, a function of seed and round alone, so that every engine asks the same ones.
 
-Machines are numbers here, in the order of their names. A sample of m of M machines takes time that grows with m; of M
-machines one permutation is kept, and only where they are dealt (``balanced``).
+Machines are numbers here, in the order of their names. Sampling m of M machines takes time that grows with m; only
+``balanced`` keeps a permutation of all M.
 """
 
 from __future__ import annotations
@@ -26,25 +26,17 @@ _LARGEST_INT32 = 2**31 - 1
 def sample_machines(
     names: Sequence[str], count: int, seed: int, server_round: int, sampling: Sampling = "uniform"
 ) -> list[str]:
-    """``count`` of ``names`` without replacement, in the order of ``names``.
+    """``count`` of ``names`` without replacement, in the order of ``names``: a function of the arguments alone.
 
     Parameters
     ----------
-    names : sequence of str
-        All machines, in their fixed order.
-    count : int
-        m, machines a round.
-    seed : int
-        The sampler's seed.
-    server_round : int
-        t; the sample is a function of the arguments, so resuming needs no state of a generator.
     sampling : {"uniform", "balanced"}
-        ``uniform``: every round by itself, as reshef-levy-2025 has it. ``balanced``: as from a shuffled pack of cards,
-        so that all machines take part equally often and a single pass uses every sample.
+        ``uniform``: every round by itself, as in reshef-levy-2025. ``balanced``: as from a shuffled pack of cards, so
+        that all machines take part equally often and a single pass uses every sample.
 
     Notes
     -----
-    A machine's guarantee is the same whenever it is asked: nothing is drawn from sampling.
+    A machine's guarantee is the same whenever it is asked: sampling does not amplify it.
     """
     numbers: list[int] = sample_numbers(len(names), count, seed, server_round, sampling).tolist()
     return [names[i] for i in numbers]
@@ -53,13 +45,7 @@ def sample_machines(
 def sample_numbers(
     num_machines: int, count: int, seed: int, server_round: int, sampling: Sampling = "uniform"
 ) -> NDArray[np.int64]:
-    """The numbers of :func:`sample_machines`, ascending; the other parameters are its own.
-
-    Parameters
-    ----------
-    num_machines : int
-        M.
-    """
+    """The numbers, ascending, of the machines that :func:`sample_machines` draws of M."""
     if sampling == "balanced":
         return _dealer(num_machines, count, seed).hand(server_round)
     generator = np.random.Generator(np.random.Philox(key=derived_seed("sample machines", seed, server_round)))
@@ -69,21 +55,9 @@ def sample_numbers(
 def rounds_possible(
     asked: Callable[[int], Iterable[str]], rounds: Iterable[int], releases: Mapping[str, float]
 ) -> tuple[int | None, str | None]:
-    """How far rounds get before a machine is asked for more releases than it can make.
+    """The first round that asks a machine for more ``releases`` than it can make, and that machine; None if none does.
 
-    Parameters
-    ----------
-    asked : callable
-        The machines that are asked in a round. A lost reply spends samples as well.
-    rounds : iterable of int
-        The rounds in question, in order.
-    releases : mapping of str to float
-        How many releases each machine can make; a machine that is missing can make any number.
-
-    Returns
-    -------
-    tuple
-        The first round that asks a machine once too often, and that machine; None and None if there is none.
+    ``asked`` gives the machines of a round; one that is missing in ``releases`` can make any number.
     """
     if not releases:
         return None, None
@@ -99,16 +73,7 @@ def rounds_possible(
 def first_asked_too_often(
     asked: Callable[[int], NDArray[np.int64]], rounds: Iterable[int], releases: NDArray[np.int64]
 ) -> tuple[int, int] | None:
-    """The first round that asks a machine for more releases than it can make, and that machine; None if there is none.
-
-    Parameters
-    ----------
-    asked : callable
-        The numbers of the machines that are asked in a round, each once.
-    rounds : iterable of int
-    releases : ndarray of shape (M,), int64
-        How many releases each machine can make.
-    """
+    """:func:`rounds_possible` for machines by number, with their ``releases`` of shape (M,)."""
     left = releases.copy()
     for server_round in rounds:
         numbers = asked(server_round)
@@ -120,10 +85,10 @@ def first_asked_too_often(
 
 
 class _Dealer:
-    """Deals machines as from a shuffled pack, ``count`` distinct ones a round; an empty pack is shuffled anew.
+    """Deals ``count`` distinct machines a round from a shuffled pack; an empty pack is shuffled anew.
 
-    One pack is kept. Of each of the others it is known with which hand it begins and what the pack before it left
-    over, so that any hand can be dealt again.
+    One pack is kept. Of the others it is known with which hand they begin and what the pack before left over, so that
+    any hand can be dealt again.
     """
 
     def __init__(self, num_machines: int, count: int, seed: int) -> None:
@@ -175,11 +140,10 @@ class _Pack:
 
     @property
     def leftover(self) -> NDArray[np.integer]:
-        """What is left when there is no whole hand any more."""
+        """Machines left when there is no whole hand any more."""
         return self._order[self._whole * self._count :]
 
     def hand(self, number: int) -> NDArray[np.int64]:
-        """A hand, ascending."""
         place = number - self._first - len(self._across)
         hand = self._across[0] if place < 0 else self._order[place * self._count : (place + 1) * self._count]
         return np.sort(hand).astype(np.int64)

@@ -1,15 +1,14 @@
-"""A strategy: an update rule, and the rounds of a training around it, told in their order.
+"""A strategy: an update rule, and the rounds of a training around it, in their order.
 
 A subclass is the rule: a frozen state of arrays, the query points it asks for, and a pure step from the sum of a
-round's releases to the next state. Everything a network can do to a round happens here and in the parts a strategy is
-put together from: a roll call (:mod:`.attendance`: whom a round asks, and for how long it waits), a trust
-(:mod:`~murmurfl.strategies.trust.server_trust`: whose noise is in a sum, and whether it comes under masks) and a
-checkpoint (:mod:`.checkpoint`).
+round's releases to the next state. The rounds are put together from a roll call (:mod:`.attendance`: whom a round asks,
+how long it waits), a trust (:mod:`~murmurfl.strategies.trust.server_trust`: whose noise is in a sum) and a checkpoint.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -17,13 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from itertools import repeat
-from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
@@ -79,6 +76,8 @@ from .replies import (
 )
 from .sampling import Sampling
 
+logger = logging.getLogger("flwr")
+
 _STATEMENT_TIMEOUT_S = 60.0
 _TIMEOUT_S = 3600.0
 _FEW = 100
@@ -95,63 +94,58 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     Parameters
     ----------
     num_clients : int, optional
-        M, machines in all; default all that are connected when the training begins. Machines that come later take no
-        part in it.
+        M, the machines of the training; default all that are connected when it begins. Later ones take no part.
     clients_per_round : int, optional
-        m, machines asked in a round, without replacement; default all of them.
+        m, machines asked in a round, without replacement; default all.
     fraction_train, min_train_nodes : optional
-        In place of ``clients_per_round``, as for Flower's FedAvg: the share of all machines that a round asks, and the
-        fewest (2 by default, where there is a share).
+        In place of ``clients_per_round``, as in FedAvg: the share of machines a round asks, and the fewest (default 2).
     min_available_nodes : int, optional
-        In place of ``num_clients``, as for FedAvg: how many machines the training does not begin without; 2 by default.
+        In place of ``num_clients``, as in FedAvg: the fewest machines the training begins with (default 2).
     wait_for : float
-        The share of ``clients_per_round`` whose answers end a round; 1, the default, waits for all that are asked. A
-        machine that has not answered is not asked again until it has, and what it answers late counts where it can
-        (:attr:`late_answers`).
+        Share of ``clients_per_round`` whose answers end a round; 1, the default, waits for all. A machine is not asked
+        again before it has answered, and a late answer counts where it can (:attr:`late_answers`).
     ask : float
-        How many times ``clients_per_round`` machines a round asks, >= 1. Steps divide by that many.
+        A round asks this many times ``clients_per_round`` machines, >= 1. Steps divide by as many.
     seed : int, optional
         Seed of the sampler; default from the operating system.
     sampling : {"uniform", "balanced"}
-        How the machines of a round are drawn (:func:`~murmurfl.strategies.rounds.sampling.sample_machines`).
+        How a round's machines are drawn (:func:`~murmurfl.strategies.rounds.sampling.sample_machines`).
     session : str, optional
-        Names this training to the machines, letters and digits; default a fresh random name. A machine opens a new
-        private stream, and reserves its whole budget share, for every new session.
+        Name of the training, letters and digits; default random. For every new session a machine opens a new private
+        stream and reserves its whole budget share.
     node_deadline_s : float
-        Longest wait for enough machines to be connected, in seconds.
+        Longest wait for enough connected machines, in seconds.
     checkpoint : Path, optional
-        Written after every round; if the file exists at the start, the training is resumed from it.
+        Written after every round; a training whose file exists is resumed.
     largest_value : float
-        The largest magnitude a value of an honest release can have (:attr:`murmurfl.privacy.NoisePlan.largest_value` of
-        a public policy): a reply beyond it is malformed. The default only keeps sums finite, so that one broken
-        machine can spoil the model.
+        Largest magnitude in an honest release (:attr:`murmurfl.privacy.NoisePlan.largest_value` of a public policy); a
+        reply beyond it is malformed. The default only keeps sums finite: one broken machine can spoil the model.
     evaluate_every : int
         Rounds between central evaluations of the published model; the last round is always evaluated.
     run_dry : bool
-        Whether machines may reach their cap, or the end of their samples, before the last round: they refuse from then
-        on. By default :meth:`start` asks every machine how many releases it can still make, and refuses to begin a
-        training that asks one of them for more.
+        Whether machines may reach their cap, or the end of their samples, before the last round and refuse from then
+        on. By default :meth:`start` refuses a training that asks a machine for more releases than it can make.
     on_round : callable, optional
         Called after every round with its report and the central evaluation's metrics.
     secure_aggregation : SecureAggregation, optional
-        That machines release under masks, and that helpers open sums of them only. A round whose sum is not opened is
-        closed: its report says why, nothing is acknowledged, and machines carry over what they released.
+        Machines release under masks, and helpers open only sums. A round whose sum stays closed says why in its report;
+        nothing of it is acknowledged, and machines carry over what they released.
     centre : ndarray of shape (k,), optional
-        What machines see their samples from, sent with every request (:class:`~murmurfl.strategies.MeanOfFeatures`);
-        for machines that are configured for centring.
+        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request to machines that
+        are configured for centring.
     permit : str, optional
-        Of the session's owner (``murmurfl owner permit``), sent with every message, for machines that take no other
-        runs. Without ``session`` the training is in the permit's first one. A resumed training may have a renewed one.
+        Permit of the session's owner (``murmurfl owner permit``), sent with every message to machines that require one.
+        Without ``session`` the permit's first session is used. A resumed training may have a renewed permit.
     schema : str, optional
-        The digest of what a record is (``Schema.digest``, ``murmurfl schema FILE --digest``): machines that state
-        another are not asked. Default any, with a warning where they differ.
+        Digest of the schema of records (``murmurfl schema FILE --digest``); machines that state another are not asked.
+        Default any, with a warning where they differ.
 
     Notes
     -----
-    Privacy is the machines': a server that adds no noise need not be trusted, and all it computes is post-processing of
-    what they released. Each release is aggregated at most once: a reply counts only if the acknowledgement it was built
-    on is the last release aggregated for that machine, so a late original beside its carry-over is dropped. Without
-    acknowledgements every release is a prefix sum that stands alone, and counts in one round only.
+    A server that adds no noise need not be trusted: it computes post-processing of what machines released. Each release
+    is aggregated at most once: a reply counts only if it was built on the last release aggregated for that machine, so
+    a late original beside its carry-over is dropped. Without acknowledgements every release is a prefix sum that stands
+    alone, and counts in one round only.
     """
 
     _QUERY_RECORDS: ClassVar[tuple[str, ...]] = (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)
@@ -160,23 +154,23 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     acknowledges: ClassVar[bool] = True
     """Whether machines are told what was aggregated; if not, every release is P_k: all of the machine's prefix sum."""
     sums_suffice: ClassVar[bool] = True
-    """Whether the rounds need nothing of releases but their sum, so that they may come under masks."""
+    """Whether rounds need only the sum of releases, so that these may come under masks."""
     late_answers: ClassVar[LateAnswers] = "counted"
     """What becomes of an answer that comes after its round."""
     must_aggregate: bool = True
-    """Whether a training in which nothing was ever aggregated ends with an error; not where another one says more."""
+    """Whether a training in which nothing was ever aggregated ends with :class:`NothingAggregatedError`."""
     foresees: ClassVar[bool] = True
-    """Whether what noise leaves of the model is forecast; not where the rounds make no model."""
+    """Whether the noise in the model is forecast; not where the rounds make no model."""
     message_type_of_queries: ClassVar[str] = MessageType.QUERY
-    """The type of the messages in which machines are asked who they are and what they have spent."""
+    """Type of the messages that ask machines for their names and statements."""
     trust: UntrustedServer = UNTRUSTED
-    """Whose noise is in what is published; a strategy with another one has it before its constructor comes here."""
+    """Whose noise is in what is published; a subclass sets another one before it calls this constructor."""
 
     client_line: ClassVar[str] = (
         "app = private_client_app(model, loss, samples, epsilon=..., rounds=...), or numpy_client_app(client_fn) "
         "around a client of murmurfl's."
     )
-    """What the machines' ClientApp must be, as code: for those who meet one that is not."""
+    """The ClientApp that machines must have, as code, for error messages."""
 
     def __init__(
         self,
@@ -231,12 +225,12 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self.acks: dict[str, int] = {}
         """The last release aggregated of each machine."""
         self.participation: dict[str, int | None] = {}
-        """The machines asked in the last round, and the number of the release aggregated of each, or None."""
+        """The number of the release aggregated of each machine that the last round asked, or None."""
         self.history: list[RoundReport] = []
         self.forecast: Forecast | None = None
-        """What the noise will leave of the model, as machines stated it before the first round; None without noise."""
+        """Forecast of the noise in the model, from machines' statements before the first round; None without noise."""
         self.leaving: Leaving | None = None
-        """Which machines leave before the end and when, as they stated it before the first round."""
+        """Which machines leave before the end and when, from their statements before the first round."""
         self._clipping = ClippingWatch()
         self.training: dict[int, TrainingFigures] = self._clipping.rounds
         """What clipping did in each round; of simulated machines only, and not private."""
@@ -255,7 +249,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if num_clients is not None:
             self._settle(num_clients)
         self.entries: dict[str, Any] = {} if centre is None else {protocol.CENTRE: centre_bytes(centre)}
-        """What every request says beside the protocol's own entries; plain values."""
+        """Entries of every request beside the protocol's own; plain values."""
         self._grid: Grid | None = None  # None for machines that are asked without messages
         self._timeout = _TIMEOUT_S
         self._fresh_seed = seed is None
@@ -269,22 +263,22 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     @property
     def num_clients(self) -> int:
-        """M; 0 as long as it is not known, which it is when a training begins."""
+        """M; 0 until a training has begun with all connected machines."""
         return self.roll.num_clients
 
     @property
     def clients_per_round(self) -> int:
-        """How many a round asks, and what a step divides by; 0 if not known yet."""
+        """Machines a round asks, by which a step divides; 0 until :attr:`num_clients` is known."""
         return self.roll.clients_per_round
 
     @property
     def seed(self) -> int:
-        """Of the sampler."""
+        """Seed of the sampler."""
         return self.roll.seed
 
     @property
     def _secure(self) -> SecureRounds | None:
-        """The sums of masked releases, where there are such."""
+        """The trust, where machines release under masks."""
         return self.trust if isinstance(self.trust, SecureRounds) else None
 
     # The update rule.
@@ -302,7 +296,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         """The next state from the sum of a round's releases: pure."""
 
     def next_state(self, state: StateT, release_sum: Vector, report: RoundReport) -> StateT:
-        """The state after a round: :meth:`step`; for subclasses whose step also depends on what the sum is made of."""
+        """The state after a round: :meth:`step`, unless a subclass's step also depends on the report."""
         return self.step(state, release_sum, report.server_round)
 
     @abstractmethod
@@ -311,7 +305,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     @property
     def release_layout(self) -> Layout:
-        """The arrays of a release: the model's, where machines send nothing else."""
+        """The arrays of a release; by default the model's."""
         return self._layout
 
     def settings(self) -> dict[str, Any]:
@@ -328,14 +322,11 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         }
 
     def asks_machines(self, server_round: int) -> bool:
-        """Whether a round asks any machine; for subclasses with rounds that are the server's own."""
+        """Whether a round asks any machine; for subclasses in which some rounds are the server's own."""
         return True
 
     def check_reply(self, reply: Reply) -> bool:
-        """Whether a well-formed reply may be aggregated; for subclasses that expect more of their machines.
-
-        Under secure aggregation a reply has no release that could be looked at, on the cohort engine neither.
-        """
+        """Whether a well-formed reply may be aggregated; under secure aggregation its release cannot be looked at."""
         return True
 
     @property
@@ -355,7 +346,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFunction | None = None,
     ) -> Result:
-        """Run the training, or resume it from its checkpoint; as Flower's own ``Strategy.start``.
+        """Run the training, or resume it from its checkpoint, with the arguments of Flower's ``Strategy.start``.
 
         Parameters
         ----------
@@ -366,7 +357,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         num_rounds : int
             T.
         timeout : float
-            Seconds to wait for a round's replies; what has not come by then counts as lost.
+            Seconds to wait for a round's replies; later ones count as lost.
         train_config : ConfigRecord, optional
             Sent along with every request; a private machine takes nothing from it.
         evaluate_config : ConfigRecord, optional
@@ -374,25 +365,19 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         evaluate_fn : callable, optional
             Central evaluation of the published model, on data that is not private.
 
-        Returns
-        -------
-        Result
-            ``arrays`` is the last published model.
-
         Raises
         ------
         NodesUnavailableError
             If too few machines are connected when the deadline passes.
         CheckpointError
-            If a checkpoint exists and is damaged or of another training.
+            If the checkpoint is damaged or of another training.
         OpeningError
-            Under secure aggregation, if a sum cannot be opened and the server's patience is at its end; the training
-            can be resumed from its checkpoint.
+            Under secure aggregation, if a sum cannot be opened; the training can be resumed from its checkpoint.
         ConfigurationError
-            If a machine says that it can make fewer releases than so many rounds ask it for, unless ``run_dry``.
+            If a machine can make fewer releases than the rounds ask it for, unless ``run_dry``.
         NothingAggregatedError
-            If no release was aggregated in all rounds, and as soon as that is certain: after the first round in which
-            all machines of a simulation refuse, after three such rounds of real ones.
+            If no release was aggregated: after the first round in which all machines of a simulation refuse, after
+            three such rounds of real ones, or at the end.
 
         Notes
         -----
@@ -403,7 +388,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
                 f"Expected a new strategy, got one that has run {len(self.history)} rounds: make another, or resume "
                 "from a checkpoint."
             )
-        log(INFO, "Starting %s strategy:", type(self).__name__)
+        logger.info("Starting %s strategy:", type(self).__name__)
         self.summary()
         result = Result()
         started = time.monotonic()
@@ -414,7 +399,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if released < num_rounds:
             self._look_ahead(grid, released, num_rounds, min(timeout, _STATEMENT_TIMEOUT_S))
         if evaluate_fn and not done and (metrics := evaluate_fn(0, initial_arrays)) is not None:
-            log(INFO, "Initial global evaluation results: %s", metrics)
+            logger.info("Initial global evaluation results: %s", metrics)
             result.evaluate_metrics_serverapp[0] = metrics
         if done >= num_rounds:
             self._publish(done, num_rounds, evaluate_fn, result)
@@ -435,47 +420,34 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
                 self._on_round(self.history[-1], evaluation)
             if self.must_aggregate and is_hopeless(self.history, 1 if is_simulation(grid) else PATIENCE):
                 check_something_came(self.history, self._reasons)
-        log(INFO, "%s finished in %.1f s.", type(self).__name__, time.monotonic() - started)
+        logger.info("%s finished in %.1f s.", type(self).__name__, time.monotonic() - started)
         if self.must_aggregate:
             check_something_came(self.history, self._reasons)
         return result
 
     def summary(self) -> None:
         """Log the strategy's settings."""
-        log(INFO, "\t├──> Machines: %s", self.roll.attendance.sentence())
+        logger.info("\t├──> Machines: %s", self.roll.attendance.sentence())
         for name, value in self.settings().items():
             if name not in ("strategy", "num_clients", "clients_per_round"):
-                log(INFO, "\t├──> %s: %s", name, value)
-        log(INFO, "\t└──> Checkpoint: %s", self.checkpoint or "none")
+                logger.info("\t├──> %s: %s", name, value)
+        logger.info("\t└──> Checkpoint: %s", self.checkpoint or "none")
 
     def ask_privacy(self, grid: Grid | DirectMachines, timeout: float = 60.0) -> Mapping[str, Mapping[str, Any]]:
-        """What each connected machine says it has spent in this session, by name; independent of their data.
-
-        Parameters
-        ----------
-        grid : Grid or DirectMachines
-            Where the machines are.
-        timeout : float
-            Seconds to wait for the answers.
-
-        Returns
-        -------
-        mapping
-            The machine's :class:`~murmurfl.privacy.PrivacyStatement` as plain values; machines that do not answer are
-            missing.
+        """The :class:`~murmurfl.privacy.PrivacyStatement` of each machine that answers, as plain values by name.
 
         Notes
         -----
-        These are the machines' own words, from their own ledgers; a server cannot check them.
+        Statements come from the machines' own ledgers and are independent of their data; a server cannot check them.
         """
         return self._statements(grid, timeout)
 
-    # Before the first round: who is there, and what they say of themselves.
+    # Before the first round: who is there, and machines' statements.
 
     def _statements(
         self, grid: Grid | DirectMachines, timeout: float, most: int | None = None
     ) -> Mapping[str, Mapping[str, Any]]:
-        """What machines say of themselves: all that are connected, or some ``most`` of them."""
+        """The statements of all connected machines, or of ``most`` of them."""
         if isinstance(grid, DirectMachines):
             few = self._few(most)
             statements = grid.statements(self.session) if few is None else grid.statements(self.session, few)
@@ -496,12 +468,12 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         return {name: statements[name] for name in self.machines.names if name in statements}
 
     def _few(self, most: int | None) -> list[str] | None:
-        """Some ``most`` of the machines, or None if there are no more of them anyway."""
+        """Names of ``most`` machines spread over all, or None if there are no more anyway."""
         names = self.machines.names
         return None if most is None or len(names) <= most else list(names[:: -(-len(names) // most)])
 
     def _meet(self, grid: Grid | DirectMachines) -> None:
-        """Wait until enough machines can be asked: all of them the first time, for their names are learned then."""
+        """Wait until enough machines can be asked; the first time for all, whose names are learned then."""
         needed = self.roll.fewest_connected
         if not isinstance(grid, DirectMachines):
             self.trust.meet(self.machines, grid, needed)
@@ -514,12 +486,11 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             self._settle(len(self.machines.names))
 
     def _settle(self, machines: int) -> None:
-        """Take note of how many machines the training has."""
         needed = self.roll.settle(machines)
         self.trust.settle(self.clients_per_round, needed)
 
     def _look_ahead(self, grid: Grid | DirectMachines, done: int, num_rounds: int, timeout: float) -> None:
-        """Ask machines, before anything is spent, for how many rounds they last and what their noise will leave."""
+        """Ask machines, before anything is spent, how many rounds they last and how loud their noise is."""
         if self.run_dry and not self.foresees:
             return
         self._meet(grid)
@@ -545,9 +516,9 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         log_forecast(self.forecast)
 
     def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
-        """For subclasses that need more of their machines."""
+        """Refuse machines that a subclass cannot work with."""
 
-    # A round: its plan, what came back, and the step.
+    # A round: plan, replies, step.
 
     def _run_round(
         self,
@@ -557,7 +528,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         config: ConfigRecord,
         timeout: float,
     ) -> MetricRecord | None:
-        """Ask the machines of a round and take the step; the counts of the round."""
+        """Ask the machines of a round and take the step; returns the counts of the round."""
         if self._secure is not None and self._secure.held is not None:
             return self._resume_round(self._secure, grid).metrics
         if isinstance(grid, DirectMachines):
@@ -594,11 +565,10 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         return request_messages(config, request, points, self._nodes)
 
     def _sample(self, server_round: int) -> list[str]:
-        """The machines to ask in a round."""
         return self.roll.sample(server_round) if self.asks_machines(server_round) else []
 
     def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
-        """Sample the machines of a round; what to ask those of them that can be reached (None: all can)."""
+        """The request for a round's machines, of those that can be reached (None: all can)."""
         if self.state is None:
             raise ConfigurationError("Expected a state before a round is planned.")
         self.roll.give_up(reachable, self._timeout)
@@ -655,7 +625,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         return self._open_held(self._secure)
 
     def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: Summation) -> RoundReport:
-        """Add the releases that can be believed to ``release_sum``, one after the other; the report of the round."""
+        """Add the releases that can be believed to ``release_sum``; returns the round's report."""
         aggregated: dict[str, int] = {}
         refused: Counter[str] = Counter()
         late = malformed = samples = 0
@@ -706,7 +676,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         return report
 
     def _check_summed(self, replies: SummedReplies, aggregated: Mapping[str, int]) -> None:
-        """Refuse a sum with a release in it that does not count: nobody can take it out again."""
+        """Refuse a sum with a release in it that does not count, since nobody can take it out again."""
         # Of many machines in every round: no object for each, and nothing asked of a check that accepts everything.
         looks = type(self).check_reply is not ReleaseStrategy.check_reply
         checked = (self._accepts(reply) for reply in replies.each()) if looks else repeat(True)
@@ -720,25 +690,20 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
                 )
 
     def _accepts(self, reply: Reply) -> bool:
-        """Whether strategy and trust find nothing wrong with what there is to see of a reply."""
+        """Whether strategy and trust accept what they may see of a reply."""
         seen = reply if self._secure is None else reply.hidden
         return self.check_reply(seen) and self.trust.believes(seen, current=seen.ack == self._ack(seen.machine))
 
     def _ack(self, name: str) -> int:
-        """What a machine is told was aggregated of it."""
+        """The last release aggregated of a machine, as requests acknowledge it."""
         return self.acks.get(name, 0) if self.acknowledges else 0
 
     def _is_late(self, reply: Reply) -> bool:
-        """Whether another release of the machine was aggregated since this one was asked for.
-
-        A reply contains everything after the acknowledgement it was built on. Beside a reply that was aggregated since,
-        it would count a part of that twice.
-        """
+        """Whether another release of the machine was aggregated since, of which this reply would count a part twice."""
         late = reply.ack != self._ack(reply.machine) or reply.release <= self.acks.get(reply.machine, 0)
         return late or self.roll.drops(reply.machine)
 
     def _step(self, report: RoundReport, release_sum: Vector) -> RoundReport:
-        """The step of a round that is over."""
         if self.state is None:
             raise ConfigurationError("Expected a state before a step is taken.")
         self.trust.check_round(report.server_round)
@@ -749,7 +714,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     # Under masks a round is over when its sum is open.
 
     def _open_held(self, secure: SecureRounds, *, resumed: bool = False) -> RoundReport:
-        """Have the set of a round opened, and take the step; also of a round that was interrupted there."""
+        """Have the held set of a round opened, and take the step."""
         held = secure.held
         if held is None:
             raise ConfigurationError("Expected a set of releases before it is opened.")
@@ -765,7 +730,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         report = RoundReport(**held.report)
         if closed:
             report = replace(report, aggregated=0, samples=0, unopened=report.aggregated, closed=closed)
-            log(WARNING, "Round %d is closed: %s. Machines carry over what they released.", held.server_round, closed)
+            logger.warning("Round %d is closed: %s. Machines carry over what they released.", held.server_round, closed)
         else:
             secure.opened(held)
             self.acks.update(held.releases)
@@ -776,7 +741,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         return self._step(report, total)
 
     def _resume_round(self, secure: SecureRounds, grid: Grid | DirectMachines) -> RoundReport:
-        """Go on where a server ended that may have asked helpers: with the very set that it had saved."""
+        """Open the very set that an interrupted server had saved, and for which it may have asked helpers."""
         if isinstance(grid, DirectMachines):
             raise ConfigurationError("Expected the nodes of the interrupted training, got machines without messages.")
         self._grid = grid
@@ -786,7 +751,6 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     # After a round.
 
     def _save(self) -> None:
-        """Write a checkpoint."""
         if self.checkpoint is None or self.state is None or not self.worth_keeping:
             return
         with self.trust.saving(self.history[-1].server_round if self.history else 0):
@@ -796,37 +760,37 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     def _after_round(
         self, server_round: int, grid: Grid | DirectMachines, config: ConfigRecord, timeout: float, result: Result
     ) -> None:
-        """For subclasses whose machines are asked for more than releases."""
+        """Ask machines for what a subclass needs beside releases."""
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """None: a machine's loss or accuracy is not noised, so it is not asked for. Use ``evaluate_fn``."""
+        """No requests: a machine's loss or accuracy has no noise. Use ``evaluate_fn``."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """None: see :meth:`configure_evaluate`."""
+        """None; see :meth:`configure_evaluate`."""
         return None
 
     def _publish(
         self, server_round: int, num_rounds: int, evaluate_fn: EvaluateFunction | None, result: Result
     ) -> MetricRecord | None:
-        """Put the model into the result, and evaluate it centrally; the evaluation's metrics."""
+        """Put the model into the result and evaluate it centrally; returns the metrics."""
         result.arrays = self._record(self._published())
         evaluation = evaluate_fn(server_round, result.arrays) if evaluate_fn else None
         if evaluation is not None:
             # The lines of Flower's own strategies.
-            log(INFO, "")
-            log(INFO, "[ROUND %s/%s]", server_round, num_rounds)
-            log(INFO, "Global evaluation")
-            log(INFO, "\t└──> MetricRecord: %s", evaluation)
+            logger.info("")
+            logger.info("[ROUND %s/%s]", server_round, num_rounds)
+            logger.info("Global evaluation")
+            logger.info("\t└──> MetricRecord: %s", evaluation)
             result.evaluate_metrics_serverapp[server_round] = evaluation
         return evaluation
 
-    # What a checkpoint holds, and how a training goes on from it.
+    # The checkpoint.
 
     def _kept(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the update rule's state, plain values; :meth:`_restore` takes it back."""
+        """Contents of a checkpoint beside the update rule's state, for :meth:`_restore`."""
         return {
             "server_round": self.history[-1].server_round if self.history else 0,
             "acks": self.acks,
@@ -838,12 +802,12 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         }
 
     def _identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree on: the settings, the model's layout and where it started."""
+        """What a checkpoint must agree on: settings, layout and initial model."""
         layout = [[name, list(shape), str(dtype)] for name, shape, dtype in self._layout]
         return {**self.settings(), "layout": layout, "start": self._start, **self.trust.identity()}
 
     def _resume(self, result: Result) -> int:
-        """Load the checkpoint if there is one; the number of rounds done."""
+        """Load the checkpoint if there is one; returns the number of rounds done."""
         self.trust.look_for()
         if self.checkpoint is None or not self.checkpoint.exists():
             return 0
@@ -856,13 +820,12 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         for report in self.history:
             result.train_metrics_clientapp[report.server_round] = report.metrics
         result.arrays = self._record(self._published())
-        log(INFO, "Resuming after round %d from %s.", saved["server_round"], self.checkpoint)
+        logger.info("Resuming after round %d from %s.", saved["server_round"], self.checkpoint)
         if self.trust.adds_noise:
             self._save()  # before anybody is asked: it shows that the file can be written, and stops any other server
         return int(saved["server_round"])
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
-        """Take back what :meth:`_kept` gave."""
         self.acks = {str(name): int(ack) for name, ack in saved["acks"].items()}
         self.machines.restore(restored_names(saved["machines"]))
         if self.machines.names:  # else it was saved before any machine was met
@@ -875,7 +838,6 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     # The model.
 
     def _ensure_state(self, arrays: ArrayRecord) -> StateT:
-        """The state; made from the initial arrays if there is none yet."""
         if self.state is None:
             self._layout, start = model_vector(arrays)
             self._start = hashlib.sha256(start.tobytes()).hexdigest()
@@ -890,5 +852,5 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         return array_record(vector, self._layout)
 
     def _asked_at(self, point: Vector) -> ArrayRecord:
-        """A query point as requests have it: the arrays of a model, where it says nothing else."""
+        """The arrays of a query point in a request."""
         return self._record(point)

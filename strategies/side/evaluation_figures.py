@@ -1,4 +1,4 @@
-r"""What an evaluation's noisy sum says: accuracy and AUC, each with a 95 % interval that counts the noise.
+r"""Accuracy and AUC from an evaluation's noisy sum, each with a 95 % interval that counts the noise.
 
 **Accuracy.** a = count / n has noise of a known standard deviation s. The n samples are drawn from something in which
 a share p of predictions is right. Then (a - p)^2 <= z^2 (p (1 - p) / n + s^2) holds for about 95 % of all outcomes,
@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Z_95 = 1.959963984540054
-"""How many standard deviations a 95 % interval reaches."""
+"""Standard deviations that a 95 % interval reaches."""
 
 _SURELY = 4.0
-"""Standard deviations of its noise that a number must have for somebody to be told: by chance once in 30,000 times."""
+"""Standard deviations of its noise from which a number is reported: by chance once in 30,000 times."""
 
 EVALUATION_FIGURES = (
     *("accuracy", "interval", "noise_interval", "auc", "auc_interval", "auc_noise_interval"),
@@ -41,7 +41,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """How good a model is, by the noisy sum of an evaluation: post-processing of a release.
+    """The figures of a model from the noisy sum of an evaluation: post-processing of a release.
 
     Parameters
     ----------
@@ -50,17 +50,17 @@ class EvaluationResult:
     right_std : float
         The standard deviation of that noise.
     samples : int
-        n, samples that it is of.
+        n, samples in the sum.
     machines : int
-        Whose they are.
+        Machines in the sum.
     held_out : bool
         Whether all of them had set those samples aside, so that nobody trained on them.
     histograms : ndarray of shape (2, B), optional
-        How many samples of class 0 and of class 1 have a score in each bin, noise and all.
+        Samples of class 0 and of class 1 with a score in each bin, noise and all.
     histogram_std : float
         The standard deviation of the noise in each of these.
     silent, silent_std : float
-        How many samples no prediction could be made of, and the noise in that. Each counts as half right.
+        Samples without a prediction, noise and all, and the noise's standard deviation. Each counts as half right.
     """
 
     right: float
@@ -85,13 +85,13 @@ class EvaluationResult:
 
     @property
     def noise_interval(self) -> Interval:
-        """95 % interval of the accuracy on these very samples: of the noise alone."""
+        """95 % interval of the accuracy on these very samples, for the noise alone."""
         share, reach = self.right / self.samples, Z_95 * self.noise_std
         return _within(share - reach, share + reach)
 
     @property
     def interval(self) -> Interval:
-        """95 % interval of the accuracy on what these samples come from: of noise and sampling."""
+        """95 % interval of the accuracy in the population, for noise and sampling."""
         return noisy_share_interval(self.right / self.samples, self.samples, self.noise_std)
 
     @property
@@ -102,13 +102,13 @@ class EvaluationResult:
 
     @property
     def auc_noise_interval(self) -> Interval | None:
-        """As :attr:`noise_interval`, of the AUC."""
+        """95 % interval of the AUC on these very samples, for the noise alone."""
         curve = self._curve
         return None if curve is None else _around(curve[0], curve[1])
 
     @property
     def auc_interval(self) -> Interval | None:
-        """As :attr:`interval`, of the AUC; never too short for the sampling."""
+        """95 % interval of the AUC in the population; never too short for the sampling."""
         curve = self._curve
         return None if curve is None else _around(curve[0], math.hypot(curve[1], curve[2]))
 
@@ -119,7 +119,7 @@ class EvaluationResult:
 
     @property
     def sentence(self) -> str:
-        """What was found, for people."""
+        """The figures in words."""
         of = "that were held out" if self.held_out else "that it was trained on"
         machines = f"{self.machines:,} machine{'s' * (self.machines != 1)}"
         parts = [
@@ -151,22 +151,9 @@ class EvaluationResult:
 
 
 def noisy_share_interval(share: float, samples: int, noise_std: float, z: float = Z_95) -> Interval:
-    """Wilson's interval for a share that noise was added to.
+    """Wilson's interval for a share with Gaussian noise, which may lie outside of 0 and 1.
 
-    Parameters
-    ----------
-    share : float
-        Of so many samples, with Gaussian noise; it may lie outside of 0 and 1.
-    samples : int
-    noise_std : float
-        The noise's standard deviation, in the share.
-    z : float
-        How many standard deviations it reaches.
-
-    Returns
-    -------
-    tuple of float
-        Every p with (share - p)^2 <= z^2 (p (1 - p) / samples + noise_std^2), within 0 and 1.
+    It has every p with (share - p)^2 <= z^2 (p (1 - p) / samples + noise_std^2), within 0 and 1.
     """
     drawn = z * z / samples
     middle = share + drawn / 2.0
@@ -184,15 +171,14 @@ def noisy_auc(histograms: NDArray[np.float64], noise_std: float, z: float = Z_95
     ----------
     histograms : ndarray of shape (2, B)
         Counts of class 0 and class 1, from the lowest scores on.
-    noise_std : float
     z : float
-        How many standard deviations of its noise a class's count must have.
+        Standard deviations of its noise that a class's count must exceed.
 
     Returns
     -------
     tuple of float or None
-        The area, the standard deviation of its noise, and an upper bound on that of the sampling. None where one class
-        cannot be told from nothing.
+        The area, the standard deviation of its noise, and an upper bound on that of the sampling; None where the noise
+        hides a class.
     """
     zeros, ones = np.asarray(histograms, dtype=np.float64)
     total_zeros, total_ones = float(zeros.sum()), float(ones.sum())

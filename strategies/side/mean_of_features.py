@@ -1,27 +1,29 @@
 """Private centring, the server's half: the mean of everybody's features, in one round before a training.
 
-All machines are asked once for the noisy sum of their features; the sums, added up and divided by the number of samples
-they are of, are the centre that machines see their samples from afterwards
-(:mod:`murmurfl.privacy.side.centring_query`).
+Each machine releases the noisy sum of its features once. The mean over all samples is the centre that machines subtract
+from their samples afterwards (:mod:`murmurfl.privacy.side.centring_query`).
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from logging import INFO, WARNING
 from typing import Any, ClassVar, Required, Unpack
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, protocol
+from ...privacy.accounting.asked import check_count
 from ..rounds.layout import Vector
 from ..rounds.options import RoundOptions
 from ..rounds.replies import DirectMachines, RoundReport
+from ..trust.server_trust import TrustedStrategy
 from .one_answer import OneAnswer, one_sum
+
+logger = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class MeanOptions(RoundOptions, total=False):
 
 
 class MeanOfFeatures(OneAnswer[MeanState]):
-    """The round in which machines release the mean of their features, for machines configured for centring.
+    """The mean of the features in one round, for machines configured for centring.
 
     Parameters
     ----------
@@ -48,7 +50,7 @@ class MeanOfFeatures(OneAnswer[MeanState]):
     num_clients : int
         M, machines in all; all of them are asked.
     **options
-        See :class:`~murmurfl.strategies.ReleaseStrategy`. A checkpoint is a file of its own, and a session one too.
+        See :class:`~murmurfl.strategies.ReleaseStrategy`; checkpoint and session are this round's own.
 
     Notes
     -----
@@ -68,19 +70,18 @@ class MeanOfFeatures(OneAnswer[MeanState]):
         if options.get("centre") is not None:
             raise ConfigurationError("Expected no centre for MeanOfFeatures, got one: it makes one.")
         super().__init__(num_clients=num_clients, of=protocol.OF_MEAN, **options)
-        if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
-            raise ConfigurationError(f"Expected num_features to be an integer >= 1, got {num_features!r}.")
+        check_count("num_features", num_features)
         self.num_features = num_features
 
     def collect(self, grid: Grid | DirectMachines, *, timeout: float = 3600.0) -> NDArray[np.float32]:
-        """Ask all machines, or take what is in the checkpoint: the centre, shape (k,).
+        """The centre, shape (k,), from all machines or from the checkpoint.
 
         Parameters
         ----------
         grid : Grid or DirectMachines
             Where the machines are.
         timeout : float
-            Seconds to wait for their replies; what has not come by then is not in the mean.
+            Seconds to wait for replies; later ones are not in the mean.
 
         Raises
         ------
@@ -92,48 +93,41 @@ class MeanOfFeatures(OneAnswer[MeanState]):
         Notes
         -----
         A server that was killed while machines answered asks again in the same session. murmurfl's nodes repeat their
-        last answer; other machines have made their only release of it. Then the mean is of those that had not answered,
-        or zero where all had, which a warning says: features are then used as they lie.
+        last answer; other machines have made their only release of it. The mean is then of those that had not answered,
+        or zero, with a warning, where all had: features are used as they lie.
         """
         start = ArrayRecord({"mean": Array(np.zeros(self.num_features, np.float32))})
         centre = self.start(grid, start, num_rounds=1, timeout=timeout).arrays.to_numpy_ndarrays()[0]
         report = self.history[-1]
-        if not report.aggregated:
-            self._say_nothing_came(report)
-        log(INFO, "Centring: the mean of the features of %d machines.", report.aggregated)
-        return np.asarray(centre, dtype=np.float32)
-
-    def _say_nothing_came(self, report: RoundReport) -> None:
-        """Refuse to go on without a mean; but where a killed server has lost it, say so."""
-        if self.answered_to_another(report):
-            log(
-                WARNING,
+        if not report.aggregated and self.answered_to_another(report):
+            logger.warning(
                 "Centring: all machines had released the mean of their features to a server that was killed before it "
-                "had them; features are used as they lie.",
+                "had them; features are used as they lie."
             )
-            return
-        raise ConfigurationError(
-            f"Expected machines to release the mean of their features, got none from {report.asked}: "
-            f"{self.said(report)}. Machines must be configured for centring; see their logs, or train with "
-            "centring = none."
-        )
+        elif not report.aggregated:
+            raise ConfigurationError(
+                f"Expected machines to release the mean of their features, got none from {report.asked}: "
+                f"{self.said(report)}. Machines must be configured for centring; see their logs, or train with "
+                "centring = none."
+            )
+        logger.info("Centring: the mean of the features of %d machines.", report.aggregated)
+        return np.asarray(centre, dtype=np.float32)
 
     def initial_state(self, start: Vector) -> MeanState:
         return MeanState(start)
 
     def query_points(self, state: MeanState) -> tuple[Vector, ...]:
-        """None: features are what they are."""
+        """No points: features do not depend on a model."""
         return ()
 
     def next_state(self, state: MeanState, release_sum: Vector, report: RoundReport) -> MeanState:
         if not report.samples:
             return state  # nothing came
-        return self.step(
-            state, self.trust.noisy(release_sum, report.server_round) / report.samples, report.server_round
-        )
+        mean = self.trust.noisy(release_sum, report.server_round) / report.samples
+        return self.step(state, mean, report.server_round)
 
     def step(self, state: MeanState, release_sum: Vector, server_round: int) -> MeanState:
-        """What :meth:`next_state` makes of the sum: the mean over the samples that are in it."""
+        """The state with the mean, which :meth:`next_state` makes of the sum."""
         return MeanState(release_sum)
 
     def model(self, state: MeanState) -> Vector:
@@ -143,13 +137,13 @@ class MeanOfFeatures(OneAnswer[MeanState]):
         return {**super().settings(), "num_features": self.num_features}
 
 
-class TrustedMeanOfFeatures(MeanOfFeatures):
-    """The mean of the features, of machines that trust the server to add the noise.
+class TrustedMeanOfFeatures(TrustedStrategy, MeanOfFeatures):
+    """The mean of the features, with a trusted server.
 
     Parameters
     ----------
     policy : PrivacyPolicy
-        Of :func:`~murmurfl.privacy.centring_policy`, which all machines were configured with.
+        The :func:`~murmurfl.privacy.centring_policy` that all machines were configured with.
     noise_keys : NoiseKeys, optional
         See :class:`~murmurfl.strategies.trust.server_trust.TrustedServer`.
     **options
@@ -158,10 +152,8 @@ class TrustedMeanOfFeatures(MeanOfFeatures):
     Notes
     -----
     **Formal guarantees.** The centre is mu-GDP for replacement of one sample of one machine, against everybody but the
-    server itself, provided machines are honest and links are private. Replies that state a larger sensitivity or
-    another grid than the policy's are dropped. A run that is interrupted and resumed has the same guarantee
-    (:class:`~murmurfl.strategies.trust.server_trust.TrustedServer`). With mechanism ``none``, which is refused
-    unless the keys are simulated, nothing is guaranteed. Proof: docs/proofs/sensitivities.md.
+    server itself, under the conditions of :class:`~murmurfl.strategies.trust.server_trust.TrustedStrategy`. Proof:
+    docs/proofs/sensitivities.md.
     """
 
     def __init__(

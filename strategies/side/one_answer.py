@@ -1,7 +1,7 @@
-"""Rounds in which every machine answers once: what they have in common, whatever the answer is.
+"""The base of strategies of one round in which every machine answers once.
 
 The mean of the features (:mod:`.mean_of_features`) and an evaluation (:mod:`.private_evaluation`) are one round each,
-in a session and a checkpoint of their own. All machines are asked, and each of them has one release to make.
+in a session and a checkpoint of their own. All machines are asked, and each has one release to make.
 """
 
 from __future__ import annotations
@@ -25,18 +25,7 @@ _CAP_REACHED = protocol.REFUSAL_NAMES[protocol.CAP_REACHED]
 class OneAnswer(ReleaseStrategy[StateT]):
     """A strategy of one round, in which all machines are asked for the only release of a session; a base class.
 
-    Parameters
-    ----------
-    num_clients : int, optional
-        M, machines in all; all of them are asked.
-    of : str
-        What they are asked for (:data:`~murmurfl.privacy.protocol.RELEASE_OF`).
-    **options
-        See :class:`~murmurfl.strategies.ReleaseStrategy`. A checkpoint is a file of its own, and a session one too.
-
-    Notes
-    -----
-    Each machine answers once in a session, and counts every session against its budget.
+    ``of`` is what they are asked for (:data:`~murmurfl.privacy.protocol.RELEASE_OF`).
     """
 
     foresees: ClassVar[bool] = False
@@ -56,16 +45,16 @@ class OneAnswer(ReleaseStrategy[StateT]):
 
     @property
     def worth_keeping(self) -> bool:
-        """Whether there is anything to save: a round that gave nothing is asked for again, in the same session."""
+        """Whether there is anything to save: a round that gave nothing is repeated in the same session."""
         return not self.history or self.history[-1].aggregated > 0
 
     def answered_to_another(self, report: RoundReport) -> bool:
-        """Whether a round has nothing because machines had answered to a server that was killed before it had it."""
+        """Whether a round gave nothing because machines had answered to a server that was then killed."""
         return self._resumed and set(report.refused) == {_CAP_REACHED}
 
     @staticmethod
     def said(report: RoundReport) -> str:
-        """What machines said in a round that has nothing, in a line."""
+        """Why a round gave nothing, in a line."""
         said = [f"machines refused with {', '.join(report.refused)}"] if report.refused else []
         said += [f"the round was closed ({report.closed})"] if report.closed else []
         said += [f"{report.lost} replies were lost"] if report.lost else []
@@ -73,7 +62,7 @@ class OneAnswer(ReleaseStrategy[StateT]):
         return "; ".join(said)
 
     def _before_asking(self) -> None:
-        """Save the session's name: in another one machines would count the release a second time."""
+        """Save the session's name: in another session machines would count the release a second time."""
         if not self.trust.before_asking(self._save):
             self._save()
 
@@ -83,21 +72,7 @@ class OneAnswer(ReleaseStrategy[StateT]):
 
 
 def one_sum(strategy: type, policy: PrivacyPolicy, noise_keys: NoiseKeys | None, made_with: str) -> FreshNoise:
-    """The noise of a trusted server on the one sum of a :class:`OneAnswer`.
-
-    Parameters
-    ----------
-    strategy : type
-        Whose sum, for errors.
-    policy : PrivacyPolicy
-    noise_keys : NoiseKeys or None
-    made_with : str
-        What makes such policies.
-
-    Raises
-    ------
-    ConfigurationError
-        If machines of this policy may answer more than once, or from some of their samples.
+    """The noise of a trusted server on the one sum of a :class:`OneAnswer`; refuses policies of more than one answer.
 
     Notes
     -----

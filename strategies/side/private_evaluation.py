@@ -1,20 +1,19 @@
-"""Private evaluation, the server's half: how good a model is on everybody's samples, in one round after a training.
+"""Private evaluation, the server's half: accuracy and AUC on everybody's samples, in one round after a training.
 
-All machines are asked once for the noisy sum of their rows (:mod:`murmurfl.privacy.side.evaluation_query`). Accuracy
-and AUC are read from the sum of these, each with a 95 % interval (:mod:`.evaluation_figures`).
+Each machine releases the noisy sum of its rows once (:mod:`murmurfl.privacy.side.evaluation_query`). The figures are
+read from the sum of these, each with a 95 % interval (:mod:`.evaluation_figures`).
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from logging import INFO
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, MessageType
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ...privacy import EvaluationRows, MurmurflError, NoiseKeys, PrivacyPolicy, protocol
@@ -22,14 +21,17 @@ from ...privacy.side.evaluation_query import SCORES_SHARE
 from ..rounds.layout import Layout, Vector
 from ..rounds.options import RoundOptions
 from ..rounds.replies import DirectMachines, Reply, RoundReport
+from ..trust.server_trust import TrustedStrategy
 from .evaluation_figures import EvaluationResult
 from .one_answer import OneAnswer, one_sum
+
+logger = logging.getLogger("flwr")
 
 _ROUNDING = 1e-9
 
 
 class NotEvaluatedError(MurmurflError):
-    """No machine has said how good the model is."""
+    """No machine has evaluated the model."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +52,20 @@ class EvaluationOptions(RoundOptions, total=False):
 
 
 class PrivateEvaluation(OneAnswer[EvaluationState]):
-    """The round in which machines say how good a model is on their samples, for machines configured for it.
+    """The evaluation of a model on machines' samples in one round, for machines configured for it.
 
     Parameters
     ----------
     num_clients : int, optional
-        M, machines in all; all of them are asked. Left out: as many as are connected.
+        M, machines in all; all of them are asked. Default as many as are connected.
     bins : int
-        Bins of scores, as the machines have them; 0 where they count right predictions alone.
+        Bins of scores, as on the machines; 0 where they count right predictions alone.
     scores_share : float
-        Of the evaluation's mu^2, for the scores, as the machines have it.
+        Share of the evaluation's mu^2 spent on the scores, as on the machines.
     of_updates : bool
         Whether the machines are those of :class:`~murmurfl.strategies.CorrelatedFedAvg`, which asks them otherwise.
     **options
-        See :class:`~murmurfl.strategies.ReleaseStrategy`; with ``centre`` where machines see samples from one. A
-        checkpoint is a file of its own, and a session one too.
+        See :class:`~murmurfl.strategies.ReleaseStrategy`; checkpoint and session are this round's own.
 
     Notes
     -----
@@ -98,7 +99,7 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
     def evaluate(
         self, grid: Grid | DirectMachines, arrays: ArrayRecord, *, timeout: float = 3600.0
     ) -> EvaluationResult:
-        """Ask all machines, or take what is in the checkpoint.
+        """The figures of a model, from all machines or from the checkpoint.
 
         Parameters
         ----------
@@ -107,7 +108,7 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
         arrays : ArrayRecord
             The model.
         timeout : float
-            Seconds to wait for their replies; what has not come by then is not in the figures.
+            Seconds to wait for replies; later ones are not in the figures.
 
         Raises
         ------
@@ -134,12 +135,12 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
                 f"{self.said(report)}. Machines must be configured for private evaluation; see their logs."
             )
         found = self.result(self.state, report)
-        log(INFO, "Private evaluation: %s.", found.sentence)
+        logger.info("Private evaluation: %s.", found.sentence)
         return found
 
     def result(self, state: EvaluationState, report: RoundReport) -> EvaluationResult:
-        """What the sum of a round says."""
-        heard = [self._stated[name] for name, release in self._heard().items() if release]
+        """The figures from the sum of a round."""
+        heard = [self._stated[name] for name, release in self.acks.items() if name in self._stated and release]
         noise = math.hypot(self.trust.own_noise_std(self.rows.width), *(std for std, _ in heard))
         return EvaluationResult(
             right=self.rows.right(state.total, report.samples),
@@ -164,7 +165,7 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
         return (state.model,)
 
     def step(self, state: EvaluationState, release_sum: Vector, server_round: int) -> EvaluationState:
-        """The sum of the rows, as it is."""
+        """The state with the sum of the rows."""
         return EvaluationState(state.model, release_sum)
 
     def next_state(self, state: EvaluationState, release_sum: Vector, report: RoundReport) -> EvaluationState:
@@ -186,12 +187,8 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
         shares = {"scores_share": self.rows.scores_share} if self.rows.bins else {}
         return {**super().settings(), "bins": self.rows.bins, **shares}
 
-    def _heard(self) -> Mapping[str, int | None]:
-        """The machines whose releases are in the sum."""
-        return {name: release for name, release in self.acks.items() if name in self._stated}
-
     def _read(self, entries: Mapping[str, Any]) -> list[float] | None:
-        """The noise that a machine says it added, and whether it held samples out; None where that makes no sense."""
+        """A machine's own noise, and whether it held samples out, by its entries; None where they make no sense."""
         std, held_out = entries.get(protocol.NOISE_STD), entries.get(protocol.HELD_OUT)
         if not (isinstance(std, float) and math.isfinite(std) and std >= 0) or held_out not in (0, 1):
             return None
@@ -208,13 +205,13 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
         self._stated = {str(name): [float(value) for value in said] for name, said in saved["stated"].items()}
 
 
-class TrustedPrivateEvaluation(PrivateEvaluation):
-    """An evaluation of machines that trust the server to add the noise.
+class TrustedPrivateEvaluation(TrustedStrategy, PrivateEvaluation):
+    """An evaluation with a trusted server.
 
     Parameters
     ----------
     policy : PrivacyPolicy
-        Of :func:`~murmurfl.privacy.evaluation_policy`, which all machines were configured with.
+        The :func:`~murmurfl.privacy.evaluation_policy` that all machines were configured with.
     noise_keys : NoiseKeys, optional
         See :class:`~murmurfl.strategies.trust.server_trust.TrustedServer`.
     **options
@@ -223,10 +220,8 @@ class TrustedPrivateEvaluation(PrivateEvaluation):
     Notes
     -----
     **Formal guarantees.** The figures are mu-GDP for replacement of one sample of one machine, against everybody but
-    the server itself, provided machines are honest and links are private. Replies that state a larger sensitivity or
-    another grid than the policy's are dropped. A run that is interrupted and resumed has the same guarantee
-    (:class:`~murmurfl.strategies.trust.server_trust.TrustedServer`). With mechanism ``none``, which is refused
-    unless the keys are simulated, nothing is guaranteed. Proof: docs/proofs/sensitivities.md.
+    the server itself, under the conditions of :class:`~murmurfl.strategies.trust.server_trust.TrustedStrategy`.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     def __init__(

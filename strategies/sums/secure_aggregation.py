@@ -1,7 +1,7 @@
-"""Secure aggregation as a strategy is told of it, its helpers, and how a run ends that cannot go on with it.
+"""Secure aggregation: a strategy's option, its helpers, and the errors that end a run.
 
-Machines hide their releases under masks, and helpers hand over what the masks of a whole cohort add up to
-(docs/secure-aggregation.md). The update rules do not change: they are given the sum of a round's releases, as ever.
+Machines hide their releases under masks, and helpers hand over the sum of a whole cohort's masks
+(docs/secure-aggregation.md). Update rules are given the sum of a round's releases, as ever.
 
 Nobody is asked to open before all helpers have answered a greeting, so a helper that is down costs a round and no more.
 Once one of them may have opened a set, it is that set or none: another one for the same round would be refused.
@@ -10,15 +10,14 @@ Once one of them may have opened a set, it is that set or none: another one for 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -30,25 +29,26 @@ from ..rounds.known_machines import MachineDirectory, hello, introduction
 from ..rounds.replies import exchange
 from .summation import CohortSet
 
+logger = logging.getLogger("flwr")
+
 _DIGEST_DIGITS = 64
 
 
 @dataclass(frozen=True)
 class SecureAggregation:
-    """That releases come under masks, and when the server has a sum of them opened.
+    """The option that releases come under masks, of which the server has only sums opened.
 
     Parameters
     ----------
     min_cohort : int
         The fewest releases of a round that are opened; with fewer the round is closed, and everything is carried over.
-        Machines and helpers have their own such number, which this one only saves asking.
+        Machines and helpers have such a number of their own, which decides.
     helpers : int
-        How many helpers the roster has.
+        Helpers of the roster.
     patience : int
-        In how many rounds in a row a helper may be out of reach, and how often the helpers are asked for one sum,
-        before the run ends.
+        Rounds in a row in which a helper may be out of reach, and times that one sum is asked for, before the run ends.
     roster : str
-        The digest of the one roster to work with, 64 hexadecimal digits; default whichever all helpers have.
+        Digest of the one roster to work with, 64 hexadecimal digits; default whichever all helpers have.
 
     Raises
     ------
@@ -81,16 +81,16 @@ class SecureAggregation:
 
     @property
     def settled(self) -> dict[str, Any]:
-        """What a resumed training must agree on, plain values; how patient its server is may change."""
+        """Settings that a checkpoint must agree on, plain values; patience may change."""
         return {"min_cohort": self.min_cohort, "helpers": self.helpers, "roster": self.roster}
 
 
 class OpeningError(MurmurflError):
-    """A sum of masked releases cannot be opened. The checkpoint is as it was, and holds the set that was to be."""
+    """A sum of masked releases cannot be opened; the checkpoint holds its set."""
 
 
 class HelperUnavailableError(OpeningError):
-    """A helper is out of reach, or gives no answer that counts, and the server's patience is at its end."""
+    """A helper is out of reach or gives no valid answer, and the server's patience is at its end."""
 
 
 class HelpersDisagreeError(OpeningError):
@@ -98,7 +98,7 @@ class HelpersDisagreeError(OpeningError):
 
 
 class WrongSumError(OpeningError):
-    """What is left after the masks is no sum of releases: a helper, or a machine, did not do what it says."""
+    """The unmasked values are no sum of releases: a helper or a machine did not do what it says."""
 
 
 def read_roster(text: str) -> Roster | None:
@@ -110,25 +110,13 @@ def read_roster(text: str) -> Roster | None:
 
 
 def same_roster(text: str, roster: Roster) -> bool:
-    """Whether a JSON text has that roster."""
+    """Whether a JSON text has the same roster."""
     found = read_roster(text)
     return found is not None and found.digest == roster.digest
 
 
 def common_roster(said: Mapping[str, str], option: SecureAggregation) -> Roster:
-    """The one roster that all helpers have.
-
-    Parameters
-    ----------
-    said : mapping of str to str
-        What each connected helper says it works with, JSON text by its name.
-    option : SecureAggregation
-
-    Raises
-    ------
-    ConfigurationError
-        If there is not one, or it has other helpers, or is not the one to insist on.
-    """
+    """The one roster that all helpers have, from each one's JSON text by name; refused if there is none such."""
     rosters = {name: read_roster(text) for name, text in said.items()}
     wanted = {name: one for name, one in rosters.items() if one is not None and option.roster in ("", one.digest)}
     if option.roster:
@@ -159,25 +147,12 @@ _OPENING_TIMEOUT_S = 600.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 
-# What a helper answers that has not opened a set, and will not. Other failures may have come after it recorded it.
+# A helper that answers so has not opened the set and will not. Other failures may come after it has recorded the set.
 _REFUSALS = (protocol.OPENING_REFUSED, protocol.MALFORMED_REQUEST, protocol.PROTOCOL_MISMATCH)
 
 
 class Helpers:
-    """The helpers of a training, as its server knows them.
-
-    Parameters
-    ----------
-    option : SecureAggregation
-    directory : MachineDirectory
-        Who is on which node.
-    message_type : str
-        Of the messages in which nodes are asked who they are.
-
-    Notes
-    -----
-    A helper opens by its own rule, whatever it is asked.
-    """
+    """The helpers of a training, as its server knows them; each opens by its own rule, whatever it is asked."""
 
     def __init__(self, option: SecureAggregation, directory: MachineDirectory, message_type: str) -> None:
         self.option = option
@@ -187,37 +162,23 @@ class Helpers:
 
     @property
     def roster(self) -> Roster:
-        """The one roster of all helpers.
-
-        Raises
-        ------
-        ConfigurationError
-            If none was met yet.
-        """
+        """The one roster of all helpers, once they were met."""
         if self._roster is None:
             raise ConfigurationError("Expected helpers that were met before they are needed.")
         return self._roster
 
     def meet(self, grid: Grid, machines: int) -> None:
-        """Wait for so many machines and, the first time, for all helpers; learn the roster.
-
-        Raises
-        ------
-        NodesUnavailableError
-            If the deadline passes first.
-        ConfigurationError
-            If the helpers do not have one roster, or not the one to insist on.
-        """
+        """Wait for so many machines and, the first time, for all helpers; learn the roster."""
         if self._roster is not None:
             self._directory.meet(grid, machines)
             return
         self._directory.meet(grid, machines, self.option.helpers, self._check_number)
         found = {name: roster for name, (_, roster) in self._directory.helpers().items()}
         self._roster = common_roster(found, self.option)
-        log(INFO, "Helpers: %s; roster %s.", ", ".join(map(repr, self.roster.helper_names)), self.roster.digest)
+        logger.info("Helpers: %s; roster %s.", ", ".join(map(repr, self.roster.helper_names)), self.roster.digest)
 
     def _check_number(self) -> None:
-        """Refuse to wait for helpers that no roster has."""
+        """Refuse to wait for more or fewer helpers than a roster has."""
         for name, (_, text) in self._directory.helpers().items():
             known = read_roster(text)
             if known is not None and len(known.helpers) != self.option.helpers:
@@ -227,7 +188,7 @@ class Helpers:
                 )
 
     def greet(self, grid: Grid, names: Iterable[str] | None = None) -> str:
-        """Wait for helpers (default all) to answer a greeting; why one of them does not, or empty."""
+        """Wait for helpers (default all) to answer a greeting; returns why one does not, or an empty string."""
         waiting = list(self.roster.helper_names if names is None else names)
         problems: dict[str, str] = {}
         deadline = time.monotonic() + self._directory.deadline_s
@@ -246,20 +207,13 @@ class Helpers:
                 return ""
             if left <= 0:
                 return " and ".join(f"helper {name!r} {problems.get(name, 'does not answer')}" for name in waiting)
-            self._directory.pause(min(pause, left))
+            self._directory.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def open(self, grid: Grid, session: str, cohort: CohortSet, timeout: float) -> NDArray[np.uint64] | str:
         """The sum of a set without its masks, modulo 2^64; or why all helpers refuse it.
 
-        Parameters
-        ----------
-        grid : Grid
-        session : str
-        cohort : CohortSet
-            Saved already: once asked for it may be opened, and nothing else in its place.
-        timeout : float
-            Seconds to wait for an answer.
+        The set must be saved: once asked for it may be opened, and nothing else in its place.
 
         Raises
         ------
@@ -274,7 +228,7 @@ class Helpers:
         problems: dict[str, str] = {}
         for attempt in range(self.option.patience):
             if attempt and (problem := self.greet(grid, missing)):
-                log(WARNING, "Round %d: %s. The same set is asked for again.", cohort.server_round, problem)
+                logger.warning("Round %d: %s. The same set is asked for again.", cohort.server_round, problem)
                 continue
             replies = self._ask_each(grid, missing, request.message, min(timeout, _OPENING_TIMEOUT_S))
             for name, reply in replies.items():
@@ -284,15 +238,26 @@ class Helpers:
                     missing.remove(name)
                 else:
                     problems[name] = problem
-                    log(WARNING, "Round %d: helper %r %s.", cohort.server_round, name, problem)
+                    logger.warning("Round %d: helper %r %s.", cohort.server_round, name, problem)
             if not missing:
                 return unmasked
             refusing = [name for name in missing if problems.get(name) == _OpeningRequest.REFUSES]
             if len(refusing) == len(self.roster.helpers):
                 return f"refused by {_listed(refusing)}"
             if refusing and len(missing) < len(self.roster.helpers):
-                raise HelpersDisagreeError(_disagreement(cohort, refusing))
-        raise HelperUnavailableError(_unanswered(cohort, missing, problems, self.option.patience))
+                raise HelpersDisagreeError(
+                    f"Expected all helpers to open the set of round {cohort.server_round}, got a refusal of "
+                    f"{_listed(refusing)} after another has opened it. Its opening record is not the one it had, or it "
+                    "was shown another set for this round, or a machine sealed for it what is no seed: its log says "
+                    "which. The checkpoint holds the set; a helper that lost its record needs a new key, and the "
+                    "training a new session."
+                )
+        said = " and ".join(f"helper {name!r} {problems.get(name, 'does not answer')}" for name in missing)
+        raise HelperUnavailableError(
+            f"Expected all helpers to open the set of round {cohort.server_round}, asked {self.option.patience} times, "
+            f"but {said}. It may be open at others, so no round can take its place. Start the helper again and resume "
+            "from the checkpoint, which holds the set."
+        )
 
     def _hello(self, name: str, node_id: int) -> Message:
         return hello(node_id, self._message_type, self._directory.entries)
@@ -300,7 +265,7 @@ class Helpers:
     def _ask_each(
         self, grid: Grid, names: Iterable[str], message: Callable[[str, int], Message], timeout: float
     ) -> dict[str, Message | None]:
-        """What each helper answers, or None; never two messages at a time to one node, for an error names no helper."""
+        """Each helper's answer, or None; never two messages at a time to one node, for an error names no helper."""
         nodes = {name: node_id for name, (node_id, _) in self._directory.helpers().items()}
         answers: dict[str, Message | None] = dict.fromkeys(names)
         for wave in _waves({name: nodes[name] for name in answers if name in nodes}):
@@ -312,7 +277,7 @@ class Helpers:
 
 
 class _OpeningRequest:
-    """One set, as helpers are asked to open it, and what counts as an answer."""
+    """The request to open one set, and which answers count."""
 
     REFUSES = "refuses to open the set"
 
@@ -336,12 +301,11 @@ class _OpeningRequest:
         }
 
     def message(self, name: str, node_id: int) -> Message:
-        """The request to one helper."""
         config = ConfigRecord({**self._shared, protocol.HELPER: name})
         return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=self._message_type)
 
     def read(self, name: str, reply: Message | None) -> tuple[NDArray[np.uint64] | None, str]:
-        """A helper's total, or None and what came in its place."""
+        """A helper's total, or None and what is wrong with its answer."""
         if reply is None:
             return None, "does not answer"
         if reply.has_error():
@@ -380,7 +344,7 @@ def _answer(reply: Message) -> Opening | None:
 
 
 def _waves(nodes: Mapping[str, int]) -> Iterator[dict[int, str]]:
-    """The helpers by their nodes, in as few groups as have every node once: in a simulation some share one."""
+    """The helpers by their nodes, in groups that have every node once: in a simulation some share one."""
     left = dict(nodes)
     while left:
         wave: dict[int, str] = {}
@@ -392,21 +356,3 @@ def _waves(nodes: Mapping[str, int]) -> Iterator[dict[int, str]]:
 
 def _listed(names: Iterable[str]) -> str:
     return " and ".join(f"helper {name!r}" for name in names)
-
-
-def _disagreement(cohort: CohortSet, refusing: list[str]) -> str:
-    return (
-        f"Expected all helpers to open the set of round {cohort.server_round}, got a refusal of {_listed(refusing)} "
-        "after another has opened it. Its opening record is not the one it had, or it was shown another set for this "
-        "round, or a machine sealed for it what is no seed: its log says which. The checkpoint holds the set; a helper "
-        "that lost its record needs a new key, and the training a new session."
-    )
-
-
-def _unanswered(cohort: CohortSet, missing: list[str], problems: Mapping[str, str], patience: int) -> str:
-    said = " and ".join(f"helper {name!r} {problems.get(name, 'does not answer')}" for name in missing)
-    return (
-        f"Expected all helpers to open the set of round {cohort.server_round}, asked {patience} times, but {said}. It "
-        "may be open at others, so no round can take its place. Start the helper again and resume from the checkpoint, "
-        "which holds the set."
-    )

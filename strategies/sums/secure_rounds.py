@@ -1,4 +1,4 @@
-"""What a strategy keeps of secure aggregation from round to round, and the set that it is about to have opened."""
+"""Secure aggregation from round to round: the releases that were opened, and the set that is next."""
 
 from __future__ import annotations
 
@@ -22,26 +22,17 @@ _LARGEST_COUNT = 2.0**52  # of an honest release
 
 
 class SecureRounds(UntrustedServer):
-    """The trust of machines that release under masks: the sums that a training has opened, and the set that is next.
+    """The trust of machines that release under masks.
 
-    Parameters
-    ----------
-    option : SecureAggregation
-    helpers : Helpers
-    largest_value : float
-        The largest magnitude a value of an honest release can have.
-
-    Notes
-    -----
-    Each helper opens by its own rule. What is kept here only sees to it that an honest server asks for what they open,
-    and asks for the same again after it was killed.
+    Each helper opens by its own rule. The state kept here lets an honest server ask for what they open, and for the
+    same set again after it was killed.
     """
 
     def __init__(self, option: SecureAggregation, helpers: Helpers, largest_value: float) -> None:
         self.option = option
         self.helpers = helpers
         self.held: CohortSet | None = None
-        """The set that is to be opened, until its round is over."""
+        """The set to be opened, until its round is over."""
         self._most = 0  # until it is settled
         self._largest_value = largest_value
         self._ids: dict[str, str] = {}
@@ -72,13 +63,13 @@ class SecureRounds(UntrustedServer):
     def screened(
         self, outcomes: Iterable[Outcome], session: str, size: int, is_late: Callable[[Reply], bool], *, direct: bool
     ) -> Iterator[Outcome]:
-        """A round's outcomes, with None in the place of replies that cannot stand in its sum (:class:`.Screen`)."""
+        """A round's outcomes, with None for replies that cannot stand in its sum (:class:`.Screen`)."""
         roster = None if direct else self.helpers.roster
         known = {"opened": self._ids, "terms": self._terms, "is_late": is_late, "warned": self._warned}
         return Screen(session, size, self._most, roster, **known).screened(outcomes)
 
     def hold(self, cohort: CohortSum, report: RoundReport, asked: Iterable[str]) -> None:
-        """Take the releases of a round as the set that is to be opened."""
+        """Take the releases of a round as the set to be opened."""
         self.held = CohortSet(
             server_round=report.server_round,
             releases=cohort.releases,
@@ -92,18 +83,12 @@ class SecureRounds(UntrustedServer):
         )
 
     def too_few(self, held: CohortSet) -> str:
-        """Why a set is too small to be opened; empty if it is not."""
+        """Why a set is too small to be opened, or an empty string."""
         needed = max(held.min_cohort, self.option.min_cohort)
         return f"{len(held.releases)} of at least {needed} releases" if len(held.releases) < needed else ""
 
     def greet(self, grid: FlowerGrid | None, held: CohortSet) -> str:
-        """Why a helper cannot be asked now; empty if all can.
-
-        Raises
-        ------
-        HelperUnavailableError
-            If that is so for the last round in a row that the server has patience for.
-        """
+        """Why a helper cannot be asked now, or an empty string; raises where patience is at its end."""
         problem = self.helpers.greet(grid) if held.sealed and grid is not None else ""
         self._unreached = self._unreached + 1 if problem else 0
         if self._unreached >= self.option.patience:
@@ -115,42 +100,27 @@ class SecureRounds(UntrustedServer):
         return problem
 
     def open(self, grid: FlowerGrid | None, session: str, held: CohortSet, timeout: float) -> Vector | str:
-        """The sum of a set, shape (d,), or why it stays closed.
-
-        Raises
-        ------
-        HelperUnavailableError, HelpersDisagreeError
-            See :meth:`.Helpers.open`.
-        WrongSumError
-            If it is no sum of releases.
-        """
+        """The sum of a set, shape (d,), or why it stays closed; raises if it is no sum of releases."""
         unmasked: NDArray[np.uint64] | str = held.total
         if held.sealed and grid is not None:
             unmasked = self.helpers.open(grid, session, held, timeout)
         if isinstance(unmasked, str):
             return unmasked
-        counts = unmasked.view(np.int64)
-        self._check_range(counts, held)
-        return Grid(held.terms[2]).values(counts)
-
-    def _check_range(self, counts: NDArray[np.int64], held: CohortSet) -> None:
-        """Refuse what no releases can add up to: a wrong mask makes counts uniform over all 2^64."""
-        spacing = held.terms[2]
+        counts, spacing = unmasked.view(np.int64), held.terms[2]
+        # A wrong mask makes counts uniform over all 2^64.
         most = len(held.releases) * min(self._largest_value / spacing, _LARGEST_COUNT)
         found = max(int(counts.max(initial=0)), -int(counts.min(initial=0)))
         if found > most:
+            names = self.helpers.roster.helper_names if held.sealed else ()
             raise WrongSumError(
                 f"Expected the sum of {len(held.releases)} releases of round {held.server_round} to stay below "
-                f"{most * spacing:g}, got {found * spacing:g}: a helper ({', '.join(self._names(held))}) or a machine "
-                "did not mask as it says; which, nobody can tell. The model is as it was, and the checkpoint holds the "
-                "set."
+                f"{most * spacing:g}, got {found * spacing:g}: a helper ({', '.join(names)}) or a machine did not mask "
+                "as it says; which, nobody can tell. The model is as it was, and the checkpoint holds the set."
             )
-
-    def _names(self, held: CohortSet) -> tuple[str, ...]:
-        return self.helpers.roster.helper_names if held.sealed else ()
+        return Grid(spacing).values(counts)
 
     def opened(self, held: CohortSet) -> None:
-        """Take note that a set was opened: machines build on it from now on."""
+        """Note that a set was opened: machines build on it from now on."""
         self._ids.update(held.ids)
         self._terms = held.terms
 

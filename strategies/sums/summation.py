@@ -1,20 +1,19 @@
-"""Adding up a round's releases: plain ones as they come, masked ones as one set that helpers then open.
+"""The sum of a round's releases: plain ones as they come, masked ones as one set that helpers then open.
 
-Masked releases are added modulo 2^64, masks and all; what is left once the helpers' totals are subtracted is the sum of
-the counts, to the bit what plain counts add up to. A set can only be opened if its releases fit each other, so those
-that do not are dropped before, with the name of the machine and what is different about it.
+Masked releases are added modulo 2^64, masks and all; less the helpers' totals that is the sum of the counts, to the bit
+as of plain ones. A set can only be opened if its releases fit each other, so those that do not are dropped before, with
+the name of the machine and what is different about it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from logging import WARNING
 from typing import Any, Protocol
 
 import numpy as np
-from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Grid, Release
@@ -30,53 +29,33 @@ from ...privacy.sums.roster import MOST_MACHINES, Roster
 from ..rounds.layout import Vector
 from ..rounds.replies import LARGEST_COUNT, Outcome, Reply, SummedReplies
 
+logger = logging.getLogger("flwr")
+
 Terms = tuple[str, str, float]
-"""What the releases of a session's sums have in common: what they build on, the noise's terms, the grid's spacing."""
+"""Terms that all releases of a session's sums share: what they build on, the noise's terms, the grid's spacing."""
 
 
 @dataclass(frozen=True)
 class CohortSet:
-    """The releases of a round that are to be opened, and their sum under masks: what a checkpoint holds meanwhile.
-
-    Parameters
-    ----------
-    server_round : int
-        t.
-    releases : dict of str to int
-        The machines in order, and the number of each one's release.
-    terms : tuple
-        :data:`Terms`.
-    min_cohort : int
-        The largest that one of the machines insists on.
-    total : ndarray of shape (d,), uint64
-        The sum of the counts, under masks unless ``sealed`` is empty.
-    sealed : tuple of Sealed
-        What helpers are shown of each release; none of machines that were asked without messages.
-    ids : dict of str to str
-        The releases' random names.
-    report : dict
-        The round's report, were the set opened.
-    asked : tuple of str
-        The machines that were asked.
-    """
+    """The releases of a round that are to be opened, and their sum under masks, as a checkpoint holds them."""
 
     server_round: int
-    releases: dict[str, int]
+    releases: dict[str, int]  # the number of each machine's release, in the order of machines
     terms: Terms
-    min_cohort: int
-    total: NDArray[np.uint64]
-    sealed: tuple[Sealed, ...]
-    ids: dict[str, str]
-    report: dict[str, Any]
-    asked: tuple[str, ...]
+    min_cohort: int  # the largest of the machines' own
+    total: NDArray[np.uint64]  # the sum of the counts, shape (d,), under masks unless ``sealed`` is empty
+    sealed: tuple[Sealed, ...]  # for helpers; empty for machines that were asked without messages
+    ids: dict[str, str]  # the releases' random names
+    report: dict[str, Any]  # the round's report, were the set opened
+    asked: tuple[str, ...]  # the machines that were asked
 
     @property
     def opening(self) -> str:
-        """By what helpers know the request to open it."""
+        """The name of the opening for helpers."""
         return str(self.server_round)
 
     def plain(self) -> dict[str, Any]:
-        """The set but for its sum, for JSON."""
+        """The set without its sum, for JSON."""
         sealed = [[one.header.hex(), [seal.hex() for seal in one.seals], one.signature.hex()] for one in self.sealed]
         return {
             "server_round": self.server_round,
@@ -91,7 +70,7 @@ class CohortSet:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], total: NDArray[np.uint64]) -> CohortSet:
-        """What :meth:`plain` gave, and the sum beside it."""
+        """The set of :meth:`plain` and its sum."""
         sealed = tuple(
             Sealed(bytes.fromhex(header), tuple(map(bytes.fromhex, seals)), bytes.fromhex(signature))
             for header, seals, signature in plain["sealed"]
@@ -103,15 +82,9 @@ class CohortSet:
 
 @dataclass
 class CohortSum:
-    """The sum of a round's releases that fit each other, as counts modulo 2^64.
+    """The sum of a round's releases that fit each other, as counts modulo 2^64."""
 
-    Parameters
-    ----------
-    size : int
-        d.
-    """
-
-    size: int
+    size: int  # d
     counts: NDArray[np.uint64] = field(init=False)
     releases: dict[str, int] = field(init=False, default_factory=dict)
     sealed: list[Sealed] = field(init=False, default_factory=list)
@@ -122,7 +95,7 @@ class CohortSum:
         self.counts = np.zeros(self.size, np.uint64)
 
     def add(self, reply: Reply) -> None:
-        """One more release, of the same terms as those before."""
+        """Add a release of the same terms as those before."""
         contents = reply.contents
         self.terms = terms_of(contents)
         self.releases[reply.machine] = reply.release
@@ -134,19 +107,19 @@ class CohortSum:
             self.counts += contents.counts.ravel().view(np.uint64)  # two's complement is arithmetic modulo 2^64
 
     def add_sum(self, replies: SummedReplies) -> None:
-        """The sum of several releases that were asked for without messages."""
+        """Add several releases of machines that were asked without messages."""
         self.terms = "", "", replies.spacing
         self.releases.update(zip(replies.machines, replies.releases, strict=True))
         self.counts += replies.counts.view(np.uint64)
 
     @property
     def min_cohort(self) -> int:
-        """The largest that one of the machines insists on."""
+        """The largest min_cohort of the machines."""
         return max((header.min_cohort for header in self.headers.values()), default=1)
 
 
 def terms_of(contents: Any) -> Terms:
-    """What releases of one sum must have in common."""
+    """The terms of a release."""
     if isinstance(contents, MaskedRelease):
         header = _header(contents.sealed.header)
         return header.builds_on, header.terms, header.spacing
@@ -155,7 +128,7 @@ def terms_of(contents: Any) -> Terms:
 
 @lru_cache(maxsize=MOST_MACHINES)
 def _header(content: bytes) -> Header:
-    """A header that was checked before: it is looked into several times in a round."""
+    """A header that was checked before; it is read several times in a round."""
     return Header.from_bytes(content)
 
 
@@ -164,21 +137,18 @@ class Screen:
 
     Parameters
     ----------
-    session : str
-    size : int
-        d.
     most : int
         The most releases a round can have.
     roster : Roster or None
-        Whose machines and helpers; None where machines are asked without messages.
+        None where machines are asked without messages.
     opened : mapping of str to str
         The random name of each machine's last opened release.
     terms : tuple or None
         :data:`Terms` of the sums opened so far.
     is_late : callable
-        Whether another release of the machine was opened since a reply was asked for: then it is not looked at.
+        Whether a reply is late, and not looked at.
     warned : set of tuples
-        What has been warned of already; grows.
+        Warnings so far; grows.
     """
 
     def __init__(
@@ -197,7 +167,7 @@ class Screen:
         self._is_late, self._warned = is_late, warned
 
     def screened(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-        """The outcomes, with None in the place of a reply that fits no sum, or not that of most."""
+        """The outcomes, with None for a reply that fits no sum, or not the sum of most others."""
         fitting = [self._fitting(outcome) for outcome in outcomes]
         terms = [self._terms_of(outcome) for outcome in fitting]
         votes: dict[Terms, set[str]] = {}
@@ -219,7 +189,6 @@ class Screen:
                 yield outcome
 
     def _terms_of(self, outcome: Outcome) -> Terms | None:
-        """The terms of a reply that may be summed."""
         return terms_of(outcome.contents) if isinstance(outcome, Reply) and not self._is_late(outcome) else None
 
     def _fitting(self, outcome: Outcome) -> Outcome:
@@ -237,7 +206,7 @@ class Screen:
         return outcome
 
     def _problem(self, reply: Reply, masked: MaskedRelease, roster: Roster) -> str:
-        """Why helpers would refuse a set with this release in it; empty if they would not."""
+        """Why helpers would refuse a set with this release in it, or an empty string."""
         try:
             header = checked_header(masked.sealed, roster)
             Grid(header.spacing)
@@ -259,7 +228,7 @@ class Screen:
     def _warn(self, machine: str, problem: str) -> None:
         if (machine, problem) not in self._warned:
             self._warned.add((machine, problem))
-            log(WARNING, "Machine %r cannot be summed with the others: %s. Its reply is dropped.", machine, problem)
+            logger.warning("Machine %r cannot be summed with the others: %s. Its reply is dropped.", machine, problem)
 
 
 def _difference(terms: Terms, others: Terms) -> str:
@@ -277,25 +246,20 @@ class Summation(Protocol):
     """Where a round's releases are added up."""
 
     def add(self, reply: Reply) -> None:
-        """One more release."""
+        """Add one release."""
         ...
 
     def add_sum(self, replies: SummedReplies) -> None:
-        """The sum of several releases."""
+        """Add the sum of several releases."""
         ...
 
 
 class ReleaseSum:
     """The sum of a round's releases.
 
-    A release that was not sent in a message is still integers, the counts of its grid. Counts of one grid are added as
-    integers, which is exact, and their sum is turned into numbers once. A release that was sent is numbers, multiples
-    of the grid's spacing, whose sum is exact as long as it stays below 2^53 spacings. Both ways then give the same sum.
-
-    Parameters
-    ----------
-    size : int
-        d.
+    A release that was not sent in a message is integers, the counts of its grid; counts of one grid are added exactly
+    and turned into numbers once. A release that was sent is multiples of the grid's spacing, whose sum is exact below
+    2^53 spacings. Both ways give the same sum.
     """
 
     def __init__(self, size: int) -> None:
@@ -305,7 +269,6 @@ class ReleaseSum:
         self._largest = 0  # no count of the sum is larger in magnitude
 
     def add(self, reply: Reply) -> None:
-        """One more release."""
         contents = reply.contents
         if not isinstance(contents, Release):
             self._values += reply.values
@@ -313,7 +276,6 @@ class ReleaseSum:
         self._add(contents.counts, contents.spacing, LARGEST_COUNT)
 
     def add_sum(self, replies: SummedReplies) -> None:
-        """The sum of several releases."""
         self._add(replies.counts, replies.spacing, replies.largest * len(replies.machines))
 
     def _add(self, counts: NDArray[np.int64], spacing: float, largest: int) -> None:

@@ -1,9 +1,9 @@
-"""Trust as a part of a strategy: whose noise is in what is published, and which words, checks and files follow.
+"""Trust as a part of a strategy: whose noise is in what is published, and the checks and files that follow.
 
-A strategy has one such part. :class:`UntrustedServer` adds no noise and keeps nothing, for machines that noise what
-they send. :class:`~murmurfl.strategies.sums.secure_rounds.SecureRounds` is the same for sums of masked releases. A
-:class:`TrustedServer` is sent contributions without noise and adds it: the same sum must never be published under two
-different noises, and what is kept on disk to make sure of that stands in :mod:`.trusted_checkpoint`.
+:class:`UntrustedServer` adds no noise and keeps nothing, for machines that noise what they send.
+:class:`~murmurfl.strategies.sums.secure_rounds.SecureRounds` is the same for sums of masked releases. A
+:class:`TrustedServer` is sent contributions without noise and adds it. It must never publish one sum under two noises;
+:mod:`.trusted_checkpoint` keeps what makes sure of that.
 """
 
 from __future__ import annotations
@@ -48,57 +48,55 @@ from .trusted_checkpoint import CheckpointMark, TrustedCheckpoint
 
 
 class UntrustedServer:
-    """A server that adds no noise, and of which machines expect nothing; it has no state."""
+    """A server that adds no noise and that machines need not trust; it has no state."""
 
     adds_noise: ClassVar[bool] = False
     least_releases: int = 0
     """The fewest releases that a round can do with."""
 
-    # Its words.
-
     def settings(self) -> dict[str, Any]:
-        """What a checkpoint must agree on, plain values."""
+        """Settings that a checkpoint must agree on, plain values."""
         return {}
 
     def identity(self) -> dict[str, Any]:
-        """The same, for what is said to nobody but the checkpoint."""
+        """Further values that a checkpoint must agree on, which are not logged."""
         return {}
 
     def read_noise(self, statements: Mapping[str, Mapping[str, Any]]) -> Sequence[StatedNoise]:
-        """The noise of each machine's releases in all, by its own words, which a server cannot check."""
+        """The noise of each machine's releases by its own statement, which a server cannot check."""
         read = (StatedNoise.read(statement) for statement in statements.values())
         return [one for one in read if one is not None]
 
-    # Its training.
+    # Before the first round.
 
     def join(self, session: str) -> None:
-        """Take note of the name of the training."""
+        """Note the name of the training."""
 
     def settle(self, asked: int, needed: int) -> None:
-        """Take note of how many machines a round asks, and for how many it waits."""
+        """Note how many machines a round asks, and for how many it waits."""
 
     def shape(self, num_parameters: int, release_size: int) -> None:
-        """Take note of how many values the model has, and a release."""
+        """Note how many values the model and a release have."""
 
     def meet(self, machines: MachineDirectory, grid: FlowerGrid, needed: int) -> None:
-        """Wait for so many machines, and for whoever else is needed."""
+        """Wait for ``needed`` machines, and for helpers where they are needed."""
         machines.meet(grid, needed)
 
     # A round.
 
     def before_asking(self, save: Callable[[], None]) -> bool:
-        """Write what must be known before a machine is asked; whether there was a reason to."""
+        """Save what must be on disk before a machine is asked; returns whether the server keeps any such thing."""
         return False
 
     def asked(self, names: Iterable[str]) -> None:
-        """Take note of the machines that are asked."""
+        """Note the machines that are asked."""
 
     def believes(self, reply: Reply, *, current: bool) -> bool:
-        """Whether a reply can come from a machine that does what its policy says."""
+        """Whether a reply can come from a machine that keeps to its policy."""
         return True
 
     def heard(self, participation: Mapping[str, int | None]) -> None:
-        """Take note of the machines whose releases count."""
+        """Note the machines whose releases count."""
 
     def check_round(self, server_round: int) -> None:
         """Refuse a round beyond those the noise was calibrated for."""
@@ -112,13 +110,13 @@ class UntrustedServer:
         return 0.0
 
     def own_noise_std(self, num_parameters: int) -> float:
-        """The standard deviation of the noise that the server adds to each value of the only sum of a training."""
+        """Standard deviation of the server's noise on each value of the only sum of a training."""
         return 0.0
 
-    # Its checkpoint.
+    # The checkpoint.
 
     def keep_beside(self, checkpoint: Path | None) -> None:
-        """Take note of where the checkpoint is; None for none."""
+        """Note where the checkpoint is; None for none."""
 
     def look_for(self) -> None:
         """Refuse to begin where a checkpoint should be."""
@@ -128,37 +126,32 @@ class UntrustedServer:
 
     @contextmanager
     def saving(self, server_round: int) -> Iterator[None]:
-        """Around the writing of a checkpoint."""
+        """Surround the writing of a checkpoint."""
         yield
 
     def kept(self) -> dict[str, Any]:
-        """What a checkpoint holds of this part, plain values or arrays; :meth:`restore` takes it back."""
+        """Contents of a checkpoint for :meth:`restore`, plain values or arrays."""
         return {}
 
     def restore(self, saved: Mapping[str, Any], machines: Iterable[str]) -> None:
-        """Take back what :meth:`kept` gave."""
+        """Take back what :meth:`kept` returned."""
 
 
 UNTRUSTED = UntrustedServer()
 
 
 def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) -> bool:
-    """Whether a machine under this policy, which adds no noise, can have sent this.
+    """Whether a machine under this policy, which adds no noise, can have sent this reply.
 
-    Parameters
-    ----------
-    policy : PrivacyPolicy
-    reply : Reply
-    most_releases : int
-        How many releases it can have made since the last one that was acknowledged to it. The machine states how many
-        releases are in the reply. That number decides how large the values may be, so it must itself be bounded: by
-        this and by the policy's cap. Under the ``paper`` rule a reply is one release, whatever was acknowledged.
+    The machine states how many releases are in the reply, which decides how large values may be; so that number is
+    bounded by ``most_releases``, those it can have made since the last one acknowledged to it, and by the policy's cap.
+    Under the ``paper`` rule a reply is one release, whatever was acknowledged.
 
     Notes
     -----
     A reply that passes moves the sum by at most min(most_releases, cap) times the clip (and the charge of the grid),
-    and is a multiple of the grid's spacing. One that says that it is of other samples than a batch does not pass where
-    batches were charged. Nobody else's privacy rests on it.
+    and is a multiple of the grid's spacing. Where batches were charged, a reply of another number of samples does not
+    pass. Nobody else's privacy rests on it.
     """
     numbers = reply.release, reply.ack
     if any(type(number) is not int for number in numbers):  # a bool is an int, and no machine sends one
@@ -184,32 +177,21 @@ def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) 
     return bool((counts == np.rint(counts)).all())
 
 
-def _check_for_real_keys(policy: PrivacyPolicy) -> None:
-    """Refuse a policy that a trusted server may have in simulation only."""
-    if policy.noise_quality != "exact":
-        raise ConfigurationError("Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only.")
-    if policy.mechanism == NO_NOISE:
-        raise ConfigurationError(
-            f"Expected a noise mechanism with real keys, got {NO_NOISE!r}: runs without noise are for simulation only."
-        )
-
-
 class TrustedServer(UntrustedServer):
     """A server that is trusted to add the noise; a base class, whose subclasses say how much.
 
     Parameters
     ----------
     policy : PrivacyPolicy
-        What all machines were configured with: ``trust="trusted-server"``, clip and batch that give Delta; its mu is
+        What all machines were configured with: ``trust="trusted-server"``; its clip and batch give Delta, and its mu is
         the guarantee. With mechanism ``none`` the server adds no noise either.
     num_rounds : int
         T, the most rounds this server will ever publish a model of.
     noise_keys : NoiseKeys, optional
-        The server's noise key. Default one from the operating system, kept beside the checkpoint in a file of its own;
-        keys that are given here are the caller's to keep, and to give again when the training is resumed.
+        The server's noise key; default one from the operating system, kept in a file beside the checkpoint. Whoever
+        gives keys keeps them, and gives them again when the training is resumed.
     accumulates : bool
-        Whether what is published is a mean over machines of all that they released, and a reply may hold several
-        releases.
+        Whether the mean of all releases so far is published, and a reply may hold several releases.
 
     Notes
     -----
@@ -233,8 +215,15 @@ class TrustedServer(UntrustedServer):
         self.accumulates = accumulates
         self.clients_per_round = 0  # until it is settled
         self._keys = SystemKeys.generate() if noise_keys is None else noise_keys
-        if not self._keys.simulated:
-            _check_for_real_keys(policy)
+        if not self._keys.simulated and policy.noise_quality != "exact":
+            raise ConfigurationError(
+                "Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only."
+            )
+        if not self._keys.simulated and policy.mechanism == NO_NOISE:
+            raise ConfigurationError(
+                f"Expected a noise mechanism with real keys, got {NO_NOISE!r}: runs without noise are for simulation "
+                "only."
+            )
         self._keeps_key = noise_keys is None
         self._checkpoint: Path | None = None
         self._files: TrustedCheckpoint | None = None
@@ -254,7 +243,7 @@ class TrustedServer(UntrustedServer):
         return math.inf if self.policy.mechanism == NO_NOISE else self.policy.mu
 
     def guaranteed_mu(self, num_parameters: int) -> float:
-        """:attr:`mu`, or infinite where the range of the normals cannot serve it, which only a simulation allows."""
+        """:attr:`mu`, or infinite where the range of the normals is too small for it (in simulation only)."""
         return math.inf if self._range_problem(num_parameters) else self.mu
 
     def epsilon(self, delta: float | None = None) -> float:
@@ -263,7 +252,7 @@ class TrustedServer(UntrustedServer):
         return gdp_epsilon(mu, self.policy.delta if delta is None else delta)
 
     def largest_shift(self) -> float:
-        """The most standard deviations by which one sample moves one value; :attr:`mu`, for no more is possible."""
+        """The most standard deviations by which one sample moves one value: at most :attr:`mu`."""
         return self.mu
 
     def unrounded_noise_std(self, num_parameters: int) -> float:
@@ -271,13 +260,7 @@ class TrustedServer(UntrustedServer):
         raise NotImplementedError(f"{type(self).__name__} must define unrounded_noise_std.")
 
     def calibrate(self, num_parameters: int) -> None:
-        """Work out the noise, or refuse to: before any machine is asked for what is not noised.
-
-        Raises
-        ------
-        ConfigurationError
-            As for :meth:`ideal_mu`.
-        """
+        """Compute the noise, or refuse to, before any machine is asked for what has no noise."""
         raise NotImplementedError(f"{type(self).__name__} must define calibrate.")
 
     def _range_problem(self, num_parameters: int) -> str:
@@ -288,18 +271,8 @@ class TrustedServer(UntrustedServer):
     def ideal_mu(self, num_parameters: int, noise_std: float) -> float:
         """The mu to which ideal normals are calibrated, so that with ours the models are mu-GDP.
 
-        Parameters
-        ----------
-        num_parameters : int
-            d.
-        noise_std : float
-            Standard deviation of the noise on one rounded value, were it calibrated to :attr:`mu`; if values have
-            different ones, their root mean square.
-
-        Raises
-        ------
-        ConfigurationError
-            If the noise cannot serve this mu for so many values.
+        ``noise_std`` is the standard deviation of the noise on one rounded value, were it calibrated to :attr:`mu`; the
+        root mean square where values have different ones.
 
         Notes
         -----
@@ -322,10 +295,10 @@ class TrustedServer(UntrustedServer):
         return ideal
 
     def noise_grid(self, num_parameters: int) -> Grid:
-        """Where sums and noise are rounded before they are published: the machines' grid, or a coarser one.
+        """The grid to which sums and noise are rounded, and on which rounding is charged.
 
-        Against much noise the machines' grid may be finer than normals can be rounded to without showing
-        (:mod:`murmurfl.privacy.noise.normals`). What rounding costs is charged on this grid.
+        It is the machines' own, or a coarser one where that is finer than large noise can be rounded to without showing
+        (:mod:`murmurfl.privacy.noise.normals`).
         """
         if num_parameters not in self._grids:
             spacing = self.policy.plan(num_parameters).grid.spacing
@@ -336,27 +309,27 @@ class TrustedServer(UntrustedServer):
         return self._grids[num_parameters]
 
     def rounding_charge(self, num_parameters: int) -> float:
-        """What rounding a sum to :meth:`noise_grid` adds to its sensitivity: nothing on the machines' own grid."""
+        """What rounding a sum to :meth:`noise_grid` adds to its sensitivity; 0 on the machines' own grid."""
         grid = self.noise_grid(num_parameters)
         return 0.0 if grid == self.policy.plan(num_parameters).grid else grid.charge(num_parameters)
 
     # The noise.
 
     def fresh_normals(self, server_round: int, size: int) -> NDArray[np.floating]:
-        """Standard normals for a round, under a nonce of its own; with real keys never the same ones again."""
+        """Standard normals of a round's own nonce; with real keys never the same ones again."""
         return self.normals_of(self._keys.nonce(self._session, server_round), size)
 
     def normals_of(self, nonce: bytes, size: int) -> NDArray[np.floating]:
-        """The standard normals that belong to a nonce under the server's key."""
+        """Standard normals of a nonce under the server's key."""
         return standard_normals(row_key(self._keys.secret_key, nonce), size, self.policy.noise_quality)
 
     def rows_of(self, nonces: Sequence[bytes], size: int) -> NDArray[np.floating]:
-        """The same of several nonces, one row each."""
+        """Standard normals of several nonces, one row each."""
         keys = [row_key(self._keys.secret_key, nonce) for nonce in nonces]
         return standard_normal_rows(keys, size, self.policy.noise_quality)
 
     def with_nonce(self, nonces: NDArray[np.uint8], server_round: int) -> NDArray[np.uint8]:
-        """The nonces of the rounds so far, one a row, and a new one for this round."""
+        """The nonces of the rounds so far, one a row, with a new one for this round."""
         longer = nonces.copy()
         longer[server_round - 1] = np.frombuffer(self._keys.nonce(self._session, server_round), np.uint8)
         return longer
@@ -373,13 +346,12 @@ class TrustedServer(UntrustedServer):
         return grid.values(grid.counts(total) + grid.counts(noise))
 
     def check_round(self, server_round: int) -> None:
-        """Refuse a round beyond those the noise was calibrated for."""
         if server_round > self.num_rounds:
             raise ConfigurationError(
                 f"Expected at most {self.num_rounds} rounds, for which the noise was calibrated, got {server_round}."
             )
 
-    # Its words.
+    # Settings and forecast.
 
     def settings(self) -> dict[str, Any]:
         policy = self.policy
@@ -400,7 +372,7 @@ class TrustedServer(UntrustedServer):
         changed = {**said, protocol.NOISE_IN_ALL: part}
         return super().read_noise({name: {**statement, **changed} for name, statement in statements.items()})
 
-    # Its training and its rounds.
+    # Rounds.
 
     def join(self, session: str) -> None:
         self._session = session
@@ -437,7 +409,7 @@ class TrustedServer(UntrustedServer):
             if release is not None:
                 del self._unheard[name]
 
-    # What is kept, in which order.
+    # The checkpoint.
 
     def keep_beside(self, checkpoint: Path | None) -> None:
         self._checkpoint = checkpoint
@@ -482,19 +454,53 @@ class TrustedServer(UntrustedServer):
             self._unheard.update(machines)
 
     def _key_check(self) -> str:
-        """By what the key is recognised, though it is not written down here."""
+        """A digest that recognises the key without telling it."""
         return hmac.digest(self._keys.secret_key, b"murmurfl server's noise key", hashlib.sha256)[:16].hex()
 
 
+class TrustedStrategy:
+    """A strategy whose server adds the noise for everybody, and its figures; a base class beside the strategy's own.
+
+    Notes
+    -----
+    **Formal guarantees.** All that is published is mu-GDP for replacement of one sample of one machine, against
+    everybody but the server itself, which sees contributions without noise, provided machines are honest, links are
+    private, and nothing else computed from un-noised sums is published; the checkpoint may hold them and must be kept
+    like the data. Replies that state a larger sensitivity or another grid than the policy's are dropped. A run that is
+    interrupted and resumed has the same guarantee (:class:`TrustedServer`). With mechanism ``none``, which is refused
+    unless the keys are simulated, nothing is guaranteed.
+    """
+
+    trust: Any  # a TrustedServer, which the strategy's own base class does not know
+
+    @property
+    def policy(self) -> PrivacyPolicy:
+        """The policy that all machines were configured with."""
+        return self.trust.policy
+
+    @property
+    def mu(self) -> float:
+        """Gaussian-DP parameter of all published models together (:attr:`TrustedServer.mu`)."""
+        return self.trust.mu
+
+    def guaranteed_mu(self, num_parameters: int) -> float:
+        """:attr:`mu` for a model of so many values (:meth:`TrustedServer.guaranteed_mu`)."""
+        return self.trust.guaranteed_mu(num_parameters)
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """Epsilon at delta (default the policy's) of all published models together."""
+        return self.trust.epsilon(delta)
+
+
 class FreshNoise(TrustedServer):
-    """A trusted server whose noise is fresh in every round, on the sum of what machines sent.
+    """A trusted server that adds fresh noise to the sum of every round.
 
     Parameters
     ----------
     policy, num_rounds, noise_keys, accumulates
         See :class:`TrustedServer`.
     shares : str
-        Which part of mu^2 each round gets (:class:`~murmurfl.privacy.mechanisms.IndependentNoise`).
+        How mu^2 is shared among rounds (:class:`~murmurfl.privacy.mechanisms.IndependentNoise`).
 
     Notes
     -----
@@ -515,10 +521,9 @@ class FreshNoise(TrustedServer):
     ) -> None:
         super().__init__(policy, num_rounds, noise_keys, accumulates=accumulates)
         self.rounds_noise = IndependentNoise(num_rounds, shares=shares)
-        """The noise of all rounds, in units of that of a sum."""
 
     def noise_std(self, num_parameters: int, server_round: int = 1) -> float:
-        """Standard deviation of the noise on what a round publishes: a sum, or a mean over machines."""
+        """Standard deviation of the noise on the sum that a round publishes, or on the mean over machines."""
         if math.isinf(self.mu):
             return 0.0
         change = self.policy.plan(num_parameters).sensitivity + self.rounding_charge(num_parameters)
@@ -546,10 +551,10 @@ class FreshNoise(TrustedServer):
 
     @property
     def _over(self) -> np.float64 | int:
-        """By what a sum is divided where it is published."""
+        """What a sum is divided by where it is published."""
         return np.float64(self.clients_per_round) if self.accumulates else 1
 
     @property
     def _often(self) -> float:
-        """What a sample that is in every round counts for in all of them: sqrt(T)."""
+        """Sensitivity of all rounds to a sample that is in each of them: sqrt(T)."""
         return self.rounds_noise.sensitivity(self.num_rounds, 1)

@@ -1,11 +1,10 @@
-"""What lies beside a trusted server's checkpoint: its noise key, and a high-water mark that notices a rollback.
+"""The files beside a trusted server's checkpoint: its noise key, and a high-water mark that notices a rollback.
 
-A checkpoint restored from a backup looks like an honest one. But a training that went on from it would publish the same
-sums as before under other noise, and whoever has both versions sees them with less noise than was promised. So a small
-file, the mark, says how far the checkpoint has come, and a checkpoint behind its mark is refused. A second file holds
-the server's key: noise that is drawn again after a restart (of old nodes of a tree) must be the same noise. The nonces
-that belong to the key are in the checkpoint. The files of a checkpoint ``NAME`` are ``NAME.mark`` and ``NAME.key``;
-all three have mode 600.
+A training that went on from a checkpoint of a backup would publish the same sums under other noise, and whoever has
+both versions sees them with less noise than was promised. So the file ``NAME.mark`` says how far the checkpoint
+``NAME`` has come, and a checkpoint behind its mark is refused. The file ``NAME.key`` holds the server's key, because
+noise that is drawn again after a restart (of old nodes of a tree) must be the same; its nonces are in the checkpoint.
+All three have mode 600.
 
 Order of writing
 ----------------
@@ -42,24 +41,12 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class CheckpointMark:
-    """Which checkpoint is the newest.
+    """Which checkpoint is the newest."""
 
-    Parameters
-    ----------
-    training : str
-        The training's own random name.
-    saves : int
-        Checkpoints saved so far; 0 for none.
-    stamp : str
-        A random name of the last one: two histories with as many saves differ in it.
-    server_round : int
-        The round it was saved after, for whoever reads the file.
-    """
-
-    training: str
-    saves: int = 0
-    stamp: str = ""
-    server_round: int = 0
+    training: str  # its random name
+    saves: int = 0  # checkpoints saved so far
+    stamp: str = ""  # random name of the last one, in which two histories with as many saves differ
+    server_round: int = 0  # the round it was saved after, for readers of the file
 
     def following(self, server_round: int) -> CheckpointMark:
         """The mark of the next checkpoint."""
@@ -67,14 +54,7 @@ class CheckpointMark:
 
 
 class TrustedCheckpoint:
-    """The files of a trusted server's training.
-
-    Parameters
-    ----------
-    path : Path
-        The checkpoint.
-    keeps_key : bool
-        Whether the noise key is kept beside it; it is not if the caller brings a key.
+    """The files of a trusted server's training, with the noise key among them unless the caller brings one.
 
     Notes
     -----
@@ -92,17 +72,11 @@ class TrustedCheckpoint:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a training these files belong to, new or resumed."""
+        """Whether a training, new or resumed, has taken these files."""
         return self._mark is not None
 
     def check_new(self) -> None:
-        """Refuse to begin where another training was begun and its checkpoint is gone.
-
-        Raises
-        ------
-        CheckpointError
-            If there is a mark of a checkpoint, or a key without a mark.
-        """
+        """Refuse to begin where another training was begun and its checkpoint is gone."""
         if self.mark_path.exists():
             mark = self._read_mark()
             if mark.saves:
@@ -118,13 +92,7 @@ class TrustedCheckpoint:
             )
 
     def begin(self, secret_key: bytes) -> None:
-        """Make mark and key of a new training; nobody has been asked yet.
-
-        Raises
-        ------
-        CheckpointError
-            If there is a training already, or a file cannot be made.
-        """
+        """Make mark and key of a new training, before anybody is asked."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             raise CheckpointError(f"Expected no checkpoint at {self.path}, got one that was made meanwhile.")
@@ -139,18 +107,7 @@ class TrustedCheckpoint:
         self._mark = mark
 
     def resume(self, saved: Mapping[str, Any] | None) -> None:
-        """Take up a training from its checkpoint, if that is the newest; moves the mark up to it.
-
-        Parameters
-        ----------
-        saved : mapping or None
-            The mark that is in the checkpoint.
-
-        Raises
-        ------
-        CheckpointError
-            If the checkpoint is behind its mark or beside it, or the mark is missing, damaged or another training's.
-        """
+        """Take up a training by the mark in its checkpoint, if that is the newest, and move the mark up to it."""
         check_private(self.path, "a trusted server's checkpoint", missing="", error=CheckpointError)
         ours = _mark_of(saved)
         if ours is None:
@@ -183,13 +140,7 @@ class TrustedCheckpoint:
         self._mark = ours
 
     def key(self) -> bytes:
-        """The noise key the training was begun with.
-
-        Raises
-        ------
-        CheckpointError
-            If its file is missing, damaged or open to others.
-        """
+        """The noise key the training was begun with; refused if its file is missing, damaged or open to others."""
         check_private(
             self.key_path,
             "the noise key of this training",
@@ -206,12 +157,7 @@ class TrustedCheckpoint:
         return key
 
     def check_key(self, fits: bool) -> None:
-        """Refuse another key than that of the training.
-
-        Raises
-        ------
-        CheckpointError
-        """
+        """Refuse another key than that of the training."""
         if not fits:
             where = f"at {self.key_path}" if self._keeps_key else "in noise_keys"
             raise CheckpointError(
@@ -220,13 +166,7 @@ class TrustedCheckpoint:
             )
 
     def next_mark(self, server_round: int) -> CheckpointMark:
-        """The mark for the checkpoint about to be saved.
-
-        Raises
-        ------
-        CheckpointError
-            If the mark is not as this server left it.
-        """
+        """The mark for the next checkpoint; refused if the one on disk is not as this server left it."""
         if self._mark is None:
             raise CheckpointError("Expected a training that was begun or resumed before its checkpoint is saved.")
         if self._read_mark() != self._mark:
@@ -238,7 +178,7 @@ class TrustedCheckpoint:
         return self._mark.following(server_round)
 
     def saved(self, mark: CheckpointMark) -> None:
-        """Move the mark up to the checkpoint that was saved; when this returns its model may be seen."""
+        """Move the mark up to the saved checkpoint, whose model may be seen from then on."""
         self._write_mark(mark)
         self._mark = mark
 

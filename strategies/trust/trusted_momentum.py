@@ -1,4 +1,4 @@
-r"""What strategies of private momentum with a trusted server share (tran-cutkosky-2022; ALGORITHMS section 4).
+r"""The base of private momentum with a trusted server (tran-cutkosky-2022; ALGORITHMS section 4).
 
 Machines send clipped gradients without noise, all of them in every round, and go through their samples in the same
 order in every epoch of N rounds. The server publishes w_{t+1} = w_t - eta m^_t / ||m^_t||, m^_t a private momentum.
@@ -17,7 +17,7 @@ from ..rounds.layout import Vector
 from ..rounds.options import ReleaseOptions
 from ..rounds.replies import Reply
 from ..rounds.strategy import ReleaseStrategy
-from .server_trust import TrustedServer
+from .server_trust import TrustedServer, TrustedStrategy
 
 StateT = TypeVar("StateT")
 
@@ -29,7 +29,7 @@ class MomentumOptions(ReleaseOptions, total=False):
 
 
 def normalised_step(w: Vector, momentum: Vector, learning_rate: float) -> Vector:
-    """A step of length eta against the momentum; if the momentum is zero there is no step."""
+    """A step of length eta against the momentum; none if that is zero."""
     length = float(np.linalg.norm(momentum))
     return w - (learning_rate / length) * momentum if length > 0 else w
 
@@ -68,12 +68,11 @@ class MomentumNoise(TrustedServer):
         """N."""
 
 
-class TrustedMomentum(ReleaseStrategy[StateT]):
+class TrustedMomentum(TrustedStrategy, ReleaseStrategy[StateT]):
     """Private momentum, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`; a base class.
 
     Parameters
     ----------
-    noise : MomentumNoise
     learning_rate : float
         eta > 0.
     **options
@@ -83,15 +82,11 @@ class TrustedMomentum(ReleaseStrategy[StateT]):
     Notes
     -----
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
-    against everybody but the server itself, which sees contributions without noise, provided machines are honest, links
-    are private, and nothing else computed from un-noised sums is published; the checkpoint holds them and must be kept
-    like the data. It rests on every sample taking part in rounds c, c + N, c + 2 N, ... only: a reply counts only if
-    its number is the round's, so a machine that misses a request is left out from then on (and every machine, if the
-    server stops between its replies and its checkpoint), and replies that state a larger sensitivity or another grid
-    than the policy's are dropped. A run that is interrupted and resumed has the same guarantee: noise that was drawn
-    before is the same when it is needed again (:class:`~murmurfl.strategies.trust.server_trust.TrustedServer`).
-    With mechanism ``none``, which is refused unless the keys are simulated, nothing is guaranteed. Proof:
-    docs/proofs/sensitivities.md.
+    against everybody but the server itself, under the conditions of
+    :class:`~murmurfl.strategies.trust.server_trust.TrustedStrategy`. It rests on every sample taking part in rounds
+    c, c + N, c + 2 N, ... only: a reply counts only if its number is the round's, so a machine that misses a request is
+    left out from then on (and every machine, if the server stops between its replies and its checkpoint). Noise that
+    was drawn before an interruption is the same when it is needed again. Proof: docs/proofs/sensitivities.md.
     """
 
     late_answers: ClassVar[LateAnswers] = "refused"  # a sample would not return after as many rounds

@@ -172,14 +172,14 @@ def test_a_missing_helper_is_waited_for_and_named_as_such():
     with pytest.raises(NodesUnavailableError, match=r"Expected 2 helpers within 0\.05 s, got 1 \('helper-0'\)"):
         trained(build(secure={}), grid)
     strategy = build(secure={}, node_deadline_s=30.0)
-    strategy.machines._sleep = lambda seconds: grid.down.clear()
+    strategy.machines.sleep = lambda seconds: grid.down.clear()
     trained(strategy, grid, rounds=2)
     assert [report.aggregated for report in strategy.history] == [4, 4]
 
 
 def test_nobody_waits_for_more_helpers_than_the_roster_has():
     strategy = build(secure={"helpers": 3}, node_deadline_s=60.0)
-    strategy.machines._sleep = lambda seconds: pytest.fail("waited")
+    strategy.machines.sleep = lambda seconds: pytest.fail("waited")
     with pytest.raises(ConfigurationError, match=r"a roster of 3 helpers, got 'helper-0' with one of 2: set helpers"):
         trained(strategy, SecureGrid(machines()))
 

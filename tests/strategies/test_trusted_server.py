@@ -171,8 +171,9 @@ def test_a_mu_beyond_the_range_of_the_normals_is_refused_with_real_keys_and_infi
         real.step(real.initial_state(np.zeros(D)), np.zeros(D), 1)
     simulated = strategy(kind, None, policy=terms, noise_keys=SimulatedKeys(1, "server"))
     simulated.step(simulated.initial_state(np.zeros(D)), np.zeros(D), 1)
-    assert math.isinf(simulated.trust.guaranteed_mu(D))
-    assert strategy(kind, None).trust.guaranteed_mu(D) == 1.0
+    assert math.isinf(simulated.guaranteed_mu(D))
+    assert simulated.policy is terms
+    assert strategy(kind, None).guaranteed_mu(D) == strategy(kind, None).mu == 1.0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -183,4 +184,4 @@ def test_a_server_that_cannot_serve_its_mu_refuses_before_a_machine_is_asked(kin
         subject.start(machines, ArrayRecord([np.ones(D)]), num_rounds=ROUNDS)
     assert machines.seen == []
     assert not list(tmp_path.iterdir()), "and leaves no files"
-    assert math.isinf(subject.trust.epsilon())
+    assert math.isinf(subject.epsilon())
