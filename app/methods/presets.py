@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from ...privacy import NO_NOISE, ConfigurationError, NoisePlan, PrivacyPolicy
 from ..data.task import UNTUNED, Task, Tuned
 from ..models.model import Model
-from ..runs.centring_settings import is_centred
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
+from ..settings.side_settings import is_centred
 from .problem import Hyperparameters
 
 

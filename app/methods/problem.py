@@ -6,13 +6,53 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
+from typing import Protocol
 
-from ...privacy import derived_seed
+from ...clients.side.evaluation_client import held_out_samples
+from ...privacy import ConfigurationError, derived_seed
+from ...privacy.sums.roster import Roster
+from ...strategies import SecureAggregation
 from ..data.shards import shard_sizes
 from ..data.task import Dataset, Shard
 from ..models.model import Model
-from ..runs.evaluation_settings import trained_samples
 from ..settings.run_config import RunConfig
+from ..settings.side_settings import is_centred, is_evaluated, trained_config
+from ..settings.trust_settings import SECURE, helper_names
+
+_FOR_EVER = 2**31
+"""Rounds in which helpers are waited for, where that is never given up."""
+
+
+class Divides(Protocol):
+    """A run configuration or an operator's file, as far as it sets samples aside for an evaluation."""
+
+    @property
+    def private_evaluation(self) -> float:
+        """The evaluation's share of mu^2."""
+        ...
+
+    @property
+    def held_out(self) -> float:
+        """The share of a machine's samples."""
+        ...
+
+
+def trained_samples(config: Divides, samples: int) -> int:
+    """How many of a machine's samples are trained on: all but those that are set aside for an evaluation.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is one sample only, which cannot be shared.
+    """
+    if not config.private_evaluation or not config.held_out:
+        return samples
+    if samples < 2:
+        raise ConfigurationError(
+            f"Expected at least two samples on every machine with held-out = {config.held_out:g}, got {samples}: one "
+            "to train on, and one to evaluate on."
+        )
+    return samples - held_out_samples(samples, config.held_out)
 
 
 @dataclass(frozen=True)
@@ -82,6 +122,59 @@ class Problem:
         them and not by their noise. Every run has ledgers of its own.
         """
         return hashlib.sha256(f"seed {self.config.seed}".encode()).hexdigest()[:32]
+
+    @cached_property
+    def is_centred(self) -> bool:
+        """Whether machines release the mean of their features first."""
+        return is_centred(self.config)
+
+    @cached_property
+    def is_evaluated(self) -> bool:
+        """Whether machines say privately, after the training, how good the model is."""
+        return is_evaluated(self.config)
+
+    @cached_property
+    def trained(self) -> Problem:
+        """What the method is about: the training alone, with the mu that side releases leave for it."""
+        if not self.is_centred and not self.is_evaluated:
+            return self
+        return Problem(trained_config(self.config), self.data, self.shards, self.model, self.num_rounds, self.values)
+
+    @property
+    def uses_beside(self) -> int:
+        """In how many side releases a sample is that is trained on."""
+        return self.is_centred + (self.is_evaluated and not self.config.held_out)
+
+    @cached_property
+    def roster(self) -> Roster:
+        """The machines and helpers of a simulation under secure aggregation; their keys are the seed's.
+
+        Raises
+        ------
+        ConfigurationError
+            Under another trust model.
+
+        Notes
+        -----
+        Whoever knows the seed knows every key. Real machines have rosters of their own.
+        """
+        if not self.config.secure:
+            raise ConfigurationError(f"Expected trust = {SECURE!r} for a roster, got {self.config.trust_model!r}.")
+        machines = tuple(str(machine) for machine in range(self.config.num_clients))
+        return Roster.simulated(self.config.seed, machines, helper_names(self.config.helpers))
+
+    def summation(self, *, deployed: bool) -> dict[str, SecureAggregation]:
+        """What a strategy is told of secure aggregation, if anything."""
+        config = self.config
+        if not config.secure:
+            return {}
+        told = SecureAggregation(
+            min_cohort=config.cohort_floor,
+            helpers=config.helpers,
+            patience=config.give_up_after or _FOR_EVER,
+            roster="" if deployed else self.roster.digest,
+        )
+        return {"secure_aggregation": told}
 
     def order_seed(self, machine: int) -> int:
         """What the orders of a machine's samples are made from, where a method shuffles them."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from ...privacy import NoisePlan
 from ...privacy.mechanisms import noise_stands_alone
 from ...privacy.setting import Value
-from ..methods import METHODS
-from ..runs.evaluated import EvaluatedProblem
+from ..methods import METHODS, Problem
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Option:
     strategy : str
     settings : mapping
         Run-config keys that it sets beyond the situation's own.
-    problem : EvaluatedProblem
+    problem : Problem
         The run, worked out on sizes.
     noise_to_signal : float
         :func:`noise_to_signal` of it.
@@ -53,7 +52,7 @@ class Option:
 
     strategy: str
     settings: Mapping[str, Value]
-    problem: EvaluatedProblem
+    problem: Problem
     noise_to_signal: float
     shortfall: float
     uses: int
@@ -128,12 +127,12 @@ def noise_to_signal(
     return value / samples_summed * math.sqrt(num_values) / longest
 
 
-def noise_to_signal_of(problem: EvaluatedProblem) -> float:
+def noise_to_signal_of(problem: Problem) -> float:
     """:func:`noise_to_signal` of a run, with the plan of its machine with the fewest samples.
 
     Parameters
     ----------
-    problem : EvaluatedProblem
+    problem : Problem
 
     Notes
     -----

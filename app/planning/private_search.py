@@ -24,8 +24,9 @@ from ..engines.ray_pool import opened_pool
 from ..engines.workers import EXPERIMENT, LEDGERS, WorkerMachines, shared_samples
 from ..models.model import Model
 from ..runs.experiment import Experiment, prepare
-from ..runs.result import FeatureMean, RunResult
+from ..runs.result import RunResult
 from ..runs.run_guarantees import Figures, run_guarantee
+from ..runs.side_releases import FeatureMean
 from ..runs.training_run import run_experiment
 from ..settings.run_config import RunConfig
 

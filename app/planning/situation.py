@@ -14,14 +14,14 @@ import numpy as np
 from ...privacy import ConfigurationError
 from ...privacy.setting import Value
 from ..data.task import Dataset
-from ..runs.evaluated import EvaluatedProblem
+from ..methods import Problem
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
 
 SAMPLE_USES = {"once": 1, "few": 4, "any": None}
 """In how many releases a sample may be, by the run-config key ``sample-uses``; None for any number."""
 
-WorkedOut = Callable[[RunConfig, Dataset, Sequence[Any]], EvaluatedProblem]
+WorkedOut = Callable[[RunConfig, Dataset, Sequence[Any]], Problem]
 """Works a run configuration out on data; of the shards only the lengths matter here."""
 
 FEATURES_TRIED = ("strokes", "soft-gradients", "oriented-gradients", "pixels")
@@ -124,7 +124,7 @@ class Situation:
         own = {name: run_keys()[name].default for name in _OF_AUTO}
         return RunConfig.from_mapping({**self.config.to_mapping(), **own, **settings})
 
-    def problem(self, settings: Mapping[str, Value]) -> EvaluatedProblem:
+    def problem(self, settings: Mapping[str, Value]) -> Problem:
         """The run with a strategy's settings, worked out on sizes: it has the rounds, clip, step and noise to come."""
         config = self.with_settings(settings)
         width, empty = self._width(config), np.zeros(0, np.int64)

@@ -22,17 +22,17 @@ from ...privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, Row
 from ...privacy.sums.masking import Masking
 from ...privacy.sums.roster import MachineKey
 from ...strategies import ReleaseStrategy
-from .centring_settings import beside_mean, is_centred
 from ..settings.run_config import RunConfig
+from ..settings.side_settings import check_classes, is_centred, trained_config
 from ..planning import Situation, decide
-from .evaluated import EvaluatedProblem, trained_config
-from .evaluation_settings import check_classes, trained_samples
-from ..methods import METHODS, Method
+from ..methods import METHODS, Method, Problem
 from ..methods.auto_method import AUTO
 from ..methods.presets import constant_feature, feature_bound
+from ..methods.problem import trained_samples
 from ..models import make_model
 from ..models.model import Model
 from .permitted_run import session_options
+from .side_releases import EvaluationSide, MeanSide, RunSide, beside_sides
 from .possible_rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
 from ..data.task import Dataset
 from ..data.loading import load_dataset, load_shards
@@ -40,7 +40,7 @@ from ..data.shards import shard_sizes
 
 
 @dataclass(frozen=True)
-class Experiment(EvaluatedProblem):
+class Experiment(Problem):
     """A problem and its method: everything that both sides need before the first round.
 
     Parameters
@@ -84,13 +84,31 @@ class Experiment(EvaluatedProblem):
         # Machines with as many samples have the same policy; a simulation builds a machine for every message.
         if size not in self._policies:
             policy = self.method.policy(self.trained, size)
-            beside = self.is_centred or self.is_evaluated
-            self._policies[size] = beside_mean(policy, self.config.mu) if beside else policy
+            self._policies[size] = beside_sides(policy, self.config.mu) if self.sides else policy
         return self._policies[size]
 
     @cached_property
     def _policies(self) -> dict[int, PrivacyPolicy]:
         return {}
+
+    @cached_property
+    def mean(self) -> MeanSide | None:
+        """The mean of the features; None without centring."""
+        return MeanSide(self, self.policy) if self.is_centred else None
+
+    @cached_property
+    def evaluation(self) -> EvaluationSide | None:
+        """The private evaluation; None without one."""
+        return EvaluationSide(self, self.policy) if self.is_evaluated else None
+
+    @property
+    def sides(self) -> list[RunSide]:
+        """Side releases, in the order in which machines make them."""
+        return [side for side in (self.mean, self.evaluation) if side is not None]
+
+    def seen_from(self, centre: NDArray[np.float32]) -> Experiment:
+        """The same, with what is evaluated on as machines with centring see it; their own samples stay as they are."""
+        return self if self.mean is None else replace(self, data=self.mean.seen(self.data, centre))
 
     @cached_property
     def shortage(self) -> Shortage | None:
@@ -153,11 +171,9 @@ class Experiment(EvaluatedProblem):
         keys = SimulatedKeys(self.config.seed, name)
         parts = (self.gradients, self.shards[machine], self.policy(machine), ledger, keys)
         options = dict(self.method.client_options(self.trained, machine))
-        if self.centring is not None:
-            options["centring"] = self.centring
-        evaluation = self.evaluation(machine)
-        if evaluation is not None:
-            options["evaluation"] = evaluation
+        for side in self.sides:
+            half = side.machine_half(machine)
+            options[half.option] = half
         if masked and self.config.secure:
             options["masking"] = self.masking(machine)
         return self.method.client(*parts, name=name, rows=rows, **options)
@@ -173,7 +189,7 @@ class Experiment(EvaluatedProblem):
             For real machines. Then the session has a fresh random name, because their ledgers know every session they
             ever took part in, and a trusted server's noise key comes from the operating system.
         centre : ndarray, optional
-            What machines see their samples from (:meth:`mean_strategy`).
+            What machines see their samples from (:meth:`~murmurfl.app.runs.side_releases.MeanSide.collect`).
         **options
             The strategy's own.
         """
@@ -223,7 +239,7 @@ class Experiment(EvaluatedProblem):
             return 0.0  # nobody is asked
         if not self.config.private:
             return math.inf
-        beside = self.mean_mu, self.evaluation_mu
+        beside = [side.mu for side in self.sides]
         if self.method.trusted:
             server: Any = self.strategy()
             return math.hypot(*beside, server.trust.guaranteed_mu(self.model.num_parameters))
@@ -243,7 +259,7 @@ class Experiment(EvaluatedProblem):
             return 0.0
         if not self.config.private:
             return math.inf
-        beside = [plan.mu_local for plan in (self.mean_plan, self.evaluation_plan) if plan is not None]
+        beside = [side.plan.mu_local for side in self.sides]
         return math.hypot(*beside, max(plan.mu_local for plan in self.plans()))
 
 

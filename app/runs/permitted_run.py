@@ -6,9 +6,8 @@ from typing import Any
 
 from ...privacy import ConfigurationError
 from ...privacy.permits import read_permit
-from .centring_settings import is_centred
 from ..settings.run_config import RunConfig
-from .evaluation_settings import is_evaluated
+from ..settings.side_settings import is_centred, is_evaluated
 
 MEAN, EVALUATION = "mean", "evaluation"
 """What a part's session has after the training's name."""

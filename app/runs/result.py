@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,36 +11,18 @@ from numpy.typing import NDArray
 
 from ...privacy import Forecast, Guarantee
 from ...privacy.machine.clipping_figures import TrainingFigures
-from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy, RoundReport
+from ...privacy.machine.tables import NONE, PRIVATE
+from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy
 from ...strategies.side.evaluation_figures import EVALUATION_FIGURES
-from .centring_settings import NONE, PRIVATE
 from .experiment import Experiment
 from .machine_statements import releases_made, stated
 from .outcome import Outcome
 from .progress import Progress
 from .run_guarantees import Figures, epsilon_of, run_guarantee
+from .side_releases import FeatureMean
 
 WORKED_OUT = ("num-rounds", "clip-norm", "learning-rate", "diameter", "centring", "schedule", "sampling")
 """Keys of ``config`` under which a result has what preset and data made of them; ``asked`` has what was asked for."""
-
-
-@dataclass(frozen=True)
-class FeatureMean:
-    """What a run with centring saw samples from.
-
-    Parameters
-    ----------
-    centre : ndarray of shape (k,), float32
-        The mean of the features, as machines released it.
-    constant : float
-        What was appended to features seen from there (:func:`murmurfl.privacy.centred`).
-    report : RoundReport
-        Of the round in which machines released it.
-    """
-
-    centre: NDArray[Any]
-    constant: float
-    report: RoundReport
 
 
 def _recorded(name: str, words: str) -> Any:
@@ -204,24 +185,17 @@ class RunResult:
 
     def _centring(self) -> dict[str, Any] | None:
         """What became of the mean of the features; its mu is by the run configuration."""
-        if self.mean is None:
+        if self.mean is None or self.experiment.mean is None:
             return None
-        report = self.mean.report
-        return {
-            "mu": self.experiment.mean_mu if self.experiment.config.private else math.inf,
-            "share": self.experiment.config.centring_share,
-            "constant": self.mean.constant,
-            **{name: getattr(report, name) for name in ("asked", "aggregated", "samples")},
-        }
+        counts = {name: getattr(self.mean.report, name) for name in ("asked", "aggregated", "samples")}
+        return {**self.experiment.mean.recorded, "constant": self.mean.constant, **counts}
 
     def _evaluation(self) -> dict[str, Any] | None:
         """What machines said of the model; the evaluation's mu is by the run configuration."""
-        experiment = self.experiment
-        if not experiment.is_evaluated:
+        if self.experiment.evaluation is None:
             return None
         return {
-            "mu": experiment.evaluation_mu if experiment.config.private else math.inf,
-            "share": experiment.config.private_evaluation,
+            **self.experiment.evaluation.recorded,
             **(dict.fromkeys(EVALUATION_FIGURES) if self.evaluation is None else self.evaluation.document),
             "failure": self.evaluation_failure or None,
         }

@@ -24,12 +24,6 @@ EXPECTED = "Real machines: what the run configuration expects of them; their own
 
 ONE_POLICY = "Machines that share sums have one noise: all of them the cap of the one with the fewest samples, {cap}."
 
-MEAN_FIRST = "It includes the mean of the features, which is released first."
-MEAN_SHARE = "Of it mu = {mu}, {share:.4g} % of mu^2, is for the mean of the features, which is released first."
-
-EVALUATION_LAST = "It includes a private evaluation of the model, which is released last."
-EVALUATION_SHARE = "Of it mu = {mu}, {share:.4g} % of mu^2, is for a private evaluation of the model, released last."
-
 COUNTED = "It includes how many gradients are clipped, which is a part of every release."
 COUNTED_SHARE = "Of it mu = {mu}, {share:.4g} % of mu^2, is for how many gradients are clipped."
 
@@ -223,12 +217,10 @@ def _notes(experiment: Experiment, deployed: bool, statements: Statements | None
     """What the figure includes, and what it rests on."""
     config = experiment.config
     if config.private and experiment.asked_rounds:
-        if experiment.mean_plan is not None:
-            share, mu = 100 * config.centring_share, rounded_up(experiment.mean_mu)
-            yield MEAN_FIRST if deployed else MEAN_SHARE.format(mu=mu, share=share)
-        if experiment.is_evaluated:
-            share, mu = 100 * config.private_evaluation, rounded_up(experiment.evaluation_mu)
-            yield EVALUATION_LAST if deployed else EVALUATION_SHARE.format(mu=mu, share=share)
+        for side in experiment.sides:
+            yield side.included if deployed else side.included_share.format(
+                mu=rounded_up(side.mu), share=100 * side.share
+            )
         if config.quantile and deployed:
             yield COUNTED
         elif config.quantile:  # of what is left after the mean of the features, where there is one

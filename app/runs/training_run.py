@@ -14,7 +14,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ...privacy import ConfigurationError, MurmurflError
-from ...strategies import DirectMachines, EvaluationResult, ReleaseStrategy, RoundReport
+from ...strategies import DirectMachines, ReleaseStrategy, RoundReport
 from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
 from .run_guarantees import configured_figures, epsilon_of, refuse_untrue, stated_figures
@@ -25,7 +25,7 @@ from .simulated_figures import GradientNorms, OnlineLosses
 from .participation import compact
 from .permitted_run import check_permit
 from .progress import Progress
-from .result import FeatureMean, RunResult
+from .result import RunResult
 from .machine_statements import listed
 from ..settings.trust_settings import nothing_gained
 
@@ -112,7 +112,7 @@ def run_experiment(
     if config.lost_replies and not isinstance(grid, DirectMachines):
         grid = LossyGrid(grid, config.lost_replies, config.seed)
     started = time.perf_counter()
-    mean = _mean_of_features(grid, experiment, checkpoint, deployed=deployed)
+    mean = experiment.mean.collect(grid, checkpoint, deployed=deployed) if experiment.mean else None
     seen = experiment if mean is None else experiment.seen_from(mean.centre)
     watch = _Watch(seen, deployed, on_progress)
     strategy = experiment.strategy(
@@ -136,7 +136,9 @@ def run_experiment(
     _refuse_nothing(strategy, watch.progress)
     if not watch.progress:  # resumed after its last round: only the evaluation was left to do
         watch.on_round(strategy.history[-1], result.evaluate_metrics_serverapp.get(len(strategy.history)))
-    evaluation, failure = _evaluation(grid, seen, checkpoint, result.arrays, mean, deployed=deployed)
+    evaluation, failure = None, ""
+    if experiment.evaluation:
+        evaluation, failure = experiment.evaluation.ask(grid, result.arrays, mean, checkpoint, deployed=deployed)
     statements = strategy.ask_privacy(grid, timeout=config.round_timeout_s)
     figures = watch.figures
     if not experiment.method.trusted:
@@ -165,44 +167,6 @@ def run_experiment(
         evaluation=evaluation,
         evaluation_failure=failure,
     )
-
-
-def _mean_of_features(
-    grid: Grid | DirectMachines, experiment: Experiment, checkpoint: Path | None, *, deployed: bool
-) -> FeatureMean | None:
-    """The centre that machines see samples from, made by them first or taken from its checkpoint; None without."""
-    if experiment.centring is None:
-        return None
-    # A file of its own: a server that is killed after this round has spent its share of mu^2 only once.
-    own = None if checkpoint is None else checkpoint.with_name(f"{checkpoint.stem}-mean{checkpoint.suffix}")
-    strategy = experiment.mean_strategy(deployed=deployed, checkpoint=own)
-    strategy.machines.several_on_a_node = not deployed
-    centre = strategy.collect(grid, timeout=experiment.config.round_timeout_s)
-    return FeatureMean(centre, experiment.centring.constant, strategy.history[-1])
-
-
-def _evaluation(
-    grid: Grid | DirectMachines,
-    experiment: Experiment,
-    checkpoint: Path | None,
-    model: ArrayRecord,
-    mean: FeatureMean | None,
-    *,
-    deployed: bool,
-) -> tuple[EvaluationResult | None, str]:
-    """How good machines say the model is, if they are asked; and why they do not say it. The model is there anyway."""
-    if not experiment.is_evaluated:
-        return None, ""
-    # A file of its own: a server that is killed in this round asks again in the same session.
-    own = None if checkpoint is None else checkpoint.with_name(f"{checkpoint.stem}-evaluation{checkpoint.suffix}")
-    centre = None if mean is None else mean.centre
-    strategy = experiment.evaluation_strategy(deployed=deployed, checkpoint=own, centre=centre)
-    strategy.machines.several_on_a_node = not deployed
-    try:
-        return strategy.evaluate(grid, model, timeout=experiment.config.round_timeout_s), ""
-    except MurmurflError as error:
-        log(WARNING, "The model was not evaluated privately: %s", error)
-        return None, str(error)
 
 
 class _Watch:

@@ -19,11 +19,10 @@ from typing import Any
 from ...privacy import MECHANISMS, NO_NOISE, TRUST_MODELS, ConfigurationError, Trust, gdp_mu
 from ...privacy.setting import Setting, mu_and_epsilon, refusal, settings_of, table, unknown_key
 from ...strategies.rounds.attendance import Attendance
-from ..runs.centring_settings import check_centring
-from ..runs.evaluation_settings import check_evaluation
 from .registry import mechanism_options_of, registry
 from .run_keys import PRESETS as PRESETS
 from .run_keys import RunKeys
+from .side_settings import check_sides
 from .trust_settings import (
     SECURE,
     check_cohorts,
@@ -107,8 +106,7 @@ class RunConfig(RunKeys):
             check_end_of_rounds(self.answers_needed, self.cohort_floor)
         for thing in chosen.values():
             thing.check(self)
-        check_centring(self)
-        check_evaluation(self)
+        check_sides(self)
 
     def _settle_mu(self) -> None:
         if not self.epsilon:

@@ -6,8 +6,8 @@ from typing import Any
 
 from ....clients import PrivateClient
 from ....privacy import ConfigurationError, MemoryLedger, PrivacyPolicy
-from ...runs.centring_settings import is_centred
 from ...runs.experiment import Experiment
+from ...settings.side_settings import is_centred
 from .device_noise import check_mechanism_on_device
 
 _WITHOUT = "or leave the device empty"
