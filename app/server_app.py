@@ -33,7 +33,6 @@ def run_folder(config: RunConfig, run_id: int, *, deployed: bool = False) -> Pat
 
     Parameters
     ----------
-    config : RunConfig
     run_id : int
         Flower's.
     deployed : bool

@@ -169,10 +169,6 @@ class DifferentialAudit:
 def audit_node(config: NodeConfig | OwnNode) -> DifferentialAudit:
     """Audit the machine of an operator's file on made-up records: neither its data nor its ledger is touched.
 
-    Parameters
-    ----------
-    config : NodeConfig or SampleNode
-
     Raises
     ------
     ConfigurationError

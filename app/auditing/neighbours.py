@@ -43,7 +43,6 @@ class Neighbour:
     ----------
     name : str
         What is strange about it.
-    rows : list
     again : bool
         Whether the same was tried in another place, so that one form of it is enough.
     """
@@ -74,7 +73,6 @@ def neighbours(schema: Schema, *, lines: bool) -> Iterator[Neighbour]:
 
     Parameters
     ----------
-    schema : Schema
     lines : bool
         Whether a row is a line of CSV, which can be broken as such.
     """

@@ -48,7 +48,6 @@ class RunAudit:
     ----------
     result : AuditResult
         Of mu, by a machine's stream or, under secure aggregation, by the sums of the honest machines' releases.
-    mechanism : str
     releases, parameters : int
         K and d of the machine that was run.
     canary_mu : float
@@ -105,7 +104,6 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
 
     Parameters
     ----------
-    config : RunConfig
     runs : int
         Simulated streams on each neighbouring data set.
 
@@ -197,17 +195,7 @@ class _Measurement:
         self._lost = [reply_is_lost(config.lost_replies, config.seed, k, self._scene.machine) for k in releases]
 
     def of(self, *, summed: int = 1, claimed_mu: float | None = None, ignored: bool = False) -> AuditResult:
-        """The machine's stream, or the sums of it with others'.
-
-        Parameters
-        ----------
-        summed : int
-            Machines in a sum.
-        claimed_mu : float, optional
-            Default what the policy claims of a stream.
-        ignored : bool
-            Whether the machine is told that nothing of it ever arrived, and the others what is true.
-        """
+        """The machine's stream, or the sums of it with others'."""
 
         def streams(canary: str | None, numbers: range) -> Answers:
             release = 0 if canary is None else 1 if self._secret else int(canary.rsplit(maxsplit=1)[-1])

@@ -28,12 +28,7 @@ _FAR = 100.0
 
 
 class Scene:
-    """A machine of an experiment, the canaries among its samples, and the point it is asked at.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    """
+    """A machine of an experiment, the canaries among its samples, and the point it is asked at."""
 
     def __init__(self, experiment: Experiment) -> None:
         # Under secure aggregation the machine with the fewest samples settles the policy of all.
@@ -66,9 +61,6 @@ class Scene:
 
         Parameters
         ----------
-        canary : int
-        numbers : range
-        seed : int
         summed : int
             Machines whose releases are seen as one sum: the canary's, and others without any.
         ignored : bool
@@ -129,10 +121,8 @@ def canaries(
 
     Parameters
     ----------
-    model : Model
     clip_norm : float
         S.
-    seed : int
 
     Returns
     -------

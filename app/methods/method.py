@@ -93,12 +93,7 @@ class Method(ABC):
     strategy_type: ClassVar[type[ReleaseStrategy[Any]]]
 
     def check(self, config: RunConfig) -> None:
-        """Refuse a run configuration whose keys this method cannot serve.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a run configuration whose keys this method cannot serve."""
         _refuse_unserved(self, config)
 
     @property
@@ -120,10 +115,8 @@ class Method(ABC):
 
         Parameters
         ----------
-        config : RunConfig
         num_rounds : int
             T.
-        model : Model
 
         Notes
         -----
@@ -170,7 +163,6 @@ class Method(ABC):
 
         Parameters
         ----------
-        config : RunConfig
         samples, fewest : int
             Samples of the machine, and of the one with the fewest.
         """
@@ -281,7 +273,6 @@ class Method(ABC):
 
         Parameters
         ----------
-        problem : Problem
         common : mapping
             Options that every strategy has.
         deployed : bool
@@ -335,7 +326,6 @@ class Method(ABC):
 
         Parameters
         ----------
-        problem : Problem
         mu : float
             Of everything the run may release; infinite without noise, 0 if nobody is asked.
         mu_local : float, optional
@@ -387,7 +377,6 @@ class Method(ABC):
 
         Parameters
         ----------
-        config : RunConfig
         prepare : callable
             Works the configuration out on its data, where the answer takes that.
         """

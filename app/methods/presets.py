@@ -141,12 +141,10 @@ def largest_step(config: RunConfig, multiple: float, num_rounds: int, model: Mod
 
     Parameters
     ----------
-    config : RunConfig
     multiple : float
         What eta L may be at most, as tuned.
     num_rounds : int
         T.
-    model : Model
 
     Notes
     -----
@@ -175,7 +173,6 @@ def plan_or_largest_mu(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
 
     Parameters
     ----------
-    policy : PrivacyPolicy
     num_parameters : int
         d.
 

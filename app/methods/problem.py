@@ -91,11 +91,8 @@ class Problem:
 
     Parameters
     ----------
-    config : RunConfig
-    data : Dataset
     shards : sequence of Shard
         One a machine, in the order of their names.
-    model : Model
     num_rounds : int
         T.
     values : Hyperparameters

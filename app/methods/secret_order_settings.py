@@ -11,12 +11,7 @@ from ..settings.run_config import RunConfig
 
 
 def check_secret_order(config: RunConfig) -> None:
-    """Refuse samples that return under a secret order.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse samples that return under a secret order."""
     if config.secret_order and config.passes > 1:
         raise refusal("passes", "1 with secret-order = true: each sample is in one release", config.passes)
 
@@ -26,7 +21,6 @@ def worth_of_order(policies: Iterable[PrivacyPolicy], num_parameters: int) -> Am
 
     Parameters
     ----------
-    policies : iterable of PrivacyPolicy
     num_parameters : int
         Values of a release.
 

@@ -30,7 +30,6 @@ def caption_guarantee(config: RunConfig, mu_local: float = math.inf) -> Guarante
 
     Parameters
     ----------
-    config : RunConfig
     mu_local : float
         What holds whatever happens, under secure aggregation, as the run had it.
 

@@ -63,13 +63,7 @@ _VARIED = (("RR", 0.5), ("IG", 0.5), ("SO", 0.5), ("RR", 0.25), ("RR", 0.75))
 
 
 class Jiang2026(Paper):
-    """One of the paper's three problems.
-
-    Parameters
-    ----------
-    problem, sentence : str
-    cells : sequence of Cell
-    """
+    """One of the paper's three problems."""
 
     seeds = 10
     table = ExcessRiskTable(SIZES)

@@ -35,7 +35,6 @@ class Trial:
         Of the first of them.
     covered : bool
         Whether the guarantee holds for this step. One for which it does not is no result.
-    runs : sequence of mapping
     """
 
     config: RunConfig
@@ -67,12 +66,7 @@ class TableKind(ABC):
     """Of the JSON; None is all on one line, for documents with thousands of figures."""
 
     def check(self, config: RunConfig) -> None:  # noqa: B027 - most kinds can show any run
-        """Refuse a run that such a table cannot show.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a run that such a table cannot show."""
 
     def curves(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """What it keeps of a run's result document, by name: ``rounds`` and ``values`` of each curve."""

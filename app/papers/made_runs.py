@@ -35,7 +35,6 @@ class Workplace:
     ----------
     out : Path
         Folder for ``runs/*.json``, one for the finished runs that were made together.
-    engine : {"cohort", "inprocess", "ray"}
     workers : int, optional
         Runs at once, each in a process of its own; default as many as cores. With one, runs are made in this process,
         and so are those of the ray engine, which uses the cores itself.
@@ -93,10 +92,8 @@ def make_runs(
 
     Parameters
     ----------
-    configs : mapping of RunKey to RunConfig
     kind : TableKind
         Says which curves it wants.
-    workplace : Workplace
     on_run : callable
         Called with the number of runs done.
     """
@@ -118,12 +115,7 @@ def make_runs(
 
 
 class _Shared:
-    """The data of runs, sent to the workers of a pool once for all runs in a row that have the same.
-
-    Parameters
-    ----------
-    pool : Pool
-    """
+    """The data of runs, sent to the workers of a pool once for all runs in a row that have the same."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool

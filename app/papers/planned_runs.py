@@ -32,10 +32,8 @@ def plan_runs(cells: Sequence[Cell], seeds: int, engine: str, kind: TableKind | 
 
     Parameters
     ----------
-    cells : sequence of Cell
     seeds : int
         Runs of each, with seeds 1 and up.
-    engine : str
     kind : TableKind, optional
         Of the table, which may refuse a run that it could not show.
 
@@ -125,10 +123,6 @@ def with_twins(cells: Sequence[Cell]) -> list[Cell]:
     """Cells with one more algorithm: the first that can be run without noise, without noise.
 
     A cell that has an algorithm without noise already gets no other.
-
-    Parameters
-    ----------
-    cells : sequence of Cell
 
     Notes
     -----

@@ -24,8 +24,6 @@ class Decision:
 
     Parameters
     ----------
-    situation : Situation
-    chosen : Option
     others : list of Option
         Other strategies that are possible, the best first.
     impossible : list of Impossible
@@ -77,10 +75,6 @@ _WHY = {
 
 def decide(situation: Situation) -> Decision:
     """Choose the strategy for a situation, by its sizes and wishes alone: server and machines choose the same.
-
-    Parameters
-    ----------
-    situation : Situation
 
     Raises
     ------

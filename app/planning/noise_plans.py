@@ -186,7 +186,6 @@ def request_of(config: RunConfig, *, check_rounds: bool = True) -> PlanRequest:
 
     Parameters
     ----------
-    config : RunConfig
     check_rounds : bool
         Whether more rounds than its machines' samples last for are refused.
 
@@ -296,7 +295,6 @@ class TrustPlan:
 
     Parameters
     ----------
-    trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
     assumes : str
         What mu rests on, in words.
     mu_local, epsilon_local : float or None
@@ -322,14 +320,12 @@ class Plan:
 
     Parameters
     ----------
-    request : PlanRequest
     mu : float
         What epsilon at delta allows.
     releases : int
         K.
     sensitivity : float
         The charged change of one release.
-    mechanisms : list of MechanismPlan
     left_out : dict of str to str
         Mechanisms that were not worked out, and why.
     trusts : list of TrustPlan

@@ -18,7 +18,6 @@ class Impossible:
 
     Parameters
     ----------
-    strategy : str
     why : str
         In words, for people.
     """
@@ -33,7 +32,6 @@ class Option:
 
     Parameters
     ----------
-    strategy : str
     settings : mapping
         Run-config keys that it sets beyond the situation's own.
     problem : Problem
@@ -129,10 +127,6 @@ def noise_to_signal(
 
 def noise_to_signal_of(problem: Problem) -> float:
     """:func:`noise_to_signal` of a run, with the plan of its machine with the fewest samples.
-
-    Parameters
-    ----------
-    problem : Problem
 
     Notes
     -----

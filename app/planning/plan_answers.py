@@ -34,7 +34,6 @@ class Choice:
 
     Parameters
     ----------
-    decision : Decision
     asked : mapping
         Run-config keys as they were given.
     made_up : bool
@@ -79,12 +78,10 @@ class Answer:
 
     Parameters
     ----------
-    choice : Choice
     ways : sequence of Variation
         The decision beside other passes, batches and trust, and beside the run that would be made if nobody decided.
     plan : Plan or None
         Of every mechanism; None where machines release no stream with noise.
-    persons : sequence of Person
     """
 
     choice: Choice
@@ -105,7 +102,6 @@ def answer(
 
     Parameters
     ----------
-    choice : Choice
     request : PlanRequest or None
         What mechanisms are compared for.
     settings : mapping

@@ -61,7 +61,6 @@ class Search:
 
     Parameters
     ----------
-    trials : list of Trial
     chosen : int
         Which of them had the highest score.
     result : RunResult
@@ -95,15 +94,10 @@ def divided(mu: float, trials: int, share: float, counting: float) -> Parts:
     ----------
     mu : float
         Of all of it.
-    trials : int
     share : float
         Of mu^2, for all trials together.
     counting : float
         Of a trial's part, for its count; 0 where public samples decide.
-
-    Raises
-    ------
-    ConfigurationError
 
     Notes
     -----
@@ -127,8 +121,6 @@ class OneOfSeveral(Experiment):
         Of all sessions together.
     number : int
         Which of them it is.
-
-    The others are Experiment's.
     """
 
     budget_mu: float = 0.0

@@ -42,7 +42,6 @@ class UpdateRequest:
         T.
     clip_norm : float
         S, which does not matter to how much of the model is noise.
-    trust : {"untrusted-server", "secure-aggregation"}
     colluders : int
         Machines of a sum that may work with the server; negative for what leaves half honest.
     samples : int

@@ -39,7 +39,6 @@ class Variation:
 
     Parameters
     ----------
-    option : Option
     varied : str
         What differs from the decision's: ``taken``, ``default``, ``passes``, ``batch`` or ``trust``.
     mark : str
@@ -85,7 +84,6 @@ def variations_of(decision: Decision, default: Mapping[str, Value], *, mark: str
 
     Parameters
     ----------
-    decision : Decision
     default : mapping
         Run-config keys of the run that would be made if nobody decided.
     mark : str
@@ -176,7 +174,6 @@ def tried_out(rows: Sequence[Variation], most: int) -> list[Variation]:
 
     Parameters
     ----------
-    rows : sequence of Variation
     most : int
         How many are tried, the first ones; those that are marked as well.
 

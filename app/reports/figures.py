@@ -36,7 +36,6 @@ class Plot:
         Of its files.
     title, caption : str
         What it shows, and how to read it.
-    figure : Figure
     note : str
         What stands in the files above the figure, where there is no page around it.
     """

@@ -149,7 +149,6 @@ class FoundRun:
 
     Parameters
     ----------
-    folder : Path
     date : datetime
         When its result was written; of a run without one, when its folder last changed.
     outcome : Outcome or None

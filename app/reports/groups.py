@@ -30,7 +30,6 @@ class Group:
 
     Parameters
     ----------
-    name : str
     runs : sequence of RecordedRun
         At least one, each with a seed of its own.
     """

@@ -21,12 +21,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Marked:
-    """A text whose beginning stands out: bold in Markdown, plain in a terminal.
-
-    Parameters
-    ----------
-    bold, rest : str
-    """
+    """A text whose beginning stands out: bold in Markdown, plain in a terminal."""
 
     bold: str
     rest: str = ""
@@ -46,8 +41,6 @@ def spread(mean: float, std: float | None, form: str, std_form: str = "") -> str
 
     Parameters
     ----------
-    mean : float
-    std : float or None
     form : str
         How they are formatted, such as ``.1f``.
     std_form : str
@@ -103,8 +96,6 @@ class Table:
 
     Parameters
     ----------
-    title : str
-    columns : sequence of Column
     rows : sequence of mapping
         What the lines show, alike in their keys.
     caption : str

@@ -49,8 +49,6 @@ class Experiment(Problem):
         ``auto`` where the strategy was chosen for the run, otherwise empty.
     chosen_because : str
         Why it was chosen, in a sentence.
-
-    The others are Problem's.
     """
 
     chosen_by: str = ""
@@ -159,8 +157,6 @@ class Experiment(Problem):
 
         Parameters
         ----------
-        machine : int
-        ledger : Ledger
         rows : RowCache, optional
             Of noise rows.
         masked : bool

@@ -20,9 +20,6 @@ def reply_is_lost(share: float, seed: int, server_round: int, machine: str) -> b
     ----------
     share : float
         Probability of a loss.
-    seed : int
-    server_round : int
-    machine : str
     """
     if share == 0.0:
         return False

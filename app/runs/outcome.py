@@ -325,8 +325,6 @@ class Outcome(_Part):
 
         Parameters
         ----------
-        guarantee : Guarantee
-        history : sequence of RoundReport
         measured : mapping
             What central evaluations gave, by round: ``accuracy``, ``auc`` and ``loss``.
         **more

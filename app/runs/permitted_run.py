@@ -23,7 +23,6 @@ def session_options(config: RunConfig, simulated: str, part: str = "", *, deploy
 
     Parameters
     ----------
-    config : RunConfig
     simulated : str
         The session's name in a simulation.
     part : str
@@ -41,12 +40,7 @@ def session_options(config: RunConfig, simulated: str, part: str = "", *, deploy
 
 
 def check_permit(config: RunConfig) -> None:
-    """Refuse a permit that leaves out a part of the run, before anything is spent.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse a permit that leaves out a part of the run, before anything is spent."""
     if not config.permit:
         return
     sessions = read_permit(config.permit).sessions

@@ -33,8 +33,6 @@ class Progress:
 
     Parameters
     ----------
-    report : RoundReport
-    num_rounds : int
     loss, accuracy, auc : float or None
         Of the central evaluation, in rounds that have one; the area under the ROC curve where there are two classes.
     mu, epsilon : float

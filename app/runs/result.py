@@ -36,7 +36,6 @@ class RunResult:
 
     Parameters
     ----------
-    experiment : Experiment
     strategy : ReleaseStrategy
         After its last round.
     parameters : list of ndarray

@@ -114,12 +114,7 @@ def _stated(statement: Mapping[str, Any]) -> tuple[float, float, int]:
 
 
 def refuse_untrue(figures: Figures, statements: Statements) -> None:
-    """Refuse a result whose figures are not its machines': a method of one's own may say what it does not do.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse a result whose figures are not its machines': a method of one's own may say what it does not do."""
     released = [group.statement for group in statement_groups(statements) if group.statement["releases"]]
     claims = [("mu", figures.mu, [float(one["mu-guaranteed"]) for one in released])]
     if figures.mu_local is not None:
@@ -165,8 +160,6 @@ def run_guarantee(
 
     Parameters
     ----------
-    experiment : Experiment
-    figures : Figures
     deployed : bool
         Whether the machines are real ones.
     statements : mapping, optional

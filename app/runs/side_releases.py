@@ -74,7 +74,6 @@ def features_bound(task: str, features: str, num_features: int, feature_bound: f
 
     Parameters
     ----------
-    task, features : str
     num_features : int
         Values of one sample.
     feature_bound : float
@@ -134,7 +133,6 @@ def make_evaluation(
     ----------
     policy : PrivacyPolicy
         Of everything else.
-    model : Model
     mu : float
         Of a training with all its side releases.
     share : float

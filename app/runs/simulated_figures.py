@@ -38,7 +38,6 @@ class OnlineLosses:
 
     Parameters
     ----------
-    model : Model
     shards : sequence of Shard
         Every machine's samples, in the order it uses them.
     local_steps : int
@@ -140,7 +139,6 @@ class GradientNorms:
 
     Parameters
     ----------
-    model : Model
     dataset : Dataset
         Whose training samples are used; for a network the first 2,000 of them.
     """

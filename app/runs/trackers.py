@@ -195,7 +195,6 @@ def tracking(config: RunConfig, folder: Path, guarantee: Guarantee) -> Iterator[
 
     Parameters
     ----------
-    config : RunConfig
     folder : Path
         The run's; made if need be.
     guarantee : Guarantee

@@ -43,10 +43,6 @@ class NoReleasesError(MurmurflError):
 def check_deployed(config: RunConfig) -> None:
     """Refuse a run on real machines that is for simulation only.
 
-    Raises
-    ------
-    ConfigurationError
-
     Notes
     -----
     Real machines add the noise of their own policies whatever a run configuration says, and refuse to be without. It
@@ -79,7 +75,6 @@ def run_experiment(
     ----------
     grid : Grid or DirectMachines
         Ray's grid, the in-process one or a network's; or the machines of the cohort engine.
-    config : RunConfig
     checkpoint : Path, optional
         Where the server saves its state after every round; useful where the machines' ledgers outlive the run.
     on_progress : callable, optional
@@ -170,14 +165,7 @@ def run_experiment(
 
 
 class _Watch:
-    """What is seen of a run while it goes on: evaluations, progress, and rounds from which nothing came.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    deployed : bool
-    on_progress : callable or None
-    """
+    """What is seen of a run while it goes on: evaluations, progress, and rounds from which nothing came."""
 
     def __init__(self, experiment: Experiment, deployed: bool, on_progress: Callable[[Progress], None] | None) -> None:
         config = experiment.config

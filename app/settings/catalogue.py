@@ -23,7 +23,6 @@ class Shelf:
 
     Parameters
     ----------
-    title : str
     how : str
         How one of them is asked for.
     own : bool

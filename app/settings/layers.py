@@ -69,10 +69,6 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
 def read_settings(path: Path) -> dict[str, Value]:
     """The settings of a TOML file: hyphenated run-config keys, by themselves or in their tables.
 
-    Parameters
-    ----------
-    path : Path
-
     Raises
     ------
     ConfigurationError
@@ -119,12 +115,7 @@ def search_here() -> None:
 
 
 def environment_for(config: RunConfig) -> dict[str, str]:
-    """What the environment of an engine's processes needs, so that they find things of one's own where this one does.
-
-    Parameters
-    ----------
-    config : RunConfig
-    """
+    """What an engine's processes need in their environment to find things of one's own where this one does."""
     if not names_own(config.to_mapping()):
         return {}
     before = os.environ.get("PYTHONPATH", "")

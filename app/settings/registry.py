@@ -118,7 +118,6 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
 
         Parameters
         ----------
-        name : str
         folder : Path, optional
             What a relative path is taken from; the current folder by default.
         """
@@ -155,7 +154,6 @@ def imported(name: str, setting: str) -> Any:
 
     Parameters
     ----------
-    name : str
     setting : str
         Where the name stands, for the refusal.
 

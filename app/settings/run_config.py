@@ -40,10 +40,6 @@ _LONGEST_RUN_NAME = 200
 def check_run_name(name: str) -> None:
     """Refuse a run's name that is not simply the name of a folder.
 
-    Parameters
-    ----------
-    name : str
-
     Raises
     ------
     ConfigurationError
@@ -226,15 +222,10 @@ def refuse_unread(config: RunKeys, keys: Iterable[Setting], reads: frozenset[str
 
     Parameters
     ----------
-    config : RunKeys
     keys : iterable of Setting
         All there are.
     reads : frozenset of str
         Those that what was chosen reads beyond the common ones.
-
-    Raises
-    ------
-    ConfigurationError
     """
     for one in keys:
         value = getattr(config, one.attribute)

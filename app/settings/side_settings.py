@@ -45,12 +45,7 @@ def trained_config(config: Config) -> Config:
 
 
 def check_sides(config: RunKeys) -> None:
-    """Refuse a side release that the method cannot have, and keys of one that nobody asked for.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse a side release that the method cannot have, and keys of one that nobody asked for."""
     method = registry("strategy")[config.strategy]
     if config.centring == PRIVATE:
         if not method.centres:
@@ -91,12 +86,7 @@ def check_sides(config: RunKeys) -> None:
 
 
 def check_classes(config: RunKeys, num_classes: int) -> None:
-    """Refuse an evaluation of data without classes, and scores of more than two.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse an evaluation of data without classes, and scores of more than two."""
     if is_evaluated(config) and num_classes < 2:
         expected = f"0 for task = {config.task!r}, which has no classes"
         raise refusal("private_evaluation", expected, config.private_evaluation)

@@ -56,12 +56,7 @@ def honest_machines(clients_per_round: int, floor: int, colluders: int) -> int:
 
 
 def check_cohorts(num_clients: int, clients_per_round: int, min_cohort: int, colluders: int) -> None:
-    """Refuse numbers of machines with which no sum could be opened, or in which nobody would be honest.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse numbers of machines with which no sum could be opened, or in which nobody would be honest."""
     if num_clients > MOST_SUMMED:
         raise refusal("num_clients", f"at most {MOST_SUMMED} with trust = {SECURE!r}, or sums could wrap", num_clients)
     if min_cohort > clients_per_round:
@@ -97,12 +92,7 @@ def check_lost_replies(clients_per_round: int, floor: int, lost_replies: float) 
 
 
 def check_end_of_rounds(needed: int, floor: int) -> None:
-    """Refuse rounds that wait for fewer machines than a sum must have.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse rounds that wait for fewer machines than a sum must have."""
     if needed < floor:
         raise ConfigurationError(
             f"Expected rounds that wait for at least min-cohort = {floor} machines, got wait-for x clients-per-round = "
