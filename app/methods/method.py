@@ -125,22 +125,11 @@ class Method(ABC):
         """
         return sgd_preset(config, num_rounds, model)
 
-    def settled(
-        self,
-        config: RunConfig,
-        num_rounds: int,
-        model: Model,
-        sizes: Sequence[int],
-    ) -> Hyperparameters:
+    def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
         """:meth:`preset` for machines of so many samples; public, too."""
         return self.preset(config, num_rounds, model)
 
-    def usual_rounds(
-        self,
-        config: RunConfig,
-        sizes: Sequence[int],
-        model: Model,
-    ) -> int:
+    def usual_rounds(self, config: RunConfig, sizes: Sequence[int], model: Model) -> int:
         """T where the run configuration leaves it open: so many passes over all samples."""
         return config.passes * self.rounds_of_a_pass(config, sizes)
 

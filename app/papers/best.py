@@ -40,12 +40,7 @@ class BestTable(TableKind):
         """The AUC at the end."""
         return {_AUC: {"rounds": [document["rounds"]], "values": [document["auc"]]}}
 
-    def entry(
-        self,
-        best: Trial,
-        trials: Sequence[Trial],
-        choice: Sequence[Mapping[str, Any]],
-    ) -> dict[str, Any]:
+    def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The AUC."""
         return {_AUC: statistics([run["curves"][_AUC]["values"][-1] for run in best.runs])}
 

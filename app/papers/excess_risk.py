@@ -46,12 +46,7 @@ class ExcessRiskTable(TableKind):
         covered = [trial for trial in trials if trial.covered]
         return min(covered or trials, key=lambda trial: _mean_excess(trial, least))
 
-    def entry(
-        self,
-        best: Trial,
-        trials: Sequence[Trial],
-        choice: Sequence[Mapping[str, Any]],
-    ) -> dict[str, Any]:
+    def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The excess risk at the best step; ``grid`` with that of all steps, and ``beyond``.
 
         ``beyond`` is the best step of all, if it is one that the guarantee does not cover: shown, and no result.

@@ -82,12 +82,7 @@ class GradientNormTable(TableKind):
         """Steps are judged by the gradient norm, which is of training samples, or by a loss on held-out ones."""
         return super().measure(held_out=True) if held_out else Measure("gradient_norm", mean_gradient_norm)
 
-    def entry(
-        self,
-        best: Trial,
-        trials: Sequence[Trial],
-        choice: Sequence[Mapping[str, Any]],
-    ) -> dict[str, Any]:
+    def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Gradient norms, their curve, and under ``validation`` how the step was chosen."""
         curve = curve_statistics([run["curves"] for run in best.runs])["gradient-norm"]
         last = [run["curves"]["gradient-norm"]["values"][-1] for run in best.runs]

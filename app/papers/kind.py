@@ -97,12 +97,7 @@ class TableKind(ABC):
         covered = [trial for trial in trials if trial.covered]
         return min(covered or trials, key=lambda trial: fmean(float(run["loss"]) for run in trial.runs))
 
-    def entry(
-        self,
-        best: Trial,
-        trials: Sequence[Trial],
-        choice: Sequence[Mapping[str, Any]],
-    ) -> dict[str, Any]:
+    def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """What a reproduction's document says of one algorithm beside its figures.
 
         Parameters

@@ -55,12 +55,7 @@ class RegretTable(TableKind):
         }
         return {"accuracy": accuracy, **sums}
 
-    def entry(
-        self,
-        best: Trial,
-        trials: Sequence[Trial],
-        choice: Sequence[Mapping[str, Any]],
-    ) -> dict[str, Any]:
+    def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The curves' means and deviations."""
         return {"curves": curve_statistics([run["curves"] for run in best.runs])}
 

@@ -55,12 +55,7 @@ class TrustTable(TableKind):
         closed = [float(bool(entry[_CLOSED])) for entry in rounds]
         return {_CLOSED: {"rounds": [entry["round"] for entry in rounds], "values": closed}}
 
-    def entry(
-        self,
-        best: Trial,
-        trials: Sequence[Trial],
-        choice: Sequence[Mapping[str, Any]],
-    ) -> dict[str, Any]:
+    def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """How many rounds were closed."""
         return {"closed": statistics([sum(run["curves"][_CLOSED]["values"]) for run in best.runs])}
 

@@ -300,10 +300,7 @@ def most_reserved(state: WorkerState, worker: int, workers: int) -> float:
 
 
 def _right(
-    model: Model,
-    parameters: list[NDArray[Any]],
-    mean: FeatureMean | None,
-    samples: tuple[NDArray[Any], NDArray[Any]],
+    model: Model, parameters: list[NDArray[Any]], mean: FeatureMean | None, samples: tuple[NDArray[Any], NDArray[Any]]
 ) -> NDArray[np.bool_]:
     features, labels = samples
     if mean is not None:
