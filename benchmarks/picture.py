@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from murmurfl.app.papers.best import best_rows
-from murmurfl.app.papers.best_accuracy import BEST, FULL, NOISY_SGD, ONE_PASS, SECURE, SOFT, WITHOUT
+from murmurfl.app.papers.best_accuracy import BEST, FULL, NOISY_SGD, ONE_PASS, SECURE, SOFT, WITHOUT, best_rows
 from murmurfl.app.papers.paper_figures import new_figure
 from murmurfl.privacy import rounded_up
 

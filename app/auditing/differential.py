@@ -50,7 +50,7 @@ from ..nodes.watching.node_log import LogSettings, lines_of_log
 from .neighbours import OWNERS, ROWS, handed_over, made_up_rows, neighbours, written
 
 MOST_RELEASES, MOST_BATCH = 8, 6
-"""Of the audited machine, which is smaller than the operator's and has the same noise for a release of its size."""
+"""Releases and batch of the audited machine; its noise is what the operator's has for releases of that size."""
 TOLERANCE = 1e-9
 _NODE = 5
 _DELTA = 1e-5
@@ -279,7 +279,7 @@ class _Seen:
 
 Point = list[NDArray[np.float64]]
 Source = tuple[str, str, Any]
-"""How records come: its name, the path of a file, and without a file what a project would hand over."""
+"""A form of records: its name, a file's path, or without a file what a project would hand over."""
 
 
 class _Audit:
@@ -569,5 +569,5 @@ def _delta_of(config: NodeConfig | SampleNode) -> float:
 
 
 def _ending(samples: str) -> str:
-    """Of which kind a file is; empty where there is none."""
+    """The kind of a file; empty where there is none."""
     return "".join(Path(samples).suffixes[-2:]) if samples.endswith(".gz") else Path(samples).suffix

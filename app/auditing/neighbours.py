@@ -349,7 +349,7 @@ def _torch_items(items: list[Any]) -> Any:
 
 
 def _tensors(pairs: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
-    """All inputs as one tensor and all labels as one; None where PyTorch has none for them."""
+    """All inputs as one tensor and all labels as another; None where PyTorch has no type for them."""
     import torch
 
     try:

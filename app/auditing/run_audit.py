@@ -30,7 +30,7 @@ from ...privacy.sums.masking import Sealed
 from ...privacy.sums.opening_rule import MemoryOpeningRecord, Opener, OpeningRefusedError
 from ...privacy.sums.roster import HelperKey
 from ..runs.experiment import Experiment, prepare
-from ..runs.lost_replies import reply_is_lost
+from ..runs.possible_rounds import reply_is_lost
 from ..runs.run_guarantees import Figures, configured_figures, run_guarantee
 from ..settings.run_config import RunConfig
 from .scene import Scene

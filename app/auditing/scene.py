@@ -107,7 +107,7 @@ def _first(shard: Any, part: int) -> NDArray[Any]:
 
 
 def _sum(releases: Sequence[Release | RefusedError]) -> Release | RefusedError:
-    """What is left of releases once a whole sum is opened; a refusal if one of them is."""
+    """The opened sum of releases; a refusal if one of them is."""
     made = [release for release in releases if isinstance(release, Release)]
     if len(made) < len(releases):
         return next(release for release in releases if isinstance(release, RefusedError))

@@ -128,7 +128,7 @@ def plan(
 def _answer(
     settings: Mapping[str, Any] | None, given: Mapping[str, Any], tries: int, person: tuple[int | None, int | None]
 ) -> Answer:
-    """Of a run's settings and options that win over them, or of options alone."""
+    """The plan of a run's settings and options that win over them, or of options alone."""
     from ..planning.plan_answers import answer, asked_of_numbers, asked_of_run
 
     keys = {_KEYS[name]: value for name, value in given.items() if name in _KEYS}

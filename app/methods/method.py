@@ -27,6 +27,7 @@ from ...privacy import (
     policy_guarantee,
     server_guarantee,
 )
+from ...privacy.accounting.amplification import Amplification, amplification_of_all
 from ...privacy.setting import refusal
 from ...strategies import ReleaseStrategy
 from ..models.model import Model
@@ -35,7 +36,6 @@ from ..settings.run_config import RunConfig, run_keys
 from ..settings.trust_settings import SECURE, refused_trust
 from .presets import plan_or_largest_mu, sgd_preset
 from .problem import Hyperparameters, Problem
-from .secret_order_settings import check_secret_order, worth_of_order
 
 _SERVER_NOISE = "server"
 _CHARGED = ("clip_norm", "clip_unit", "batch_size", "sample_participations", "min_separation", "release_rule")
@@ -94,11 +94,48 @@ class Method(ABC):
 
     def check(self, config: RunConfig) -> None:
         """Refuse a run configuration whose keys this method cannot serve."""
-        _refuse_unserved(self, config)
+        if config.trust_model not in self.trusts:
+            others = [name for name, one in registry("strategy").items() if config.trust in one.trusts]
+            raise refused_trust(config.trust, config.strategy, ("", *self.trusts), others)
+        one_of = "one of {} with this strategy"
+        if config.preset not in self.presets:
+            raise refusal("preset", one_of.format(", ".join(map(repr, self.presets))), config.preset)
+        if self.mechanisms is not None:
+            allowed = ("", NO_NOISE, *self.mechanisms)
+            if config.mechanism not in allowed:
+                raise refusal("mechanism", one_of.format(", ".join(map(repr, allowed))), config.mechanism)
+        units = ("", *self.clip_units)
+        if config.clip_unit not in units:
+            raise refusal("clip_unit", one_of.format(", ".join(map(repr, units))), config.clip_unit)
+        if self.everybody and config.clients_per_round != config.num_clients:
+            expected = f"num-clients = {config.num_clients} with this strategy"
+            raise refusal("clients_per_round", expected, config.clients_per_round)
+        if not self.may_lose and config.lost_replies:
+            raise refusal(
+                "lost_replies", "0 with this strategy: it ends with the first lost reply", config.lost_replies
+            )
+        if not self.may_lose and config.run_dry:
+            raise refusal("run_dry", "false with this strategy: it ends with the first refusal", config.run_dry)
+        if self.strategy_type.late_answers == "refused":
+            for name in ("wait_for", "ask"):
+                if getattr(config, name) != 1:
+                    expected = "1 with this strategy: it has no use for a late answer, whose budget would be spent"
+                    raise refusal(name, expected, getattr(config, name))
+        bounding(config, self.keys)
+        if config.secret_order and config.passes > 1:
+            raise refusal("passes", "1 with secret-order = true: each sample is in one release", config.passes)
+        if not self.samples_return and config.passes > 1:
+            raise refusal("passes", "1 with this strategy", config.passes)
+        cancelling = self.mechanism(config) in ("cancelling", NO_NOISE)
+        if config.schedule and not cancelling:
+            raise refusal("schedule", "unset unless mechanism = 'cancelling'", config.schedule)
+        if registry("task")[config.task].public and not self.uses_public:
+            able = [repr(name) for name, one in registry("strategy").items() if one.uses_public]
+            raise refusal("strategy", f"{' or '.join(able)} for this task", config.strategy)
 
     @property
     def own_trust(self) -> Trust:
-        """Who is trusted unless the run configuration says otherwise."""
+        """The trust model unless the run configuration sets another."""
         return "trusted-server" if self.trusted else "untrusted-server"
 
     @property
@@ -134,7 +171,7 @@ class Method(ABC):
         return config.passes * self.rounds_of_a_pass(config, sizes)
 
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
-        """How many rounds go once through all samples; ``sizes`` are the machines'."""
+        """The number of rounds that go once through all samples."""
         if self.everybody or self.has_regret:
             # Every machine is in every round, so the pass ends when the first machine has no more samples.
             return min(sizes) // config.batch_size
@@ -169,7 +206,6 @@ class Method(ABC):
         """
         config = problem.config
         separation = (min(problem.sizes) if self.everybody or config.secure else samples) // config.batch_size
-        shared = {"min_honest": config.min_honest, "min_cohort": config.cohort_floor} if config.secure else {}
         mechanism = self.mechanism(config)
         schedule = problem.values.schedule if mechanism == "cancelling" and "schedule" in self.keys else None
         # In a secret order a release has b samples on average if there is one for every b of them, asked for or not.
@@ -191,8 +227,9 @@ class Method(ABC):
             release_rule=config.release_rule,
             trust=config.trust_model,
             order="secret" if config.secret_order else "in-turn",
+            min_honest=config.min_honest,
+            min_cohort=config.cohort_floor,
             **bounding(config, self.keys),
-            **shared,
         )
 
     def machine_policy(
@@ -233,7 +270,7 @@ class Method(ABC):
         )
 
     def release_size(self, problem: Problem) -> int:
-        """How many values a release has: those of the model, where machines send nothing else."""
+        """The number of values in a release, by default the model's."""
         return problem.model.num_parameters
 
     def policy_of_model(self, model: Model) -> Mapping[str, Any]:
@@ -372,45 +409,6 @@ class Method(ABC):
         return True
 
 
-def _refuse_unserved(method: Method, config: RunConfig) -> None:
-    """Refuse a run configuration whose keys a method cannot serve."""
-    if config.trust_model not in method.trusts:
-        others = [name for name, one in registry("strategy").items() if config.trust in one.trusts]
-        raise refused_trust(config.trust, config.strategy, ("", *method.trusts), others)
-    one_of = "one of {} with this strategy"
-    if config.preset not in method.presets:
-        raise refusal("preset", one_of.format(", ".join(map(repr, method.presets))), config.preset)
-    if method.mechanisms is not None:
-        allowed = ("", NO_NOISE, *method.mechanisms)
-        if config.mechanism not in allowed:
-            raise refusal("mechanism", one_of.format(", ".join(map(repr, allowed))), config.mechanism)
-    units = ("", *method.clip_units)
-    if config.clip_unit not in units:
-        raise refusal("clip_unit", one_of.format(", ".join(map(repr, units))), config.clip_unit)
-    if method.everybody and config.clients_per_round != config.num_clients:
-        expected = f"num-clients = {config.num_clients} with this strategy"
-        raise refusal("clients_per_round", expected, config.clients_per_round)
-    if not method.may_lose and config.lost_replies:
-        raise refusal("lost_replies", "0 with this strategy: it ends with the first lost reply", config.lost_replies)
-    if not method.may_lose and config.run_dry:
-        raise refusal("run_dry", "false with this strategy: it ends with the first refusal", config.run_dry)
-    if method.strategy_type.late_answers == "refused":
-        for name in ("wait_for", "ask"):
-            if getattr(config, name) != 1:
-                expected = "1 with this strategy: it has no use for a late answer, whose budget would be spent"
-                raise refusal(name, expected, getattr(config, name))
-    bounding(config, method.keys)
-    check_secret_order(config)
-    if not method.samples_return and config.passes > 1:
-        raise refusal("passes", "1 with this strategy", config.passes)
-    cancelling = method.mechanism(config) in ("cancelling", NO_NOISE)
-    if config.schedule and not cancelling:
-        raise refusal("schedule", "unset unless mechanism = 'cancelling'", config.schedule)
-    if registry("task")[config.task].public and not method.uses_public:
-        able = [repr(name) for name, one in registry("strategy").items() if one.uses_public]
-        raise refusal("strategy", f"{' or '.join(able)} for this task", config.strategy)
-
-
 BOUNDING = frozenset({"clipping", "clip-stability", "samples-per-owner"})
 """The keys, of methods whose guarantee needs of a gradient only that it is no longer than S."""
 
@@ -443,3 +441,22 @@ def bounding(config: Bounds, keys: Collection[str]) -> Mapping[str, Any]:
         raise refusal("clip_stability", f"{usual} unless clipping = 'automatic'", config.clip_stability)
     bounds = {"clipping": config.clipping or "clip", "clip_stability": config.clip_stability}
     return {**bounds, "samples_per_owner": config.samples_per_owner}
+
+
+def worth_of_order(policies: Iterable[PrivacyPolicy], num_parameters: int) -> Amplification | None:
+    """What the secret order of several machines is worth, of the one for which it is worth least; None without one.
+
+    Parameters
+    ----------
+    num_parameters : int
+        Values of a release.
+
+    Notes
+    -----
+    **Formal guarantees.** The epsilon bounds what every machine's releases show for replacement of one sample, as long
+    as the orders stay secret.
+    """
+    known = list(dict.fromkeys(policies))
+    if not all(policy.order == "secret" and policy.adds_noise for policy in known):
+        return None
+    return amplification_of_all([(policy, policy.plan(num_parameters)) for policy in known])

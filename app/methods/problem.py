@@ -1,4 +1,4 @@
-"""What a run is about, worked out on its data before the first round: all that a method needs to know of it."""
+"""A run worked out on its data before the first round: all that a method needs to know of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Divides(Protocol):
 
 
 def trained_samples(config: Divides, samples: int) -> int:
-    """How many of a machine's samples are trained on: all but those that are set aside for an evaluation.
+    """The number of a machine's samples that are trained on: all but those held out for an evaluation.
 
     Raises
     ------
@@ -113,7 +113,7 @@ class Problem:
 
     @cached_property
     def session(self) -> str:
-        """The name of this run to its machines: in simulation it depends on the seed alone.
+        """The session's name, which in simulation depends on the seed alone.
 
         Noise is a function of seed, machine and release. So two runs with one seed differ by what was changed between
         them and not by their noise. Every run has ledgers of its own.
@@ -132,14 +132,14 @@ class Problem:
 
     @cached_property
     def trained(self) -> Problem:
-        """What the method is about: the training alone, with the mu that side releases leave for it."""
+        """The training alone, with the mu that side releases leave for it."""
         if not self.is_centred and not self.is_evaluated:
             return self
         return Problem(trained_config(self.config), self.data, self.shards, self.model, self.num_rounds, self.values)
 
     @property
     def uses_beside(self) -> int:
-        """In how many side releases a sample is that is trained on."""
+        """The number of side releases that a training sample is in."""
         return self.is_centred + (self.is_evaluated and not self.config.held_out)
 
     @cached_property
@@ -161,7 +161,7 @@ class Problem:
         return Roster.simulated(self.config.seed, machines, helper_names(self.config.helpers))
 
     def summation(self, *, deployed: bool) -> dict[str, SecureAggregation]:
-        """What a strategy is told of secure aggregation, if anything."""
+        """The options of a strategy under secure aggregation; empty under another trust model."""
         config = self.config
         if not config.secure:
             return {}
@@ -174,5 +174,5 @@ class Problem:
         return {"secure_aggregation": told}
 
     def order_seed(self, machine: int) -> int:
-        """What the orders of a machine's samples are made from, where a method shuffles them."""
+        """The seed of a machine's orders of samples, where a method shuffles them."""
         return derived_seed("order of a silo", self.config.seed, machine)

@@ -14,7 +14,7 @@ Overrides = Mapping[str, bool | int | float | str]
 Settings = dict[str, bool | int | float | str]
 
 VALIDATION_SEEDS = (101,)
-"""Of the runs that choose a step; no result is made with them."""
+"""Seeds of the runs that choose a step; no result is made with them."""
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,9 @@ class TableKind(ABC):
     honest_in_columns: bool = False
     """Whether it has columns for the honest machines of each sum and for what holds whatever happens."""
     digits: int | None = None
-    """To how many digits a document keeps the figures of single runs; None is all."""
+    """Digits of single runs' figures in a document; None keeps all."""
     indent: int | None = 2
-    """Of the JSON; None is all on one line, for documents with thousands of figures."""
+    """Indent of the JSON; None writes one line, for documents with thousands of figures."""
 
     def check(self, config: RunConfig) -> None:  # noqa: B027 - most kinds can show any run
         """Refuse a run that such a table cannot show."""

@@ -16,9 +16,9 @@ class Paper(ABC):
     """A paper: the cells of its tables, how many runs it made of each, and the kind of its tables."""
 
     name: str
-    """Of the command and of the files: ``murmurfl reproduce NAME``."""
+    """The name in ``murmurfl reproduce NAME`` and of the files."""
     sentence: str
-    """Whose it is and what its tables show, for help and documentation."""
+    """What its tables show, for help and documentation."""
     table: TableKind
     seeds: int = 1
     """Runs of each cell, as many as the paper made."""

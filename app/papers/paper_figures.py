@@ -1,4 +1,4 @@
-"""What the pictures of reproductions share: a figure without a screen, colours of algorithms, legend and heading."""
+"""What the pictures of reproductions share: colours of algorithms, bands, legend and heading."""
 
 from __future__ import annotations
 
@@ -10,16 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure in inches, which needs no display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def colours(document: Mapping[str, Any]) -> dict[str, Any]:

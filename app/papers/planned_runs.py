@@ -24,7 +24,7 @@ class RunKey(NamedTuple):
 
 
 Choices = Mapping[tuple[int, str], Sequence[Mapping[str, Any]]]
-"""By cell and algorithm: the steps that were tried and what they were judged by, the best first."""
+"""The steps tried for each cell and algorithm and what they were judged by, the best first."""
 
 
 def plan_runs(cells: Sequence[Cell], seeds: int, engine: str, kind: TableKind | None = None) -> dict[RunKey, RunConfig]:

@@ -54,7 +54,7 @@ _PRINTED = {
     (8, 20): (60.8, 54.9, 59.7),
     (8, 80): (63.8, 57.0, 65.8),
 }
-"""By mu and m the paper's accuracies: its algorithm, noisy SGD, other work."""
+"""The paper's accuracies by mu and m: its algorithm, noisy SGD, other work."""
 
 
 def _papers_constants() -> list[Cell]:

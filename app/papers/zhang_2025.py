@@ -2,12 +2,118 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...privacy import gdp_mu
+from ..reports.figures import empty_figure
+from ..reports.table import Column, Table, curve_statistics
+from .accuracy import ACCURACY, EPSILON, NOISE, accuracy_rows
 from .cell import Cell, Settings
+from .kind import TableKind, Trial
 from .paper import Paper
-from .regret import RegretTable
+from .paper_figures import add_legend, colours, draw_band, save
+
+SUMS = ("cumulative-loss", "dynamic-regret", "static-regret")
+"""Curves that are sums over rounds."""
+
+_TITLES = {
+    "accuracy": "test accuracy [%]",
+    "cumulative-loss": "cumulative loss",
+    "dynamic-regret": "dynamic regret",
+    "static-regret": "static regret",
+}
+
+
+def _sum(name: str, meaning: str) -> Column:
+    return Column(_TITLES[name], f"{meaning}, after the last round", name, ".0f", f"± {name}")
+
+
+class RegretTable(TableKind):
+    """A line for each algorithm: accuracy, cumulative loss and regrets at the end; the picture has them by rounds."""
+
+    name = "regret"
+    sentence = "cumulative loss and regret of each algorithm, and their curves over the rounds"
+    curves_needed = frozenset({"accuracy"})
+
+    columns = (
+        Column("setting", "the part of the table that the line belongs to", "table", label=True),
+        Column("mechanism", "whose noise it is", "algorithm", label=True),
+        Column("step", "the learning rate", form="g"),
+        ACCURACY,
+        _sum("cumulative-loss", "sum of the losses over all samples, by the number of machines"),
+        _sum("dynamic-regret", "that sum less the least of every round"),
+        _sum("static-regret", "that sum less the least of one model for all rounds"),
+        EPSILON,
+        NOISE,
+    )
+
+    def curves(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """The accuracy where it was evaluated, and the sums, where the run is one of online learning."""
+        evaluated = [entry for entry in document["per_round"] if entry["accuracy"] is not None]
+        accuracy = {"rounds": [e["round"] for e in evaluated], "values": [100 * e["accuracy"] for e in evaluated]}
+        online = document["online"] or {}
+        sums = {
+            name: {"rounds": online["rounds"], "values": online[name]} for name in SUMS if online.get(name) is not None
+        }
+        return {"accuracy": accuracy, **sums}
+
+    def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The curves' means and deviations."""
+        return {"curves": curve_statistics([run["curves"] for run in best.runs])}
+
+    def table(self, document: Mapping[str, Any], title: str = "") -> Table:
+        """A line for each algorithm of each cell."""
+        rows = accuracy_rows(document)
+        entries = [(cell, entry) for cell in document["cells"] for entry in cell["algorithms"].values()]
+        for row, (cell, entry) in zip(rows, entries, strict=True):
+            row["step"] = {**cell["settings"], **entry["settings"]}.get("learning-rate")
+            for name in SUMS:
+                curve = entry["curves"].get(name)
+                row[name] = None if curve is None else curve["mean"][-1]
+                row[f"± {name}"] = None if curve is None or row["runs"] < 2 else curve["std"][-1]
+        caption = str(document.get("guarantee", ""))
+        return Table(title, self.columns, rows, caption, draw=lambda path: _draw(document, title, caption, path))
+
+
+def _draw(document: Mapping[str, Any], title: str, caption: str, path: Path) -> None:
+    """One row of panels a cell: every curve with its band."""
+    cells = document["cells"]
+    names = [name for name in _TITLES if any(name in entry["curves"] for entry in cells[0]["algorithms"].values())]
+    colour = colours(document)
+    figure = empty_figure(4.4 * len(names), 3.1 * len(cells) + 0.7)
+    grid = figure.subplots(len(cells), len(names), squeeze=False)
+    for cell, row in zip(cells, grid, strict=True):
+        for name, axes in zip(names, row, strict=True):
+            drawn = {label: e for label, e in cell["algorithms"].items() if name in e["curves"]}
+            for label, entry in drawn.items():
+                curve = entry["curves"][name]
+                low = [mean - std for mean, std in zip(curve["mean"], curve["std"], strict=True)]
+                high = [mean + std for mean, std in zip(curve["mean"], curve["std"], strict=True)]
+                dashes = "--" if entry["epsilon"]["mean"] is None else "-"  # nothing is guaranteed
+                draw_band(
+                    axes,
+                    curve["rounds"],
+                    curve["mean"],
+                    (low, high),
+                    color=colour[label],
+                    label=label,
+                    linestyle=dashes,
+                )
+            axes.set_title(f"{cell['table']}: {_TITLES[name]}", fontsize=9)
+            axes.grid(alpha=0.3)
+            if name != "accuracy":
+                axes.set_yscale("symlog", linthresh=10.0)
+            if name == "cumulative-loss":  # a mean of positive numbers minus their deviation need not be one
+                axes.set_ylim(bottom=min(min(entry["curves"][name]["mean"]) for entry in drawn.values()) / 2)
+        row[0].set_ylim(top=100)
+    for axes in grid[-1]:
+        axes.set_xlabel("round")
+    add_legend(figure, [grid[0][0]])
+    seeds = document["seeds"]
+    what = f"mean and standard deviation over {seeds} runs" if seeds > 1 else "one run"
+    save(figure, path, f"{title}: {what}", caption, 55 * len(names))
 
 
 def _online(**extra: Any) -> Settings:

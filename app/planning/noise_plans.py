@@ -148,7 +148,7 @@ class PlanRequest:
         return self.trust == SECURE
 
     def trusting(self, trust: Trust) -> PlanRequest:
-        """The same under another trust model; for sums with h as set or, where none is, half of a round's machines."""
+        """The request under another trust model; for sums with h as set, or else half of a round's machines."""
         numbers = {"min_honest": self.min_honest, "min_cohort": self.min_cohort}
         if trust != SECURE:
             numbers = {"min_honest": 1, "min_cohort": 1}
@@ -209,7 +209,7 @@ def request_of(config: RunConfig, *, check_rounds: bool = True) -> PlanRequest:
 
 
 def request_of_decided(experiment: Experiment) -> PlanRequest | None:
-    """The same for a run that was decided; None where its machines release no stream with noise."""
+    """The request of a run that was decided; None where its machines release no stream with noise."""
     policy = experiment.policy()
     if not policy.adds_noise or policy.clip_unit == "moments":
         return None
@@ -353,7 +353,7 @@ class Plan:
 
     @property
     def noise_values(self) -> int:
-        """How many values of noise all releases of a machine have."""
+        """The number of noise values in all releases of a machine."""
         return self.request.parameters * self.releases
 
     @property
@@ -503,7 +503,7 @@ class Person:
 
     @property
     def mu(self) -> float:
-        """Of all that person's samples together."""
+        """Mu of all samples of that person together."""
         known = self.guarantee
         counts = {"machines": self.machines, "samples": self.samples}
         figure = person_mu(known.mu, **counts, trust=known.trust, mu_local=known.mu_local)
@@ -514,7 +514,7 @@ class Person:
 
     @property
     def mu_local(self) -> float | None:
-        """The same whatever happens, under secure aggregation; None under another trust model."""
+        """Mu_local of all samples of that person, under secure aggregation; None under another trust model."""
         local = self.guarantee.mu_local
         if local is None:
             return None
@@ -526,14 +526,14 @@ class Person:
         return figure if sound and math.isfinite(moved) else math.inf
 
     def epsilon(self, mu: float) -> float:
-        """Of one of these figures, at the guarantee's delta."""
+        """Epsilon of a mu at the guarantee's delta."""
         return gdp_epsilon(mu, self.guarantee.delta)
 
 
 def persons_of(
     guarantee: Guarantee, values: int, machines: int | None = None, samples: int | None = None
 ) -> list[Person]:
-    """What a guarantee becomes for a person; without any, for one of several samples and one of several machines.
+    """A guarantee worked out for a person, by default one with several samples and one on several machines.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ from .situation import Situation
 from .variations import AS_SET, DEFAULT, Variation, command_of, tried_out, variations_of
 
 _CLASSES = 10
-"""Of the made-up data that stand in for data nobody has named: ten clouds."""
+"""Classes of the made-up data that stand in where no task is named: ten clouds."""
 _OF_A_STRATEGY = ("passes", "max-participations", "mechanism", "clip-norm", "learning-rate", "clip-unit", "preset")
 """Keys that were set for another strategy and mean nothing to the one that is chosen."""
 _LEFT_OUT = ("out-dir", "run-name", "track", "data-root", "strategy", "sample-uses", "stream", "num-rounds")
@@ -62,12 +62,12 @@ class Choice:
 
     @property
     def policy(self) -> PrivacyPolicy:
-        """Of the machine with the most samples, in the training alone."""
+        """The training policy of the machine with the most samples."""
         return self.experiment.method.policy(self.experiment.trained, max(self.experiment.sizes))
 
     @property
     def noise_values(self) -> int:
-        """How many values of noise all releases of a machine have, or a trusted server's."""
+        """The number of noise values in all releases of a machine, or of a trusted server."""
         rows = max(self.policy.normals_per_parameter, self.experiment.num_rounds)
         return self.experiment.method.release_size(self.experiment) * rows
 

@@ -13,9 +13,8 @@ from ..methods import METHODS
 from ..reports.table import Column, Table
 from ..settings.run_config import RunConfig, run_keys
 from ..settings.trust_settings import SECURE, nothing_gained
-from .deciding import Decision
+from .deciding import Decision, Option
 from .noise_plans import Person, Plan
-from .option import Option
 from .plan_answers import Answer, Choice
 from .update_plans import UpdateRequest, by_epsilon
 from .variations import DEFAULT, TAKEN, Variation
@@ -81,7 +80,7 @@ def _option_document(option: Option) -> dict[str, Any]:
 
 
 def decision_lines(choice: Choice) -> list[str]:
-    """What is taken and run with what, what it guarantees, why not the others, and the command."""
+    """The chosen strategy with its settings, its guarantee, why not the others, and the command."""
     decision, chosen = choice.decision, choice.decision.chosen
     problem, guarantee = chosen.problem, choice.guarantee
     times = "each sample in one of them" if chosen.uses == 1 else f"each sample in {chosen.uses} of them"
@@ -140,7 +139,7 @@ def person_document(person: Person) -> dict[str, Any]:
 
 
 def person_lines(persons: Sequence[Person]) -> list[str]:
-    """Who they are, and their figures."""
+    """One line with each person's samples, machines, mu and epsilon."""
     return [f"Somebody {'; '.join(map(_person_words, persons))}."] if persons else []
 
 
@@ -246,7 +245,7 @@ def reasons(rows: Sequence[Variation], *, made_up: bool) -> list[str]:
 
 
 def _why_not_default(taken: Variation, default: Variation, numbers: Mapping[int, int]) -> list[str]:
-    """Why what would be run if nobody decided is not what is taken."""
+    """Why the default, or the run as set, is not the one taken."""
     name = "the default" if DEFAULT in default.mark else "what is set"
     of, other = taken.option, default.option
     if other.score <= of.score:
@@ -277,7 +276,7 @@ def _accuracies(one: Variation, other: Variation) -> str:
 
 
 def _not_taken(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int, int]) -> list[str]:
-    """Rows that would seem to be better than the one that is taken, and what is to be thought of them."""
+    """Rows that score or did better than the one taken, and why they were not."""
     own = numbers[id(taken)]
     others = [row for row in rows if row.trust == taken.trust and row is not taken]
     before = [numbers[id(row)] for row in others if row.option.score < taken.option.score]
@@ -296,7 +295,7 @@ def _not_taken(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int
 
 
 def _passes(rows: Sequence[Variation]) -> list[str]:
-    """What it does to use samples more often, for each strategy that was tried in several ways."""
+    """Scores by uses of a sample, for each strategy that was tried with several."""
     said = []
     by_uses: dict[str, dict[int, Variation]] = {}
     for row in rows:  # the best first: of several batches the best
@@ -316,7 +315,7 @@ def _passes(rows: Sequence[Variation]) -> list[str]:
 
 
 def _batches(rows: Sequence[Variation]) -> list[str]:
-    """What other batches do to the best row with batches."""
+    """Scores of the best row with batches, by batch."""
     first = next((row for row in rows if row.varied == "batch"), None)
     if first is None:
         return []

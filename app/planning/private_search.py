@@ -80,7 +80,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Parts:
-    """How mu is divided: mu of each trial's training and of its count (0 without one), and of the last training."""
+    """The mus of each trial's training, of its count (0 without one), and of the last training."""
 
     training: float
     count: float

@@ -1,4 +1,4 @@
-"""What is known before a run: machines, records, classes, features, mu, trust, rounds, attendance, a sample's uses.
+"""The situation of a run: machines, records, classes, features, mu, trust, rounds, attendance, a sample's uses.
 
 Decision, plan and variations all read this one description. All of it is public: sizes and wishes, never samples.
 """
@@ -19,7 +19,7 @@ from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
 
 SAMPLE_USES = {"once": 1, "few": 4, "any": None}
-"""In how many releases a sample may be, by the run-config key ``sample-uses``; None for any number."""
+"""The most releases of a sample, by the run-config key ``sample-uses``; None for any number."""
 
 WorkedOut = Callable[[RunConfig, Dataset, Sequence[Any]], Problem]
 """Works a run configuration out on data; of the shards only the lengths matter here."""
@@ -95,12 +95,12 @@ class Situation:
 
     @property
     def most_uses(self) -> int | None:
-        """In how many releases a sample may be; None for any number."""
+        """The most releases that a sample may be in; None for any number."""
         return SAMPLE_USES[self.config.sample_uses]
 
     @property
     def most_rounds(self) -> int | None:
-        """How many rounds are possible; None for any number."""
+        """The most rounds; None for any number."""
         return self.config.num_rounds or None
 
     @property

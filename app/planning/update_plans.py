@@ -21,7 +21,7 @@ from ...privacy import (
 from ..settings.trust_settings import SECURE, cohort_floor, honest_machines
 
 _EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""What is shown beside the epsilon that was asked for."""
+"""Epsilons that are shown beside the one asked for."""
 _ROUNDS = 10
 _NEAR = 0.01
 

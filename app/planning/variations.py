@@ -6,7 +6,6 @@ known when it is tried (:func:`tried_out`).
 
 from __future__ import annotations
 
-import logging
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,16 +17,14 @@ from ..methods import METHODS
 from ..settings.default_run import started_with
 from ..settings.run_config import RunConfig, run_keys
 from ..settings.trust_settings import TRUST_KEYS
-from .deciding import Decision, decide
-from .option import Option
-from .rules import tried
+from .deciding import Decision, Option, decide, tried
 from .situation import Situation
 
 TAKEN, DEFAULT, AS_SET = "taken", "the default", "as it is set"
 _OF_FILES = ("out-dir", "run-name", "track", "data-root")
 _PASSES = (1, 2, 4, 8)
 _PARTS = (1, 2, 4, 8, 16)
-"""Of a machine's samples in a release, the fewest machine's divided by these."""
+"""Batches are the samples of the smallest machine over these."""
 _MORE_ROUNDS = (0.5, 2.0)
 _BATCHES = ("mu2", "trusted-mu2", "noisy-sgd", "trusted-sgd")
 """Strategies that go through their samples in batches, those with less noise first."""
@@ -69,7 +66,7 @@ class Variation:
 
     @property
     def uses(self) -> int:
-        """In how many releases a sample is, beside what is released once for something else."""
+        """The number of training releases that a sample is in."""
         return self.option.uses - self.option.problem.uses_beside
 
     @property
@@ -122,7 +119,7 @@ def _tried(situation: Situation, strategy: str, ways: Iterable[Mapping[str, Valu
 
 
 def _possible(situation: Situation, strategy: str, ways: Iterable[Mapping[str, Value]]) -> list[Option]:
-    """The same, without those that use samples or take rounds beyond what is allowed."""
+    """A strategy in those ways that keep to the situation's uses and rounds."""
     uses, rounds = situation.most_uses, situation.most_rounds
     return [
         one
@@ -182,19 +179,16 @@ def tried_out(rows: Sequence[Variation], most: int) -> list[Variation]:
     Whoever chooses by accuracy chooses by the samples that it is measured on, which should be public.
     """
     from ..engines.start import run_cohort
+    from ..runs.without_noise import without_log
 
     def accuracy(one: Variation) -> float | None:
         return run_cohort(replace(one.config, evaluate_every=1_000_000)).accuracy
 
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
+    with without_log():
         return [
             replace(one, accuracy=accuracy(one)) if number < most or one.mark else one
             for number, one in enumerate(rows)
         ]
-    finally:
-        logging.disable(before)
 
 
 def command_of(settings: Mapping[str, Value]) -> str:

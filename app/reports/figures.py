@@ -59,7 +59,7 @@ class Plot:
         (folder / f"{stem}.svg").write_text(self._svg(transparent=False), encoding="utf-8")
 
     def inline(self, prefix: str) -> dict[str, str]:
-        """For a page: the figure's SVG with the page's colours and with names no other figure has."""
+        """The figure's SVG for a page, in the page's colours and with ids that no other figure has."""
         text = self._svg(transparent=True)
         text = text[text.index("<svg") :]
         own = f"{prefix}-{self.name}"
@@ -105,14 +105,20 @@ def figure_style() -> Iterator[None]:
         yield
 
 
-def new_figure(height: float = SIZE[1]) -> tuple[Figure, Axes]:
-    """An empty figure that needs no display, so many inches high."""
+def empty_figure(width: float, height: float) -> Figure:
+    """An empty figure in inches, which needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def new_figure(height: float = SIZE[1]) -> tuple[Figure, Axes]:
+    """A report's empty figure, so many inches high, and its axes."""
     with figure_style():
-        figure = Figure(figsize=(SIZE[0], height), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = empty_figure(SIZE[0], height)
         return figure, figure.add_subplot()
 
 

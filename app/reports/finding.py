@@ -21,7 +21,7 @@ _FILES = {RESULT_NAME, FAILURE_NAME, CHECKPOINT_NAME}
 _DEEPEST = 4
 """Folders of folders of runs that are looked through."""
 _MOST_ENTRIES = 50_000_000
-"""Of a table of machines and rounds."""
+"""Largest table of machines and rounds that is drawn."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RecordedRun:
 
     @cached_property
     def names(self) -> list[str]:
-        """All machines that are known, in the order of their names."""
+        """The names of all known machines, in order."""
         asked = (name for round_ in (self.machines or {"rounds": {}})["rounds"].values() for name in round_)
         known = {*self.statements, *asked}
         return sorted(known, key=lambda name: (len(name), name))

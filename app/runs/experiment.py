@@ -105,7 +105,7 @@ class Experiment(Problem):
         return [side for side in (self.mean, self.evaluation) if side is not None]
 
     def seen_from(self, centre: NDArray[np.float32]) -> Experiment:
-        """The same, with what is evaluated on as machines with centring see it; their own samples stay as they are."""
+        """The experiment whose test set is seen from the centre; machines' own samples stay as they are."""
         return self if self.mean is None else replace(self, data=self.mean.seen(self.data, centre))
 
     @cached_property
@@ -132,7 +132,7 @@ class Experiment(Problem):
 
     @cached_property
     def replies_left(self) -> list[int]:
-        """How many replies each round that asks will have, as far as is known; empty where no round can stay closed."""
+        """Replies of each round, as far as is known beforehand; empty where no round can stay closed."""
         return replies_left(self.method, self) if self.config.secure and self.config.lost_replies else []
 
     def plans(self) -> list[NoisePlan]:
@@ -282,7 +282,7 @@ def _chosen(config: RunConfig) -> Experiment:
 
 
 def situation_of(config: RunConfig) -> Situation:
-    """What is known of a run before its strategy is chosen: of its data, the sizes.
+    """The situation of a run before its strategy is chosen: sizes and wishes.
 
     Parameters
     ----------

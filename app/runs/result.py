@@ -120,17 +120,17 @@ class RunResult:
 
     @property
     def forecast(self) -> Forecast | None:
-        """How much of the model was likely to be noise, as it was said before the first round; None without noise."""
+        """The forecast, made before the first round, of how much of the model is noise; None without noise."""
         return self.strategy.forecast
 
     @property
     def epsilon_local(self) -> float | None:
-        """Of :attr:`mu_local`, at the configuration's delta."""
+        """Epsilon of :attr:`mu_local`, at the configuration's delta."""
         return epsilon_of(self.mu_local, self.experiment.config.delta)
 
     @property
     def loss(self) -> float:
-        """On the test set, after the last round."""
+        """Loss on the test set, after the last round."""
         return float(next(p.loss for p in reversed(self.progress) if p.loss is not None))
 
     @cached_property
@@ -175,7 +175,7 @@ class RunResult:
         )
 
     def _clip(self) -> dict[str, Any] | None:
-        """Where a clip that follows the gradients came to: arithmetic on releases."""
+        """The first and last clip, where it followed the gradients; arithmetic on releases."""
         strategy, config = self.strategy, self.experiment.config
         if not isinstance(strategy, FullBatch) or not strategy.quantile or strategy.state is None:
             return None

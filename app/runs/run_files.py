@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..data.shards import shard_sizes
+from ..reports.figures import empty_figure
 from .machine_statements import is_named, statement_groups
 from .outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Outcome
-from .participation import Participation
+from .progress import Participation
 from .result import RunResult
 from .run_summary import noise_note, shown, shown_accuracy
 
@@ -137,14 +138,10 @@ def _stream_of(statement: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def plot_accuracy(outcome: Outcome, path: Path) -> None:
     """Accuracy against rounds, with the epsilon of the run, as PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     measure, percent = ("loss", 1) if outcome.accuracy is None else ("accuracy", 100)
     curve = [(one.round, percent * value) for one in outcome.per_round if (value := getattr(one, measure)) is not None]
     config, epsilon = outcome.config, outcome.epsilon
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(7, 4.2)
     axes = figure.add_subplot()
     marker = "o" if len(curve) <= 40 else None
     axes.plot([at for at, _ in curve], [value for _, value in curve], marker=marker, color="#1f6f8b", linewidth=2)

@@ -367,7 +367,7 @@ class EvaluationSide(RunSide):
         *,
         deployed: bool,
     ) -> tuple[EvaluationResult | None, str]:
-        """How good machines say the model is, or None and why they do not say it: the model is there anyway."""
+        """The machines' evaluation of a model, or None and why there is none: the run keeps its model."""
         centre = None if mean is None else mean.centre
         strategy = self.strategy(deployed=deployed, checkpoint=self._checkpoint(checkpoint), centre=centre)
         strategy.machines.several_on_a_node = not deployed

@@ -20,9 +20,9 @@ from .experiment import Experiment, prepare
 from .run_guarantees import configured_figures, epsilon_of, refuse_untrue, stated_figures
 from ..methods.auto_method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
-from .lost_replies import LossyGrid
+from .possible_rounds import LossyGrid
 from .simulated_figures import GradientNorms, OnlineLosses
-from .participation import compact
+from .progress import compact
 from .permitted_run import check_permit
 from .progress import Progress
 from .result import RunResult
@@ -165,7 +165,7 @@ def run_experiment(
 
 
 class _Watch:
-    """What is seen of a run while it goes on: evaluations, progress, and rounds from which nothing came."""
+    """Observes a run: evaluations, progress, and rounds from which nothing came."""
 
     def __init__(self, experiment: Experiment, deployed: bool, on_progress: Callable[[Progress], None] | None) -> None:
         config = experiment.config

@@ -80,7 +80,7 @@ def without_noise(outcome: Outcome) -> Twin:
     if names_own(outcome.config):
         search_here()
     best: Outcome | None = None
-    with _quiet():
+    with without_log():  # that nothing is private is what these runs are for
         for config in configs_without_noise(outcome):
             made = run_cohort(config).outcome
             best = made if best is None or _quality(made) > _quality(best) else best
@@ -118,8 +118,8 @@ def add_without_noise(folder: Path) -> Outcome:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without a log: that nothing is private is what this run is for."""
+def without_log() -> Iterator[None]:
+    """Log nothing until the block ends."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

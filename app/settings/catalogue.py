@@ -14,7 +14,7 @@ from ...privacy import MECHANISMS, NO_NOISE
 from .registry import registry
 
 _REFERENCE = re.compile(r" \([^()]*ALGORITHMS[^()]*\)")
-"""Where a mechanism's docstring says in which of the project's own papers it stands."""
+"""The reference to the papers in a mechanism's docstring."""
 
 
 @dataclass(frozen=True)

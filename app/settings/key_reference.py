@@ -39,7 +39,7 @@ def expected(one: Setting) -> str:
 
 
 def _suffix(one: Setting) -> str:
-    """Of a file that the key may name."""
+    """The suffix of files that a key may name."""
     return registry(one.name).suffix if one.names else ""
 
 

@@ -151,7 +151,7 @@ class RunConfig(RunKeys):
 
     @property
     def answers_needed(self) -> int:
-        """How many answers end a round that asks as many machines."""
+        """The number of answers that end a round."""
         return self._attendance.needed(max(self.num_clients, self.asked_per_round))
 
     @property
@@ -201,7 +201,7 @@ class RunConfig(RunKeys):
         return {name.replace("_", "-"): value for name, value in asdict(self).items()}
 
     def shown(self) -> dict[str, bool | int | float | str]:
-        """The same as results and trackers have it: a permit, which whoever has it may use, by its digest alone."""
+        """The configuration with hyphenated keys, a permit by its digest: whoever has a permit may use it."""
         digest = hashlib.sha256(self.permit.encode()).hexdigest()
         return {**self.to_mapping(), "permit": f"sha256:{digest}" if self.permit else ""}
 

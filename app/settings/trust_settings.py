@@ -101,7 +101,7 @@ def check_end_of_rounds(needed: int, floor: int) -> None:
 
 
 def nothing_gained(min_honest: int) -> str:
-    """What to say of sums in which one machine only is taken to be honest; empty for others."""
+    """The warning if ``min_honest`` is 1, else an empty string."""
     if min_honest > 1:
         return ""
     return (
