@@ -71,11 +71,6 @@ def look_often(grid: Grid) -> None:
 
     A round waits for half of that in the mean, and for as long as replies lie there, Flower's backend goes through all
     of them again and again while it looks for new messages.
-
-    Parameters
-    ----------
-    grid : Grid
-        Of another kind it stays as it is.
     """
     if isinstance(grid, InMemoryGrid):
         grid.pull_interval = min(grid.pull_interval, _PULL_INTERVAL_S)

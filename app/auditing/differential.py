@@ -197,11 +197,6 @@ def audit_node(config: NodeConfig | OwnNode) -> DifferentialAudit:
 def audit_app(name: str) -> DifferentialAudit:
     """Audit a ``private_client_app`` as a real node would run it, with the policy of its simulation.
 
-    Parameters
-    ----------
-    name : str
-        ``PACKAGE:NAME``.
-
     Raises
     ------
     ConfigurationError

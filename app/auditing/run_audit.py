@@ -102,16 +102,6 @@ def _finite(figures: dict[str, Any]) -> dict[str, Any]:
 def audit_run(config: RunConfig, runs: int) -> RunAudit:
     """Measure the privacy of a run's machine with the most samples; under secure aggregation, of sums with it as well.
 
-    Parameters
-    ----------
-    runs : int
-        Simulated streams on each neighbouring data set.
-
-    Raises
-    ------
-    ConfigurationError
-        If the configuration is impossible or its machines add no noise.
-
     Notes
     -----
     It is a statement about the code, of each measurement by itself, and none about anybody's data.
@@ -224,16 +214,6 @@ def opens_without_acks(experiment: Experiment) -> bool:
 
     Every later sum would then have the machine's old samples in it again, and mu would not hold. What a helper opens
     depends on headers, seals and signatures alone, never on data or noise, so one trial with real masks is enough.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        Under secure aggregation.
-
-    Raises
-    ------
-    ConfigurationError
-        If not even an honest server's sum is opened.
     """
     config, session = experiment.config, experiment.session
     names = [str(machine) for machine in range(config.cohort_floor)]

@@ -119,11 +119,6 @@ def canaries(
 ) -> tuple[list[NDArray[Any]], NDArray[np.float32], NDArray[np.int64]]:
     """The query point and the two samples whose gradients, clipped, are farthest apart there, of a few tried.
 
-    Parameters
-    ----------
-    clip_norm : float
-        S.
-
     Returns
     -------
     tuple

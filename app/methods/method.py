@@ -150,11 +150,6 @@ class Method(ABC):
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
         """Clip, step, ball, schedule and sampling where the run configuration leaves them open.
 
-        Parameters
-        ----------
-        num_rounds : int
-            T.
-
         Notes
         -----
         The values come from public sizes and bounds alone, never from samples: no accounting would cover what a clip
@@ -399,13 +394,7 @@ class Method(ABC):
         return False
 
     def covers(self, config: RunConfig, prepare: Callable[[RunConfig], Problem]) -> bool:
-        """Whether the guarantee holds for a run's step: papers show steps that it does not hold for.
-
-        Parameters
-        ----------
-        prepare : callable
-            Works the configuration out on its data, where the answer takes that.
-        """
+        """Whether the guarantee holds for a run's step: papers show steps that it does not hold for."""
         return True
 
 
@@ -427,13 +416,7 @@ class Bounds(Protocol):
 
 
 def bounding(config: Bounds, keys: Collection[str]) -> Mapping[str, Any]:
-    """Fields of a policy that say how gradients are bounded; none for a method that does not read these keys.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is a gamma and nothing that has one.
-    """
+    """Fields of a policy that say how gradients are bounded; none for a method that does not read these keys."""
     if "clipping" not in keys:
         return {}
     usual = run_keys()["clip-stability"].default
@@ -445,11 +428,6 @@ def bounding(config: Bounds, keys: Collection[str]) -> Mapping[str, Any]:
 
 def worth_of_order(policies: Iterable[PrivacyPolicy], num_parameters: int) -> Amplification | None:
     """What the secret order of several machines is worth, of the one for which it is worth least; None without one.
-
-    Parameters
-    ----------
-    num_parameters : int
-        Values of a release.
 
     Notes
     -----

@@ -171,16 +171,6 @@ _BISECTIONS = 30
 def plan_or_largest_mu(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
     """A policy's plan; if its mu alone is too large for one, the refusal names the largest that is not.
 
-    Parameters
-    ----------
-    num_parameters : int
-        d.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is no plan.
-
     Notes
     -----
     **Formal guarantees.** The plan is the policy's own: its releases are mu-GDP for replacement of one sample, and a mu

@@ -38,13 +38,7 @@ class Divides(Protocol):
 
 
 def trained_samples(config: Divides, samples: int) -> int:
-    """The number of a machine's samples that are trained on: all but those held out for an evaluation.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is one sample only, which cannot be shared.
-    """
+    """The number of a machine's samples that are trained on: all but those held out for an evaluation."""
     if not config.private_evaluation or not config.held_out:
         return samples
     if samples < 2:
@@ -120,6 +114,10 @@ class Problem:
         """
         return hashlib.sha256(f"seed {self.config.seed}".encode()).hexdigest()[:32]
 
+    def side_session(self, of: str) -> str:
+        """The session's name of a side release, in simulation."""
+        return hashlib.sha256(f"{of}, seed {self.config.seed}".encode()).hexdigest()[:32]
+
     @cached_property
     def is_centred(self) -> bool:
         """Whether machines release the mean of their features first."""
@@ -145,11 +143,6 @@ class Problem:
     @cached_property
     def roster(self) -> Roster:
         """The machines and helpers of a simulation under secure aggregation; their keys are the seed's.
-
-        Raises
-        ------
-        ConfigurationError
-            Under another trust model.
 
         Notes
         -----

@@ -12,7 +12,6 @@ from ..reports.figures import empty_figure
 from ..reports.table import Column, Row, Table
 from ..settings.run_config import NO_NOISE, RunConfig
 from .kind import TableKind
-from .paper_figures import 
 
 EPSILON = Column(
     "epsilon", "what every run of the line guarantees, in the terms above", form=rounded_up, missing="none"

@@ -28,11 +28,6 @@ def caption_guarantee(config: RunConfig, mu_local: float = math.inf) -> Guarante
 
     The words are those of the policy that the method makes for a problem of some size. The size does not show in them.
 
-    Parameters
-    ----------
-    mu_local : float
-        What holds whatever happens, under secure aggregation, as the run had it.
-
     Notes
     -----
     **Formal guarantees.** Mu is what the run configuration asks for, for replacement of one sample of one machine, and
@@ -65,11 +60,6 @@ def table_caption(document: Mapping[str, Any], *, in_columns: bool = False) -> s
         Of a reproduction, with its ``cells``.
     in_columns : bool
         Whether the table has columns for what secure aggregation rests on (:func:`~murmurfl.privacy.caption`).
-
-    Raises
-    ------
-    ConfigurationError
-        If it does not say which strategy an algorithm is.
     """
     guarantees, noiseless = cell_guarantees(document)
     sentences = [caption(guarantees, in_columns=in_columns)] if guarantees else []
@@ -80,11 +70,6 @@ def table_caption(document: Mapping[str, Any], *, in_columns: bool = False) -> s
 
 def cell_guarantees(document: Mapping[str, Any]) -> tuple[list[tuple[str, Guarantee]], list[str]]:
     """The guarantee of each private line of a reproduction's cells, and the names of the lines without noise.
-
-    Raises
-    ------
-    ConfigurationError
-        If a document does not say which strategy an algorithm is.
 
     Notes
     -----

@@ -79,11 +79,6 @@ class TableKind(ABC):
         ----------
         held_out : bool
             Whether their loss is that of samples held out for it, and not the test set's.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is nothing they could be judged by.
         """
         if not held_out:
             raise ConfigurationError(

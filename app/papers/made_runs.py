@@ -88,15 +88,7 @@ def made_together(configs: Mapping[RunKey, RunConfig], kind: TableKind, engine: 
 def make_runs(
     configs: Mapping[RunKey, RunConfig], kind: TableKind, workplace: Workplace, on_run: Callable[[int], None]
 ) -> dict[RunKey, Run]:
-    """Every run's figures and curves; those that are kept are not made again.
-
-    Parameters
-    ----------
-    kind : TableKind
-        Says which curves it wants.
-    on_run : callable
-        Called with the number of runs done.
-    """
+    """Every run's figures and curves; those that are kept are not made again."""
     results, waiting = _found(configs, kind, workplace)
     on_run(len(results))
     (workplace.out / "runs").mkdir(parents=True, exist_ok=True)

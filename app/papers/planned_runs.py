@@ -28,20 +28,7 @@ Choices = Mapping[tuple[int, str], Sequence[Mapping[str, Any]]]
 
 
 def plan_runs(cells: Sequence[Cell], seeds: int, engine: str, kind: TableKind | None = None) -> dict[RunKey, RunConfig]:
-    """The configuration of every run whose figures are shown.
-
-    Parameters
-    ----------
-    seeds : int
-        Runs of each, with seeds 1 and up.
-    kind : TableKind, optional
-        Of the table, which may refuse a run that it could not show.
-
-    Raises
-    ------
-    ConfigurationError
-        If a setting is impossible or the engine unknown: before anything runs.
-    """
+    """The configuration of every run whose figures are shown."""
     if engine not in ENGINES:
         raise ConfigurationError(f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.")
     if seeds < 1:
@@ -60,13 +47,7 @@ def plan_runs(cells: Sequence[Cell], seeds: int, engine: str, kind: TableKind | 
 
 
 def plan_validation(cells: Sequence[Cell], kind: TableKind) -> dict[RunKey, RunConfig]:
-    """The runs that choose steps, on seeds that no result is made with.
-
-    Raises
-    ------
-    ConfigurationError
-        If a setting is impossible, or there is nothing the runs could be judged by.
-    """
+    """The runs that choose steps, on seeds that no result is made with."""
     runs = {}
     for index, cell in enumerate(cells):
         if cell.grids:

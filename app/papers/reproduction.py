@@ -90,13 +90,6 @@ def run_cells(
 def write_reproduction(document: Mapping[str, Any], name: str, kind: TableKind, out: Path) -> list[Table]:
     """Write ``<name>.json``, ``.csv``, ``.md`` and ``.png`` into a folder.
 
-    Parameters
-    ----------
-    document : mapping
-        As :func:`run_cells` made it, with the number of ``seeds``.
-    out : Path
-        Made if need be.
-
     Returns
     -------
     list of Table

@@ -60,21 +60,11 @@ class _Columns:
 def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
     """The figures of several runs and their objectives after every epoch, as plain values.
 
-    Parameters
-    ----------
-    configs : sequence of RunConfig
-        For which :meth:`~murmurfl.app.methods.Method.sweeps`, alike but for variant, mu and learning rate.
-
     Returns
     -------
     list of dict
         In their order; epsilon and mu are None for a run that is not covered
         (:meth:`~murmurfl.app.methods.Method.covers`).
-
-    Raises
-    ------
-    ConfigurationError
-        If they are not alike.
     """
     if len({sweep_of(config) for config in configs}) != 1 or not all(
         METHODS[config.strategy].sweeps(config) for config in configs
@@ -261,13 +251,7 @@ def _objective(experiment: Experiment) -> Callable[[Matrix], Matrix]:
 
 
 def optimum(config: RunConfig) -> float:
-    """The least objective on the evaluation samples: what the excess risk is measured from.
-
-    Raises
-    ------
-    ConfigurationError
-        If model and regulariser are none of the paper's pairs.
-    """
+    """The least objective on the evaluation samples: what the excess risk is measured from."""
     return _optimum(sweep_of(replace(config, seed=1, private_share=0.5, order="RR")))
 
 

@@ -263,13 +263,7 @@ def _best(rule: _Rule, situation: Situation) -> Option | Impossible:
 
 
 def tried(situation: Situation, strategy: str, settings: Settings) -> Option:
-    """A strategy with some settings, in as many rounds as it takes and as are possible.
-
-    Raises
-    ------
-    ConfigurationError
-        If it cannot be run with them, or is none of those that are compared.
-    """
+    """A strategy with some settings, in as many rounds as it takes and as are possible."""
     rule = _RULES.get(strategy)
     if rule is None:
         raise ConfigurationError(f"Expected one of {', '.join(_RULES)}, got {strategy!r}.")
@@ -422,13 +416,7 @@ _WHY = {
 
 
 def decide(situation: Situation) -> Decision:
-    """Choose the strategy for a situation, by its sizes and wishes alone: server and machines choose the same.
-
-    Raises
-    ------
-    ConfigurationError
-        If no strategy can do what is asked for, with what to change.
-    """
+    """Choose the strategy for a situation, by its sizes and wishes alone: server and machines choose the same."""
     found = options(situation)
     impossible = [one for one in found if isinstance(one, Impossible)]
     ranked = sorted((one for one in found if isinstance(one, Option)), key=lambda option: option.score)

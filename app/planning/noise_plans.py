@@ -115,13 +115,7 @@ class PlanRequest:
             )
 
     def check_rounds(self) -> None:
-        """Refuse more rounds than the machines' samples last for, however their turns are drawn; as a run would.
-
-        Raises
-        ------
-        ConfigurationError
-            With the number of rounds that is possible.
-        """
+        """Refuse more rounds than the machines' samples last for, however their turns are drawn; as a run would."""
         possible = self.machines * self.passes * self.separation // self.per_round
         if self.rounds > possible:
             often = f", each {self.passes} times" if self.passes > 1 else ""
@@ -188,11 +182,6 @@ def request_of(config: RunConfig, *, check_rounds: bool = True) -> PlanRequest:
     ----------
     check_rounds : bool
         Whether more rounds than its machines' samples last for are refused.
-
-    Raises
-    ------
-    ConfigurationError
-        If the configuration is impossible, or its machines release no stream with noise of their own.
     """
     experiment = prepare(config)
     policy = experiment.policy()
@@ -381,13 +370,7 @@ class Plan:
 
 
 def make_plan(request: PlanRequest) -> Plan:
-    """Every mechanism's noise and error for a request.
-
-    Raises
-    ------
-    ConfigurationError
-        If no mechanism can do what is asked for.
-    """
+    """Every mechanism's noise and error for a request."""
     plans: dict[str, tuple[NoisePlan, MechanismPlan]] = {}
     left_out: dict[str, str] = {}
     for mechanism in MECHANISMS:

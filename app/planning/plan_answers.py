@@ -125,18 +125,7 @@ def answer(
 
 
 def choice_of_run(settings: Mapping[str, Value]) -> Choice:
-    """The decision for a run's settings, on the sizes of its data.
-
-    Parameters
-    ----------
-    settings : mapping
-        Run-config keys. What only another strategy reads is left out.
-
-    Raises
-    ------
-    ConfigurationError
-        If no strategy can do what is asked for.
-    """
+    """The decision for a run's settings, on the sizes of its data."""
     wanted = dict(settings)
     if wanted.get("strategy") != AUTO:
         noiseless = {"mechanism": "none"} if wanted.get("mechanism") == "none" else {}
@@ -156,11 +145,6 @@ def choice_of_numbers(samples: int, parameters: int, settings: Mapping[str, Valu
         d.
     settings : mapping
         Run-config keys beside: machines, mu, trust.
-
-    Raises
-    ------
-    ConfigurationError
-        If no strategy can do what is asked for.
     """
     for name, value in (("samples", samples), ("parameters", parameters)):
         if value < 1:
@@ -212,15 +196,7 @@ def asked_of_numbers(
 def asked_of_run(
     settings: Mapping[str, Value], changes: Mapping[str, Value], sizes: Mapping[str, int]
 ) -> tuple[Choice, PlanRequest | None]:
-    """The choice for a run, and what mechanisms are compared for: that run, or the chosen one where it is open.
-
-    Parameters
-    ----------
-    settings, changes : mapping
-        Run-config keys of the run, and those that win over them.
-    sizes : mapping
-        Of the comparison: ``samples`` and ``parameters`` in the place of those of the run's data.
-    """
+    """The choice for a run, and what mechanisms are compared for: that run, or the chosen one where it is open."""
     merged = layered(settings, changes)
     if merged.get("strategy") == AUTO:
         choice = choice_of_run(merged)

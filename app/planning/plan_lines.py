@@ -220,15 +220,7 @@ def _are_tried(rows: Sequence[Variation]) -> bool:
 
 
 def reasons(rows: Sequence[Variation], *, made_up: bool) -> list[str]:
-    """What the rows say: which is taken, why the default is not the first, and what passes, batch and trust do.
-
-    Parameters
-    ----------
-    rows : sequence of Variation
-        The best first; one of them is taken.
-    made_up : bool
-        Whether there are no data to try them on.
-    """
+    """What the rows say: which is taken, why the default is not the first, and what passes, batch and trust do."""
     numbers = {id(row): number for number, row in enumerate(rows, 1)}
     taken = next(row for row in rows if TAKEN in row.mark)
     default = next((row for row in rows if row.mark and row is not taken), None)

@@ -26,7 +26,7 @@ from ..models.model import Model
 from ..runs.experiment import Experiment, prepare
 from ..runs.result import RunResult
 from ..runs.run_guarantees import Figures, run_guarantee
-from ..runs.side_releases import FeatureMean
+from ..runs.side_releases import FeatureMean, beside_sides
 from ..runs.training_run import run_experiment
 from ..settings.run_config import RunConfig
 
@@ -127,17 +127,14 @@ class OneOfSeveral(Experiment):
     number: int = 0
 
     def policy(self, machine: int | None = None) -> PrivacyPolicy:
-        policy = super().policy(machine)
-        once = policy.order == "in-turn" and policy.sample_participations == 1
-        return replace(policy, budget_mu=self.budget_mu, order="again" if once else policy.order)
+        return beside_sides(super().policy(machine), self.budget_mu)
 
     @cached_property
     def session(self) -> str:
         return _session(self.config.seed, f"training {self.number}")
 
-    @property
-    def mean_session(self) -> str:
-        return _session(self.config.seed, f"mean {self.number}")
+    def side_session(self, of: str) -> str:
+        return _session(self.config.seed, f"{of} {self.number}")
 
 
 def search(

@@ -47,11 +47,6 @@ class Situation:
         Of the data as they are, before any features are made of them.
     worked_out : callable
         Works a run configuration out on data (:func:`~murmurfl.app.runs.experiment.worked_out`).
-
-    Raises
-    ------
-    ConfigurationError
-        If sizes are not those of the machines, or a stream is too short for the rounds.
     """
 
     config: RunConfig

@@ -192,13 +192,7 @@ def tried_out(rows: Sequence[Variation], most: int) -> list[Variation]:
 
 
 def command_of(settings: Mapping[str, Value]) -> str:
-    """What runs settings in simulation, as it is typed.
-
-    Parameters
-    ----------
-    settings : mapping
-        Run-config keys; those with their default are left out.
-    """
+    """What runs settings in simulation, as it is typed."""
     keys = run_keys()
     needed = {name: value for name, value in settings.items() if value != keys[name].default}
     if needed.get("epsilon"):  # of which a mu beside it was made

@@ -44,13 +44,7 @@ class RecordedRun:
 
     @classmethod
     def read(cls, folder: Path) -> RecordedRun:
-        """A run's files.
-
-        Raises
-        ------
-        ReportError
-            If the folder holds no finished run, or its files are damaged or of another format.
-        """
+        """A run's files."""
         outcome, machines = Outcome.read(folder), folder / MACHINES_NAME
         return cls(folder.resolve().name, outcome, read_json(machines) if machines.is_file() else None)
 
@@ -182,18 +176,7 @@ class FoundRun:
 
 
 def find_runs(folders: Sequence[Path]) -> list[FoundRun]:
-    """The runs in folders and in the folders below them, the newest last.
-
-    Parameters
-    ----------
-    folders : sequence of Path
-        Each that of a run, or one that holds folders of runs.
-
-    Raises
-    ------
-    ReportError
-        If there is no such folder.
-    """
+    """The runs in folders and in the folders below them, the newest last."""
     for folder in folders:
         if not folder.is_dir():
             raise ReportError(f"Expected a folder of runs, got {folder}: there is no such folder.")
@@ -224,10 +207,7 @@ def _found(folder: Path) -> FoundRun:
 def expanded(folders: Sequence[Path]) -> list[Path]:
     """Folders of runs, with every finished run in place of a folder that holds several.
 
-    Parameters
-    ----------
-    folders : sequence of Path
-        A folder without any run in it stays, so that whoever reads it says what is wrong.
+    A folder without any run in it stays, so that whoever reads it says what is wrong.
     """
     made: list[Path] = []
     for folder in folders:

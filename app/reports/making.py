@@ -31,20 +31,7 @@ _OF_THE_FOLDER = ("run-name", "out-dir")
 
 
 def make_report(folders: Sequence[Path], out: Path) -> Path:
-    """Write the report of runs into a folder: ``index.html``, and each plot as PNG and SVG beside it.
-
-    Parameters
-    ----------
-    folders : sequence of Path
-        The runs' folders, each as ``murmurfl run`` left it.
-    out : Path
-        Made if need be.
-
-    Raises
-    ------
-    ReportError
-        If a folder is no finished run, or none is given.
-    """
+    """Write the report of runs into a folder: ``index.html``, and each plot as PNG and SVG beside it."""
     if not folders:
         raise ReportError("Expected the folder of at least one run, got none.")
     runs = _named([RecordedRun.read(folder) for folder in folders])

@@ -119,11 +119,6 @@ class Experiment(Problem):
         Without ``num-rounds`` a run is one pass over all samples, in which one machine may use up its samples before
         others do. That is allowed, and :func:`~murmurfl.app.runs.training_run.run_experiment` says so. With ``run-dry`` everything
         is.
-
-        Raises
-        ------
-        ConfigurationError
-            With the number of rounds that is possible.
         """
         config, found = self.config, self.shortage
         if found is not None and not config.run_dry and (config.num_rounds or config.max_participations):
@@ -140,13 +135,7 @@ class Experiment(Problem):
         return self.method.plans(self.trained)
 
     def masking(self, machine: int) -> Masking:
-        """A simulated machine's masks.
-
-        Raises
-        ------
-        ConfigurationError
-            Under another trust model than secure aggregation.
-        """
+        """A simulated machine's masks."""
         name = str(machine)
         return Masking(name, MachineKey.simulated(self.config.seed, name), self.roster)
 
@@ -284,11 +273,6 @@ def _chosen(config: RunConfig) -> Experiment:
 def situation_of(config: RunConfig) -> Situation:
     """The situation of a run before its strategy is chosen: sizes and wishes.
 
-    Parameters
-    ----------
-    config : RunConfig
-        With ``strategy = auto``.
-
     Notes
     -----
     Of the samples it takes how many each machine has and of which shape they are.
@@ -308,13 +292,7 @@ def model_of(config: RunConfig, data: Dataset) -> Model:
 
 
 def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Any]) -> Experiment:
-    """Work out a run configuration on data that are there; of them only sizes and shapes are looked at.
-
-    Raises
-    ------
-    ConfigurationError
-        If the configuration is impossible for these data; one line.
-    """
+    """Work out a run configuration on data that are there; of them only sizes and shapes are looked at."""
     method = METHODS[config.strategy]
     model = model_of(config, data)
     per_round = config.asked_per_round * config.batch_size

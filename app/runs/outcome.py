@@ -421,13 +421,7 @@ def with_nulls(value: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises
-    ------
-    ReportError
-        If the file holds none.
-    """
+    """A JSON object."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

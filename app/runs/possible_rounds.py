@@ -31,13 +31,7 @@ from ...privacy import protocol
 
 
 def reply_is_lost(share: float, seed: int, server_round: int, machine: str) -> bool:
-    """Whether a machine's reply of a round is lost: each reply has a coin of its own, the same on every engine.
-
-    Parameters
-    ----------
-    share : float
-        Probability of a loss.
-    """
+    """Whether a machine's reply of a round is lost: each reply has a coin of its own, the same on every engine."""
     if share == 0.0:
         return False
     generator = np.random.Generator(np.random.Philox(key=derived_seed("loss", seed, server_round, machine)))
@@ -177,13 +171,7 @@ def replies_left(method: Method, problem: Problem) -> list[int]:
 
 
 def refuse_closed(problem: Problem, left: list[int]) -> None:
-    """Refuse a run under secure aggregation that would be given up, given the replies left of each round.
-
-    Raises
-    ------
-    ConfigurationError
-        With the largest ``min-cohort`` that would do.
-    """
+    """Refuse a run under secure aggregation that would be given up, given the replies left of each round."""
     config, patience = problem.config, problem.config.give_up_after
     if not patience or len(left) < patience:
         return

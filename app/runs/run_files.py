@@ -28,13 +28,7 @@ _MOST_POINTS = 200
 
 
 def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
-    """Write what a run leaves into a folder; the contents of ``result.json`` are returned.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be written.
-    """
+    """Write what a run leaves into a folder; the contents of ``result.json`` are returned."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = dict(zip(result.experiment.model.names, result.parameters, strict=True))
     if result.mean is not None:  # without which nobody could use the model
@@ -47,13 +41,7 @@ def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
 
 
 def write_outcome(outcome: Outcome, folder: Path) -> None:
-    """Write ``result.json``, whole or not at all, and remove the failure of an earlier try.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be written.
-    """
+    """Write ``result.json``, whole or not at all, and remove the failure of an earlier try."""
     temporary = folder / f"{RESULT_NAME}.part"
     temporary.write_text(json.dumps(outcome.document(), indent=2, allow_nan=False) + "\n")
     temporary.replace(folder / RESULT_NAME)
@@ -80,13 +68,7 @@ def machines_document(result: RunResult) -> dict[str, Any]:
 
 
 def write_machines(result: RunResult, path: Path) -> None:
-    """Write :func:`machines_document`, a round at a time: all rounds of many machines need not be in memory at once.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written.
-    """
+    """Write :func:`machines_document`, a round at a time: all rounds of many machines need not be in memory at once."""
     with path.open("w") as file:
         file.write('{"rounds": {')
         for number, (server_round, asked) in enumerate(_rounds(result)):

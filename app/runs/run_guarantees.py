@@ -158,13 +158,6 @@ def run_guarantee(
 ) -> Guarantee:
     """What a run guarantees.
 
-    Parameters
-    ----------
-    deployed : bool
-        Whether the machines are real ones.
-    statements : mapping, optional
-        What real machines say of themselves, once they were asked.
-
     Notes
     -----
     **Formal guarantees.** In simulation mu is for replacement of one sample of one machine over all releases the caps
@@ -189,11 +182,6 @@ def run_guarantee(
 
 def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarantee:
     """What a run will guarantee, before its first round.
-
-    Raises
-    ------
-    ConfigurationError
-        If the configuration is impossible.
 
     Notes
     -----

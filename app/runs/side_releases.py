@@ -7,7 +7,6 @@ share of mu^2, its noise, and the server's half with a session of its own. What 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -220,18 +219,13 @@ class RunSide(ABC):
         """Mu and share as a result has them; infinite without noise, whatever the configured mu is."""
         return {"mu": self.mu if self.problem.config.private else math.inf, "share": self.share}
 
-    @property
-    def session(self) -> str:
-        """The name of its session in simulation; it depends on the seed alone."""
-        return hashlib.sha256(f"{self.of}, seed {self.problem.config.seed}".encode()).hexdigest()[:32]
-
     def _server_options(self, deployed: bool, checkpoint: Path | None) -> dict[str, Any]:
         """What the server's half of any side release is told; a trusted server makes the noise, by a policy."""
         config, policy = self.problem.config, self.machine_half().policy
         options: dict[str, Any] = {
             "num_clients": config.num_clients,
             "seed": config.seed,
-            **session_options(config, self.session, self.of, deployed=deployed),
+            **session_options(config, self.problem.side_session(self.of), self.of, deployed=deployed),
             "largest_value": self.plan.largest_value,
             "node_deadline_s": config.node_deadline_s,
             "checkpoint": checkpoint,

@@ -178,13 +178,7 @@ class Tracking:
 
 
 def check_trackers(config: RunConfig) -> None:
-    """Refuse a configuration whose trackers are not installed, before anything starts.
-
-    Raises
-    ------
-    TrackerError
-        If a package is missing.
-    """
+    """Refuse a configuration whose trackers are not installed, before anything starts."""
     for name in config.trackers:
         _TRACKERS[name].load()
 
@@ -192,13 +186,6 @@ def check_trackers(config: RunConfig) -> None:
 @contextmanager
 def tracking(config: RunConfig, folder: Path, guarantee: Guarantee) -> Iterator[Tracking]:
     """Start the trackers that a configuration asks for, and close them when the block ends, however it ends.
-
-    Parameters
-    ----------
-    folder : Path
-        The run's; made if need be.
-    guarantee : Guarantee
-        Of the whole run.
 
     Raises
     ------

@@ -70,13 +70,7 @@ def _noiseless(settings: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def without_noise(outcome: Outcome) -> Twin:
-    """What a recorded run comes to without noise: of simulated data, and not private.
-
-    Raises
-    ------
-    ConfigurationError
-        As :func:`configs_without_noise`.
-    """
+    """What a recorded run comes to without noise: of simulated data, and not private."""
     if names_own(outcome.config):
         search_here()
     best: Outcome | None = None
@@ -97,16 +91,6 @@ def add_without_noise(folder: Path) -> Outcome:
     """Make a run's twin without noise, and put it into the run's files.
 
     A run that has one already, or that had no noise itself, stays as it is.
-
-    Parameters
-    ----------
-    folder : Path
-        Of a finished run.
-
-    Raises
-    ------
-    ConfigurationError
-        As :func:`configs_without_noise`.
     """
     outcome = Outcome.read(folder)
     if outcome.config.get("mechanism") == NO_NOISE or outcome.without_noise is not None:

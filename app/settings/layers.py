@@ -21,18 +21,7 @@ _SAME = {"mu": "epsilon", "epsilon": "mu"}
 
 
 def layered(*layers: Mapping[str, Value]) -> dict[str, Value]:
-    """Settings by hyphenated key, of which later layers win over earlier ones.
-
-    Parameters
-    ----------
-    *layers : mapping
-        Such as a file's settings, then those of a command line.
-
-    Raises
-    ------
-    ConfigurationError
-        If one layer sets both mu and epsilon.
-    """
+    """Settings by hyphenated key, of which later layers win over earlier ones."""
     merged: dict[str, Value] = {}
     for layer in layers:
         if "mu" in layer and layer.get("epsilon"):
@@ -45,13 +34,7 @@ def layered(*layers: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
-    """``key=value`` texts as a mapping, each value read as its key's type.
-
-    Raises
-    ------
-    ConfigurationError
-        If a text has no ``=``, the key is unknown, the value does not read as its type, or mu and epsilon are both set.
-    """
+    """``key=value`` texts as a mapping, each value read as its key's type."""
     values: dict[str, Value] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")

@@ -38,14 +38,7 @@ _LONGEST_RUN_NAME = 200
 
 
 def check_run_name(name: str) -> None:
-    """Refuse a run's name that is not simply the name of a folder.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is empty, too long, ``.`` or ``..``, begins or ends with a space, or has a separator or a character in it
-        that cannot be printed: the files of a run stay in a folder of its own, below the one that was chosen for runs.
-    """
+    """Refuse a run's name that is not simply the name of a folder."""
     simple = name.isprintable() and not set(name) & set("/\\:") and name.strip() == name
     if not simple or name in ("", ".", "..") or len(name.encode("utf-8", "replace")) > _LONGEST_RUN_NAME:
         raise ConfigurationError(
@@ -176,13 +169,7 @@ class RunConfig(RunKeys):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> RunConfig:
-        """A configuration from hyphenated keys, such as Flower's run configuration.
-
-        Raises
-        ------
-        ConfigurationError
-            One line that names the key, what was expected and what came.
-        """
+        """A configuration from hyphenated keys, such as Flower's run configuration."""
         try:
             return _from_items(tuple(values.items()), tuple(map(type, values.values())))
         except TypeError:  # a value that cannot be hashed is of no type a key has; say which
@@ -218,15 +205,7 @@ def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> 
 
 
 def refuse_unread(config: RunKeys, keys: Iterable[Setting], reads: frozenset[str]) -> None:
-    """Refuse keys that are set and that nothing that was chosen reads.
-
-    Parameters
-    ----------
-    keys : iterable of Setting
-        All there are.
-    reads : frozenset of str
-        Those that what was chosen reads beyond the common ones.
-    """
+    """Refuse keys that are set and that nothing that was chosen reads."""
     for one in keys:
         value = getattr(config, one.attribute)
         if not one.read_by or value == one.default:

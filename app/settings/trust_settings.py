@@ -73,13 +73,7 @@ def check_cohorts(num_clients: int, clients_per_round: int, min_cohort: int, col
 
 
 def check_lost_replies(clients_per_round: int, floor: int, lost_replies: float) -> None:
-    """Refuse so many lost replies that the usual round would have too few releases for a sum.
-
-    Raises
-    ------
-    ConfigurationError
-        With what would do.
-    """
+    """Refuse so many lost replies that the usual round would have too few releases for a sum."""
     expected = clients_per_round * (1 - lost_replies)
     if expected >= floor - _ROUNDING:
         return
