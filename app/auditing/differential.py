@@ -60,7 +60,7 @@ _START, _REFUSAL = "whether it starts", "refusal of request"
 
 @dataclass(frozen=True)
 class Found:
-    """What one strange record did, at the worst of its places and forms.
+    """The effect of one strange record, at the worst of its places and forms.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class Found:
 
 @dataclass(frozen=True)
 class DifferentialAudit:
-    """What a differential audit found.
+    """The findings of a differential audit.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class DifferentialAudit:
 
     @property
     def sentence(self) -> str:
-        """What came of it."""
+        """The verdict in a sentence."""
         said = f"{self.trials} machines on data that differ in {self.unit}: "
         if self.refuted:
             wrong = sum(one.refutes for one in self.found)
@@ -266,7 +266,7 @@ class _Asked(NamedTuple):
 
 @dataclass
 class _Seen:
-    """What was seen of one machine: named facts that must be the same, and each release's part and values."""
+    """Observations of one machine: named facts that must be the same, and each release's part and values."""
 
     facts: list[tuple[str, Any]] = field(default_factory=list)
     values: list[tuple[str, NDArray[np.float64]]] = field(default_factory=list)
@@ -399,7 +399,7 @@ def _recorded(seen: _Seen) -> Iterator[None]:
 
 
 def _requests(client: PrivateClient) -> list[_Asked]:
-    """What an honest server asks and what another one might: every release and more, all at made-up points."""
+    """The requests of an honest server and of another one: every release and more, all at made-up points."""
     points, session = _Points(client), "audit"
     asked = [_Asked(kind, _content(ask=ask, session=session)) for kind in ("query", "train") for ask in _QUESTIONS]
     if client.centred is not None:
@@ -535,7 +535,7 @@ def _moved(machine: LedgeredMachine, rows: NDArray[np.float64]) -> tuple[float, 
 
 
 def _differences(base: _Seen, seen: _Seen) -> list[str]:
-    """What differs between two machines, in a few words each."""
+    """Differences between two machines, in a few words each."""
     before, after = dict(base.facts), dict(seen.facts)
     if _START in after:
         return [f"does not start: {after[_START]}"]

@@ -42,7 +42,7 @@ MOST_SUMMED = 8
 
 @dataclass(frozen=True)
 class RunAudit:
-    """What an audit of a run configuration found.
+    """The findings of an audit of a run configuration.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ def opens_without_acks(experiment: Experiment) -> bool:
 
 
 def _sealed(experiment: Experiment, cohort: Cohort, server_round: int, acks: Mapping[str, int]) -> list[Sealed]:
-    """What helpers get to see of a round's releases."""
+    """The parts of a round's releases that helpers see."""
     points = [experiment.model.initial_parameters(experiment.config.seed)] * cohort.client(_VICTIM).query_points
     sealed = []
     for name, release in cohort.releases(server_round, experiment.session, acks, points):
@@ -269,7 +269,7 @@ _REPLACED = {"sample": "one sample of one machine", "owner": "all samples of one
 
 
 def audit_lines(audit: RunAudit) -> list[str]:
-    """What an audit found, to read."""
+    """The findings of an audit as lines of text."""
     result = audit.result
     lines = [
         f"Audited: {audit.mechanism} noise, {audit.releases} releases of {audit.parameters} values, "

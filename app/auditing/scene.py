@@ -47,7 +47,7 @@ class Scene:
         self._experiment = replace(experiment, data=data)
 
     def shift(self, release: int) -> NDArray[np.float64]:
-        """What the canary of a release moves, found by the same keys with it and without.
+        """The move of each release by a canary, found by the same keys with it and without.
 
         In a secret order it is what it would move in the first release.
         """
@@ -57,7 +57,7 @@ class Scene:
         return np.tile(moved[-1], (len(moved), 1)) if self.policy.order == "secret" else moved
 
     def streams(self, canary: int, numbers: range, seed: int, *, summed: int = 1, ignored: bool = False) -> Answers:
-        """What runs of a seed and these numbers show, with the other canary in a release, or in none for 0.
+        """The answers of runs of a seed and these numbers, with the other canary in a release, or in none for 0.
 
         Parameters
         ----------

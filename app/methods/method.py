@@ -1,4 +1,4 @@
-"""What the application must know of an algorithm, in one object: its :class:`Method`.
+"""The base of all methods: :class:`Method`, all that the application knows of an algorithm.
 
 A method says which run-config keys it reads and what they may be, which constants its presets have, what policy its
 machines get, and which client and strategy carry it out. Nothing else in the application asks for a method's name. A
@@ -39,7 +39,7 @@ from .problem import Hyperparameters, Problem
 
 _SERVER_NOISE = "server"
 _CHARGED = ("clip_norm", "clip_unit", "batch_size", "sample_participations", "min_separation", "release_rule")
-"""What a trusted server's noise is made from."""
+"""Fields of a policy that settle a trusted server's noise."""
 
 
 class Method(ABC):
@@ -66,7 +66,7 @@ class Method(ABC):
     """Mechanisms that may be set; None for any. Machines' under an untrusted server, otherwise the server's."""
     default_mechanism: ClassVar[str] = "cancelling"
     clip_units: ClassVar[tuple[str, ...]] = ("sample",)
-    """What may be clipped; the first is the default."""
+    """Units that may be clipped; the first is the default."""
     release_rule: ClassVar[str] = ""
     """The release rule where it is not the configuration's to choose."""
     presets: ClassVar[tuple[str, ...]] = ("practical",)
@@ -282,7 +282,7 @@ class Method(ABC):
         return self.client_type(*parts, **options)
 
     def client_options(self, problem: Problem, machine: int) -> Mapping[str, Any]:
-        """What a simulated machine's client gets beside its parts."""
+        """Options of a simulated machine's client beside its parts."""
         return {"learning_rate": problem.values.learning_rate} if self.local_steps else {}
 
     def clients_alike(self) -> bool:
@@ -302,7 +302,7 @@ class Method(ABC):
         return self.strategy_type(**common, **self.strategy_options(problem), **self._server_keys(problem, deployed))
 
     def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
-        """What this method's strategy gets beside the common options."""
+        """Options of this method's strategy beside the common ones."""
         return {"diameter": problem.values.diameter} if "diameter" in self.keys else {}
 
     def _server_keys(self, problem: Problem, deployed: bool) -> Mapping[str, Any]:
@@ -343,7 +343,7 @@ class Method(ABC):
         stated: bool = False,
         brief: bool = False,
     ) -> Guarantee:
-        """What a mu is true of, in the words of the policy that is used.
+        """The guarantee of a mu, in the words of the policy that is used.
 
         Parameters
         ----------
@@ -386,7 +386,7 @@ class Method(ABC):
         return policy.words.replace(often, "every sample in every release")
 
     def objective(self, problem: Problem, parameters: Sequence[NDArray[Any]], loss: float) -> float:
-        """What a run minimises, from the model's loss on the test set."""
+        """The minimised objective, from the model's loss on the test set."""
         return loss
 
     def sweeps(self, config: RunConfig) -> bool:
@@ -403,7 +403,7 @@ BOUNDING = frozenset({"clipping", "clip-stability", "samples-per-owner"})
 
 
 class Bounds(Protocol):
-    """What says how gradients are bounded: a run configuration, or an operator's file."""
+    """The settings of clipping in a run configuration or an operator's file."""
 
     @property
     def clipping(self) -> str: ...
@@ -427,7 +427,7 @@ def bounding(config: Bounds, keys: Collection[str]) -> Mapping[str, Any]:
 
 
 def worth_of_order(policies: Iterable[PrivacyPolicy], num_parameters: int) -> Amplification | None:
-    """What the secret order of several machines is worth, of the one for which it is worth least; None without one.
+    """The amplification by a secret order, for the machine that gains least; None without a secret order.
 
     Notes
     -----

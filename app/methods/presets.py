@@ -1,4 +1,4 @@
-"""What the presets of methods share: the papers' constants, the tuned ones, and how long a step may be.
+"""Presets of methods: the papers' constants, the tuned ones, and how long a step may be.
 
 ``paper`` uses the papers' constants for softmax regression on inputs in [0, 1] (ALGORITHMS 2.3): reshef-levy-2024 with
 full participation, reshef-levy-2025 with partial. ``practical`` gives far better accuracy at the same privacy; its

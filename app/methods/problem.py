@@ -51,7 +51,7 @@ def trained_samples(config: Divides, samples: int) -> int:
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """What a preset settles where the run configuration leaves it open.
+    """Hyperparameters that a preset settles where the run configuration leaves them open.
 
     Parameters
     ----------

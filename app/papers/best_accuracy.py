@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import rounded_up
-from ..reports.figures import empty_figure
 from ..reports.table import Column, Row, Table, statistics
 from ..settings.run_config import NO_NOISE
 from .accuracy import ACCURACY, EPSILON, NOISE, SECONDS, accuracy_rows, percent
 from .cell import Cell, Overrides, Settings
 from .kind import TableKind, Trial
 from .paper import Paper
-from .paper_figures import add_legend, colours, save
+from .paper_figures import accuracy_axis, add_legend, colours, panels, save
 
 _AUC = "auc"
 _ERRORS = (1.5, 2, 3, 5, 10, 20, 40)
@@ -111,16 +110,11 @@ def epsilon_name(epsilon: float | None) -> str:
 def _draw(document: Mapping[str, Any], title: str, caption: str, path: Path) -> None:
     """A panel for each part of the table: accuracy, or AUC, against epsilon, a line for each algorithm."""
     rows, colour = best_rows(document), colours(document)
-    panels: dict[str, list[Row]] = {}
+    tables: dict[str, list[Row]] = {}
     for row in rows:
-        panels.setdefault(row["table"], []).append(row)
-    columns = min(len(panels), 3)
-    lines = -(-len(panels) // columns)
-    figure = empty_figure(4.4 * columns, 3.2 * lines + 1.4)
-    grid = figure.subplots(lines, columns, squeeze=False).ravel()
-    for axes in grid[len(panels) :]:
-        axes.set_visible(False)
-    for axes, (name, shown) in zip(grid, panels.items(), strict=False):
+        tables.setdefault(row["table"], []).append(row)
+    figure, grid, columns = panels(len(tables), 3, (4.4, 3.2), 1.4)
+    for axes, (name, shown) in zip(grid, tables.items(), strict=True):
         measure = "accuracy %" if shown[0]["AUC %"] is None else "AUC %"
         for label in dict.fromkeys(row["algorithm"] for row in shown):
             _draw_line(axes, [row for row in shown if row["algorithm"] == label], measure, colour[label])
@@ -129,10 +123,7 @@ def _draw(document: Mapping[str, Any], title: str, caption: str, path: Path) -> 
         axes.set_ylabel("test accuracy [%]" if measure == "accuracy %" else measure, fontsize=8)
         axes.grid(alpha=0.3)
         if measure == "accuracy %":
-            axes.set_yscale("log")
-            axes.invert_yaxis()
-            axes.set_yticks(_ERRORS, [f"{100 - error:g}" for error in _ERRORS])
-            axes.set_yticks([], minor=True)
+            accuracy_axis(axes, _ERRORS)
     add_legend(figure, list(figure.axes), columns=3)
     save(figure, path, f"{title}: mean and standard deviation over {document['seeds']} runs", caption, 60 * columns)
 

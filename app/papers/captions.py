@@ -1,4 +1,4 @@
-"""What the epsilons in the table of a reproduction are true of, in the words of the policies behind them."""
+"""Captions: what the epsilons in a reproduction's table are true of, in the words of the policies behind them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NOMINAL = 1000
 
 
 def caption_guarantee(config: RunConfig, mu_local: float = math.inf) -> Guarantee:
-    """What a simulated run guarantees, without its data and what differs between the runs of a table; for captions.
+    """The guarantee of a simulated run for a caption: without its data, and without what differs between runs.
 
     The words are those of the policy that the method makes for a problem of some size. The size does not show in them.
 
@@ -52,7 +52,7 @@ def caption_guarantee(config: RunConfig, mu_local: float = math.inf) -> Guarante
 
 
 def table_caption(document: Mapping[str, Any], *, in_columns: bool = False) -> str:
-    """What the epsilons in the table of a reproduction are true of.
+    """The caption of a reproduction's table: what its epsilons are true of.
 
     Parameters
     ----------

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...privacy import NO_NOISE
 from ..settings.registry import mechanism_options_of, registry
 from ..settings.run_config import run_keys
 from ..settings.trust_settings import keys_of_trust
@@ -75,3 +76,8 @@ def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
         return one is None or not one.read_by or one.name in own.get(one.read_by, reads)
 
     return {name: value for name, value in values.items() if is_read(name)}
+
+
+def is_without_noise(settings: Mapping[str, object]) -> bool:
+    """Whether an algorithm's settings, its cell's among them, are those of a run without noise."""
+    return settings.get("mechanism") == NO_NOISE

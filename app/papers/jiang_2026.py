@@ -9,15 +9,13 @@ from statistics import fmean
 from typing import Any
 
 from ...privacy import gdp_mu, rounded_up
-from ..reports.figures import empty_figure
 from ..reports.table import Column, Marked, Row, Table, curve_statistics, short, spread, statistics
 from ..settings.run_config import RunConfig
 from .accuracy import NOISE
-from .cell import Cell
+from .cell import Cell, is_without_noise
 from .kind import TableKind, Trial
 from .paper import Paper
-from .paper_figures import add_legend, colours, draw_band, save
-from .planned_runs import is_without_noise
+from .paper_figures import add_legend, colours, draw_band, panels, save
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ class ExcessRiskTable(TableKind):
             Column("d (paper)", "values in the model", _size("d")),
             Column("epsilon", "what the private runs of the line guarantee, in the terms above", _epsilons),
             replace(NOISE, value=lambda line: _any(line)["noise"]),
-            *(Column(label, meaning, _excess_of(label), _as_it_is) for label in labels),
+            *(Column(label, meaning, _excess_of(label), lambda shown: shown) for label in labels),
             Column("beyond", "a better step that the guarantee does not cover; no result", _beyond),
         )
         lines = [{"setting": name, "cell": cell, "best": _least_private(cell)} for name, cell in cells.items()]
@@ -175,10 +173,6 @@ def _least_private(cell: Mapping[str, Row]) -> float | None:
     return min((row["excess risk"] for row in private), default=None)
 
 
-def _as_it_is(shown: str | Marked) -> str | Marked:
-    return shown
-
-
 def _excess_of(label: str) -> Callable[[Row], str | Marked | None]:
     def shown(line: Row) -> str | Marked | None:
         row = line["cell"].get(label)
@@ -208,11 +202,8 @@ _LOWEST = 1e-9
 def _draw(document: Mapping[str, Any], title: str, caption: str, path: Path) -> None:
     """A panel a cell: excess risk after every epoch, mean and band, as the paper's figures 2 to 6."""
     cells, colour = document["cells"], colours(document)
-    width = min(len(cells), 4)
-    height = -(-len(cells) // width)
-    figure = empty_figure(3.7 * width, 2.9 * height + 0.8)
-    panels = figure.subplots(height, width, squeeze=False).ravel()
-    for cell, axes in zip(cells, panels, strict=False):
+    figure, grid, width = panels(len(cells), 4, (3.7, 2.9), 0.8)
+    for cell, axes in zip(cells, grid, strict=True):
         for label, entry in cell["algorithms"].items():
             curve = entry["curves"]["excess"]
             floor = [max(value, _LOWEST) for value in curve["mean"]]
@@ -223,11 +214,9 @@ def _draw(document: Mapping[str, Any], title: str, caption: str, path: Path) -> 
         axes.set_yscale("log")
         axes.grid(alpha=0.3)
         axes.tick_params(labelsize=7, which="both")
-    for axes in panels[len(cells) :]:
-        axes.set_visible(False)
-    for axes in panels[max(len(cells) - width, 0) : len(cells)]:
+    for axes in grid[-width:]:
         axes.set_xlabel("epoch", fontsize=8)
-    add_legend(figure, [panels[0]])
+    add_legend(figure, [grid[0]])
     heading = f"{title}: empirical excess risk, mean and standard deviation over {document['seeds']} runs"
     save(figure, path, heading, caption, 45 * width)
 

@@ -16,13 +16,13 @@ from ..reports.table import Table
 from ..settings.run_config import RunConfig
 
 Run = Mapping[str, Any]
-"""What a table needs of a run: the :data:`FIGURES` and its ``curves``."""
+"""A run as a table needs it: the :data:`FIGURES` and its ``curves``."""
 
 FIGURES = (
     "accuracy", "loss", "mu", "epsilon", "mu_local", "epsilon_local", "delta", "seconds", "releases", "refusals",
     "lost_replies",
 )  # fmt: skip
-"""What every table needs of a run's result."""
+"""Figures of a run's result that every table needs."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Trial:
 
 
 class Measure(NamedTuple):
-    """What a run that chooses a step is judged by; less is better."""
+    """The measure of runs that choose a step; less is better."""
 
     name: str
     of: Callable[[Run], float]
@@ -55,7 +55,7 @@ class TableKind(ABC):
     name: str
     """Such as ``accuracy``."""
     sentence: str
-    """What it shows, in words."""
+    """A description of what it shows."""
     curves_needed: frozenset[str] = frozenset()
     """The curves it cannot do without; a finished run that was kept without them is made again."""
     honest_in_columns: bool = False
@@ -69,11 +69,11 @@ class TableKind(ABC):
         """Refuse a run that such a table cannot show."""
 
     def curves(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """What it keeps of a run's result document, by name: ``rounds`` and ``values`` of each curve."""
+        """The curves it keeps of a run's result document, by name: ``rounds`` and ``values`` of each."""
         return {}
 
     def measure(self, *, held_out: bool) -> Measure:
-        """What runs that choose a step are judged by.
+        """The measure of runs that choose a step.
 
         Parameters
         ----------
@@ -93,7 +93,7 @@ class TableKind(ABC):
         return min(covered or trials, key=lambda trial: fmean(float(run["loss"]) for run in trial.runs))
 
     def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What a reproduction's document says of one algorithm beside its figures.
+        """Entries of one algorithm in a reproduction's document, beside its figures.
 
         Parameters
         ----------
@@ -107,7 +107,7 @@ class TableKind(ABC):
         return {}
 
     def summary(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """What the document says of all cells together, given its ``cells``."""
+        """Entries of the document for all its ``cells`` together."""
         return {}
 
     @abstractmethod

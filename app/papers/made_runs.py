@@ -114,7 +114,7 @@ class _Shared:
         self._last: tuple[Hashable, Any] = ("", None)
 
     def data(self, config: RunConfig) -> Any:
-        """What stands for a run's data in a call; None in this process, which has them."""
+        """A reference to a run's data; None in this process, which has them."""
         if isinstance(self._pool, HerePool):
             return None
         wanted = wanted_by(config)

@@ -23,7 +23,7 @@ _TABULAR = ("credit-default", "recidivism")
 
 
 class GridTable(TableKind):
-    """What ``auto`` took beside the best of the grid, and every algorithm of each cell."""
+    """The choice of ``auto`` beside the best of the grid, and every algorithm of each cell."""
 
     name = "grid"
     sentence = "how good every strategy is on the same data at the same mu, and how far behind the best"
@@ -79,7 +79,7 @@ class GridTable(TableKind):
 
 
 def chosen_settings(config: RunConfig) -> dict[str, Any]:
-    """What ``auto`` chose for a configuration, as settings in its place."""
+    """The settings that ``auto`` chose for a configuration."""
     asked = {**config.to_mapping(), "strategy": AUTO}
     from ..runs.experiment import prepare  # which imports everything that a run needs
 
@@ -185,35 +185,6 @@ def _whole(samples: int, passes: int, clip: float, eta: float, **more: object) -
     own = {name.replace("_", "-"): value for name, value in more.items()}
     settings = {"batch-size": samples, "passes": passes, "clip-norm": clip, "learning-rate": eta, **own}
     return {"strategy": "isrl-dp-accelerated", **settings}  # type: ignore[dict-item]
-
-
-def _mnist() -> list[Cell]:
-    """60,000 samples on 100 machines; the features are each algorithm's own."""
-    soft, oriented = {"features": "soft-gradients"}, {"features": "oriented-gradients"}
-    rates = {0.25: 500.0, 1.0: 1500.0}
-    return [
-        Cell(
-            "MNIST, 100 machines",
-            _everybody(100, task="mnist", mu=mu),
-            {
-                "full batch": _full(**soft),
-                "full batch, T = 4": _full(num_rounds=4, **soft),
-                "full batch, oriented": _full(**oriented),
-                "mu2, T = 75": _mu2(8, 75, 0.5, rate, **soft),
-                "mu2, T = 25": _mu2(24, 25, 0.5, rate, **soft),
-                "mu2, T = 75, oriented": {"strategy": "mu2", "batch-size": 8, **oriented},
-                "mu2, T = 25, decay": _mu2(24, 25, 0.5, rate, mechanism="decay", workload="mu2", **soft),
-                "noisy SGD, T = 75": _sgd(8, 0.5, 14 * mu, **soft),
-                "noisy SGD, T = 25": _sgd(24, 0.5, 72 * mu, **soft),
-                "noisy SGD, T = 75, oriented": {"strategy": "noisy-sgd", "batch-size": 8, **oriented},
-                "ISRL-DP, 8 passes": _whole(600, 8, 0.5, 48.0, **soft),
-                "one shot": {"strategy": "one-shot", **soft},
-                "one shot, oriented": {"strategy": "one-shot", **oriented},
-                **_CHOSEN,
-            },
-        )
-        for mu, rate in rates.items()
-    ]
 
 
 def _digits() -> list[Cell]:
@@ -331,5 +302,29 @@ class PlanGridMnist(Paper):
     table = GridTable()
 
     def cells(self) -> list[Cell]:
-        """A cell for each mu."""
-        return _mnist()
+        """60,000 samples on 100 machines, by mu; the features are each algorithm's own."""
+        soft, oriented = {"features": "soft-gradients"}, {"features": "oriented-gradients"}
+        rates = {0.25: 500.0, 1.0: 1500.0}
+        return [
+            Cell(
+                "MNIST, 100 machines",
+                _everybody(100, task="mnist", mu=mu),
+                {
+                    "full batch": _full(**soft),
+                    "full batch, T = 4": _full(num_rounds=4, **soft),
+                    "full batch, oriented": _full(**oriented),
+                    "mu2, T = 75": _mu2(8, 75, 0.5, rate, **soft),
+                    "mu2, T = 25": _mu2(24, 25, 0.5, rate, **soft),
+                    "mu2, T = 75, oriented": {"strategy": "mu2", "batch-size": 8, **oriented},
+                    "mu2, T = 25, decay": _mu2(24, 25, 0.5, rate, mechanism="decay", workload="mu2", **soft),
+                    "noisy SGD, T = 75": _sgd(8, 0.5, 14 * mu, **soft),
+                    "noisy SGD, T = 25": _sgd(24, 0.5, 72 * mu, **soft),
+                    "noisy SGD, T = 75, oriented": {"strategy": "noisy-sgd", "batch-size": 8, **oriented},
+                    "ISRL-DP, 8 passes": _whole(600, 8, 0.5, 48.0, **soft),
+                    "one shot": {"strategy": "one-shot", **soft},
+                    "one shot, oriented": {"strategy": "one-shot", **oriented},
+                    **_CHOSEN,
+                },
+            )
+            for mu, rate in rates.items()
+        ]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...privacy import ConfigurationError
 from ..engines.start import ENGINES
 from ..settings.run_config import NO_NOISE, RunConfig, run_keys
-from .cell import VALIDATION_SEEDS, Cell, Overrides, Settings
+from .cell import VALIDATION_SEEDS, Cell, Overrides, Settings, is_without_noise
 from .kind import Run, TableKind
 
 
@@ -95,7 +95,7 @@ def with_chosen_steps(cells: Sequence[Cell], choices: Choices) -> list[Cell]:
 
 
 WITHOUT = "without noise"
-"""What it is called among the algorithms of its cell."""
+"""The twin's name among the algorithms of its cell."""
 _OF_NOISE = ("schedule", "secret-order", "epsilon")
 """Keys beside the mechanisms' own that mean nothing without noise."""
 
@@ -137,8 +137,3 @@ def _twin(shared: Overrides, options: Overrides) -> Settings | None:
     except ConfigurationError:
         return None
     return own
-
-
-def is_without_noise(settings: Mapping[str, object]) -> bool:
-    """Whether an algorithm's settings, its cell's among them, are those of a run without noise."""
-    return settings.get("mechanism") == NO_NOISE

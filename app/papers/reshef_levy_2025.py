@@ -16,7 +16,7 @@ PAPER_MNIST: Settings = {
     "checkpoint": False,
     "node-deadline-s": 600.0,
 }
-"""What both papers of these authors train on: MNIST, a sample a release, judged at the end."""
+"""Settings of both papers of these authors: MNIST, a sample a release, judged at the end."""
 
 
 _MU2: Overrides = {"strategy": "mu2", "mechanism": "cancelling"}

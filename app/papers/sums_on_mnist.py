@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...privacy import rounded_up
-from ..reports.figures import empty_figure
 from ..reports.table import Column, Row, Table, statistics
 from ..settings.run_config import RunConfig
 from .accuracy import ACCURACY, NOISE, SECONDS, accuracy_rows
 from .cell import Cell, Overrides, Settings
 from .kind import TableKind, Trial
 from .paper import Paper
-from .paper_figures import add_legend, colours, save
+from .paper_figures import accuracy_axis, add_legend, colours, panels, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -137,40 +136,27 @@ def _draw(document: Mapping[str, Any], title: str, caption: str, path: Path) -> 
     rows, colour = trust_rows(document), colours(document)
     settings = [{**RunConfig().to_mapping(), **cell["settings"]} for cell in document["cells"]]
     places = [one for cell, one in zip(document["cells"], settings, strict=True) for _ in cell["algorithms"]]
-    panels: dict[tuple[Any, ...], list[Row]] = {}
+    parts: dict[tuple[Any, ...], list[Row]] = {}
     for place, row in zip(places, rows, strict=True):
-        panels.setdefault((place["features"], row["asked"], row["machines"]), []).append(row)
-    columns = min(len(panels), 2)
-    lines = -(-len(panels) // columns)
-    figure = empty_figure(5.2 * columns, 3.6 * lines + 1.6)
-    grid = figure.subplots(lines, columns, squeeze=False).ravel()
-    for axes in grid[len(panels) :]:
-        axes.set_visible(False)
-    for axes, (place, shown) in zip(grid, panels.items(), strict=False):
+        parts.setdefault((place["features"], row["asked"], row["machines"]), []).append(row)
+    figure, grid, columns = panels(len(parts), 2, (5.2, 3.6), 1.6)
+    for axes, (place, shown) in zip(grid, parts.items(), strict=True):
         features, asked, machines = place
         for lost in sorted({row["lost"] for row in shown}):
             for label in colour:
                 _draw_line(axes, [r for r in shown if (r["algorithm"], r["lost"]) == (label, lost)], colour[label])
         axes.set_title(f"{features.replace('-', ' ')}, {asked} of {machines} machines asked", fontsize=9)
-        _name_axes(axes, shown)
+        axes.set_xscale("log")
+        ticks = sorted({row["epsilon"] for row in shown if row["epsilon"] is not None})
+        axes.set_xticks(ticks, [rounded_up(tick, 3) for tick in ticks])
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel(f"epsilon at delta = {shown[0]['delta']:g}")
+        accuracy_axis(axes, _ERRORS)
+        axes.set_ylabel("test accuracy [%]")
+        axes.grid(alpha=0.3)
     add_legend(figure, list(figure.axes))
     heading = f"{title}: mean and standard deviation over {document['seeds']} runs; dashed: replies lost"
     save(figure, path, heading, caption, 75 * columns)
-
-
-def _name_axes(axes: Axes, shown: Sequence[Row]) -> None:
-    """Epsilon along, accuracy up, by the logarithm of the error: what is near 100 % is told apart too."""
-    axes.set_xscale("log")
-    ticks = sorted({row["epsilon"] for row in shown if row["epsilon"] is not None})
-    axes.set_xticks(ticks, [rounded_up(tick, 3) for tick in ticks])
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel(f"epsilon at delta = {shown[0]['delta']:g}")
-    axes.set_yscale("log")
-    axes.invert_yaxis()
-    axes.set_yticks(_ERRORS, [f"{100 - error:g}" for error in _ERRORS])
-    axes.set_yticks([], minor=True)
-    axes.set_ylabel("test accuracy [%]")
-    axes.grid(alpha=0.3)
 
 
 def _draw_line(axes: Axes, rows: Sequence[Row], colour: Any) -> None:

@@ -39,11 +39,11 @@ _MEAN_BLOCK = 32
 _OPTIMUM_STEPS = 20_000
 
 CURVES = frozenset({"loss"})
-"""What a sweep keeps of its runs."""
+"""Curves that a sweep keeps of its runs."""
 
 
 def sweep_of(config: RunConfig) -> RunConfig:
-    """What runs that go together have in common."""
+    """A key: runs that go together have the same."""
     return replace(config, variant="interleaved", mu=1.0, learning_rate=1.0)
 
 
@@ -88,7 +88,7 @@ def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
 
 
 def _figures(experiment: Experiment, end: Matrix, objectives: Matrix) -> dict[str, Any]:
-    """What a run that ended at a point is said to have been."""
+    """The result figures of a run that ended at a point."""
     config, data = experiment.config, experiment.data
     _, accuracy = experiment.model.evaluate([end], (data.test_features, data.test_labels))
     mu = experiment.guaranteed_mu() if experiment.method.covers(config, prepare) else math.inf
@@ -144,26 +144,14 @@ def _epochs(experiment: Experiment, columns: _Columns) -> tuple[Matrix, Matrix]:
                 normals = step_noise(key, samples, model.num_parameters, 1.0, config.noise_quality)  # type: ignore[arg-type]
                 noise[release] = np.stack(list(normals))
             stds = columns.noise_stds[chosen] if release else np.zeros(len(chosen))
-            iterates[chosen] = _epoch(
-                experiment, iterates[chosen], sequence, noise.get(release), columns.rates[chosen], stds
-            )
+            settings = noise.get(release), columns.rates[chosen], stds, experiment.values.clip_norm
+            if isinstance(model, LinearModel):
+                iterates[chosen] = _linear_epoch(model, iterates[chosen], sequence, *settings)
+            else:
+                iterates[chosen] = _mean_epoch(iterates[chosen], sequence[0], *settings)
         iterates = proximal(kind, iterates, strength, weights)  # type: ignore[arg-type]
         objectives[:, epoch - 1] = objective(iterates)
     return iterates, objectives
-
-
-def _epoch(
-    experiment: Experiment,
-    iterates: Matrix,
-    sequence: tuple[Matrix, ...],
-    normals: Matrix | None,
-    rates: Matrix,
-    noise_stds: Matrix,
-) -> Matrix:
-    clip_norm, model = experiment.values.clip_norm, experiment.model
-    if isinstance(model, LinearModel):
-        return _linear_epoch(model, iterates, sequence, normals, rates, noise_stds, clip_norm)
-    return _mean_epoch(iterates, sequence[0], normals, rates, noise_stds, clip_norm)
 
 
 def _linear_epoch(

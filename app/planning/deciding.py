@@ -68,7 +68,7 @@ class Option:
 
     @property
     def score(self) -> float:
-        """What options are ranked by; less is better."""
+        """The rank of an option; less is better."""
         return self.loudness * self.noise_to_signal + self.shortfall
 
     @property
@@ -172,18 +172,18 @@ _PASSES = (8, 20)
 _LOCAL_STEPS = (1, 5, 20)
 _ONLINE_MECHANISMS = ("sqrt_toeplitz", "cancelling", "independent")
 _TOO_FEW = 2.0
-"""What one full-batch round leaves undone in units of noise-to-signal, with ten classes: on MNIST it costs 15 points,
+"""Shortfall of one full-batch round in units of noise-to-signal, with ten classes: on MNIST it costs 15 points,
 and a noise-to-signal of 0.1 costs one or less. T rounds leave T^1.5 times less, and fewer classes less in
 proportion; where rounds are of batches, classes make no difference."""
 _CLASSES = 10
 _OF_BATCHES = 0.15
-"""What batches leave undone beside full ones: other samples in every round are noise as well."""
+"""Shortfall of batches beside full ones: other samples in every round are noise as well."""
 _OF_RIDGE = 0.3
-"""What ridge regression on second moments leaves undone beside many steps on the loss itself."""
+"""Shortfall of ridge regression on second moments beside many steps on the loss itself."""
 _OF_LOCAL_STEPS = 0.35
-"""What steps leave undone whose length was not chosen for the noise."""
+"""Shortfall of steps whose length was not chosen for the noise."""
 _FEATURES_LEAVE = {"soft-gradients": 0.05, "oriented-gradients": 0.15, "pixels": 0.5}
-"""What features leave undone beside the best there are, in the same units."""
+"""Shortfall of features beside the best there are."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class _Rule:
     standing: bool = True
 
     def shortfall(self, rounds: int, classes: int) -> float:
-        """What so few rounds leave undone, in units of noise-to-signal."""
+        """The loss from so few rounds, in units of noise-to-signal."""
         share = max(classes - 1, 1) / (_CLASSES - 1) if self.whole else 1.0
         return self.leaves + share * _TOO_FEW / (rounds * self.worth) ** 1.5
 
@@ -362,7 +362,7 @@ _RULES = {
 
 @dataclass(frozen=True)
 class Decision:
-    """What is chosen for a situation, and what was not.
+    """The choice for a situation, and the alternatives.
 
     Parameters
     ----------

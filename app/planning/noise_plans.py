@@ -1,4 +1,4 @@
-"""What a run's releases would have of noise under every mechanism and trust, and what they guarantee a person.
+"""The noise of a run's releases under every mechanism and trust, and what they guarantee a person.
 
 Everything comes from the policy that a machine would have, so the noise is the noise that it would add. There are two
 errors, both standard deviations of one value: of the prefix sums that a machine releases, and of the sums of these, by
@@ -176,7 +176,7 @@ class PlanRequest:
 
 
 def request_of(config: RunConfig, *, check_rounds: bool = True) -> PlanRequest:
-    """What a run asks for: its machine with the most samples, its clip norm and its model, on its data.
+    """The request of a run: its machine with the most samples, its clip norm and its model, on its data.
 
     Parameters
     ----------
@@ -347,7 +347,7 @@ class Plan:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What a machine's releases would guarantee, with any of the mechanisms."""
+        """The guarantee of a machine's releases with any of the mechanisms."""
         request = self.request
         words = "noise of any of these mechanisms on each machine"
         unit = "owner" if request.samples_per_owner else "sample"

@@ -1,4 +1,4 @@
-"""What ``murmurfl plan`` answers, as data: a decision, ways to run it, mechanisms and persons (:mod:`.plan_lines`)."""
+"""The answer of ``murmurfl plan`` as data: a decision, ways to run it, mechanisms, persons (:mod:`.plan_lines`)."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Choice:
 
     @property
     def command(self) -> str:
-        """What runs it in simulation, as it is typed."""
+        """The command that runs it in simulation."""
         asked = {name: value for name, value in self.asked.items() if name not in _LEFT_OUT}
         return command_of(asked | self.decision.settings)
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the chosen run would guarantee."""
+        """The guarantee of the chosen run."""
         return run_guarantee(self.experiment, configured_figures(self.experiment))
 
     @property

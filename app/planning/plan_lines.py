@@ -35,7 +35,7 @@ def answer_document(answer: Answer) -> dict[str, Any]:
 
 
 def answer_lines(answer: Answer) -> list[str]:
-    """What people read above the table of ways."""
+    """The lines above the table of ways."""
     config = answer.choice.experiment.config
     owners = answer.plan is not None and answer.plan.guarantee.unit == "owner"
     return [
@@ -53,7 +53,7 @@ _OWNERS_UNDECIDED = "What to take was decided for samples by themselves; the tab
 
 
 def decision_document(decision: Decision) -> dict[str, Any]:
-    """What was chosen, why, and why not the others, as plain values."""
+    """The decision as plain values: what was chosen, why, and why not the others."""
     others = [{**_option_document(one), "why_not": decision.why_not(one)} for one in decision.others]
     others += [{"strategy": one.strategy, "possible": False, "why_not": one.why} for one in decision.impossible]
     return {
@@ -110,7 +110,7 @@ def decision_lines(choice: Choice) -> list[str]:
 
 
 def late_lines(config: RunConfig) -> list[str]:
-    """What happens to late answers of a run, and what they cost; nothing where rounds wait for all."""
+    """The use and cost of late answers; empty where rounds wait for all."""
     if config.wait_for == 1 and config.ask == 1:
         return []
     asked, needed = config.asked_per_round, config.answers_needed
@@ -220,7 +220,7 @@ def _are_tried(rows: Sequence[Variation]) -> bool:
 
 
 def reasons(rows: Sequence[Variation], *, made_up: bool) -> list[str]:
-    """What the rows say: which is taken, why the default is not the first, and what passes, batch and trust do."""
+    """Lines below the table: which row is taken, why the default is not first, and what passes, batch and trust do."""
     numbers = {id(row): number for number, row in enumerate(rows, 1)}
     taken = next(row for row in rows if TAKEN in row.mark)
     default = next((row for row in rows if row.mark and row is not taken), None)
@@ -325,7 +325,7 @@ def _batches(rows: Sequence[Variation]) -> list[str]:
 
 
 def _trusts(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int, int]) -> list[str]:
-    """What the same mu costs under other kinds of trust, and the commands for them."""
+    """The noise of the same mu under other kinds of trust, and their commands."""
     noise, said = taken.option.noise_to_signal, []
     for row in (row for row in rows if row.varied == "trust" and noise):
         config, loud = row.config, row.option.noise_to_signal
@@ -370,7 +370,7 @@ _COLUMNS = (
 
 
 def _in_secret(row: Mapping[str, Any]) -> str | None:
-    """What a secret order makes of a mechanism's epsilon; an estimate is called one wherever it stands."""
+    """A mechanism's epsilon in a secret order; an estimate is always called one."""
     epsilon = row["epsilon_amplified"]
     return None if epsilon is None else rounded_up(epsilon) + ("" if row["amplified_proved"] else ", estimated")
 
@@ -391,7 +391,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def plan_lines(plan: Plan) -> tuple[list[str], list[str]]:
-    """What stands above and below the table."""
+    """The lines above the table, and those below it."""
     request = plan.request
     often = f"in at most {request.passes} of them" if request.passes > 1 else "in one of them"
     before = [
@@ -428,7 +428,7 @@ _TRUST_COLUMNS = (
 
 
 def compared_table(plan: Plan) -> Table:
-    """What the same mu costs under each trust model."""
+    """The noise of the same mu under each trust model."""
     title = f"The same mu, by who is trusted ({plan.best_for_prefix_sums})"
     return Table(title, _TRUST_COLUMNS, [vars(row) for row in plan.trusts], plan.guarantee.sentence)
 
@@ -447,7 +447,7 @@ def update_document(request: UpdateRequest) -> dict[str, Any]:
 
 
 def update_lines(request: UpdateRequest) -> list[str]:
-    """What people read above the table of updates."""
+    """The lines above the table of updates."""
     policy, forecast = request.policy(), request.forecast()
     sums = f", trust={policy.trust!r}, min_honest={policy.min_honest}, min_cohort={policy.min_cohort}"
     given = (

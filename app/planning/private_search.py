@@ -31,7 +31,7 @@ from ..runs.training_run import run_experiment
 from ..settings.run_config import RunConfig
 
 MULTIPLES = ("clip_norm", "learning_rate")
-"""What may be searched for, as multiples of the preset's."""
+"""Hyperparameters that may be searched for, as multiples of the preset's."""
 _LEAST_TRIALS = 2
 
 
@@ -57,7 +57,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search found and what all of it cost.
+    """The findings of a search and the cost of all of it.
 
     Parameters
     ----------
@@ -310,7 +310,7 @@ def _session(seed: int, name: str) -> str:
 
 
 def _guarantee(experiment: Experiment, mu: float, trials: int, share: float, *, public: bool) -> Guarantee:
-    """What everything together guarantees: the last training's own words, with the mu of all."""
+    """The guarantee of everything together: the last training's words, with the mu of all."""
     last = run_guarantee(experiment, Figures(mu))
     counts = "which public samples chose from" if public else "with the counts that chose from them"
     note = f"It includes {trials} trials, {100 * share:.4g} % of mu^2, {counts}."

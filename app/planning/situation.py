@@ -34,7 +34,7 @@ _OF_AUTO = ("strategy", "sample-uses", "stream")
 
 @dataclass(frozen=True)
 class Situation:
-    """What a decision is made from.
+    """The basis of a decision.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What noise on a project's own updates would leave of its model (``murmurfl plan --unit machine``), as data."""
+"""The forecast for noise on a project's own updates (``murmurfl plan --unit machine``), as data."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class UpdateRequest:
         )
 
     def forecast(self) -> Forecast:
-        """What the noise of that policy would leave, from the very plan that a machine makes."""
+        """The forecast of that policy's noise, from the very plan that a machine makes."""
         policy = self.policy().privacy_policy()
         plan = policy.plan(self.parameters)
         stated = StatedNoise(
@@ -120,7 +120,7 @@ class UpdateRequest:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the updates would guarantee."""
+        """The guarantee of the updates."""
         plan = self.policy().privacy_policy().plan(self.parameters)
         return update_guarantee(self.policy(), plan.mu, mu_local=plan.mu_local)
 

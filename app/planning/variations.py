@@ -1,4 +1,4 @@
-"""What a decision would come to with more or fewer passes, other batches and other trust, beside what is the default.
+"""Variations of a decision: more or fewer passes, other batches, other trust, and the default run.
 
 Options are compared by their score (:attr:`murmurfl.app.planning.Option.score`). What a row comes to on data is only
 known when it is tried (:func:`tried_out`).
@@ -71,7 +71,7 @@ class Variation:
 
     @property
     def command(self) -> str:
-        """What runs it in simulation."""
+        """The command that runs it in simulation."""
         settings = {name: value for name, value in self.config.to_mapping().items() if name not in _OF_FILES}
         return command_of({**settings, "strategy": self.option.strategy})
 
@@ -192,7 +192,7 @@ def tried_out(rows: Sequence[Variation], most: int) -> list[Variation]:
 
 
 def command_of(settings: Mapping[str, Value]) -> str:
-    """What runs settings in simulation, as it is typed."""
+    """The command that runs settings in simulation; keys with their default are left out."""
     keys = run_keys()
     needed = {name: value for name, value in settings.items() if value != keys[name].default}
     if needed.get("epsilon"):  # of which a mu beside it was made

@@ -1,4 +1,4 @@
-"""What the figures of a report have in common: drawn once, as PNG, as SVG, and as SVG that takes a page's colours.
+"""Figures of a report: drawn once, as PNG, as SVG, and as SVG that takes a page's colours.
 
 Colours are Okabe and Ito's, which people with any colour vision tell apart; lines differ in dashes as well.
 """

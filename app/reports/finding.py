@@ -60,7 +60,7 @@ class RecordedRun:
 
     @property
     def statements(self) -> Mapping[str, Mapping[str, Any]]:
-        """What machines say of themselves, by name; empty where they are too many for that."""
+        """The statements of machines, by name; empty where they are too many for that."""
         return self.outcome.machines or {}
 
     @cached_property
@@ -157,7 +157,7 @@ class FoundRun:
     problem: str = ""
 
     def document(self) -> dict[str, Any]:
-        """What matters of it, as plain values; its epsilon has its sentence beside it."""
+        """The run in a few plain values; its epsilon has its sentence beside it."""
         date, outcome = self.date.isoformat(timespec="seconds"), self.outcome
         told = {"folder": str(self.folder), "date": date, "finished": outcome is not None}
         if outcome is None:

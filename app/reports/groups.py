@@ -97,7 +97,7 @@ def _likeness(run: RecordedRun) -> Any:
 
 
 def _common_name(names: Sequence[str]) -> str:
-    """What the names of a group's runs have in common beside seed and time, where that is a name."""
+    """The common part of a group's names without seed and time, where that is a name."""
     if len(names) == 1:
         return names[0]
     plain = {_TIME.sub("", _SEED.sub("", name)).strip("-_. ") for name in names}

@@ -58,7 +58,7 @@ def make_report(folders: Sequence[Path], out: Path) -> Path:
 
 
 def _section(run: RecordedRun, plots: Sequence[dict[str, str]]) -> dict[str, Any]:
-    """What the page says of one run."""
+    """The section of one run."""
     return {
         "name": run.name,
         **_words(run),
@@ -75,7 +75,7 @@ def _section(run: RecordedRun, plots: Sequence[dict[str, str]]) -> dict[str, Any
 
 
 def _words(run: RecordedRun) -> dict[str, str]:
-    """What a run guarantees, in its own words and in plain ones."""
+    """The guarantee of a run, in its own words and in plain ones."""
     return {"guarantee": run.outcome.guarantee, "meaning": plain_words(run.outcome)}
 
 

@@ -56,7 +56,7 @@ class Experiment(Problem):
 
     @property
     def choice(self) -> str:
-        """What was chosen and why, in a line for people; empty where nothing was."""
+        """The chosen strategy and why, in a line for people; empty where none was chosen."""
         if not self.chosen_by:
             return ""
         return f"{self.chosen_by} chose {self.config.strategy}: {self.chosen_because}"
@@ -68,7 +68,7 @@ class Experiment(Problem):
 
     @cached_property
     def gradients(self) -> Any:
-        """What machines compute: the model's gradients, of samples or of owners."""
+        """The model's gradients, of samples or of owners."""
         return OwnerGradients(self.model) if self.config.samples_per_owner else self.model
 
     @property
@@ -205,7 +205,7 @@ class Experiment(Problem):
         return ArrayRecord(dict(zip(self.model.names, record.values(), strict=True)))
 
     def evaluate(self, arrays: ArrayRecord) -> MetricRecord:
-        """What the method minimises, the accuracy and the AUC, on the test set, which is public."""
+        """Objective, accuracy and AUC on the test set, which is public."""
         parameters, samples = arrays.to_numpy_ndarrays(), (self.data.test_features, self.data.test_labels)
         loss, accuracy = self.model.evaluate(parameters, samples)
         objective = self.method.objective(self, parameters, loss)

@@ -1,4 +1,4 @@
-"""What machines say of themselves, kept once for all that say the same.
+"""Statements of machines, each kept once for all machines that say the same.
 
 Of a million machines most say what thousands of others say: samples, policy and the number of releases settle it.
 """

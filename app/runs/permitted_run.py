@@ -10,7 +10,7 @@ from ..settings.run_config import RunConfig
 from ..settings.side_settings import is_centred, is_evaluated
 
 MEAN, EVALUATION = "mean", "evaluation"
-"""What a part's session has after the training's name."""
+"""Suffixes of the sessions of side releases, after the training's name."""
 
 
 def part_session(session: str, part: str) -> str:

@@ -128,7 +128,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class RoundLine:
-    """What one round says of itself.
+    """One round as a line of text.
 
     Parameters
     ----------

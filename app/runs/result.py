@@ -1,4 +1,4 @@
-"""What came out of a run: all that its own process has of it, and what of that it leaves."""
+"""The result of a run: all that its own process has of it, and what of that it leaves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _recorded(name: str, words: str) -> Any:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What came out of a run.
+    """The result of a run.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class RunResult:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the run guarantees, in figures and words; no epsilon is shown without it."""
+        """The guarantee, in figures and words; no epsilon is shown without it."""
         figures = Figures(self.mu, self.mu_local, self.min_honest, self.min_cohort)
         return run_guarantee(self.experiment, figures, deployed=self.deployed, statements=self.statements)
 
@@ -135,7 +135,7 @@ class RunResult:
 
     @cached_property
     def outcome(self) -> Outcome:
-        """What the run leaves: the contents of ``result.json``."""
+        """The contents of ``result.json``."""
         experiment, values, config = self.experiment, self.experiment.values, self.experiment.config
         return Outcome.made(
             self.guarantee,
@@ -183,14 +183,14 @@ class RunResult:
         return {"quantile": config.quantile, "share": config.quantile_share, "first": strategy.first_clip, "last": last}
 
     def _centring(self) -> dict[str, Any] | None:
-        """What became of the mean of the features; its mu is by the run configuration."""
+        """The figures of the mean of the features; its mu is by the run configuration."""
         if self.mean is None or self.experiment.mean is None:
             return None
         counts = {name: getattr(self.mean.report, name) for name in ("asked", "aggregated", "samples")}
         return {**self.experiment.mean.recorded, "constant": self.mean.constant, **counts}
 
     def _evaluation(self) -> dict[str, Any] | None:
-        """What machines said of the model; the evaluation's mu is by the run configuration."""
+        """The figures of the private evaluation; its mu is by the run configuration."""
         if self.experiment.evaluation is None:
             return None
         return {
@@ -200,7 +200,7 @@ class RunResult:
         }
 
     def _training(self) -> dict[str, Any] | None:
-        """What clipping did in a simulation; not private, and marked so."""
+        """The figures of clipping in a simulation; not private, and marked so."""
         if not self.training:
             return None
         figures = list(self.training.values())

@@ -84,7 +84,7 @@ def _rounds(result: RunResult) -> Iterator[tuple[str, dict[str, int | None]]]:
 
 
 def _streams(result: RunResult) -> list[dict[str, Any]]:
-    """What releases cost, of every kind of noise; the names of its machines, or of very many how many they are."""
+    """The cost of releases for every kind of noise, with the names of its machines, or of very many their number."""
     streams: dict[tuple[Any, ...], dict[str, Any]] = {}
     experiment = result.experiment
     size = experiment.method.release_size(experiment)

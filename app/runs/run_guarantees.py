@@ -1,4 +1,4 @@
-"""What the epsilons of runs are true of: their :class:`~murmurfl.privacy.Guarantee`.
+"""Guarantees of runs: what their epsilons are true of (:class:`~murmurfl.privacy.Guarantee`).
 
 The words come from the policy that was used and from nowhere else; the method hands it over
 (:meth:`~murmurfl.app.methods.Method.guarantee`). This file adds what only a run knows: what the figure rests on.
@@ -37,7 +37,7 @@ Statements = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run guarantees, in numbers.
+    """The guarantee of a run in numbers.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class Figures:
 
 
 def configured_figures(experiment: Experiment) -> Figures:
-    """What a run guarantees by the policies of its configuration."""
+    """The figures that follow from the policies of a run's configuration."""
     mus = experiment.guaranteed_mu(), experiment.local_mu()
     if not experiment.config.secure:
         return Figures(*mus)
@@ -71,7 +71,7 @@ def configured_figures(experiment: Experiment) -> Figures:
 
 
 def stated_figures(expected: Figures, statements: Statements, num_clients: int) -> Figures:
-    """What real machines state, in one figure that is true of all of them.
+    """The figures that real machines state, in one that is true of all of them.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def epsilon_of(mu: float | None, delta: float) -> float | None:
 def run_guarantee(
     experiment: Experiment, figures: Figures, *, deployed: bool = False, statements: Statements | None = None
 ) -> Guarantee:
-    """What a run guarantees.
+    """The guarantee of a run.
 
     Notes
     -----
@@ -181,7 +181,7 @@ def run_guarantee(
 
 
 def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarantee:
-    """What a run will guarantee, before its first round.
+    """The guarantee of a run before its first round.
 
     Notes
     -----
@@ -195,7 +195,7 @@ def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarante
 
 
 def _notes(experiment: Experiment, deployed: bool, statements: Statements | None) -> Iterator[str]:
-    """What the figure includes, and what it rests on."""
+    """Sentences on what the figure includes and rests on."""
     config = experiment.config
     if config.private and experiment.asked_rounds:
         for side in experiment.sides:

@@ -23,7 +23,7 @@ def shown(value: float | None) -> str:
 
 
 def noise_note(noise_quality: str) -> str:
-    """What must stand beside an epsilon that rests on noise of this quality."""
+    """The note that must stand beside an epsilon with noise of this quality."""
     return "" if noise_quality == "exact" else " (fast noise: no guarantee)"
 
 
@@ -52,7 +52,7 @@ def _interval(interval: Sequence[float] | None, times: int, digits: int) -> str:
 
 
 def plain_words(outcome: Outcome) -> str:
-    """What a result's mu means in plain words; empty where nothing is guaranteed, or nothing is said of mu."""
+    """The meaning of a result's mu in plain words; empty where nothing is guaranteed or recorded."""
     if (privacy := outcome.privacy) is None:  # of a murmurfl that did not write its parts
         return ""
     parts: dict[str, Any] = {name: getattr(privacy, name) for name in ("unit", "trust", "mu_local", "min_honest")}
@@ -60,7 +60,7 @@ def plain_words(outcome: Outcome) -> str:
 
 
 def meaning_lines(outcome: Outcome) -> list[str]:
-    """What its mu means to whoever wants to know of a sample."""
+    """The line that says what its mu means, if anything is guaranteed."""
     said, note = plain_words(outcome), noise_note(outcome.config["noise-quality"])
     return [f"mu = {shown(outcome.mu)} means{note}: {said[0].lower()}{said[1:]}"] if said else []
 

@@ -53,7 +53,7 @@ from ..settings.registry import registry
 from .permitted_run import EVALUATION, MEAN, session_options
 
 _KEPT = ("delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu")
-"""What the policy of a side release has in common with that of everything else on a machine."""
+"""Fields that the policy of a side release shares with that of everything else on a machine."""
 
 
 def beside_sides(policy: PrivacyPolicy, budget_mu: float) -> PrivacyPolicy:
@@ -180,9 +180,9 @@ class RunSide(ABC):
     of: ClassVar[str]
     """Its name in sessions, permits and noise keys."""
     included: ClassVar[str]
-    """What the guarantee of real machines says of it."""
+    """Its sentence in the guarantee of real machines."""
     included_share: ClassVar[str]
-    """What the guarantee of a simulation says of it, with its ``mu`` and its ``share`` of mu^2 in percent."""
+    """Its sentence in the guarantee of a simulation, with ``mu`` and the ``share`` of mu^2 in percent."""
 
     @property
     @abstractmethod
@@ -220,7 +220,7 @@ class RunSide(ABC):
         return {"mu": self.mu if self.problem.config.private else math.inf, "share": self.share}
 
     def _server_options(self, deployed: bool, checkpoint: Path | None) -> dict[str, Any]:
-        """What the server's half of any side release is told; a trusted server makes the noise, by a policy."""
+        """Options of the server's half of any side release; a trusted server makes the noise, by a policy."""
         config, policy = self.problem.config, self.machine_half().policy
         options: dict[str, Any] = {
             "num_clients": config.num_clients,
@@ -243,7 +243,7 @@ class RunSide(ABC):
 
 @dataclass(frozen=True)
 class FeatureMean:
-    """What a run with centring saw samples from.
+    """The mean that a run with centring saw samples from.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What only a simulation can compute of its run, from samples that no server has: regret and gradient norms.
+"""Regret and gradient norms, which only a simulation can compute: from samples that no server has.
 
 Neither is a release: where the samples are somebody's, they may not leave the machine.
 """

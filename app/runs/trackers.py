@@ -65,7 +65,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def finish(self, outcome: Outcome | None) -> None:
-        """What the run left, or None if it failed."""
+        """After the run, with what it left, or None if it failed."""
 
 
 class TensorBoard(Tracker):
@@ -173,7 +173,7 @@ class Tracking:
             tracker.log(known, report.server_round)
 
     def result(self, outcome: Outcome) -> None:
-        """What the run came to; without it, it counts as failed."""
+        """Take note of the outcome; a run without one counts as failed."""
         self.outcome = outcome
 
 

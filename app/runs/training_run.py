@@ -30,7 +30,7 @@ from .machine_statements import listed
 from ..settings.trust_settings import nothing_gained
 
 REAL_NODES = "real-nodes"
-"""What the engine is called where machines are real."""
+"""The engine's name where machines are real."""
 
 _WORTH_SAYING = 0.05
 """A share of rounds."""
@@ -100,8 +100,7 @@ def run_experiment(
     config = experiment.config  # of a strategy that was chosen, the chosen one's
     if not deployed:
         experiment.check_rounds()
-        _say_shortage(experiment)
-        _say_closed(experiment)
+        _warn_beforehand(experiment)
     if config.secure and config.private and (why := nothing_gained(config.min_honest)):
         log(WARNING, why)
     if config.lost_replies and not isinstance(grid, DirectMachines):
@@ -239,14 +238,20 @@ def _measured(metrics: MetricRecord | None, name: str) -> float | None:
 
 
 def _regret_of(experiment: Experiment) -> OnlineLosses | None:
-    """What computes the losses of a regret, where every machine learns once from every sample that it has."""
+    """The losses of a regret, where every machine learns once from every sample; otherwise None."""
     config = experiment.config
     if not experiment.method.has_regret or config.clients_per_round != config.num_clients:
         return None
     if experiment.num_rounds * config.batch_size > min(experiment.sizes):
         return None
-    data = _data_of(config)
-    return OnlineLosses(experiment.model, experiment.shards, config.batch_size, experiment.num_rounds, data)
+    # Names every machine's samples, their order and the model's loss on them, for optima that are kept on disk.
+    data = (
+        *(config.task, config.features, config.partition, config.num_clients, config.seed),
+        config.validation_samples,
+        *(config.synthetic_samples, config.synthetic_features, config.synthetic_alpha, config.synthetic_beta),
+        *(config.dirichlet_alpha, config.model, feature_bound(config)),
+    )
+    return OnlineLosses(experiment.model, experiment.shards, config.batch_size, experiment.num_rounds, repr(data))
 
 
 def _refuse_nothing(strategy: ReleaseStrategy[Any], progress: list[Progress]) -> None:
@@ -263,8 +268,9 @@ def _refuse_nothing(strategy: ReleaseStrategy[Any], progress: list[Progress]) ->
     )
 
 
-def _say_shortage(experiment: Experiment) -> None:
-    found = experiment.shortage
+def _warn_beforehand(experiment: Experiment) -> None:
+    """Say which machine runs out and how many rounds stay closed, as far as seed and sizes tell."""
+    found, left, floor = experiment.shortage, experiment.replies_left, experiment.config.cohort_floor
     if found is not None:
         log(
             WARNING,
@@ -272,10 +278,6 @@ def _say_shortage(experiment: Experiment) -> None:
             "(%s) and is asked for one more in round %d. Such machines refuse, and the others go on.",
             *(experiment.num_rounds, found.machine, found.releases, found.reason, found.server_round),
         )
-
-
-def _say_closed(experiment: Experiment) -> None:
-    left, floor = experiment.replies_left, experiment.config.cohort_floor
     closed = sum(replies < floor for replies in left)
     if closed > _WORTH_SAYING * len(left):
         log(
@@ -298,16 +300,4 @@ def _give_up(silent: list[RoundReport], patience: int) -> None:
         f"{f'machines refused with {reasons}' if reasons else 'no machine refused'}, "
         f"{sum(report.lost for report in silent)} replies were lost. See the machines' logs; give-up-after sets how "
         "many such rounds are waited for."
-    )
-
-
-def _data_of(config: RunConfig) -> str:
-    """What settles every machine's samples, their order and the model's loss on them."""
-    return repr(
-        (
-            *(config.task, config.features, config.partition, config.num_clients, config.seed),
-            config.validation_samples,
-            *(config.synthetic_samples, config.synthetic_features, config.synthetic_alpha, config.synthetic_beta),
-            *(config.dirichlet_alpha, config.model, feature_bound(config)),
-        )
     )

@@ -70,7 +70,7 @@ def _noiseless(settings: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def without_noise(outcome: Outcome) -> Twin:
-    """What a recorded run comes to without noise: of simulated data, and not private."""
+    """The twin of a recorded run without noise: of simulated data, and not private."""
     if names_own(outcome.config):
         search_here()
     best: Outcome | None = None

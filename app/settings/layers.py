@@ -98,7 +98,7 @@ def search_here() -> None:
 
 
 def environment_for(config: RunConfig) -> dict[str, str]:
-    """What an engine's processes need in their environment to find things of one's own where this one does."""
+    """The environment in which an engine's processes find things of one's own where this one does."""
     if not names_own(config.to_mapping()):
         return {}
     before = os.environ.get("PYTHONPATH", "")

@@ -33,7 +33,7 @@ _REGISTRIES = {
 
 
 class Reader(Protocol):
-    """What a configuration needs of a thing it names."""
+    """A thing that a configuration names, as far as it needs it."""
 
     keys: Iterable[str]
     """The run-config keys, hyphenated, that this thing reads and others of its kind need not."""
