@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...privacy import gdp_mu
-from ..settings.run_config import RunConfig
-from .cell import Cell, Overrides, Settings, without_unread
+from ..settings.run_config import RunConfig, without_unread
+from .cell import Cell, Overrides, Settings
 from .kind import TableKind
 
 

@@ -9,12 +9,11 @@ from typing import Any, cast
 from ...privacy import ConfigurationError, Guarantee, PrivacyPolicy
 from ...privacy.setting import Value
 from ..methods.auto_method import AUTO
-from ..papers.cell import without_unread
 from ..runs.experiment import Experiment, situation_of, worked_out
 from ..runs.run_guarantees import configured_figures, run_guarantee
 from ..settings.default_run import started_with
 from ..settings.layers import layered
-from ..settings.run_config import RunConfig
+from ..settings.run_config import RunConfig, without_unread
 from .deciding import Decision, decide
 from .noise_plans import Person, Plan, PlanRequest, make_plan, persons_of, request_of, request_of_decided
 from .situation import Situation

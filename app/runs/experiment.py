@@ -22,21 +22,21 @@ from ...privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, Row
 from ...privacy.sums.masking import Masking
 from ...privacy.sums.roster import MachineKey
 from ...strategies import ReleaseStrategy
-from ..settings.run_config import RunConfig
-from ..settings.side_settings import check_classes, is_centred, trained_config
-from ..planning import Situation, decide
+from ..data.loading import load_dataset, load_shards
+from ..data.shards import shard_sizes
+from ..data.task import Dataset
 from ..methods import METHODS, Method, Problem
 from ..methods.auto_method import AUTO
 from ..methods.presets import constant_feature, feature_bound
 from ..methods.problem import trained_samples
 from ..models import make_model
 from ..models.model import Model
+from ..planning import Situation, decide
+from ..settings.run_config import RunConfig
+from ..settings.side_settings import check_classes, is_centred, trained_config
 from .permitted_run import session_options
-from .side_releases import EvaluationSide, MeanSide, RunSide, beside_sides
 from .possible_rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
-from ..data.task import Dataset
-from ..data.loading import load_dataset, load_shards
-from ..data.shards import shard_sizes
+from .side_releases import EvaluationSide, MeanSide, RunSide, beside_sides
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,7 @@ class Experiment(Problem):
         """Refuse more rounds than samples and caps of simulated machines allow.
 
         Without ``num-rounds`` a run is one pass over all samples, in which one machine may use up its samples before
-        others do. That is allowed, and :func:`~murmurfl.app.runs.training_run.run_experiment` says so. With ``run-dry`` everything
-        is.
+        others do. That is allowed with a warning; with ``run-dry`` everything is.
         """
         config, found = self.config, self.shortage
         if found is not None and not config.run_dry and (config.num_rounds or config.max_participations):

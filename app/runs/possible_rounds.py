@@ -7,27 +7,18 @@ are lost. A request spends samples whether or not its reply is lost.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-
-from ...privacy import ConfigurationError
-from ...strategies.rounds.sampling import first_asked_too_often, sample_numbers
-from ..methods import Method, Problem
-
-
-from collections.abc import Iterable
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+from numpy.typing import NDArray
 
-from ...privacy import derived_seed
-from ...privacy import protocol
-
+from ...privacy import ConfigurationError, derived_seed, protocol
+from ...strategies.rounds.sampling import first_asked_too_often, sample_numbers
+from ..methods import Method, Problem
 
 
 def reply_is_lost(share: float, seed: int, server_round: int, machine: str) -> bool:

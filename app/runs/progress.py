@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-from ...privacy import rounded_up
-from ...strategies import RoundReport
-
-
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...privacy import rounded_up
+from ...strategies import RoundReport
 from ..settings.run_config import RunConfig
 from ..settings.trust_settings import helper_names
-
-
 
 _NOTHING = -1
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
-from ...privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, rounded_up, stated_words
-from ...privacy import protocol
+from ...privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, protocol, rounded_up, stated_words
 from ...privacy.accounting.guarantee import RECORDS
 from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
@@ -199,8 +198,10 @@ def _notes(experiment: Experiment, deployed: bool, statements: Statements | None
     config = experiment.config
     if config.private and experiment.asked_rounds:
         for side in experiment.sides:
-            yield side.included if deployed else side.included_share.format(
-                mu=rounded_up(side.mu), share=100 * side.share
+            yield (
+                side.included
+                if deployed
+                else side.included_share.format(mu=rounded_up(side.mu), share=100 * side.share)
             )
         if config.quantile and deployed:
             yield COUNTED

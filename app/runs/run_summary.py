@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import NO_NOISE, rounded_up
-from ...privacy.accounting.noise_forecast import shortest
 from ...privacy.accounting.guarantee import plain_meaning
+from ...privacy.accounting.noise_forecast import shortest
 from ..methods.auto_method import AUTO
 from ..settings.run_config import run_keys
 from .outcome import EvaluationFigures, Outcome, Twin, infinite
@@ -44,7 +44,11 @@ def shown_evaluation(evaluation: EvaluationFigures) -> str:
     if evaluation.accuracy is None:
         return "none: no machine answered"
     said = f"{100 * evaluation.accuracy:.1f} %{_interval(evaluation.interval, 100, 1)}"
-    return said if evaluation.auc is None else f"{said}, AUC {evaluation.auc:.3f}{_interval(evaluation.auc_interval, 1, 3)}"
+    return (
+        said
+        if evaluation.auc is None
+        else f"{said}, AUC {evaluation.auc:.3f}{_interval(evaluation.auc_interval, 1, 3)}"
+    )
 
 
 def _interval(interval: Sequence[float] | None, times: int, digits: int) -> str:
@@ -90,7 +94,10 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
             ("if honest", assumed),
             ("mu local", f"{shown(outcome.mu_local)} whatever happens"),
             ("epsilon local", f"{shown(outcome.epsilon_local)} {at_delta}"),
-            ("sums", f"of at least {outcome.min_cohort} machines{f'; {closed} rounds stayed closed' if closed else ''}"),
+            (
+                "sums",
+                f"of at least {outcome.min_cohort} machines{f'; {closed} rounds stayed closed' if closed else ''}",
+            ),
         ]
     if (mean := outcome.centring) is not None:
         part = "" if mean.mu is None else f", {100 * mean.share:.4g} % of mu^2 (mu = {shown(mean.mu)})"

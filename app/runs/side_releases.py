@@ -284,7 +284,7 @@ class MeanSide(RunSide):
         bound = features_bound(config.task, config.features, self.width, feature_bound(config))
         return make_centring(self.policy(None), bound, self.width, mu=config.mu, share=self.share)
 
-    def machine_half(self, machine: int | None = None) -> Centring:  # noqa: ARG002 - alike for all
+    def machine_half(self, machine: int | None = None) -> Centring:
         """The half of a simulated machine, the same for all."""
         return self._half
 
@@ -315,9 +315,7 @@ class EvaluationSide(RunSide):
 
     of = EVALUATION
     included = "It includes a private evaluation of the model, which is released last."
-    included_share = (
-        "Of it mu = {mu}, {share:.4g} % of mu^2, is for a private evaluation of the model, released last."
-    )
+    included_share = "Of it mu = {mu}, {share:.4g} % of mu^2, is for a private evaluation of the model, released last."
 
     @property
     def share(self) -> float:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.mechanisms.optimal import cached
-from ..models.model import Batch, Model
 from ..data.task import Dataset, Shard
+from ..models.model import Batch, Model
 
 
 @runtime_checkable

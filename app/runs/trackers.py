@@ -1,8 +1,8 @@
 """Optional logging of runs to TensorBoard, MLflow or Weights & Biases, through their own packages; off by default.
 
 Only what the server knows is logged: losses and accuracies on public data, what became of requests, the configuration,
-and the guarantee's sentence beside every epsilon. Everything stays on this computer, and the packages' telemetry is off,
-unless their own environment variables say otherwise.
+and the guarantee's sentence beside every epsilon. Everything stays on this computer and the packages' telemetry is
+off, unless their own environment variables say otherwise.
 """
 
 from __future__ import annotations

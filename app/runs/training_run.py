@@ -15,19 +15,18 @@ from flwr.serverapp import Grid
 
 from ...privacy import ConfigurationError, MurmurflError
 from ...strategies import DirectMachines, ReleaseStrategy, RoundReport
-from ..settings.run_config import RunConfig
-from .experiment import Experiment, prepare
-from .run_guarantees import configured_figures, epsilon_of, refuse_untrue, stated_figures
 from ..methods.auto_method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
-from .possible_rounds import LossyGrid
-from .simulated_figures import GradientNorms, OnlineLosses
-from .progress import compact
-from .permitted_run import check_permit
-from .progress import Progress
-from .result import RunResult
-from .machine_statements import listed
+from ..settings.run_config import RunConfig
 from ..settings.trust_settings import nothing_gained
+from .experiment import Experiment, prepare
+from .machine_statements import listed
+from .permitted_run import check_permit
+from .possible_rounds import LossyGrid
+from .progress import Progress, compact
+from .result import RunResult
+from .run_guarantees import configured_figures, epsilon_of, refuse_untrue, stated_figures
+from .simulated_figures import GradientNorms, OnlineLosses
 
 REAL_NODES = "real-nodes"
 """The engine's name where machines are real."""

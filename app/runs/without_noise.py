@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...privacy import ConfigurationError
-from ..settings.run_config import NO_NOISE, RunConfig, run_keys
-from ..engines.start import ENGINES, run_cohort
-from .experiment import prepare
 from ...privacy.setting import Value
+from ..engines.start import ENGINES, run_cohort
+from ..settings.layers import names_own, search_here
+from ..settings.run_config import NO_NOISE, RunConfig, run_keys
+from .experiment import prepare
 from .outcome import Outcome, Twin, infinite
 from .run_files import plot_accuracy, write_outcome
-from ..settings.layers import names_own, search_here
 
 NOTE = "simulation only, and not private"
 _FIGURES = ("accuracy", "auc", "loss", "rounds", "seconds")

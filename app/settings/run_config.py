@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache, lru_cache
 from typing import Any
@@ -88,7 +88,7 @@ class RunConfig(RunKeys):
         chosen = {
             one.name: registry(one.name)[getattr(self, one.attribute)] for one in run_keys().values() if one.names
         }
-        refuse_unread(self, run_keys().values(), frozenset().union(*(thing.keys for thing in chosen.values())))
+        refuse_unread(self, frozenset().union(*(thing.keys for thing in chosen.values())))
         if self.trust == SECURE:
             check_cohorts(self.num_clients, self.clients_per_round, self.min_cohort, self.colluders)
             check_lost_replies(self.clients_per_round, self.cohort_floor, self.lost_replies)
@@ -204,21 +204,44 @@ def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> 
     return RunConfig._read(dict(items))  # every message of a simulation reads the same configuration
 
 
-def refuse_unread(config: RunKeys, keys: Iterable[Setting], reads: frozenset[str]) -> None:
-    """Refuse keys that are set and that nothing that was chosen reads."""
-    for one in keys:
+def refuse_unread(config: RunKeys, reads: frozenset[str]) -> None:
+    """Refuse keys that are set and that nothing that the configuration names reads."""
+    for one in run_keys().values():
         value = getattr(config, one.attribute)
-        if not one.read_by or value == one.default:
+        if value == one.default or _is_read(one, config.mechanism, config.trust, reads):
             continue
-        chosen = getattr(config, one.read_by)
-        own = {"mechanism": mechanism_options_of(config.mechanism), "trust": keys_of_trust(config.trust)}
-        if one.name not in own.get(one.read_by, reads):
-            readers = readers_of(one)
-            by = f"; it is read by {one.read_by} = {', '.join(readers)}" if readers else ""
-            raise ConfigurationError(
-                f"Expected {one.name} to be left at {one.default!r} with {one.read_by} = {chosen!r}, which does "
-                f"not read it, got {value!r}{by}."
-            )
+        readers = readers_of(one)
+        by = f"; it is read by {one.read_by} = {', '.join(readers)}" if readers else ""
+        raise ConfigurationError(
+            f"Expected {one.name} to be left at {one.default!r} with {one.read_by} = {getattr(config, one.read_by)!r}, "
+            f"which does not read it, got {value!r}{by}."
+        )
+
+
+def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by hyphenated key, without those that nothing they name reads.
+
+    For settings that were made for another method, task, partition or model than those that are now named beside them,
+    such as a paper's when somebody changes its task.
+    """
+    known = run_keys()
+    named = (registry(one.name)[str(values.get(one.name, one.default))] for one in known.values() if one.names)
+    reads = frozenset[str]().union(*(thing.keys for thing in named))
+    mechanism, trust = str(values.get("mechanism", "")), str(values.get("trust", ""))
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in known or _is_read(known[name], mechanism, trust, reads)
+    }
+
+
+def _is_read(one: Setting, mechanism: str, trust: str, reads: frozenset[str]) -> bool:
+    """Whether a key is read by a mechanism, by a trust model, or by other things, which read the keys ``reads``."""
+    if one.read_by == "mechanism":
+        return one.name in mechanism_options_of(mechanism)
+    if one.read_by == "trust":
+        return one.name in keys_of_trust(trust)
+    return not one.read_by or one.name in reads
 
 
 def readers_of(one: Setting) -> list[str]:
