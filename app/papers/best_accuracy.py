@@ -10,7 +10,7 @@ from ...privacy import rounded_up
 from ..reports.table import Column, Row, Table, statistics
 from ..settings.run_config import NO_NOISE
 from .accuracy import ACCURACY, EPSILON, NOISE, SECONDS, accuracy_rows, percent
-from .cell import Cell, Overrides, Settings
+from .cell import JUDGED_AT_THE_END, Cell, Overrides, Settings
 from .kind import TableKind, Trial
 from .paper import Paper
 from .paper_figures import accuracy_axis, add_legend, colours, panels, save
@@ -153,10 +153,7 @@ def _draw_line(axes: Any, rows: Sequence[Row], measure: str, colour: Any) -> Non
 _SHARED: Settings = {
     "num-clients": 100,
     "clients-per-round": 100,
-    "noise-quality": "fast",
-    "evaluate-every": 1_000_000,
-    "checkpoint": False,
-    "node-deadline-s": 600.0,
+    **JUDGED_AT_THE_END,
 }
 SOFT, STROKES, BEST = "soft-gradients", "strokes", "scattering+strokes"
 MUS = (0.1, 0.25, 0.5, 1.0, 2.0)

@@ -10,6 +10,16 @@ from ...privacy import NO_NOISE
 Overrides = Mapping[str, bool | int | float | str]
 Settings = dict[str, bool | int | float | str]
 
+LONG_RUN: Settings = {"noise-quality": "fast", "checkpoint": False, "node-deadline-s": 600.0}
+"""Settings of simulations that are long and many: quick noise, no files, patience with busy cores."""
+JUDGED_AT_THE_END: Settings = {
+    "noise-quality": "fast",
+    "evaluate-every": 1_000_000,
+    "checkpoint": False,
+    "node-deadline-s": 600.0,
+}
+"""The same for runs of which only the last model is evaluated."""
+
 VALIDATION_SEEDS = (101,)
 """Seeds of the runs that choose a step; no result is made with them."""
 

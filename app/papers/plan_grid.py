@@ -13,7 +13,7 @@ from ...privacy import rounded_up
 from ..methods.auto_method import AUTO
 from ..reports.table import Column, Table, statistics
 from ..settings.run_config import RunConfig
-from .cell import Cell, Overrides, Settings
+from .cell import JUDGED_AT_THE_END, Cell, Overrides, Settings
 from .kind import TableKind, Trial
 from .paper import Paper
 
@@ -146,13 +146,7 @@ def _deviation(entry: Mapping[str, Any]) -> float | None:
     return entry["score"]["std"] if len(entry["score"]["runs"]) > 1 else None
 
 
-_COMMON: Settings = {
-    "preset": "practical",
-    "noise-quality": "fast",
-    "evaluate-every": 1_000_000,
-    "checkpoint": False,
-    "node-deadline-s": 600.0,
-}
+_COMMON: Settings = {"preset": "practical", **JUDGED_AT_THE_END}
 
 
 _CHOSEN: dict[str, Overrides] = {"auto": {"strategy": "auto"}}

@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from .accuracy import AccuracyTable
-from .cell import Cell, Overrides, Settings
+from .cell import JUDGED_AT_THE_END, Cell, Overrides, Settings
 from .paper import Paper
 
 PAPER_MNIST: Settings = {
     "task": "mnist",
     "batch-size": 1,
-    "noise-quality": "fast",
-    "evaluate-every": 1_000_000,
-    "checkpoint": False,
-    "node-deadline-s": 600.0,
+    **JUDGED_AT_THE_END,
 }
 """Settings of both papers of these authors: MNIST, a sample a release, judged at the end."""
 

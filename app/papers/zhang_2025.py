@@ -10,7 +10,7 @@ from ...privacy import gdp_mu
 from ..reports.figures import empty_figure
 from ..reports.table import Column, Table, curve_statistics
 from .accuracy import ACCURACY, EPSILON, NOISE, accuracy_rows
-from .cell import Cell, Settings
+from .cell import LONG_RUN, Cell, Settings
 from .kind import TableKind, Trial
 from .paper import Paper
 from .paper_figures import add_legend, colours, draw_band, save
@@ -131,14 +131,7 @@ _DELTA = 1e-3
 
 
 def _settings(**settings: Any) -> Settings:
-    return {
-        "preset": "practical",
-        "delta": _DELTA,
-        "noise-quality": "fast",
-        "checkpoint": False,
-        "node-deadline-s": 600.0,
-        **settings,
-    }
+    return {"preset": "practical", "delta": _DELTA, **LONG_RUN, **settings}
 
 
 class Zhang2025Logistic(Paper):

@@ -5,6 +5,9 @@ together shifts what the model rests on by the sum of what it does in each, what
 independent noise attains the least that this takes (docs/proofs/full-batches.md). Noise that cancels is for streams,
 for samples that may be used once or in few rounds, and for machines that are seldom asked. Nobody has to know which
 case it is: options are ranked by their score, and that puts them in order.
+
+A rule of thumb gives each strategy the settings to try, and says what few rounds leave undone; the settings that score
+best are the strategy's option. How the rules' constants were chosen: docs/tuning.md.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ class Option:
     noise_to_signal : float
         :func:`noise_to_signal` of it.
     shortfall : float
-        What so few rounds leave undone, in the same units: a rule of thumb (:mod:`.deciding`).
+        What so few rounds leave undone, in the same units: by the strategy's rule of thumb.
     uses : int
         In how many releases a sample is.
     loudness : float

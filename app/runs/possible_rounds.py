@@ -1,4 +1,4 @@
-"""How many rounds a simulation's machines can take part in, computed before the first one.
+"""Lost replies of a simulation, and how many rounds its machines can take part in, computed before the first one.
 
 Samples and cap settle how many releases a machine can make; seed and round settle whom a round asks, and which replies
 are lost. A request spends samples whether or not its reply is lost.

@@ -210,9 +210,10 @@ class RunSide(ABC):
     @cached_property
     def mu(self) -> float:
         """Mu of the release: the machine's, or the trusted server's."""
+        if self.machine_half().policy.trust != "trusted-server":
+            return self.plan.mu
         server: Any = self.strategy()
-        trusted = isinstance(server, TrustedMeanOfFeatures | TrustedPrivateEvaluation)
-        return server.trust.guaranteed_mu(self.width) if trusted else self.plan.mu
+        return server.trust.guaranteed_mu(self.width)
 
     @property
     def recorded(self) -> dict[str, float]:

@@ -44,9 +44,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
         if name not in run_keys():
             raise unknown_key(name, run_keys())
         values[name] = run_keys()[name].parsed(text)
-    if "mu" in values and values.get("epsilon"):
-        raise mu_and_epsilon(values["mu"], values["epsilon"])
-    return values
+    return layered(values)
 
 
 def read_settings(path: Path) -> dict[str, Value]:

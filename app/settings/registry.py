@@ -140,7 +140,7 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
 def registry(key: str) -> Registry[Any]:
     """The registry of a run-config key that names things, such as ``strategy`` or ``task``."""
     room, name = _REGISTRIES[key]
-    return getattr(importlib.import_module(f"{__package__.rpartition('.')[0]}.{room}"), name)
+    return getattr(importlib.import_module(f"{__name__.rsplit('.', 2)[0]}.{room}"), name)
 
 
 def imported(name: str, setting: str) -> Any:
