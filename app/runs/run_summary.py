@@ -88,16 +88,14 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
         rows.append(("private accuracy", f"{shown_evaluation(evaluation)}{samples}"))
     rows += [("mu", shown(outcome.mu)), ("epsilon", f"{shown(outcome.epsilon)} {at_delta}")]
     if (honest := outcome.min_honest) is not None:
-        helpers, closed = outcome.helpers or 0, outcome.closed_rounds
+        helpers = outcome.helpers or 0
+        closed = f"; {outcome.closed_rounds} rounds stayed closed" if outcome.closed_rounds else ""
         assumed = f"1 of {helpers} helper{'s' * (helpers != 1)} and {honest} machine{'s' * (honest != 1)} of each sum"
         rows += [
             ("if honest", assumed),
             ("mu local", f"{shown(outcome.mu_local)} whatever happens"),
             ("epsilon local", f"{shown(outcome.epsilon_local)} {at_delta}"),
-            (
-                "sums",
-                f"of at least {outcome.min_cohort} machines{f'; {closed} rounds stayed closed' if closed else ''}",
-            ),
+            ("sums", f"of at least {outcome.min_cohort} machines{closed}"),
         ]
     if (mean := outcome.centring) is not None:
         part = "" if mean.mu is None else f", {100 * mean.share:.4g} % of mu^2 (mu = {shown(mean.mu)})"
