@@ -26,13 +26,13 @@ from .nodes.flower_internals import ClientAppCallable
 from .nodes.installed import IN_BUNDLE, answered_as_installed
 from .nodes.node_config import configured_client, operators_file
 from .runs.experiment import prepare
-from .runs.participation import participant_names
+from .runs.progress import participant_names
 from .settings.run_config import RunConfig
 
 _ROWS_BYTES = 256 << 20
 """Noise rows that all nodes of a simulation in this process keep for taking them back out, in bytes."""
 _WORKERS_ROWS_BYTES = 32 << 20
-"""Those that a worker of Ray's keeps; what another worker takes back out stays here until there is no room."""
+"""Noise rows that a worker of Ray's keeps, in bytes; what another worker takes back stays until there is no room."""
 
 
 def client_fn(context: Context) -> PrivateClient:
@@ -137,7 +137,7 @@ def _hosted(context: Context) -> tuple[RunConfig, list[str], list[str]]:
 
 
 def _hello(message: Message, config: RunConfig, machines: list[str], helpers: list[str]) -> Message:
-    """Who is on a simulated node."""
+    """The answer to a hello: who is on a simulated node."""
     answer: dict[str, Any] = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: machines}
     if helpers:
         roster = json.dumps(prepare(config).roster.document)

@@ -32,7 +32,6 @@ def run_folder(config: RunConfig, run_id: int, *, deployed: bool = False) -> Pat
 
     Parameters
     ----------
-    config : RunConfig
     run_id : int
         Flower's.
     deployed : bool
@@ -71,11 +70,6 @@ def look_often(grid: Grid) -> None:
 
     A round waits for half of that in the mean, and for as long as replies lie there, Flower's backend goes through all
     of them again and again while it looks for new messages.
-
-    Parameters
-    ----------
-    grid : Grid
-        Of another kind it stays as it is.
     """
     if (simulated := simulation_grid(grid)) is not None:
         simulated.pull_interval = min(simulated.pull_interval, _PULL_INTERVAL_S)

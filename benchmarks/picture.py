@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from murmurfl.app.papers.best import best_rows
-from murmurfl.app.papers.best_accuracy import BEST, FULL, NOISY_SGD, ONE_PASS, SECURE, SOFT, WITHOUT
-from murmurfl.app.papers.paper_figures import new_figure
+from murmurfl.app.papers.best_accuracy import BEST, FULL, NOISY_SGD, ONE_PASS, SECURE, SOFT, WITHOUT, best_rows
+from murmurfl.app.reports.figures import empty_figure
 from murmurfl.privacy import rounded_up
 
 _COLUMNS = 170
@@ -89,7 +88,7 @@ def draw(document: Mapping[str, Any], caption: str, path: Path) -> None:
 
     # Text as text, and identifiers from a salt of ours: the same document gives the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "murmurfl", "font.family": "sans-serif"}):
-        figure = new_figure(10, 5.4)
+        figure = empty_figure(10, 5.4)
         axes = figure.add_subplot()
         for line, rows in drawn(document).items():
             _draw_line(axes, line, rows)

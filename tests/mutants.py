@@ -746,7 +746,7 @@ MUTANTS = (
     ),
     Mutant(
         "an evaluation costs a run nothing",
-        "app/runs/evaluated.py",
+        "app/settings/side_settings.py",
         "shares += config.private_evaluation",
         "shares += 0.0",
         (EVALUATED_RUNS,),
@@ -754,8 +754,8 @@ MUTANTS = (
     Mutant(
         "a run's mu leaves its evaluation out",
         "app/runs/experiment.py",
-        "beside = self.mean_mu, self.evaluation_mu",
-        "beside = (self.mean_mu,)",
+        "beside = [side.mu for side in self.sides]",
+        "beside = [side.mu for side in self.sides if side.of == 'mean']",
         (EVALUATED_RUNS,),
     ),
     Mutant(

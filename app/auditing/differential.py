@@ -50,7 +50,7 @@ from ..nodes.watching.node_log import LogSettings, lines_of_log
 from .neighbours import OWNERS, ROWS, handed_over, made_up_rows, neighbours, written
 
 MOST_RELEASES, MOST_BATCH = 8, 6
-"""Of the audited machine, which is smaller than the operator's and has the same noise for a release of its size."""
+"""Releases and batch of the audited machine; its noise is what the operator's has for releases of that size."""
 TOLERANCE = 1e-9
 _NODE = 5
 _DELTA = 1e-5
@@ -60,7 +60,7 @@ _START, _REFUSAL = "whether it starts", "refusal of request"
 
 @dataclass(frozen=True)
 class Found:
-    """What one strange record did, at the worst of its places and forms.
+    """The effect of one strange record, at the worst of its places and forms.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class Found:
 
 @dataclass(frozen=True)
 class DifferentialAudit:
-    """What a differential audit found.
+    """The findings of a differential audit.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class DifferentialAudit:
 
     @property
     def sentence(self) -> str:
-        """What came of it."""
+        """The verdict in a sentence."""
         said = f"{self.trials} machines on data that differ in {self.unit}: "
         if self.refuted:
             wrong = sum(one.refutes for one in self.found)
@@ -169,10 +169,6 @@ class DifferentialAudit:
 def audit_node(config: NodeConfig | OwnNode) -> DifferentialAudit:
     """Audit the machine of an operator's file on made-up records: neither its data nor its ledger is touched.
 
-    Parameters
-    ----------
-    config : NodeConfig or SampleNode
-
     Raises
     ------
     ConfigurationError
@@ -200,11 +196,6 @@ def audit_node(config: NodeConfig | OwnNode) -> DifferentialAudit:
 
 def audit_app(name: str) -> DifferentialAudit:
     """Audit a ``private_client_app`` as a real node would run it, with the policy of its simulation.
-
-    Parameters
-    ----------
-    name : str
-        ``PACKAGE:NAME``.
 
     Raises
     ------
@@ -275,7 +266,7 @@ class _Asked(NamedTuple):
 
 @dataclass
 class _Seen:
-    """What was seen of one machine: named facts that must be the same, and each release's part and values."""
+    """Observations of one machine: named facts that must be the same, and each release's part and values."""
 
     facts: list[tuple[str, Any]] = field(default_factory=list)
     values: list[tuple[str, NDArray[np.float64]]] = field(default_factory=list)
@@ -283,7 +274,7 @@ class _Seen:
 
 Point = list[NDArray[np.float64]]
 Source = tuple[str, str, Any]
-"""How records come: its name, the path of a file, and without a file what a project would hand over."""
+"""A form of records: its name, a file's path, or without a file what a project would hand over."""
 
 
 class _Audit:
@@ -408,7 +399,7 @@ def _recorded(seen: _Seen) -> Iterator[None]:
 
 
 def _requests(client: PrivateClient) -> list[_Asked]:
-    """What an honest server asks and what another one might: every release and more, all at made-up points."""
+    """The requests of an honest server and of another one: every release and more, all at made-up points."""
     points, session = _Points(client), "audit"
     asked = [_Asked(kind, _content(ask=ask, session=session)) for kind in ("query", "train") for ask in _QUESTIONS]
     if client.centred is not None:
@@ -544,7 +535,7 @@ def _moved(machine: LedgeredMachine, rows: NDArray[np.float64]) -> tuple[float, 
 
 
 def _differences(base: _Seen, seen: _Seen) -> list[str]:
-    """What differs between two machines, in a few words each."""
+    """Differences between two machines, in a few words each."""
     before, after = dict(base.facts), dict(seen.facts)
     if _START in after:
         return [f"does not start: {after[_START]}"]
@@ -573,5 +564,5 @@ def _delta_of(config: NodeConfig | SampleNode) -> float:
 
 
 def _ending(samples: str) -> str:
-    """Of which kind a file is; empty where there is none."""
+    """The kind of a file; empty where there is none."""
     return "".join(Path(samples).suffixes[-2:]) if samples.endswith(".gz") else Path(samples).suffix

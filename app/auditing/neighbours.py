@@ -43,7 +43,6 @@ class Neighbour:
     ----------
     name : str
         What is strange about it.
-    rows : list
     again : bool
         Whether the same was tried in another place, so that one form of it is enough.
     """
@@ -74,7 +73,6 @@ def neighbours(schema: Schema, *, lines: bool) -> Iterator[Neighbour]:
 
     Parameters
     ----------
-    schema : Schema
     lines : bool
         Whether a row is a line of CSV, which can be broken as such.
     """
@@ -351,7 +349,7 @@ def _torch_items(items: list[Any]) -> Any:
 
 
 def _tensors(pairs: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
-    """All inputs as one tensor and all labels as one; None where PyTorch has none for them."""
+    """All inputs as one tensor and all labels as another; None where PyTorch has no type for them."""
     import torch
 
     try:

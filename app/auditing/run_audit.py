@@ -30,7 +30,7 @@ from ...privacy.sums.masking import Sealed
 from ...privacy.sums.opening_rule import MemoryOpeningRecord, Opener, OpeningRefusedError
 from ...privacy.sums.roster import HelperKey
 from ..runs.experiment import Experiment, prepare
-from ..runs.lost_replies import reply_is_lost
+from ..runs.possible_rounds import reply_is_lost
 from ..runs.run_guarantees import Figures, configured_figures, run_guarantee
 from ..settings.run_config import RunConfig
 from .scene import Scene
@@ -42,13 +42,12 @@ MOST_SUMMED = 8
 
 @dataclass(frozen=True)
 class RunAudit:
-    """What an audit of a run configuration found.
+    """The findings of an audit of a run configuration.
 
     Parameters
     ----------
     result : AuditResult
         Of mu, by a machine's stream or, under secure aggregation, by the sums of the honest machines' releases.
-    mechanism : str
     releases, parameters : int
         K and d of the machine that was run.
     canary_mu : float
@@ -102,17 +101,6 @@ def _finite(figures: dict[str, Any]) -> dict[str, Any]:
 
 def audit_run(config: RunConfig, runs: int) -> RunAudit:
     """Measure the privacy of a run's machine with the most samples; under secure aggregation, of sums with it as well.
-
-    Parameters
-    ----------
-    config : RunConfig
-    runs : int
-        Simulated streams on each neighbouring data set.
-
-    Raises
-    ------
-    ConfigurationError
-        If the configuration is impossible or its machines add no noise.
 
     Notes
     -----
@@ -197,17 +185,7 @@ class _Measurement:
         self._lost = [reply_is_lost(config.lost_replies, config.seed, k, self._scene.machine) for k in releases]
 
     def of(self, *, summed: int = 1, claimed_mu: float | None = None, ignored: bool = False) -> AuditResult:
-        """The machine's stream, or the sums of it with others'.
-
-        Parameters
-        ----------
-        summed : int
-            Machines in a sum.
-        claimed_mu : float, optional
-            Default what the policy claims of a stream.
-        ignored : bool
-            Whether the machine is told that nothing of it ever arrived, and the others what is true.
-        """
+        """The machine's stream, or the sums of it with others'."""
 
         def streams(canary: str | None, numbers: range) -> Answers:
             release = 0 if canary is None else 1 if self._secret else int(canary.rsplit(maxsplit=1)[-1])
@@ -236,16 +214,6 @@ def opens_without_acks(experiment: Experiment) -> bool:
 
     Every later sum would then have the machine's old samples in it again, and mu would not hold. What a helper opens
     depends on headers, seals and signatures alone, never on data or noise, so one trial with real masks is enough.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        Under secure aggregation.
-
-    Raises
-    ------
-    ConfigurationError
-        If not even an honest server's sum is opened.
     """
     config, session = experiment.config, experiment.session
     names = [str(machine) for machine in range(config.cohort_floor)]
@@ -267,7 +235,7 @@ def opens_without_acks(experiment: Experiment) -> bool:
 
 
 def _sealed(experiment: Experiment, cohort: Cohort, server_round: int, acks: Mapping[str, int]) -> list[Sealed]:
-    """What helpers get to see of a round's releases."""
+    """The parts of a round's releases that helpers see."""
     points = [experiment.model.initial_parameters(experiment.config.seed)] * cohort.client(_VICTIM).query_points
     sealed = []
     for name, release in cohort.releases(server_round, experiment.session, acks, points):
@@ -301,7 +269,7 @@ _REPLACED = {"sample": "one sample of one machine", "owner": "all samples of one
 
 
 def audit_lines(audit: RunAudit) -> list[str]:
-    """What an audit found, to read."""
+    """The findings of an audit as lines of text."""
     result = audit.result
     lines = [
         f"Audited: {audit.mechanism} noise, {audit.releases} releases of {audit.parameters} values, "

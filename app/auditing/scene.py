@@ -28,12 +28,7 @@ _FAR = 100.0
 
 
 class Scene:
-    """A machine of an experiment, the canaries among its samples, and the point it is asked at.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    """
+    """A machine of an experiment, the canaries among its samples, and the point it is asked at."""
 
     def __init__(self, experiment: Experiment) -> None:
         # Under secure aggregation the machine with the fewest samples settles the policy of all.
@@ -52,7 +47,7 @@ class Scene:
         self._experiment = replace(experiment, data=data)
 
     def shift(self, release: int) -> NDArray[np.float64]:
-        """What the canary of a release moves, found by the same keys with it and without.
+        """The move of each release by a canary, found by the same keys with it and without.
 
         In a secret order it is what it would move in the first release.
         """
@@ -62,13 +57,10 @@ class Scene:
         return np.tile(moved[-1], (len(moved), 1)) if self.policy.order == "secret" else moved
 
     def streams(self, canary: int, numbers: range, seed: int, *, summed: int = 1, ignored: bool = False) -> Answers:
-        """What runs of a seed and these numbers show, with the other canary in a release, or in none for 0.
+        """The answers of runs of a seed and these numbers, with the other canary in a release, or in none for 0.
 
         Parameters
         ----------
-        canary : int
-        numbers : range
-        seed : int
         summed : int
             Machines whose releases are seen as one sum: the canary's, and others without any.
         ignored : bool
@@ -115,7 +107,7 @@ def _first(shard: Any, part: int) -> NDArray[Any]:
 
 
 def _sum(releases: Sequence[Release | RefusedError]) -> Release | RefusedError:
-    """What is left of releases once a whole sum is opened; a refusal if one of them is."""
+    """The opened sum of releases; a refusal if one of them is."""
     made = [release for release in releases if isinstance(release, Release)]
     if len(made) < len(releases):
         return next(release for release in releases if isinstance(release, RefusedError))
@@ -126,13 +118,6 @@ def canaries(
     model: Model, clip_norm: float, seed: int
 ) -> tuple[list[NDArray[Any]], NDArray[np.float32], NDArray[np.int64]]:
     """The query point and the two samples whose gradients, clipped, are farthest apart there, of a few tried.
-
-    Parameters
-    ----------
-    model : Model
-    clip_norm : float
-        S.
-    seed : int
 
     Returns
     -------

@@ -92,7 +92,7 @@ _FIGURES = ("strategy", "task", "epsilon", "accuracy", "without noise")
 
 
 def _accuracy(outcome: Outcome) -> str:
-    """On the test set; where there is none what machines counted with noise, and else the loss."""
+    """Accuracy on the test set, else by the private evaluation, else the loss."""
     counted = outcome.private_evaluation
     if outcome.accuracy is None and counted is not None and counted.accuracy is not None:
         return f"{_percent(counted.accuracy)}{_COUNTED}"

@@ -51,7 +51,6 @@ _OF_UPDATES = {
     "delta": "delta",
 }
 """The field of a request about updates that an option stands for; epsilon and mu beside."""
-_DELTA = 1e-5
 
 
 def plan(
@@ -128,7 +127,7 @@ def plan(
 def _answer(
     settings: Mapping[str, Any] | None, given: Mapping[str, Any], tries: int, person: tuple[int | None, int | None]
 ) -> Answer:
-    """Of a run's settings and options that win over them, or of options alone."""
+    """The plan of a run's settings and options that win over them, or of options alone."""
     from ..planning.plan_answers import answer, asked_of_numbers, asked_of_run
 
     keys = {_KEYS[name]: value for name, value in given.items() if name in _KEYS}
@@ -189,7 +188,7 @@ def _show_updates(unit: str, given: Mapping[str, Any], *, of_run: bool, as_json:
     from ..planning import plan_lines as told
     from ..planning.update_plans import UpdateRequest
 
-    mu = given["mu"] if "mu" in given else gdp_mu(given["epsilon"], given.get("delta", _DELTA))
+    mu = given["mu"] if "mu" in given else gdp_mu(given["epsilon"], given.get("delta", UpdateRequest.delta))
     request = UpdateRequest(mu=mu, **{_OF_UPDATES[name]: given[name] for name in given if name in _OF_UPDATES})
     if as_json:
         typer.echo(json.dumps(told.update_document(request), indent=2, allow_nan=False))

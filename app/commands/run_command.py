@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...privacy import Guarantee
 from ..settings.default_run import started_with
 from ..settings.run_config import RunConfig
 from .run_options import Assignments, ConfigFile, Device, RayAddress, Verbose, Workers, settings_of
@@ -46,8 +47,11 @@ def run(
     """
     from ..engines.device.backend import checked_device, open_device
     from ..engines.pool import checked_workers
+    from ..runs.experiment import prepare
     from ..runs.outcome import CHECKPOINT_NAME, RESULT_NAME, Outcome
+    from ..runs.run_guarantees import expected_guarantee
     from ..runs.run_summary import closing_lines, summary_lines
+    from ..runs.trackers import check_trackers
     from ..runs.without_noise import add_without_noise
     from .run_options import folder_for
 
@@ -64,11 +68,16 @@ def run(
             if (folder / RESULT_NAME).exists() or (folder / CHECKPOINT_NAME).exists():
                 fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")
             settings |= {"out-dir": str(out.resolve()), "run-name": name or folder.name}
+            config = RunConfig.from_mapping(settings)
+            check_trackers(config)
+            guarantee = expected_guarantee(config)  # an impossible configuration is refused before anything starts
+            if choice := prepare(config).choice:
+                say(choice)
             if engine == "ray":
-                _run_on_ray(RunConfig.from_mapping(settings), folder, timeout, verbose)
+                _run_on_ray(config, guarantee, folder, timeout, verbose)
             else:
                 spread = {"workers": workers, "ray_address": ray, "device": device} if engine == "cohort" else {}
-                _run_here(RunConfig.from_mapping(settings), engine, folder, **spread)
+                _run_here(config, guarantee, engine, folder, **spread)
         outcome = Outcome.read(folder)
         if twin or (twin is None and outcome.seconds is not None and outcome.seconds <= _SHORT):
             outcome = add_without_noise(folder)
@@ -77,19 +86,12 @@ def run(
             say(line)
 
 
-def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
+def _run_on_ray(config: RunConfig, guarantee: Guarantee, folder: Path, timeout: float, verbose: bool) -> None:
     from ..engines.start import app_folder, num_nodes, ray_environment, ray_overrides
     from ..engines.superlink import run_flower_app
-    from ..runs.experiment import prepare
     from ..runs.outcome import RESULT_NAME
-    from ..runs.run_guarantees import expected_guarantee
-    from ..runs.trackers import check_trackers
     from .display import RunDisplay
 
-    check_trackers(config)
-    guarantee = expected_guarantee(config)  # an impossible configuration is refused here, before anything starts
-    if choice := prepare(config).choice:
-        say(choice)
     say(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "flower.log").open("w") as log, RunDisplay(guarantee) as display:
@@ -110,22 +112,17 @@ def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) 
         fail(f"Expected the run to write {folder / RESULT_NAME}, but it did not; see {folder / 'flower.log'}.")
 
 
-def _run_here(config: RunConfig, engine: str, folder: Path, **spread: Any) -> None:
+def _run_here(config: RunConfig, guarantee: Guarantee, engine: str, folder: Path, **spread: Any) -> None:
     import logging
 
     from ..engines.start import run_cohort, run_in_process
-    from ..runs.experiment import prepare
     from ..runs.progress import Progress, RoundLine
     from ..runs.run_files import write_record
-    from ..runs.run_guarantees import expected_guarantee
     from ..runs.trackers import tracking
     from .display import RunDisplay
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
     start = run_cohort if engine == "cohort" else run_in_process
-    guarantee = expected_guarantee(config)
-    if choice := prepare(config).choice:
-        say(choice)
     with tracking(config, folder, guarantee) as trackers, RunDisplay(guarantee) as display:
 
         def show(progress: Progress) -> None:

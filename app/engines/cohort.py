@@ -25,8 +25,8 @@ from ...strategies.rounds.replies import LARGEST_COUNT, SummedReplies
 from ..data.shards import Shards
 from ..data.task import Shard
 from ..runs.experiment import Experiment
-from ..runs.lost_replies import reply_is_lost
 from ..runs.machine_statements import GroupedStatements, said_alike
+from ..runs.possible_rounds import reply_is_lost
 from .compiled import compiled_rows, worth_compiling
 
 DEFAULT_ROW_CACHE_MIB = 256.0

@@ -19,8 +19,7 @@ from ..client_app import app
 from ..data.features.frozen_net import FOLDER, WEIGHTS_VARIABLE
 from ..runs.experiment import prepare
 from ..runs.outcome import RESULT_NAME
-from ..runs.participation import participant_names
-from ..runs.progress import Progress
+from ..runs.progress import Progress, participant_names
 from ..runs.result import RunResult
 from ..runs.training_run import run_experiment
 from ..settings.layers import environment_for

@@ -48,16 +48,16 @@ _TABLE = (
     _Row(10.0, 60, 300.0, 0.9, 0.5),
 )
 _SAMPLES_PER_ROOT_OF_MACHINES = 6000.0
-"""Of the table: 60,000 samples over the root of 100 machines."""
+"""60,000 samples over the root of 100 machines, for which the table was made."""
 _TUNED_PARAMETERS = 5890
-"""Of the model that the table was made with."""
+"""Parameters of the model that the table was made with."""
 _FEWEST_TIMES, _MOST_TIMES = 0.25, 16.0
-"""How many times fewer or more parameters still tell how many rounds are worth it."""
+"""The range in which a ratio of parameters changes the number of rounds."""
 _FEWEST_ROUNDS = 2.0
 _UNCENTRED_ROUNDS = 1.5
 """Pixels have a large mean, which steps go along first: the rest takes more rounds."""
 _TWO_CLASSES, _FEWEST_CLASSES = 0.5, 2
-"""What steps are of the table's where there are two classes: residuals are then opposite, and twice as steep."""
+"""Steps as a share of the table's with two classes: residuals are then opposite, and twice as steep."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,6 @@ class FullBatchMethod(Method):
 
     def policy(self, problem: Problem, samples: int) -> PrivacyPolicy:
         config = problem.config
-        shared = {"min_honest": config.min_honest, "min_cohort": config.cohort_floor} if config.secure else {}
         return self.machine_policy(
             clip_norm=COUNTED_CLIP_NORM if config.quantile else problem.values.clip_norm,
             batch_size=1,
@@ -149,7 +148,8 @@ class FullBatchMethod(Method):
             noise_quality=config.noise_quality,
             trust=config.trust_model,
             **bounding(config, self.keys),
-            **shared,
+            min_honest=config.min_honest,
+            min_cohort=config.cohort_floor,
         )
 
     def machine_policy(self, **fields: Any) -> PrivacyPolicy:
@@ -217,7 +217,7 @@ def _row(mu: float) -> _Row:
 
 
 def _most_asked(problem: Problem) -> int:
-    """How often a machine can be asked, at most."""
+    """The most rounds that one machine is asked in."""
     config, rounds = problem.config, problem.num_rounds
     if problem.values.sampling != "balanced":
         return rounds

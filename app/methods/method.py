@@ -1,4 +1,4 @@
-"""What the application must know of an algorithm, in one object: its :class:`Method`.
+"""The base of all methods: :class:`Method`, all that the application knows of an algorithm.
 
 A method says which run-config keys it reads and what they may be, which constants its presets have, what policy its
 machines get, and which client and strategy carry it out. Nothing else in the application asks for a method's name. A
@@ -27,6 +27,7 @@ from ...privacy import (
     policy_guarantee,
     server_guarantee,
 )
+from ...privacy.accounting.amplification import Amplification, amplification_of_all
 from ...privacy.setting import refusal
 from ...strategies import ReleaseStrategy
 from ..models.model import Model
@@ -35,11 +36,10 @@ from ..settings.run_config import RunConfig, run_keys
 from ..settings.trust_settings import SECURE, refused_trust
 from .presets import plan_or_largest_mu, sgd_preset
 from .problem import Hyperparameters, Problem
-from .secret_order_settings import check_secret_order, worth_of_order
 
 _SERVER_NOISE = "server"
 _CHARGED = ("clip_norm", "clip_unit", "batch_size", "sample_participations", "min_separation", "release_rule")
-"""What a trusted server's noise is made from."""
+"""Fields of a policy that settle a trusted server's noise."""
 
 
 class Method(ABC):
@@ -66,7 +66,7 @@ class Method(ABC):
     """Mechanisms that may be set; None for any. Machines' under an untrusted server, otherwise the server's."""
     default_mechanism: ClassVar[str] = "cancelling"
     clip_units: ClassVar[tuple[str, ...]] = ("sample",)
-    """What may be clipped; the first is the default."""
+    """Units that may be clipped; the first is the default."""
     release_rule: ClassVar[str] = ""
     """The release rule where it is not the configuration's to choose."""
     presets: ClassVar[tuple[str, ...]] = ("practical",)
@@ -93,17 +93,49 @@ class Method(ABC):
     strategy_type: ClassVar[type[ReleaseStrategy[Any]]]
 
     def check(self, config: RunConfig) -> None:
-        """Refuse a run configuration whose keys this method cannot serve.
-
-        Raises
-        ------
-        ConfigurationError
-        """
-        _refuse_unserved(self, config)
+        """Refuse a run configuration whose keys this method cannot serve."""
+        if config.trust_model not in self.trusts:
+            others = [name for name, one in registry("strategy").items() if config.trust in one.trusts]
+            raise refused_trust(config.trust, config.strategy, ("", *self.trusts), others)
+        one_of = "one of {} with this strategy"
+        if config.preset not in self.presets:
+            raise refusal("preset", one_of.format(", ".join(map(repr, self.presets))), config.preset)
+        if self.mechanisms is not None:
+            allowed = ("", NO_NOISE, *self.mechanisms)
+            if config.mechanism not in allowed:
+                raise refusal("mechanism", one_of.format(", ".join(map(repr, allowed))), config.mechanism)
+        units = ("", *self.clip_units)
+        if config.clip_unit not in units:
+            raise refusal("clip_unit", one_of.format(", ".join(map(repr, units))), config.clip_unit)
+        if self.everybody and config.clients_per_round != config.num_clients:
+            expected = f"num-clients = {config.num_clients} with this strategy"
+            raise refusal("clients_per_round", expected, config.clients_per_round)
+        if not self.may_lose and config.lost_replies:
+            raise refusal(
+                "lost_replies", "0 with this strategy: it ends with the first lost reply", config.lost_replies
+            )
+        if not self.may_lose and config.run_dry:
+            raise refusal("run_dry", "false with this strategy: it ends with the first refusal", config.run_dry)
+        if self.strategy_type.late_answers == "refused":
+            for name in ("wait_for", "ask"):
+                if getattr(config, name) != 1:
+                    expected = "1 with this strategy: it has no use for a late answer, whose budget would be spent"
+                    raise refusal(name, expected, getattr(config, name))
+        bounding(config, self.keys)
+        if config.secret_order and config.passes > 1:
+            raise refusal("passes", "1 with secret-order = true: each sample is in one release", config.passes)
+        if not self.samples_return and config.passes > 1:
+            raise refusal("passes", "1 with this strategy", config.passes)
+        cancelling = self.mechanism(config) in ("cancelling", NO_NOISE)
+        if config.schedule and not cancelling:
+            raise refusal("schedule", "unset unless mechanism = 'cancelling'", config.schedule)
+        if registry("task")[config.task].public and not self.uses_public:
+            able = [repr(name) for name, one in registry("strategy").items() if one.uses_public]
+            raise refusal("strategy", f"{' or '.join(able)} for this task", config.strategy)
 
     @property
     def own_trust(self) -> Trust:
-        """Who is trusted unless the run configuration says otherwise."""
+        """The trust model unless the run configuration sets another."""
         return "trusted-server" if self.trusted else "untrusted-server"
 
     @property
@@ -118,13 +150,6 @@ class Method(ABC):
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
         """Clip, step, ball, schedule and sampling where the run configuration leaves them open.
 
-        Parameters
-        ----------
-        config : RunConfig
-        num_rounds : int
-            T.
-        model : Model
-
         Notes
         -----
         The values come from public sizes and bounds alone, never from samples: no accounting would cover what a clip
@@ -132,27 +157,16 @@ class Method(ABC):
         """
         return sgd_preset(config, num_rounds, model)
 
-    def settled(
-        self,
-        config: RunConfig,
-        num_rounds: int,
-        model: Model,
-        sizes: Sequence[int],
-    ) -> Hyperparameters:
+    def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
         """:meth:`preset` for machines of so many samples; public, too."""
         return self.preset(config, num_rounds, model)
 
-    def usual_rounds(
-        self,
-        config: RunConfig,
-        sizes: Sequence[int],
-        model: Model,
-    ) -> int:
+    def usual_rounds(self, config: RunConfig, sizes: Sequence[int], model: Model) -> int:
         """T where the run configuration leaves it open: so many passes over all samples."""
         return config.passes * self.rounds_of_a_pass(config, sizes)
 
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
-        """How many rounds go once through all samples; ``sizes`` are the machines'."""
+        """The number of rounds that go once through all samples."""
         if self.everybody or self.has_regret:
             # Every machine is in every round, so the pass ends when the first machine has no more samples.
             return min(sizes) // config.batch_size
@@ -170,7 +184,6 @@ class Method(ABC):
 
         Parameters
         ----------
-        config : RunConfig
         samples, fewest : int
             Samples of the machine, and of the one with the fewest.
         """
@@ -188,7 +201,6 @@ class Method(ABC):
         """
         config = problem.config
         separation = (min(problem.sizes) if self.everybody or config.secure else samples) // config.batch_size
-        shared = {"min_honest": config.min_honest, "min_cohort": config.cohort_floor} if config.secure else {}
         mechanism = self.mechanism(config)
         schedule = problem.values.schedule if mechanism == "cancelling" and "schedule" in self.keys else None
         # In a secret order a release has b samples on average if there is one for every b of them, asked for or not.
@@ -210,8 +222,9 @@ class Method(ABC):
             release_rule=config.release_rule,
             trust=config.trust_model,
             order="secret" if config.secret_order else "in-turn",
+            min_honest=config.min_honest,
+            min_cohort=config.cohort_floor,
             **bounding(config, self.keys),
-            **shared,
         )
 
     def machine_policy(
@@ -252,7 +265,7 @@ class Method(ABC):
         )
 
     def release_size(self, problem: Problem) -> int:
-        """How many values a release has: those of the model, where machines send nothing else."""
+        """The number of values in a release, by default the model's."""
         return problem.model.num_parameters
 
     def policy_of_model(self, model: Model) -> Mapping[str, Any]:
@@ -269,7 +282,7 @@ class Method(ABC):
         return self.client_type(*parts, **options)
 
     def client_options(self, problem: Problem, machine: int) -> Mapping[str, Any]:
-        """What a simulated machine's client gets beside its parts."""
+        """Options of a simulated machine's client beside its parts."""
         return {"learning_rate": problem.values.learning_rate} if self.local_steps else {}
 
     def clients_alike(self) -> bool:
@@ -281,7 +294,6 @@ class Method(ABC):
 
         Parameters
         ----------
-        problem : Problem
         common : mapping
             Options that every strategy has.
         deployed : bool
@@ -290,7 +302,7 @@ class Method(ABC):
         return self.strategy_type(**common, **self.strategy_options(problem), **self._server_keys(problem, deployed))
 
     def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
-        """What this method's strategy gets beside the common options."""
+        """Options of this method's strategy beside the common ones."""
         return {"diameter": problem.values.diameter} if "diameter" in self.keys else {}
 
     def _server_keys(self, problem: Problem, deployed: bool) -> Mapping[str, Any]:
@@ -331,11 +343,10 @@ class Method(ABC):
         stated: bool = False,
         brief: bool = False,
     ) -> Guarantee:
-        """What a mu is true of, in the words of the policy that is used.
+        """The guarantee of a mu, in the words of the policy that is used.
 
         Parameters
         ----------
-        problem : Problem
         mu : float
             Of everything the run may release; infinite without noise, 0 if nobody is asked.
         mu_local : float, optional
@@ -375,7 +386,7 @@ class Method(ABC):
         return policy.words.replace(often, "every sample in every release")
 
     def objective(self, problem: Problem, parameters: Sequence[NDArray[Any]], loss: float) -> float:
-        """What a run minimises, from the model's loss on the test set."""
+        """The minimised objective, from the model's loss on the test set."""
         return loss
 
     def sweeps(self, config: RunConfig) -> bool:
@@ -383,54 +394,8 @@ class Method(ABC):
         return False
 
     def covers(self, config: RunConfig, prepare: Callable[[RunConfig], Problem]) -> bool:
-        """Whether the guarantee holds for a run's step: papers show steps that it does not hold for.
-
-        Parameters
-        ----------
-        config : RunConfig
-        prepare : callable
-            Works the configuration out on its data, where the answer takes that.
-        """
+        """Whether the guarantee holds for a run's step: papers show steps that it does not hold for."""
         return True
-
-
-def _refuse_unserved(method: Method, config: RunConfig) -> None:
-    """Refuse a run configuration whose keys a method cannot serve."""
-    if config.trust_model not in method.trusts:
-        others = [name for name, one in registry("strategy").items() if config.trust in one.trusts]
-        raise refused_trust(config.trust, config.strategy, ("", *method.trusts), others)
-    one_of = "one of {} with this strategy"
-    if config.preset not in method.presets:
-        raise refusal("preset", one_of.format(", ".join(map(repr, method.presets))), config.preset)
-    if method.mechanisms is not None:
-        allowed = ("", NO_NOISE, *method.mechanisms)
-        if config.mechanism not in allowed:
-            raise refusal("mechanism", one_of.format(", ".join(map(repr, allowed))), config.mechanism)
-    units = ("", *method.clip_units)
-    if config.clip_unit not in units:
-        raise refusal("clip_unit", one_of.format(", ".join(map(repr, units))), config.clip_unit)
-    if method.everybody and config.clients_per_round != config.num_clients:
-        expected = f"num-clients = {config.num_clients} with this strategy"
-        raise refusal("clients_per_round", expected, config.clients_per_round)
-    if not method.may_lose and config.lost_replies:
-        raise refusal("lost_replies", "0 with this strategy: it ends with the first lost reply", config.lost_replies)
-    if not method.may_lose and config.run_dry:
-        raise refusal("run_dry", "false with this strategy: it ends with the first refusal", config.run_dry)
-    if method.strategy_type.late_answers == "refused":
-        for name in ("wait_for", "ask"):
-            if getattr(config, name) != 1:
-                expected = "1 with this strategy: it has no use for a late answer, whose budget would be spent"
-                raise refusal(name, expected, getattr(config, name))
-    bounding(config, method.keys)
-    check_secret_order(config)
-    if not method.samples_return and config.passes > 1:
-        raise refusal("passes", "1 with this strategy", config.passes)
-    cancelling = method.mechanism(config) in ("cancelling", NO_NOISE)
-    if config.schedule and not cancelling:
-        raise refusal("schedule", "unset unless mechanism = 'cancelling'", config.schedule)
-    if registry("task")[config.task].public and not method.uses_public:
-        able = [repr(name) for name, one in registry("strategy").items() if one.uses_public]
-        raise refusal("strategy", f"{' or '.join(able)} for this task", config.strategy)
 
 
 BOUNDING = frozenset({"clipping", "clip-stability", "samples-per-owner"})
@@ -438,7 +403,7 @@ BOUNDING = frozenset({"clipping", "clip-stability", "samples-per-owner"})
 
 
 class Bounds(Protocol):
-    """What says how gradients are bounded: a run configuration, or an operator's file."""
+    """The settings of clipping in a run configuration or an operator's file."""
 
     @property
     def clipping(self) -> str: ...
@@ -451,13 +416,7 @@ class Bounds(Protocol):
 
 
 def bounding(config: Bounds, keys: Collection[str]) -> Mapping[str, Any]:
-    """Fields of a policy that say how gradients are bounded; none for a method that does not read these keys.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is a gamma and nothing that has one.
-    """
+    """Fields of a policy that say how gradients are bounded; none for a method that does not read these keys."""
     if "clipping" not in keys:
         return {}
     usual = run_keys()["clip-stability"].default
@@ -465,3 +424,17 @@ def bounding(config: Bounds, keys: Collection[str]) -> Mapping[str, Any]:
         raise refusal("clip_stability", f"{usual} unless clipping = 'automatic'", config.clip_stability)
     bounds = {"clipping": config.clipping or "clip", "clip_stability": config.clip_stability}
     return {**bounds, "samples_per_owner": config.samples_per_owner}
+
+
+def worth_of_order(policies: Iterable[PrivacyPolicy], num_parameters: int) -> Amplification | None:
+    """The amplification by a secret order, for the machine that gains least; None without a secret order.
+
+    Notes
+    -----
+    **Formal guarantees.** The epsilon bounds what every machine's releases show for replacement of one sample, as long
+    as the orders stay secret.
+    """
+    known = list(dict.fromkeys(policies))
+    if not all(policy.order == "secret" and policy.adds_noise for policy in known):
+        return None
+    return amplification_of_all([(policy, policy.plan(num_parameters)) for policy in known])

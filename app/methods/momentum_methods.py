@@ -17,7 +17,7 @@ from .presets import PaperConstants, sgd_preset, tuned
 from .problem import Hyperparameters, Problem
 
 _PATH = 30.0
-"""How far all normalised steps go together: they have one length, so it settles how far w can come."""
+"""The length of all normalised steps together, and so the furthest that w can come."""
 
 
 class TreeMomentumMethod(Method):

@@ -24,9 +24,9 @@ from .presets import usual_squared_norm
 from .problem import Hyperparameters, Problem
 
 RIDGE = 11.0
-"""What eigenvalues are raised to, in units of the noise on a value of the sum."""
+"""The least eigenvalue, in units of the noise on a value of the sum."""
 CONSTANT = 0.3
-"""What is appended where the model has a bias, relative to the features' bound."""
+"""The value appended where the model has a bias, relative to the features' bound."""
 
 
 class OneShotMethod(Method):
@@ -74,7 +74,6 @@ class OneShotMethod(Method):
 
     def policy(self, problem: Problem, samples: int) -> PrivacyPolicy:
         config = problem.config
-        shared = {"min_honest": config.min_honest, "min_cohort": config.cohort_floor} if config.secure else {}
         return self.machine_policy(
             clip_norm=problem.values.clip_norm,
             mu=config.mu,
@@ -84,7 +83,8 @@ class OneShotMethod(Method):
             trust=config.trust_model,
             class_weight=config.class_weight,
             **self.policy_of_model(problem.model),
-            **shared,
+            min_honest=config.min_honest,
+            min_cohort=config.cohort_floor,
         )
 
     def machine_policy(self, **fields: Any) -> PrivacyPolicy:
@@ -119,5 +119,5 @@ def _has_bias(model: Model) -> bool:
 
 
 def _constant(model: Model, clip_norm: float) -> float:
-    """What machines append: as much of the clip as the preset leaves for it, whatever the clip is."""
+    """The value that machines append to features: the preset's share of the clip."""
     return clip_norm * CONSTANT / math.hypot(1.0, CONSTANT) if _has_bias(model) else 0.0

@@ -1,4 +1,4 @@
-"""What the presets of methods share: the papers' constants, the tuned ones, and how long a step may be.
+"""Presets of methods: the papers' constants, the tuned ones, and how long a step may be.
 
 ``paper`` uses the papers' constants for softmax regression on inputs in [0, 1] (ALGORITHMS 2.3): reshef-levy-2024 with
 full participation, reshef-levy-2025 with partial. ``practical`` gives far better accuracy at the same privacy; its
@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from ...privacy import NO_NOISE, ConfigurationError, NoisePlan, PrivacyPolicy
 from ..data.task import UNTUNED, Task, Tuned
 from ..models.model import Model
-from ..runs.centring_settings import is_centred
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
+from ..settings.side_settings import is_centred
 from .problem import Hyperparameters
 
 
@@ -36,12 +36,12 @@ class PaperConstants:
 
     @classmethod
     def of(cls, model: Model) -> PaperConstants:
-        """Those of a model's size."""
+        """The constants for a model of this size."""
         inputs = model.num_features + 1  # the bias is one more input that is always 1
         return cls(math.sqrt(2 * inputs), inputs / 2)
 
     def sgd_variance(self, config: RunConfig, model: Model, passes: int = 1) -> float:
-        """Of the noise in a mean of gradients over a batch: d sigma^2 of one machine's release."""
+        """The noise variance d sigma^2 of one machine's release, a mean of gradients over a batch."""
         std = 2 * self.lipschitz / (config.batch_size * wanted_mu(config))
         return std**2 * passes * model.num_parameters
 
@@ -77,7 +77,7 @@ def tuned(config: RunConfig) -> Tuned:
 
 
 def largest_squared_norm(config: RunConfig, num_features: int) -> float:
-    """The most that ||x||^2 can be for the features of a sample, by how they are made."""
+    """The largest ||x||^2 of a sample's features, by how they are made."""
     return the_task(config).squared_norm_bound(config.features, num_features, feature_bound(config))
 
 
@@ -92,17 +92,17 @@ def smoothness(config: RunConfig, model: Model) -> float:
 
 
 _USUAL_SHARE = 1 / 6
-"""What features in [0, 1] have of the largest squared norm there could be, about: pixels are mostly background."""
+"""The usual squared norm of features in [0, 1], as a share of the largest: pixels are mostly background."""
 
 
 def in_unit_range(config: RunConfig) -> bool:
-    """Whether features are values in [0, 1], such as pixels, of no norm that is known, and not seen from their mean."""
+    """Whether features are values in [0, 1], such as pixels, without a known norm and not centred."""
     known = registry("features")[config.features].norm_bound is not None
     return the_task(config).has_images and not known and not is_centred(config)
 
 
 def usual_squared_norm(config: RunConfig, model: Model) -> float:
-    """What a sample's squared norm usually is, its bias counted, by how its features are made: a rule for steps."""
+    """The usual squared norm of a sample, its bias counted, by how its features are made: a rule for steps."""
     if is_centred(config):
         return 1.0
     squares = largest_squared_norm(config, model.num_features)
@@ -133,7 +133,7 @@ def sgd_preset(config: RunConfig, num_rounds: int, model: Model, *, accelerated:
 
 
 _SAMPLING = 16.0
-"""From how few samples a round on the sampling of batches bounds a step; see :func:`largest_step`."""
+"""The factor 16 of :func:`largest_step`, where rounds have few samples."""
 
 
 def largest_step(config: RunConfig, multiple: float, num_rounds: int, model: Model) -> float:
@@ -141,12 +141,10 @@ def largest_step(config: RunConfig, multiple: float, num_rounds: int, model: Mod
 
     Parameters
     ----------
-    config : RunConfig
     multiple : float
         What eta L may be at most, as tuned.
     num_rounds : int
         T.
-    model : Model
 
     Notes
     -----
@@ -172,17 +170,6 @@ _BISECTIONS = 30
 
 def plan_or_largest_mu(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
     """A policy's plan; if its mu alone is too large for one, the refusal names the largest that is not.
-
-    Parameters
-    ----------
-    policy : PrivacyPolicy
-    num_parameters : int
-        d.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is no plan.
 
     Notes
     -----

@@ -20,9 +20,9 @@ from ...privacy import (
     read_ledger,
     rounded_up,
 )
+from ...privacy.machine.tables import PRIVATE
 from ..engines.loopback import LaunchError, Scalar
 from ..methods import METHODS
-from ..runs.centring_settings import PRIVATE
 from ..runs.experiment import Experiment, prepare
 from ..runs.outcome import FAILURE_NAME, Outcome
 from ..settings.registry import registry

@@ -31,13 +31,14 @@ from ..data.shards import OwnedShards
 from ..methods import METHODS, Method
 from ..methods.method import bounding
 from ..methods.presets import feature_bound
+from ..methods.problem import trained_samples
 from ..models import make_model
 from ..models.model import Model
-from ..runs.centring_settings import beside_mean, features_bound, make_centring, without_being_asked
-from ..runs.evaluation_settings import make_evaluation, trained_samples
+from ..runs.side_releases import beside_sides, features_bound, make_centring, make_evaluation
 from ..settings.registry import known_mechanism, registry
 from ..settings.run_config import RunConfig
 from ..settings.run_keys import Data, Trained
+from ..settings.side_settings import centred_by_default
 
 __all__ = [
     "NODE_CONFIG_KEY",
@@ -222,7 +223,7 @@ class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
             **({"order": "secret"} if self.secret_order else {}),
             **terms,
         )
-        return beside_mean(policy, terms["budget_mu"]) if self.centred or self.private_evaluation else policy
+        return beside_sides(policy, terms["budget_mu"]) if self.centred or self.private_evaluation else policy
 
     def client(self, ledger: SQLiteLedger | None = None) -> PrivateClient:
         """The machine: its own data, policy, ledger and key.
@@ -272,7 +273,7 @@ class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
         """Whether it releases the mean of its features first."""
         if self.centring or self.samples:
             return self.centring == PRIVATE
-        return without_being_asked(self.strategy, self.features, secret_order=self.secret_order)
+        return centred_by_default(self.strategy, self.features, secret_order=self.secret_order)
 
     @property
     def _mean_share(self) -> float:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import rounded_up
+from ..reports.figures import empty_figure
 from ..reports.table import Column, Row, Table
 from ..settings.run_config import NO_NOISE, RunConfig
 from .kind import TableKind
-from .paper_figures import new_figure
 
 EPSILON = Column(
     "epsilon", "what every run of the line guarantees, in the terms above", form=rounded_up, missing="none"
@@ -94,7 +94,7 @@ _OTHER_COLOUR = "#d98e5f"
 def _draw(rows: Sequence[Row], title: str, caption: str, path: Path) -> None:
     """A bar for each line, the paper's figure as a mark on it."""
     lines = textwrap.wrap(caption, 150)
-    figure = new_figure(10, 1.2 + 0.32 * len(rows) + 0.13 * len(lines))
+    figure = empty_figure(10, 1.2 + 0.32 * len(rows) + 0.13 * len(lines))
     axes = figure.add_subplot()
     positions = list(range(len(rows)))[::-1]
     axes.barh(

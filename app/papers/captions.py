@@ -1,4 +1,4 @@
-"""What the epsilons in the table of a reproduction are true of, in the words of the policies behind them."""
+"""Captions: what the epsilons in a reproduction's table are true of, in the words of the policies behind them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,17 @@ from ..methods import METHODS, Problem
 from ..methods.auto_method import AUTO
 from ..methods.presets import constant_feature
 from ..models.softmax import SoftmaxRegression
-from ..runs.centring_settings import is_centred
-from ..settings.run_config import RunConfig
-from .cell import without_unread
+from ..settings.run_config import RunConfig, without_unread
+from ..settings.side_settings import is_centred
 
 _NOMINAL = 1000
 """Batches of a machine where only words are wanted of a policy."""
 
 
 def caption_guarantee(config: RunConfig, mu_local: float = math.inf) -> Guarantee:
-    """What a simulated run guarantees, without its data and what differs between the runs of a table; for captions.
+    """The guarantee of a simulated run for a caption: without its data, and without what differs between runs.
 
     The words are those of the policy that the method makes for a problem of some size. The size does not show in them.
-
-    Parameters
-    ----------
-    config : RunConfig
-    mu_local : float
-        What holds whatever happens, under secure aggregation, as the run had it.
 
     Notes
     -----
@@ -58,7 +51,7 @@ def caption_guarantee(config: RunConfig, mu_local: float = math.inf) -> Guarante
 
 
 def table_caption(document: Mapping[str, Any], *, in_columns: bool = False) -> str:
-    """What the epsilons in the table of a reproduction are true of.
+    """The caption of a reproduction's table: what its epsilons are true of.
 
     Parameters
     ----------
@@ -66,11 +59,6 @@ def table_caption(document: Mapping[str, Any], *, in_columns: bool = False) -> s
         Of a reproduction, with its ``cells``.
     in_columns : bool
         Whether the table has columns for what secure aggregation rests on (:func:`~murmurfl.privacy.caption`).
-
-    Raises
-    ------
-    ConfigurationError
-        If it does not say which strategy an algorithm is.
     """
     guarantees, noiseless = cell_guarantees(document)
     sentences = [caption(guarantees, in_columns=in_columns)] if guarantees else []
@@ -81,11 +69,6 @@ def table_caption(document: Mapping[str, Any], *, in_columns: bool = False) -> s
 
 def cell_guarantees(document: Mapping[str, Any]) -> tuple[list[tuple[str, Guarantee]], list[str]]:
     """The guarantee of each private line of a reproduction's cells, and the names of the lines without noise.
-
-    Raises
-    ------
-    ConfigurationError
-        If a document does not say which strategy an algorithm is.
 
     Notes
     -----

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from ..settings.registry import mechanism_options_of, registry
-from ..settings.run_config import run_keys
-from ..settings.trust_settings import keys_of_trust
+from ...privacy import NO_NOISE
 
 Overrides = Mapping[str, bool | int | float | str]
 Settings = dict[str, bool | int | float | str]
 
+LONG_RUN: Settings = {"noise-quality": "fast", "checkpoint": False, "node-deadline-s": 600.0}
+"""Settings of simulations that are long and many: quick noise, no files, patience with busy cores."""
+JUDGED_AT_THE_END: Settings = {
+    "noise-quality": "fast",
+    "evaluate-every": 1_000_000,
+    "checkpoint": False,
+    "node-deadline-s": 600.0,
+}
+"""The same for runs of which only the last model is evaluated."""
+
 VALIDATION_SEEDS = (101,)
-"""Of the runs that choose a step; no result is made with them."""
+"""Seeds of the runs that choose a step; no result is made with them."""
 
 
 @dataclass(frozen=True)
@@ -57,21 +64,6 @@ class Cell:
         return bool(self.validation.get("validation-samples"))
 
 
-def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by hyphenated key, without those that nothing they name reads.
-
-    For settings that were made for another method, task, partition or model than those that are now named beside them,
-    such as a paper's when somebody changes its task.
-    """
-    chosen = {one.name: values.get(one.name, one.default) for one in run_keys().values() if one.names}
-    reads = frozenset[str]().union(*(registry(name)[str(thing)].keys for name, thing in chosen.items()))
-    own = {
-        "mechanism": frozenset(mechanism_options_of(str(values.get("mechanism", "")))),
-        "trust": keys_of_trust(values.get("trust", "")),
-    }
-
-    def is_read(name: str) -> bool:
-        one = run_keys().get(name)
-        return one is None or not one.read_by or one.name in own.get(one.read_by, reads)
-
-    return {name: value for name, value in values.items() if is_read(name)}
+def is_without_noise(settings: Mapping[str, object]) -> bool:
+    """Whether an algorithm's settings, its cell's among them, are those of a run without noise."""
+    return settings.get("mechanism") == NO_NOISE

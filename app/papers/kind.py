@@ -16,13 +16,13 @@ from ..reports.table import Table
 from ..settings.run_config import RunConfig
 
 Run = Mapping[str, Any]
-"""What a table needs of a run: the :data:`FIGURES` and its ``curves``."""
+"""A run as a table needs it: the :data:`FIGURES` and its ``curves``."""
 
 FIGURES = (
     "accuracy", "loss", "mu", "epsilon", "mu_local", "epsilon_local", "delta", "seconds", "releases", "refusals",
     "lost_replies",
 )  # fmt: skip
-"""What every table needs of a run's result."""
+"""Figures of a run's result that every table needs."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,6 @@ class Trial:
         Of the first of them.
     covered : bool
         Whether the guarantee holds for this step. One for which it does not is no result.
-    runs : sequence of mapping
     """
 
     config: RunConfig
@@ -44,7 +43,7 @@ class Trial:
 
 
 class Measure(NamedTuple):
-    """What a run that chooses a step is judged by; less is better."""
+    """The measure of runs that choose a step; less is better."""
 
     name: str
     of: Callable[[Run], float]
@@ -56,40 +55,30 @@ class TableKind(ABC):
     name: str
     """Such as ``accuracy``."""
     sentence: str
-    """What it shows, in words."""
+    """A description of what it shows."""
     curves_needed: frozenset[str] = frozenset()
     """The curves it cannot do without; a finished run that was kept without them is made again."""
     honest_in_columns: bool = False
     """Whether it has columns for the honest machines of each sum and for what holds whatever happens."""
     digits: int | None = None
-    """To how many digits a document keeps the figures of single runs; None is all."""
+    """Digits of single runs' figures in a document; None keeps all."""
     indent: int | None = 2
-    """Of the JSON; None is all on one line, for documents with thousands of figures."""
+    """Indent of the JSON; None writes one line, for documents with thousands of figures."""
 
     def check(self, config: RunConfig) -> None:  # noqa: B027 - most kinds can show any run
-        """Refuse a run that such a table cannot show.
-
-        Raises
-        ------
-        ConfigurationError
-        """
+        """Refuse a run that such a table cannot show."""
 
     def curves(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """What it keeps of a run's result document, by name: ``rounds`` and ``values`` of each curve."""
+        """The curves it keeps of a run's result document, by name: ``rounds`` and ``values`` of each."""
         return {}
 
     def measure(self, *, held_out: bool) -> Measure:
-        """What runs that choose a step are judged by.
+        """The measure of runs that choose a step.
 
         Parameters
         ----------
         held_out : bool
             Whether their loss is that of samples held out for it, and not the test set's.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is nothing they could be judged by.
         """
         if not held_out:
             raise ConfigurationError(
@@ -103,13 +92,8 @@ class TableKind(ABC):
         covered = [trial for trial in trials if trial.covered]
         return min(covered or trials, key=lambda trial: fmean(float(run["loss"]) for run in trial.runs))
 
-    def entry(
-        self,
-        best: Trial,
-        trials: Sequence[Trial],
-        choice: Sequence[Mapping[str, Any]],
-    ) -> dict[str, Any]:
-        """What a reproduction's document says of one algorithm beside its figures.
+    def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Entries of one algorithm in a reproduction's document, beside its figures.
 
         Parameters
         ----------
@@ -123,7 +107,7 @@ class TableKind(ABC):
         return {}
 
     def summary(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """What the document says of all cells together, given its ``cells``."""
+        """Entries of the document for all its ``cells`` together."""
         return {}
 
     @abstractmethod

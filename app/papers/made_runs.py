@@ -34,7 +34,6 @@ class Workplace:
     ----------
     out : Path
         Folder for ``runs/*.json``, one for the finished runs that were made together.
-    engine : {"cohort", "inprocess", "ray"}
     workers : int, optional
         Runs at once, each in a process of its own; default as many as cores. With one, runs are made in this process,
         and so are those of the ray engine, which uses the cores itself.
@@ -88,17 +87,7 @@ def made_together(configs: Mapping[RunKey, RunConfig], kind: TableKind, engine: 
 def make_runs(
     configs: Mapping[RunKey, RunConfig], kind: TableKind, workplace: Workplace, on_run: Callable[[int], None]
 ) -> dict[RunKey, Run]:
-    """Every run's figures and curves; those that are kept are not made again.
-
-    Parameters
-    ----------
-    configs : mapping of RunKey to RunConfig
-    kind : TableKind
-        Says which curves it wants.
-    workplace : Workplace
-    on_run : callable
-        Called with the number of runs done.
-    """
+    """Every run's figures and curves; those that are kept are not made again."""
     results, waiting = _found(configs, kind, workplace)
     on_run(len(results))
     (workplace.out / "runs").mkdir(parents=True, exist_ok=True)
@@ -117,19 +106,14 @@ def make_runs(
 
 
 class _Shared:
-    """The data of runs, sent to the workers of a pool once for all runs in a row that have the same.
-
-    Parameters
-    ----------
-    pool : Pool
-    """
+    """The data of runs, sent to the workers of a pool once for all runs in a row that have the same."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._last: tuple[Hashable, Any] = ("", None)
 
     def data(self, config: RunConfig) -> Any:
-        """What stands for a run's data in a call; None in this process, which has them."""
+        """A reference to a run's data; None in this process, which has them."""
         if isinstance(self._pool, HerePool):
             return None
         wanted = wanted_by(config)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...privacy import gdp_mu
-from ..settings.run_config import RunConfig
-from .cell import Cell, Overrides, Settings, without_unread
+from ..settings.run_config import RunConfig, without_unread
+from .cell import Cell, Overrides, Settings
 from .kind import TableKind
 
 
@@ -16,9 +16,9 @@ class Paper(ABC):
     """A paper: the cells of its tables, how many runs it made of each, and the kind of its tables."""
 
     name: str
-    """Of the command and of the files: ``murmurfl reproduce NAME``."""
+    """The name in ``murmurfl reproduce NAME`` and of the files."""
     sentence: str
-    """Whose it is and what its tables show, for help and documentation."""
+    """A description of its tables, for help and documentation."""
     table: TableKind
     seeds: int = 1
     """Runs of each cell, as many as the paper made."""
@@ -58,7 +58,10 @@ class Paper(ABC):
         shared = {key: value for key, value in overrides.items() if _is_of_some(key, base, algorithms)}
         for key in shared:
             settings.pop(key)
-        algorithms = {label: _with_shared(options, shared) for label, options in algorithms.items()}
+        algorithms = {
+            label: {**options, **{key: value for key, value in shared.items() if key in options}}
+            for label, options in algorithms.items()
+        }
         steps, grids = ((), {}) if "learning-rate" in overrides else (base.steps, base.grids)
         table, paper = (known.table, known.paper) if known else ("as set", {})
         changed = replace(base, table=table, settings=settings, algorithms=algorithms, paper=paper)
@@ -96,7 +99,3 @@ def _is_of_some(key: str, base: Cell, algorithms: Mapping[str, Overrides]) -> bo
     """
     values = {options[key] for options in algorithms.values() if key in options}
     return key != "strategy" and key not in base.settings and len(values) == 1
-
-
-def _with_shared(options: Overrides, shared: Overrides) -> Overrides:
-    return {**options, **{key: value for key, value in shared.items() if key in options}}

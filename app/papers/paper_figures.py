@@ -1,4 +1,4 @@
-"""What the pictures of reproductions share: a figure without a screen, colours of algorithms, legend and heading."""
+"""Parts of the pictures of reproductions: colours of algorithms, bands, legend and heading."""
 
 from __future__ import annotations
 
@@ -7,19 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..reports.figures import empty_figure
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure in inches, which needs no display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def colours(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,6 +21,25 @@ def colours(document: Mapping[str, Any]) -> dict[str, Any]:
     labels = list(dict.fromkeys(label for cell in document["cells"] for label in cell["algorithms"]))
     palette = colormaps["tab10"].colors  # type: ignore[attr-defined]
     return {label: palette[i % len(palette)] for i, label in enumerate(labels)}
+
+
+def panels(count: int, most_columns: int, size: tuple[float, float], below: float) -> tuple[Figure, list[Axes], int]:
+    """A figure of so many panels of a size, with room below them; the panels, and how many stand in a row."""
+    columns = min(count, most_columns)
+    rows = -(-count // columns)
+    figure = empty_figure(size[0] * columns, size[1] * rows + below)
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in grid[count:]:
+        axes.set_visible(False)
+    return figure, list(grid[:count]), columns
+
+
+def accuracy_axis(axes: Axes, errors: tuple[float, ...]) -> None:
+    """Accuracy up, by the logarithm of the error: accuracies near 100 % are told apart too."""
+    axes.set_yscale("log")
+    axes.invert_yaxis()
+    axes.set_yticks(errors, [f"{100 - error:g}" for error in errors])
+    axes.set_yticks([], minor=True)
 
 
 def draw_band(

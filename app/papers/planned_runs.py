@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ...privacy import ConfigurationError
 from ..settings.run_config import NO_NOISE, RunConfig, run_keys
-from .cell import VALIDATION_SEEDS, Cell, Overrides, Settings
+from .cell import VALIDATION_SEEDS, Cell, Overrides, Settings, is_without_noise
 from .kind import Run, TableKind
 
 
@@ -23,27 +23,12 @@ class RunKey(NamedTuple):
 
 
 Choices = Mapping[tuple[int, str], Sequence[Mapping[str, Any]]]
-"""By cell and algorithm: the steps that were tried and what they were judged by, the best first."""
+"""The steps tried for each cell and algorithm and what they were judged by, the best first."""
 
 
 def plan_runs(cells: Sequence[Cell], seeds: int, engine: str, kind: TableKind | None = None) -> dict[RunKey, RunConfig]:
-    """The configuration of every run whose figures are shown.
-
-    Parameters
-    ----------
-    cells : sequence of Cell
-    seeds : int
-        Runs of each, with seeds 1 and up.
-    engine : str
-    kind : TableKind, optional
-        Of the table, which may refuse a run that it could not show.
-
-    Raises
-    ------
-    ConfigurationError
-        If a setting is impossible or the engine unknown: before anything runs.
-    """
-    from ..engines.start import ENGINES  # here, because the command names the papers in its help
+    """The configuration of every run whose figures are shown."""
+    from ..engines.start import ENGINES  # the command names the papers in its help, and needs no engine for it
 
     if engine not in ENGINES:
         raise ConfigurationError(f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.")
@@ -63,13 +48,7 @@ def plan_runs(cells: Sequence[Cell], seeds: int, engine: str, kind: TableKind | 
 
 
 def plan_validation(cells: Sequence[Cell], kind: TableKind) -> dict[RunKey, RunConfig]:
-    """The runs that choose steps, on seeds that no result is made with.
-
-    Raises
-    ------
-    ConfigurationError
-        If a setting is impossible, or there is nothing the runs could be judged by.
-    """
+    """The runs that choose steps, on seeds that no result is made with."""
     runs = {}
     for index, cell in enumerate(cells):
         if cell.grids:
@@ -117,7 +96,7 @@ def with_chosen_steps(cells: Sequence[Cell], choices: Choices) -> list[Cell]:
 
 
 WITHOUT = "without noise"
-"""What it is called among the algorithms of its cell."""
+"""The twin's name among the algorithms of its cell."""
 _OF_NOISE = ("schedule", "secret-order", "epsilon")
 """Keys beside the mechanisms' own that mean nothing without noise."""
 
@@ -126,10 +105,6 @@ def with_twins(cells: Sequence[Cell]) -> list[Cell]:
     """Cells with one more algorithm: the first that can be run without noise, without noise.
 
     A cell that has an algorithm without noise already gets no other.
-
-    Parameters
-    ----------
-    cells : sequence of Cell
 
     Notes
     -----
@@ -163,8 +138,3 @@ def _twin(shared: Overrides, options: Overrides) -> Settings | None:
     except ConfigurationError:
         return None
     return own
-
-
-def is_without_noise(settings: Mapping[str, object]) -> bool:
-    """Whether an algorithm's settings, its cell's among them, are those of a run without noise."""
-    return settings.get("mechanism") == NO_NOISE

@@ -41,14 +41,12 @@ def run_cells(
 
     Parameters
     ----------
-    cells : sequence of Cell
     kind : TableKind
         What the runs are made for.
     seeds : int
         Runs of each.
     out : Path
         Folder for ``runs/*.json``.
-    engine : {"cohort", "inprocess", "ray"}
     workers : int, optional
         Runs at once, each in a process of its own; default as many as cores. Runs on the ray engine are made one after
         the other, because it uses the cores itself.
@@ -91,15 +89,6 @@ def run_cells(
 
 def write_reproduction(document: Mapping[str, Any], name: str, kind: TableKind, out: Path) -> list[Table]:
     """Write ``<name>.json``, ``.csv``, ``.md`` and ``.png`` into a folder.
-
-    Parameters
-    ----------
-    document : mapping
-        As :func:`run_cells` made it, with the number of ``seeds``.
-    name : str
-    kind : TableKind
-    out : Path
-        Made if need be.
 
     Returns
     -------

@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from .accuracy import AccuracyTable
-from .cell import Cell, Overrides, Settings
+from .cell import JUDGED_AT_THE_END, Cell, Overrides, Settings
 from .paper import Paper
 
 PAPER_MNIST: Settings = {
     "task": "mnist",
     "batch-size": 1,
-    "noise-quality": "fast",
-    "evaluate-every": 1_000_000,
-    "checkpoint": False,
-    "node-deadline-s": 600.0,
+    **JUDGED_AT_THE_END,
 }
-"""What both papers of these authors train on: MNIST, a sample a release, judged at the end."""
+"""Settings of both papers of these authors: MNIST, a sample a release, judged at the end."""
 
 
 _MU2: Overrides = {"strategy": "mu2", "mechanism": "cancelling"}
@@ -54,7 +51,7 @@ _PRINTED = {
     (8, 20): (60.8, 54.9, 59.7),
     (8, 80): (63.8, 57.0, 65.8),
 }
-"""By mu and m the paper's accuracies: its algorithm, noisy SGD, other work."""
+"""The paper's accuracies by mu and m: its algorithm, noisy SGD, other work."""
 
 
 def _papers_constants() -> list[Cell]:

@@ -39,11 +39,11 @@ _MEAN_BLOCK = 32
 _OPTIMUM_STEPS = 20_000
 
 CURVES = frozenset({"loss"})
-"""What a sweep keeps of its runs."""
+"""Curves that a sweep keeps of its runs."""
 
 
 def sweep_of(config: RunConfig) -> RunConfig:
-    """What runs that go together have in common."""
+    """A key: runs that go together have the same."""
     return replace(config, variant="interleaved", mu=1.0, learning_rate=1.0)
 
 
@@ -60,21 +60,11 @@ class _Columns:
 def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
     """The figures of several runs and their objectives after every epoch, as plain values.
 
-    Parameters
-    ----------
-    configs : sequence of RunConfig
-        For which :meth:`~murmurfl.app.methods.Method.sweeps`, alike but for variant, mu and learning rate.
-
     Returns
     -------
     list of dict
         In their order; epsilon and mu are None for a run that is not covered
         (:meth:`~murmurfl.app.methods.Method.covers`).
-
-    Raises
-    ------
-    ConfigurationError
-        If they are not alike.
     """
     if len({sweep_of(config) for config in configs}) != 1 or not all(
         METHODS[config.strategy].sweeps(config) for config in configs
@@ -98,7 +88,7 @@ def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
 
 
 def _figures(experiment: Experiment, end: Matrix, objectives: Matrix) -> dict[str, Any]:
-    """What a run that ended at a point is said to have been."""
+    """The result figures of a run that ended at a point."""
     config, data = experiment.config, experiment.data
     _, accuracy = experiment.model.evaluate([end], (data.test_features, data.test_labels))
     mu = experiment.guaranteed_mu() if experiment.method.covers(config, prepare) else math.inf
@@ -154,26 +144,14 @@ def _epochs(experiment: Experiment, columns: _Columns) -> tuple[Matrix, Matrix]:
                 normals = step_noise(key, samples, model.num_parameters, 1.0, config.noise_quality)  # type: ignore[arg-type]
                 noise[release] = np.stack(list(normals))
             stds = columns.noise_stds[chosen] if release else np.zeros(len(chosen))
-            iterates[chosen] = _epoch(
-                experiment, iterates[chosen], sequence, noise.get(release), columns.rates[chosen], stds
-            )
+            settings = noise.get(release), columns.rates[chosen], stds, experiment.values.clip_norm
+            if isinstance(model, LinearModel):
+                iterates[chosen] = _linear_epoch(model, iterates[chosen], sequence, *settings)
+            else:
+                iterates[chosen] = _mean_epoch(iterates[chosen], sequence[0], *settings)
         iterates = proximal(kind, iterates, strength, weights)  # type: ignore[arg-type]
         objectives[:, epoch - 1] = objective(iterates)
     return iterates, objectives
-
-
-def _epoch(
-    experiment: Experiment,
-    iterates: Matrix,
-    sequence: tuple[Matrix, ...],
-    normals: Matrix | None,
-    rates: Matrix,
-    noise_stds: Matrix,
-) -> Matrix:
-    clip_norm, model = experiment.values.clip_norm, experiment.model
-    if isinstance(model, LinearModel):
-        return _linear_epoch(model, iterates, sequence, normals, rates, noise_stds, clip_norm)
-    return _mean_epoch(iterates, sequence[0], normals, rates, noise_stds, clip_norm)
 
 
 def _linear_epoch(
@@ -261,13 +239,7 @@ def _objective(experiment: Experiment) -> Callable[[Matrix], Matrix]:
 
 
 def optimum(config: RunConfig) -> float:
-    """The least objective on the evaluation samples: what the excess risk is measured from.
-
-    Raises
-    ------
-    ConfigurationError
-        If model and regulariser are none of the paper's pairs.
-    """
+    """The least objective on the evaluation samples: what the excess risk is measured from."""
     return _optimum(sweep_of(replace(config, seed=1, private_share=0.5, order="RR")))
 
 

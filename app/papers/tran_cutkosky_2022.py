@@ -3,12 +3,299 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...privacy import gdp_mu
+import numpy as np
+
+from ...privacy import ConfigurationError, gdp_mu
+from ..reports.figures import empty_figure
+from ..reports.table import Column, Row, Table, curve_statistics, short, spread, statistics
+from ..settings.run_config import RunConfig
+from .accuracy import ACCURACY, EPSILON, NOISE, SECONDS, percent
 from .cell import Cell, Settings
-from .gradient_norm import GradientNormTable
+from .kind import Measure, Run, TableKind, Trial
 from .paper import Paper
+from .paper_figures import add_legend, colours, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+_FEWEST_POINTS = 3
+"""Fewer points get no fitted line."""
+
+
+class _Point(NamedTuple):
+    """The gradient norms of an algorithm's runs in one cell."""
+
+    epsilon: float
+    samples: float
+    mean: Sequence[float]
+    last: Sequence[float]
+
+
+@dataclass(frozen=True)
+class GradientNormTable(TableKind):
+    """A line for each algorithm: its gradient norms; and the powers of epsilon and N that they go with.
+
+    Parameters
+    ----------
+    rates : mapping of str to float
+        The theorems' powers of epsilon N, by algorithm.
+    model_names : mapping of str to str
+        What the table of powers calls a model.
+    """
+
+    name = "gradient-norm"
+    sentence = "the norm of the training loss's gradient, and the powers of epsilon and N that it goes with"
+    curves_needed = frozenset({"gradient-norm"})
+    columns = (
+        Column("setting", "the part of the table that the line belongs to", "table", label=True),
+        Column("algorithm", "what was run", label=True),
+        Column("step", "the learning rate", form=".3g"),
+        Column(
+            "gradient norm, mean over rounds",
+            "of the training loss, mean over the rounds in which it was computed, ± standard deviation over seeds",
+            "gradient norm",
+            ".4f",
+            "± gradient norm",
+        ),
+        Column("in the last round", "the same in the end", "last gradient norm", ".4f", "± last gradient norm"),
+        ACCURACY,
+        EPSILON,
+        NOISE,
+        SECONDS,
+    )
+    rates: Mapping[str, float] = field(default_factory=dict)
+    model_names: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a run that does not compute its gradient norm."""
+        if not config.gradient_norm:
+            raise ConfigurationError("Expected gradient-norm = true for a table of gradient norms, got false.")
+
+    def curves(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """The gradient norms."""
+        return {"gradient-norm": document["gradient_norms"]}
+
+    def measure(self, *, held_out: bool) -> Measure:
+        """Steps are judged by the gradient norm, which is of training samples, or by a loss on held-out ones."""
+        return super().measure(held_out=True) if held_out else Measure("gradient_norm", mean_gradient_norm)
+
+    def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Gradient norms, their curve, and under ``validation`` how the step was chosen."""
+        curve = curve_statistics([run["curves"] for run in best.runs])["gradient-norm"]
+        last = [run["curves"]["gradient-norm"]["values"][-1] for run in best.runs]
+        return {
+            "gradient_norm": statistics([mean_gradient_norm(run) for run in best.runs], 5),
+            "last_gradient_norm": statistics(last, 5),
+            "validation": [dict(entry) for entry in choice],
+            "curves": {
+                "gradient-norm": {
+                    "rounds": curve["rounds"],
+                    **{name: [short(value) for value in curve[name]] for name in ("mean", "std")},
+                }
+            },
+        }
+
+    def summary(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """The fitted powers, under ``slopes``."""
+        return {"slopes": self.slopes(document)}
+
+    def table(self, document: Mapping[str, Any], title: str = "") -> Table:
+        """A line for each algorithm of each cell."""
+        entries = [(cell, label, e) for cell in document["cells"] for label, e in cell["algorithms"].items()]
+        rows, caption = [_row(*entry) for entry in entries], str(document.get("guarantee", ""))
+        return Table(title, self.columns, rows, caption, draw=lambda path: self._draw(document, title, caption, path))
+
+    def further_tables(self, document: Mapping[str, Any]) -> list[Table]:
+        """The fitted powers, if there are any."""
+        return [self.powers(document)] if document["slopes"] else []
+
+    def powers(self, document: Mapping[str, Any]) -> Table:
+        """A line for each line that was fitted."""
+        caption = str(document.get("guarantee", ""))
+        rows = [{**line, "model": self.model_names.get(line["model"], line["model"])} for line in document["slopes"]]
+        columns = (
+            Column("task", "what is trained", "model", label=True),
+            Column("algorithm", "what was run", label=True),
+            Column("gradient norm against", "what varies, and in brackets what does not", _against, label=True),
+            Column("points", "cells the line goes through"),
+            Column("power, mean over rounds", "the line's slope ± its standard error", "mean", _power),
+            Column("power, last round", "the same in the end", "last", _power),
+            Column("theorem", "the theorem's power", "theory", ".2f"),
+        )
+        return Table("Powers", columns, rows, caption)
+
+    def slopes(self, document: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Powers of epsilon and of the number of samples that gradient norms go with, by task and algorithm.
+
+        A line through log(gradient norm) of every run against the logarithm of one of the two, the other fixed, by
+        least squares; the standard error is that of its slope.
+        """
+        lines = []
+        for (model, label), found in _points(document).items():
+            for against, other in (("epsilon", "samples"), ("samples", "epsilon")):
+                for fixed in sorted({_near(getattr(point, other)) for point in found}):
+                    chosen = [point for point in found if _near(getattr(point, other)) == fixed]
+                    if len(chosen) < _FEWEST_POINTS or not all(getattr(point, against) for point in chosen):
+                        continue
+                    about = {"model": model, "algorithm": label, "against": against, "fixed": fixed}
+                    fits = {name: _fit(chosen, against, name) for name in ("mean", "last")}
+                    lines.append({**about, "points": len(chosen), **fits, "theory": self.rates.get(label)})
+        return lines
+
+    def _draw(self, document: Mapping[str, Any], title: str, caption: str, path: Path) -> None:
+        """Gradient norm and accuracy against epsilon and N, log by log, with the theorems' slopes."""
+        shown, colour = _panels(document), colours(document)
+        figure = empty_figure(3.9 * len(shown), 6.4)
+        grid = figure.subplots(2, len(shown), squeeze=False)
+        for column, ((model, against, fixed, algorithms), cells) in enumerate(shown.items()):
+            for label in algorithms:
+                self._draw_line(grid[0, column], cells, against, label, "gradient_norm", colour[label])
+                self._draw_line(grid[1, column], cells, against, label, "accuracy", colour[label])
+            for axes, words in zip(grid[:, column], ("gradient norm", "test accuracy [%]"), strict=True):
+                x = sorted(
+                    {place for cell in cells for e in cell["algorithms"].values() for place in _at(cell, e, against)}
+                )
+                axes.set_xscale("log")
+                axes.set_xticks(x, [f"{value:g}" for value in x], fontsize=8)
+                axes.minorticks_off()
+                axes.set_xlabel(against)
+                axes.set_ylabel(words)
+                axes.grid(alpha=0.3, which="both")
+            grid[0, column].set_yscale("log")
+            known = f"N = {fixed:g}" if against == "epsilon" else f"epsilon = {fixed:g}"
+            grid[0, column].set_title(f"{model}, {known}", fontsize=9)
+        add_legend(figure, list(grid[0]))
+        over = f"mean and standard deviation over {document['seeds']} runs; dotted: the theorems' powers"
+        save(figure, path, f"{title}: {over}", caption, 50 * len(shown))
+
+    def _draw_line(
+        self, axes: Axes, cells: Sequence[Mapping[str, Any]], against: str, label: str, name: str, colour: Any
+    ) -> None:
+        factor = 100 if name == "accuracy" else 1
+        points = sorted(
+            (place, factor * entry[name]["mean"], factor * entry[name]["std"])
+            for cell in cells
+            for entry in [cell["algorithms"][label]]
+            for place in _at(cell, entry, against)
+        )
+        if not points:  # without noise there is no epsilon: a line across
+            for value in {factor * cell["algorithms"][label][name]["mean"] for cell in cells}:
+                axes.axhline(value, color=colour, label=label, linestyle="--", linewidth=1.2)
+            return
+        x, y, error = zip(*points, strict=True)
+        axes.errorbar(x, y, error, color=colour, label=label, marker="o", markersize=3, linewidth=1.2)
+        if name == "gradient_norm" and label in self.rates:
+            line = [y[0] * (value / x[0]) ** self.rates[label] for value in x]
+            axes.plot(x, line, ":", color=colour, linewidth=1)
+
+
+def mean_gradient_norm(run: Run) -> float:
+    """The mean of ||grad F(w_t)|| over the rounds that were evaluated: what the theorems bound."""
+    return fmean(run["curves"]["gradient-norm"]["values"])
+
+
+def fitted_slope(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
+    """The slope of a line through points by least squares, and its standard error."""
+    offsets = np.asarray(x) - np.mean(x)
+    squares = float(offsets @ offsets)
+    slope = float(offsets @ np.asarray(y)) / squares
+    residuals = np.asarray(y) - np.mean(y) - slope * offsets
+    error = math.sqrt(float(residuals @ residuals) / max(len(offsets) - 2, 1) / squares)
+    return {"slope": slope, "standard_error": error}
+
+
+def _fit(points: Sequence[_Point], against: str, name: str) -> dict[str, float]:
+    x = [math.log(getattr(point, against)) for point in points for _ in getattr(point, name)]
+    y = [math.log(norm) for point in points for norm in getattr(point, name)]
+    return fitted_slope(x, y)
+
+
+def _points(document: Mapping[str, Any]) -> dict[tuple[str, str], list[_Point]]:
+    """The points of fitted lines, by model and algorithm; runs without an epsilon have none."""
+    points: dict[tuple[str, str], list[_Point]] = {}
+    for cell in document["cells"]:
+        for label, entry in cell["algorithms"].items():
+            if entry["epsilon"]["mean"] is not None:
+                point = _Point(
+                    epsilon=float(entry["epsilon"]["mean"]),
+                    samples=_samples(cell),
+                    mean=entry["gradient_norm"]["runs"],
+                    last=entry["last_gradient_norm"]["runs"],
+                )
+                points.setdefault((_model(cell), label), []).append(point)
+    return points
+
+
+def _panels(document: Mapping[str, Any]) -> dict[tuple[str, str, float, tuple[str, ...]], list[Mapping[str, Any]]]:
+    """The cells of each panel, by model, what varies in it, what does not, and its algorithms."""
+    groups: dict[tuple[str, str, float, tuple[str, ...]], list[Mapping[str, Any]]] = {}
+    for cell in document["cells"]:
+        epsilons = [entry["epsilon"]["mean"] for entry in cell["algorithms"].values()]
+        algorithms = tuple(cell["algorithms"])
+        groups.setdefault((_model(cell), "epsilon", _samples(cell), algorithms), []).append(cell)
+        for epsilon in {_near(epsilon) for epsilon in epsilons if epsilon is not None}:
+            groups.setdefault((_model(cell), "N", epsilon, algorithms), []).append(cell)
+    return {key: cells for key, cells in groups.items() if len(cells) > 1} or dict([next(iter(groups.items()))])
+
+
+def _model(cell: Mapping[str, Any]) -> str:
+    return str(cell["settings"].get("model", RunConfig().model))
+
+
+def _samples(cell: Mapping[str, Any]) -> float:
+    return float(cell["settings"].get("training-samples", 0))
+
+
+def _at(cell: Mapping[str, Any], entry: Mapping[str, Any], against: str) -> list[float]:
+    """The place of an entry on a panel's axis; empty if that is not known."""
+    place = entry["epsilon"]["mean"] if against == "epsilon" else _samples(cell)
+    return [place] if place else []
+
+
+def _row(cell: Mapping[str, Any], label: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {**cell["settings"], **entry["settings"]}
+    runs = len(entry["accuracy"]["runs"])
+    return {
+        "table": cell["table"],
+        "algorithm": label,
+        "step": settings.get("learning-rate"),
+        "gradient norm": entry["gradient_norm"]["mean"],
+        "± gradient norm": entry["gradient_norm"]["std"] if runs > 1 else None,
+        "last gradient norm": entry["last_gradient_norm"]["mean"],
+        "± last gradient norm": entry["last_gradient_norm"]["std"] if runs > 1 else None,
+        "accuracy %": percent(entry["accuracy"]["mean"]),
+        "± std": percent(entry["accuracy"]["std"]) if runs > 1 else None,
+        "loss": entry["loss"]["mean"],
+        "mu": entry["mu"]["mean"],
+        "epsilon": entry["epsilon"]["mean"],
+        "delta": entry["delta"]["mean"],
+        "noise": settings.get("noise-quality", RunConfig().noise_quality),
+        "seconds": entry["seconds"]["mean"],
+        "runs": runs,
+    }
+
+
+def _against(line: Row) -> str:
+    if line["against"] == "epsilon":
+        return f"epsilon (N = {line['fixed']:g})"
+    return f"N (epsilon = {line['fixed']:g})"
+
+
+def _power(fit: Mapping[str, float]) -> str:
+    return spread(fit["slope"], fit["standard_error"], ".2f")
+
+
+def _near(value: float) -> float:
+    """Epsilons that went through mu and back are alike to this."""
+    return float(f"{value:.6g}")
+
 
 _DELTA = 1e-5
 _MOMENTUM: dict[str, Settings] = {
@@ -51,7 +338,7 @@ def _logistic(epsilon: float, samples: int, **settings: Any) -> Settings:
 
 
 def _algorithms(alpha: float) -> dict[str, Settings]:
-    """All of them; the momentum's alpha is of those that have a momentum."""
+    """All algorithms; alpha is for those with a momentum."""
     momentum: dict[str, Settings] = {label: {**options, "alpha": alpha} for label, options in _MOMENTUM.items()}
     return {**momentum, "DP-SGD": {"strategy": "trusted-sgd"}}
 
@@ -59,45 +346,6 @@ def _algorithms(alpha: float) -> dict[str, Settings]:
 def _grids(rounds: int, paths: tuple[float, ...], rates: tuple[float, ...]) -> dict[str, tuple[float, ...]]:
     """As many steps for every algorithm: eta T for normalised ones, eta for DP-SGD."""
     return {**{label: tuple(path / rounds for path in paths) for label in _MOMENTUM}, "DP-SGD": rates}
-
-
-def _all() -> list[Cell]:
-    """The appendix has no experiments: these are ours, to see what its rates say at sizes one can run."""
-    cells = []
-    batch, passes = 100, 10
-    varied = [(epsilon, _LOGISTIC_SAMPLES) for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0)]
-    varied += [(1.0, samples) for samples in (750, 1500, 3000, 12_000)]
-    for epsilon, samples in varied:
-        rounds = passes * (samples // batch)
-        settings = {"batch-size": batch, "passes": passes, "evaluate-every": max(rounds // 20, 1)}
-        cells.append(
-            Cell(
-                f"logistic, epsilon = {epsilon:g}, N = {samples}",
-                _logistic(epsilon, samples, **settings),
-                _algorithms(0.03),
-                grids=_grids(rounds, (3.0, 10.0, 30.0, 100.0), (0.02, 0.1, 0.5, 2.5)),
-            )
-        )
-    for samples in (250, 500, 1000):
-        cells.append(_theorem_6(2.0, samples, 49))
-    batch, passes, machines, samples = 60, 2, 10, 12_000
-    rounds = passes * (samples // (batch * machines))
-    settings = {"batch-size": batch, "passes": passes, "evaluate-every": rounds // 4}
-    settings |= {"task": "mnist", "features": "means-2x2", "model": "cnn", "clip-norm": 1.0}
-    settings |= {"training-samples": samples}
-    settings |= {"num-clients": machines, "clients-per-round": machines}
-    for epsilon in (4.0, 32.0):
-        cells.append(
-            Cell(
-                f"CNN, epsilon = {epsilon:g}, N = {samples}",
-                _settings(**settings, mu=gdp_mu(epsilon, _DELTA)),
-                _algorithms(0.1),
-                grids=_grids(rounds, (4.0, 10.0, 25.0), (1.0, 4.0, 16.0)),
-                # A network's gradient is small where it begins: least gradient norm would choose the step that stays.
-                validation={"validation-samples": 10_000},
-            )
-        )
-    return cells
 
 
 def _theorem_6(epsilon: float, samples: int, parameters: int) -> Cell:
@@ -135,5 +383,39 @@ class TranCutkosky2022(Paper):
     )
 
     def cells(self) -> list[Cell]:
-        """Our own cells, because the paper made no runs."""
-        return _all()
+        """Our own cells: the paper has no experiments; these show what its rates say at sizes one can run."""
+        cells = []
+        batch, passes = 100, 10
+        varied = [(epsilon, _LOGISTIC_SAMPLES) for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0)]
+        varied += [(1.0, samples) for samples in (750, 1500, 3000, 12_000)]
+        for epsilon, samples in varied:
+            rounds = passes * (samples // batch)
+            settings = {"batch-size": batch, "passes": passes, "evaluate-every": max(rounds // 20, 1)}
+            cells.append(
+                Cell(
+                    f"logistic, epsilon = {epsilon:g}, N = {samples}",
+                    _logistic(epsilon, samples, **settings),
+                    _algorithms(0.03),
+                    grids=_grids(rounds, (3.0, 10.0, 30.0, 100.0), (0.02, 0.1, 0.5, 2.5)),
+                )
+            )
+        for samples in (250, 500, 1000):
+            cells.append(_theorem_6(2.0, samples, 49))
+        batch, passes, machines, samples = 60, 2, 10, 12_000
+        rounds = passes * (samples // (batch * machines))
+        settings = {"batch-size": batch, "passes": passes, "evaluate-every": rounds // 4}
+        settings |= {"task": "mnist", "features": "means-2x2", "model": "cnn", "clip-norm": 1.0}
+        settings |= {"training-samples": samples}
+        settings |= {"num-clients": machines, "clients-per-round": machines}
+        for epsilon in (4.0, 32.0):
+            cells.append(
+                Cell(
+                    f"CNN, epsilon = {epsilon:g}, N = {samples}",
+                    _settings(**settings, mu=gdp_mu(epsilon, _DELTA)),
+                    _algorithms(0.1),
+                    grids=_grids(rounds, (4.0, 10.0, 25.0), (1.0, 4.0, 16.0)),
+                    # A network's gradient is small where it begins: least gradient norm would choose the step of rest.
+                    validation={"validation-samples": 10_000},
+                )
+            )
+        return cells

@@ -1,7 +1,6 @@
 """Plan a run before it starts: which strategy its situation calls for, what its noise would do, a paid search."""
 
-from .deciding import Decision, decide
-from .option import Impossible, Option, noise_to_signal
+from .deciding import Decision, Impossible, Option, decide, noise_to_signal
 from .situation import SAMPLE_USES, Situation
 
 __all__ = ["SAMPLE_USES", "Decision", "Impossible", "Option", "Situation", "decide", "noise_to_signal"]

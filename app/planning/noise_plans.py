@@ -1,4 +1,4 @@
-"""What a run's releases would have of noise under every mechanism and trust, and what they guarantee a person.
+"""The noise of a run's releases under every mechanism and trust, and what they guarantee a person.
 
 Everything comes from the policy that a machine would have, so the noise is the noise that it would add. There are two
 errors, both standard deviations of one value: of the prefix sums that a machine releases, and of the sums of these, by
@@ -115,13 +115,7 @@ class PlanRequest:
             )
 
     def check_rounds(self) -> None:
-        """Refuse more rounds than the machines' samples last for, however their turns are drawn; as a run would.
-
-        Raises
-        ------
-        ConfigurationError
-            With the number of rounds that is possible.
-        """
+        """Refuse more rounds than the machines' samples last for, however their turns are drawn; as a run would."""
         possible = self.machines * self.passes * self.separation // self.per_round
         if self.rounds > possible:
             often = f", each {self.passes} times" if self.passes > 1 else ""
@@ -148,7 +142,7 @@ class PlanRequest:
         return self.trust == SECURE
 
     def trusting(self, trust: Trust) -> PlanRequest:
-        """The same under another trust model; for sums with h as set or, where none is, half of a round's machines."""
+        """The request under another trust model; for sums with h as set, or else half of a round's machines."""
         numbers = {"min_honest": self.min_honest, "min_cohort": self.min_cohort}
         if trust != SECURE:
             numbers = {"min_honest": 1, "min_cohort": 1}
@@ -182,18 +176,12 @@ class PlanRequest:
 
 
 def request_of(config: RunConfig, *, check_rounds: bool = True) -> PlanRequest:
-    """What a run asks for: its machine with the most samples, its clip norm and its model, on its data.
+    """The request of a run: its machine with the most samples, its clip norm and its model, on its data.
 
     Parameters
     ----------
-    config : RunConfig
     check_rounds : bool
         Whether more rounds than its machines' samples last for are refused.
-
-    Raises
-    ------
-    ConfigurationError
-        If the configuration is impossible, or its machines release no stream with noise of their own.
     """
     experiment = prepare(config)
     policy = experiment.policy()
@@ -210,7 +198,7 @@ def request_of(config: RunConfig, *, check_rounds: bool = True) -> PlanRequest:
 
 
 def request_of_decided(experiment: Experiment) -> PlanRequest | None:
-    """The same for a run that was decided; None where its machines release no stream with noise."""
+    """The request of a run that was decided; None where its machines release no stream with noise."""
     policy = experiment.policy()
     if not policy.adds_noise or policy.clip_unit == "moments":
         return None
@@ -296,7 +284,6 @@ class TrustPlan:
 
     Parameters
     ----------
-    trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
     assumes : str
         What mu rests on, in words.
     mu_local, epsilon_local : float or None
@@ -322,14 +309,12 @@ class Plan:
 
     Parameters
     ----------
-    request : PlanRequest
     mu : float
         What epsilon at delta allows.
     releases : int
         K.
     sensitivity : float
         The charged change of one release.
-    mechanisms : list of MechanismPlan
     left_out : dict of str to str
         Mechanisms that were not worked out, and why.
     trusts : list of TrustPlan
@@ -357,12 +342,12 @@ class Plan:
 
     @property
     def noise_values(self) -> int:
-        """How many values of noise all releases of a machine have."""
+        """The number of noise values in all releases of a machine."""
         return self.request.parameters * self.releases
 
     @property
     def guarantee(self) -> Guarantee:
-        """What a machine's releases would guarantee, with any of the mechanisms."""
+        """The guarantee of a machine's releases with any of the mechanisms."""
         request = self.request
         words = "noise of any of these mechanisms on each machine"
         unit = "owner" if request.samples_per_owner else "sample"
@@ -385,13 +370,7 @@ class Plan:
 
 
 def make_plan(request: PlanRequest) -> Plan:
-    """Every mechanism's noise and error for a request.
-
-    Raises
-    ------
-    ConfigurationError
-        If no mechanism can do what is asked for.
-    """
+    """Every mechanism's noise and error for a request."""
     plans: dict[str, tuple[NoisePlan, MechanismPlan]] = {}
     left_out: dict[str, str] = {}
     for mechanism in MECHANISMS:
@@ -507,7 +486,7 @@ class Person:
 
     @property
     def mu(self) -> float:
-        """Of all that person's samples together."""
+        """Mu of all samples of that person together."""
         known = self.guarantee
         counts = {"machines": self.machines, "samples": self.samples}
         figure = person_mu(known.mu, **counts, trust=known.trust, mu_local=known.mu_local)
@@ -518,7 +497,7 @@ class Person:
 
     @property
     def mu_local(self) -> float | None:
-        """The same whatever happens, under secure aggregation; None under another trust model."""
+        """Mu_local of all samples of that person, under secure aggregation; None under another trust model."""
         local = self.guarantee.mu_local
         if local is None:
             return None
@@ -530,14 +509,14 @@ class Person:
         return figure if sound and math.isfinite(moved) else math.inf
 
     def epsilon(self, mu: float) -> float:
-        """Of one of these figures, at the guarantee's delta."""
+        """Epsilon of a mu at the guarantee's delta."""
         return gdp_epsilon(mu, self.guarantee.delta)
 
 
 def persons_of(
     guarantee: Guarantee, values: int, machines: int | None = None, samples: int | None = None
 ) -> list[Person]:
-    """What a guarantee becomes for a person; without any, for one of several samples and one of several machines.
+    """A guarantee worked out for a person, by default one with several samples and one on several machines.
 
     Parameters
     ----------

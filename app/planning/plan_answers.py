@@ -1,4 +1,4 @@
-"""What ``murmurfl plan`` answers, as data: a decision, ways to run it, mechanisms and persons (:mod:`.plan_lines`)."""
+"""The answer of ``murmurfl plan`` as data: a decision, ways to run it, mechanisms, persons (:mod:`.plan_lines`)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import Any, cast
 from ...privacy import ConfigurationError, Guarantee, PrivacyPolicy
 from ...privacy.setting import Value
 from ..methods.auto_method import AUTO
-from ..papers.cell import without_unread
 from ..runs.experiment import Experiment, situation_of, worked_out
 from ..runs.run_guarantees import configured_figures, run_guarantee
 from ..settings.default_run import started_with
 from ..settings.layers import layered
-from ..settings.run_config import RunConfig
+from ..settings.run_config import RunConfig, without_unread
 from .deciding import Decision, decide
 from .noise_plans import Person, Plan, PlanRequest, make_plan, persons_of, request_of, request_of_decided
 from .situation import Situation
 from .variations import AS_SET, DEFAULT, Variation, command_of, tried_out, variations_of
 
 _CLASSES = 10
-"""Of the made-up data that stand in for data nobody has named: ten clouds."""
+"""Classes of the made-up data that stand in where no task is named: ten clouds."""
 _OF_A_STRATEGY = ("passes", "max-participations", "mechanism", "clip-norm", "learning-rate", "clip-unit", "preset")
 """Keys that were set for another strategy and mean nothing to the one that is chosen."""
 _LEFT_OUT = ("out-dir", "run-name", "track", "data-root", "strategy", "sample-uses", "stream", "num-rounds")
@@ -34,7 +33,6 @@ class Choice:
 
     Parameters
     ----------
-    decision : Decision
     asked : mapping
         Run-config keys as they were given.
     made_up : bool
@@ -52,23 +50,23 @@ class Choice:
 
     @property
     def command(self) -> str:
-        """What runs it in simulation, as it is typed."""
+        """The command that runs it in simulation."""
         asked = {name: value for name, value in self.asked.items() if name not in _LEFT_OUT}
         return command_of(asked | self.decision.settings)
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the chosen run would guarantee."""
+        """The guarantee of the chosen run."""
         return run_guarantee(self.experiment, configured_figures(self.experiment))
 
     @property
     def policy(self) -> PrivacyPolicy:
-        """Of the machine with the most samples, in the training alone."""
+        """The training policy of the machine with the most samples."""
         return self.experiment.method.policy(self.experiment.trained, max(self.experiment.sizes))
 
     @property
     def noise_values(self) -> int:
-        """How many values of noise all releases of a machine have, or a trusted server's."""
+        """The number of noise values in all releases of a machine, or of a trusted server."""
         rows = max(self.policy.normals_per_parameter, self.experiment.num_rounds)
         return self.experiment.method.release_size(self.experiment) * rows
 
@@ -79,12 +77,10 @@ class Answer:
 
     Parameters
     ----------
-    choice : Choice
     ways : sequence of Variation
         The decision beside other passes, batches and trust, and beside the run that would be made if nobody decided.
     plan : Plan or None
         Of every mechanism; None where machines release no stream with noise.
-    persons : sequence of Person
     """
 
     choice: Choice
@@ -105,7 +101,6 @@ def answer(
 
     Parameters
     ----------
-    choice : Choice
     request : PlanRequest or None
         What mechanisms are compared for.
     settings : mapping
@@ -129,18 +124,7 @@ def answer(
 
 
 def choice_of_run(settings: Mapping[str, Value]) -> Choice:
-    """The decision for a run's settings, on the sizes of its data.
-
-    Parameters
-    ----------
-    settings : mapping
-        Run-config keys. What only another strategy reads is left out.
-
-    Raises
-    ------
-    ConfigurationError
-        If no strategy can do what is asked for.
-    """
+    """The decision for a run's settings, on the sizes of its data."""
     wanted = dict(settings)
     if wanted.get("strategy") != AUTO:
         noiseless = {"mechanism": "none"} if wanted.get("mechanism") == "none" else {}
@@ -160,11 +144,6 @@ def choice_of_numbers(samples: int, parameters: int, settings: Mapping[str, Valu
         d.
     settings : mapping
         Run-config keys beside: machines, mu, trust.
-
-    Raises
-    ------
-    ConfigurationError
-        If no strategy can do what is asked for.
     """
     for name, value in (("samples", samples), ("parameters", parameters)):
         if value < 1:
@@ -216,15 +195,7 @@ def asked_of_numbers(
 def asked_of_run(
     settings: Mapping[str, Value], changes: Mapping[str, Value], sizes: Mapping[str, int]
 ) -> tuple[Choice, PlanRequest | None]:
-    """The choice for a run, and what mechanisms are compared for: that run, or the chosen one where it is open.
-
-    Parameters
-    ----------
-    settings, changes : mapping
-        Run-config keys of the run, and those that win over them.
-    sizes : mapping
-        Of the comparison: ``samples`` and ``parameters`` in the place of those of the run's data.
-    """
+    """The choice for a run, and what mechanisms are compared for: that run, or the chosen one where it is open."""
     merged = layered(settings, changes)
     if merged.get("strategy") == AUTO:
         choice = choice_of_run(merged)

@@ -13,9 +13,8 @@ from ..methods import METHODS
 from ..reports.table import Column, Table
 from ..settings.run_config import RunConfig, run_keys
 from ..settings.trust_settings import SECURE, nothing_gained
-from .deciding import Decision
+from .deciding import Decision, Option
 from .noise_plans import Person, Plan
-from .option import Option
 from .plan_answers import Answer, Choice
 from .update_plans import UpdateRequest, by_epsilon
 from .variations import DEFAULT, TAKEN, Variation
@@ -36,7 +35,7 @@ def answer_document(answer: Answer) -> dict[str, Any]:
 
 
 def answer_lines(answer: Answer) -> list[str]:
-    """What people read above the table of ways."""
+    """The lines above the table of ways."""
     config = answer.choice.experiment.config
     owners = answer.plan is not None and answer.plan.guarantee.unit == "owner"
     return [
@@ -54,7 +53,7 @@ _OWNERS_UNDECIDED = "What to take was decided for samples by themselves; the tab
 
 
 def decision_document(decision: Decision) -> dict[str, Any]:
-    """What was chosen, why, and why not the others, as plain values."""
+    """The decision as plain values: what was chosen, why, and why not the others."""
     others = [{**_option_document(one), "why_not": decision.why_not(one)} for one in decision.others]
     others += [{"strategy": one.strategy, "possible": False, "why_not": one.why} for one in decision.impossible]
     return {
@@ -81,7 +80,7 @@ def _option_document(option: Option) -> dict[str, Any]:
 
 
 def decision_lines(choice: Choice) -> list[str]:
-    """What is taken and run with what, what it guarantees, why not the others, and the command."""
+    """The chosen strategy with its settings, its guarantee, why not the others, and the command."""
     decision, chosen = choice.decision, choice.decision.chosen
     problem, guarantee = chosen.problem, choice.guarantee
     times = "each sample in one of them" if chosen.uses == 1 else f"each sample in {chosen.uses} of them"
@@ -111,7 +110,7 @@ def decision_lines(choice: Choice) -> list[str]:
 
 
 def late_lines(config: RunConfig) -> list[str]:
-    """What happens to late answers of a run, and what they cost; nothing where rounds wait for all."""
+    """The use and cost of late answers; empty where rounds wait for all."""
     if config.wait_for == 1 and config.ask == 1:
         return []
     asked, needed = config.asked_per_round, config.answers_needed
@@ -140,7 +139,7 @@ def person_document(person: Person) -> dict[str, Any]:
 
 
 def person_lines(persons: Sequence[Person]) -> list[str]:
-    """Who they are, and their figures."""
+    """One line with each person's samples, machines, mu and epsilon."""
     return [f"Somebody {'; '.join(map(_person_words, persons))}."] if persons else []
 
 
@@ -221,15 +220,7 @@ def _are_tried(rows: Sequence[Variation]) -> bool:
 
 
 def reasons(rows: Sequence[Variation], *, made_up: bool) -> list[str]:
-    """What the rows say: which is taken, why the default is not the first, and what passes, batch and trust do.
-
-    Parameters
-    ----------
-    rows : sequence of Variation
-        The best first; one of them is taken.
-    made_up : bool
-        Whether there are no data to try them on.
-    """
+    """Lines below the table: which row is taken, why the default is not first, and what passes, batch and trust do."""
     numbers = {id(row): number for number, row in enumerate(rows, 1)}
     taken = next(row for row in rows if TAKEN in row.mark)
     default = next((row for row in rows if row.mark and row is not taken), None)
@@ -246,7 +237,7 @@ def reasons(rows: Sequence[Variation], *, made_up: bool) -> list[str]:
 
 
 def _why_not_default(taken: Variation, default: Variation, numbers: Mapping[int, int]) -> list[str]:
-    """Why what would be run if nobody decided is not what is taken."""
+    """Why the default, or the run as set, is not the one taken."""
     name = "the default" if DEFAULT in default.mark else "what is set"
     of, other = taken.option, default.option
     if other.score <= of.score:
@@ -277,7 +268,7 @@ def _accuracies(one: Variation, other: Variation) -> str:
 
 
 def _not_taken(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int, int]) -> list[str]:
-    """Rows that would seem to be better than the one that is taken, and what is to be thought of them."""
+    """Rows that score or did better than the one taken, and why they were not."""
     own = numbers[id(taken)]
     others = [row for row in rows if row.trust == taken.trust and row is not taken]
     before = [numbers[id(row)] for row in others if row.option.score < taken.option.score]
@@ -296,7 +287,7 @@ def _not_taken(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int
 
 
 def _passes(rows: Sequence[Variation]) -> list[str]:
-    """What it does to use samples more often, for each strategy that was tried in several ways."""
+    """Scores by uses of a sample, for each strategy that was tried with several."""
     said = []
     by_uses: dict[str, dict[int, Variation]] = {}
     for row in rows:  # the best first: of several batches the best
@@ -316,7 +307,7 @@ def _passes(rows: Sequence[Variation]) -> list[str]:
 
 
 def _batches(rows: Sequence[Variation]) -> list[str]:
-    """What other batches do to the best row with batches."""
+    """Scores of the best row with batches, by batch."""
     first = next((row for row in rows if row.varied == "batch"), None)
     if first is None:
         return []
@@ -334,7 +325,7 @@ def _batches(rows: Sequence[Variation]) -> list[str]:
 
 
 def _trusts(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int, int]) -> list[str]:
-    """What the same mu costs under other kinds of trust, and the commands for them."""
+    """The noise of the same mu under other kinds of trust, and their commands."""
     noise, said = taken.option.noise_to_signal, []
     for row in (row for row in rows if row.varied == "trust" and noise):
         config, loud = row.config, row.option.noise_to_signal
@@ -379,7 +370,7 @@ _COLUMNS = (
 
 
 def _in_secret(row: Mapping[str, Any]) -> str | None:
-    """What a secret order makes of a mechanism's epsilon; an estimate is called one wherever it stands."""
+    """A mechanism's epsilon in a secret order; an estimate is always called one."""
     epsilon = row["epsilon_amplified"]
     return None if epsilon is None else rounded_up(epsilon) + ("" if row["amplified_proved"] else ", estimated")
 
@@ -400,7 +391,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def plan_lines(plan: Plan) -> tuple[list[str], list[str]]:
-    """What stands above and below the table."""
+    """The lines above the table, and those below it."""
     request = plan.request
     often = f"in at most {request.passes} of them" if request.passes > 1 else "in one of them"
     before = [
@@ -437,7 +428,7 @@ _TRUST_COLUMNS = (
 
 
 def compared_table(plan: Plan) -> Table:
-    """What the same mu costs under each trust model."""
+    """The noise of the same mu under each trust model."""
     title = f"The same mu, by who is trusted ({plan.best_for_prefix_sums})"
     return Table(title, _TRUST_COLUMNS, [vars(row) for row in plan.trusts], plan.guarantee.sentence)
 
@@ -456,7 +447,7 @@ def update_document(request: UpdateRequest) -> dict[str, Any]:
 
 
 def update_lines(request: UpdateRequest) -> list[str]:
-    """What people read above the table of updates."""
+    """The lines above the table of updates."""
     policy, forecast = request.policy(), request.forecast()
     sums = f", trust={policy.trust!r}, min_honest={policy.min_honest}, min_cohort={policy.min_cohort}"
     given = (

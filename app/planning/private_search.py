@@ -23,13 +23,14 @@ from ..engines.pool import Pool, WorkerState, opened_pool, say_nothing
 from ..engines.workers import EXPERIMENT, LEDGERS, WorkerMachines, shared_samples
 from ..models.model import Model
 from ..runs.experiment import Experiment, prepare
-from ..runs.result import FeatureMean, RunResult
+from ..runs.result import RunResult
 from ..runs.run_guarantees import Figures, run_guarantee
+from ..runs.side_releases import FeatureMean, beside_sides
 from ..runs.training_run import run_experiment
 from ..settings.run_config import RunConfig
 
 MULTIPLES = ("clip_norm", "learning_rate")
-"""What may be searched for, as multiples of the preset's."""
+"""Hyperparameters that may be searched for, as multiples of the preset's."""
 _LEAST_TRIALS = 2
 
 
@@ -55,11 +56,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search found and what all of it cost.
+    """The findings of a search and the cost of all of it.
 
     Parameters
     ----------
-    trials : list of Trial
     chosen : int
         Which of them had the highest score.
     result : RunResult
@@ -79,7 +79,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Parts:
-    """How mu is divided: mu of each trial's training and of its count (0 without one), and of the last training."""
+    """The mus of each trial's training, of its count (0 without one), and of the last training."""
 
     training: float
     count: float
@@ -93,15 +93,10 @@ def divided(mu: float, trials: int, share: float, counting: float) -> Parts:
     ----------
     mu : float
         Of all of it.
-    trials : int
     share : float
         Of mu^2, for all trials together.
     counting : float
         Of a trial's part, for its count; 0 where public samples decide.
-
-    Raises
-    ------
-    ConfigurationError
 
     Notes
     -----
@@ -125,25 +120,20 @@ class OneOfSeveral(Experiment):
         Of all sessions together.
     number : int
         Which of them it is.
-
-    The others are Experiment's.
     """
 
     budget_mu: float = 0.0
     number: int = 0
 
     def policy(self, machine: int | None = None) -> PrivacyPolicy:
-        policy = super().policy(machine)
-        once = policy.order == "in-turn" and policy.sample_participations == 1
-        return replace(policy, budget_mu=self.budget_mu, order="again" if once else policy.order)
+        return beside_sides(super().policy(machine), self.budget_mu)
 
     @cached_property
     def session(self) -> str:
         return _session(self.config.seed, f"training {self.number}")
 
-    @property
-    def mean_session(self) -> str:
-        return _session(self.config.seed, f"mean {self.number}")
+    def side_session(self, of: str) -> str:
+        return _session(self.config.seed, f"{of} {self.number}")
 
 
 def search(
@@ -306,10 +296,7 @@ def most_reserved(state: WorkerState, worker: int, workers: int) -> float:
 
 
 def _right(
-    model: Model,
-    parameters: list[NDArray[Any]],
-    mean: FeatureMean | None,
-    samples: tuple[NDArray[Any], NDArray[Any]],
+    model: Model, parameters: list[NDArray[Any]], mean: FeatureMean | None, samples: tuple[NDArray[Any], NDArray[Any]]
 ) -> NDArray[np.bool_]:
     features, labels = samples
     if mean is not None:
@@ -322,7 +309,7 @@ def _session(seed: int, name: str) -> str:
 
 
 def _guarantee(experiment: Experiment, mu: float, trials: int, share: float, *, public: bool) -> Guarantee:
-    """What everything together guarantees: the last training's own words, with the mu of all."""
+    """The guarantee of everything together: the last training's words, with the mu of all."""
     last = run_guarantee(experiment, Figures(mu))
     counts = "which public samples chose from" if public else "with the counts that chose from them"
     note = f"It includes {trials} trials, {100 * share:.4g} % of mu^2, {counts}."

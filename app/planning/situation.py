@@ -1,4 +1,4 @@
-"""What is known before a run: machines, records, classes, features, mu, trust, rounds, attendance, a sample's uses.
+"""The situation of a run: machines, records, classes, features, mu, trust, rounds, attendance, a sample's uses.
 
 Decision, plan and variations all read this one description. All of it is public: sizes and wishes, never samples.
 """
@@ -14,14 +14,14 @@ import numpy as np
 from ...privacy import ConfigurationError
 from ...privacy.setting import Value
 from ..data.task import Dataset
-from ..runs.evaluated import EvaluatedProblem
+from ..methods import Problem
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
 
 SAMPLE_USES = {"once": 1, "few": 4, "any": None}
-"""In how many releases a sample may be, by the run-config key ``sample-uses``; None for any number."""
+"""The most releases of a sample, by the run-config key ``sample-uses``; None for any number."""
 
-WorkedOut = Callable[[RunConfig, Dataset, Sequence[Any]], EvaluatedProblem]
+WorkedOut = Callable[[RunConfig, Dataset, Sequence[Any]], Problem]
 """Works a run configuration out on data; of the shards only the lengths matter here."""
 
 FEATURES_TRIED = ("strokes", "soft-gradients", "oriented-gradients", "pixels")
@@ -34,7 +34,7 @@ _OF_AUTO = ("strategy", "sample-uses", "stream")
 
 @dataclass(frozen=True)
 class Situation:
-    """What a decision is made from.
+    """The basis of a decision.
 
     Parameters
     ----------
@@ -47,11 +47,6 @@ class Situation:
         Of the data as they are, before any features are made of them.
     worked_out : callable
         Works a run configuration out on data (:func:`~murmurfl.app.runs.experiment.worked_out`).
-
-    Raises
-    ------
-    ConfigurationError
-        If sizes are not those of the machines, or a stream is too short for the rounds.
     """
 
     config: RunConfig
@@ -95,12 +90,12 @@ class Situation:
 
     @property
     def most_uses(self) -> int | None:
-        """In how many releases a sample may be; None for any number."""
+        """The most releases that a sample may be in; None for any number."""
         return SAMPLE_USES[self.config.sample_uses]
 
     @property
     def most_rounds(self) -> int | None:
-        """How many rounds are possible; None for any number."""
+        """The most rounds; None for any number."""
         return self.config.num_rounds or None
 
     @property
@@ -124,7 +119,7 @@ class Situation:
         own = {name: run_keys()[name].default for name in _OF_AUTO}
         return RunConfig.from_mapping({**self.config.to_mapping(), **own, **settings})
 
-    def problem(self, settings: Mapping[str, Value]) -> EvaluatedProblem:
+    def problem(self, settings: Mapping[str, Value]) -> Problem:
         """The run with a strategy's settings, worked out on sizes: it has the rounds, clip, step and noise to come."""
         config = self.with_settings(settings)
         width, empty = self._width(config), np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""What noise on a project's own updates would leave of its model (``murmurfl plan --unit machine``), as data."""
+"""The forecast for noise on a project's own updates (``murmurfl plan --unit machine``), as data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ...privacy import (
 from ..settings.trust_settings import SECURE, cohort_floor, honest_machines
 
 _EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""What is shown beside the epsilon that was asked for."""
+"""Epsilons that are shown beside the one asked for."""
 _ROUNDS = 10
 _NEAR = 0.01
 
@@ -42,7 +42,6 @@ class UpdateRequest:
         T.
     clip_norm : float
         S, which does not matter to how much of the model is noise.
-    trust : {"untrusted-server", "secure-aggregation"}
     colluders : int
         Machines of a sum that may work with the server; negative for what leaves half honest.
     samples : int
@@ -93,7 +92,7 @@ class UpdateRequest:
         )
 
     def forecast(self) -> Forecast:
-        """What the noise of that policy would leave, from the very plan that a machine makes."""
+        """The forecast of that policy's noise, from the very plan that a machine makes."""
         policy = self.policy().privacy_policy()
         plan = policy.plan(self.parameters)
         stated = StatedNoise(
@@ -121,7 +120,7 @@ class UpdateRequest:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the updates would guarantee."""
+        """The guarantee of the updates."""
         plan = self.policy().privacy_policy().plan(self.parameters)
         return update_guarantee(self.policy(), plan.mu, mu_local=plan.mu_local)
 

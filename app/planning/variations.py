@@ -1,4 +1,4 @@
-"""What a decision would come to with more or fewer passes, other batches and other trust, beside what is the default.
+"""Variations of a decision: more or fewer passes, other batches, other trust, and the default run.
 
 Options are compared by their score (:attr:`murmurfl.app.planning.Option.score`). What a row comes to on data is only
 known when it is tried (:func:`tried_out`).
@@ -6,7 +6,6 @@ known when it is tried (:func:`tried_out`).
 
 from __future__ import annotations
 
-import logging
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,16 +17,14 @@ from ..methods import METHODS
 from ..settings.default_run import started_with
 from ..settings.run_config import RunConfig, run_keys
 from ..settings.trust_settings import TRUST_KEYS
-from .deciding import Decision, decide
-from .option import Option
-from .rules import tried
+from .deciding import Decision, Option, decide, tried
 from .situation import Situation
 
 TAKEN, DEFAULT, AS_SET = "taken", "the default", "as it is set"
 _OF_FILES = ("out-dir", "run-name", "track", "data-root")
 _PASSES = (1, 2, 4, 8)
 _PARTS = (1, 2, 4, 8, 16)
-"""Of a machine's samples in a release, the fewest machine's divided by these."""
+"""Batches are the samples of the smallest machine over these."""
 _MORE_ROUNDS = (0.5, 2.0)
 _BATCHES = ("mu2", "trusted-mu2", "noisy-sgd", "trusted-sgd")
 """Strategies that go through their samples in batches, those with less noise first."""
@@ -39,7 +36,6 @@ class Variation:
 
     Parameters
     ----------
-    option : Option
     varied : str
         What differs from the decision's: ``taken``, ``default``, ``passes``, ``batch`` or ``trust``.
     mark : str
@@ -70,12 +66,12 @@ class Variation:
 
     @property
     def uses(self) -> int:
-        """In how many releases a sample is, beside what is released once for something else."""
+        """The number of training releases that a sample is in."""
         return self.option.uses - self.option.problem.uses_beside
 
     @property
     def command(self) -> str:
-        """What runs it in simulation."""
+        """The command that runs it in simulation."""
         settings = {name: value for name, value in self.config.to_mapping().items() if name not in _OF_FILES}
         return command_of({**settings, "strategy": self.option.strategy})
 
@@ -85,7 +81,6 @@ def variations_of(decision: Decision, default: Mapping[str, Value], *, mark: str
 
     Parameters
     ----------
-    decision : Decision
     default : mapping
         Run-config keys of the run that would be made if nobody decided.
     mark : str
@@ -124,7 +119,7 @@ def _tried(situation: Situation, strategy: str, ways: Iterable[Mapping[str, Valu
 
 
 def _possible(situation: Situation, strategy: str, ways: Iterable[Mapping[str, Value]]) -> list[Option]:
-    """The same, without those that use samples or take rounds beyond what is allowed."""
+    """A strategy in those ways that keep to the situation's uses and rounds."""
     uses, rounds = situation.most_uses, situation.most_rounds
     return [
         one
@@ -176,7 +171,6 @@ def tried_out(rows: Sequence[Variation], most: int) -> list[Variation]:
 
     Parameters
     ----------
-    rows : sequence of Variation
     most : int
         How many are tried, the first ones; those that are marked as well.
 
@@ -185,29 +179,20 @@ def tried_out(rows: Sequence[Variation], most: int) -> list[Variation]:
     Whoever chooses by accuracy chooses by the samples that it is measured on, which should be public.
     """
     from ..engines.start import run_cohort
+    from ..runs.without_noise import without_log
 
     def accuracy(one: Variation) -> float | None:
         return run_cohort(replace(one.config, evaluate_every=1_000_000)).accuracy
 
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
+    with without_log():
         return [
             replace(one, accuracy=accuracy(one)) if number < most or one.mark else one
             for number, one in enumerate(rows)
         ]
-    finally:
-        logging.disable(before)
 
 
 def command_of(settings: Mapping[str, Value]) -> str:
-    """What runs settings in simulation, as it is typed.
-
-    Parameters
-    ----------
-    settings : mapping
-        Run-config keys; those with their default are left out.
-    """
+    """The command that runs settings in simulation; keys with their default are left out."""
     keys = run_keys()
     needed = {name: value for name, value in settings.items() if value != keys[name].default}
     if needed.get("epsilon"):  # of which a mu beside it was made

@@ -1,4 +1,4 @@
-"""What the figures of a report have in common: drawn once, as PNG, as SVG, and as SVG that takes a page's colours.
+"""Figures of a report: drawn once, as PNG, as SVG, and as SVG that takes a page's colours.
 
 Colours are Okabe and Ito's, which people with any colour vision tell apart; lines differ in dashes as well.
 """
@@ -36,7 +36,6 @@ class Plot:
         Of its files.
     title, caption : str
         What it shows, and how to read it.
-    figure : Figure
     note : str
         What stands in the files above the figure, where there is no page around it.
     """
@@ -60,7 +59,7 @@ class Plot:
         (folder / f"{stem}.svg").write_text(self._svg(transparent=False), encoding="utf-8")
 
     def inline(self, prefix: str) -> dict[str, str]:
-        """For a page: the figure's SVG with the page's colours and with names no other figure has."""
+        """The figure's SVG for a page, in the page's colours and with ids that no other figure has."""
         text = self._svg(transparent=True)
         text = text[text.index("<svg") :]
         own = f"{prefix}-{self.name}"
@@ -106,14 +105,20 @@ def figure_style() -> Iterator[None]:
         yield
 
 
-def new_figure(height: float = SIZE[1]) -> tuple[Figure, Axes]:
-    """An empty figure that needs no display, so many inches high."""
+def empty_figure(width: float, height: float) -> Figure:
+    """An empty figure in inches, which needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def new_figure(height: float = SIZE[1]) -> tuple[Figure, Axes]:
+    """A report's empty figure, so many inches high, and its axes."""
     with figure_style():
-        figure = Figure(figsize=(SIZE[0], height), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = empty_figure(SIZE[0], height)
         return figure, figure.add_subplot()
 
 

@@ -21,7 +21,7 @@ _FILES = {RESULT_NAME, FAILURE_NAME, CHECKPOINT_NAME}
 _DEEPEST = 4
 """Folders of folders of runs that are looked through."""
 _MOST_ENTRIES = 50_000_000
-"""Of a table of machines and rounds."""
+"""Largest table of machines and rounds that is drawn."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,7 @@ class RecordedRun:
 
     @classmethod
     def read(cls, folder: Path) -> RecordedRun:
-        """A run's files.
-
-        Raises
-        ------
-        ReportError
-            If the folder holds no finished run, or its files are damaged or of another format.
-        """
+        """A run's files."""
         outcome, machines = Outcome.read(folder), folder / MACHINES_NAME
         return cls(folder.resolve().name, outcome, read_json(machines) if machines.is_file() else None)
 
@@ -66,12 +60,12 @@ class RecordedRun:
 
     @property
     def statements(self) -> Mapping[str, Mapping[str, Any]]:
-        """What machines say of themselves, by name; empty where they are too many for that."""
+        """The statements of machines, by name; empty where they are too many for that."""
         return self.outcome.machines or {}
 
     @cached_property
     def names(self) -> list[str]:
-        """All machines that are known, in the order of their names."""
+        """The names of all known machines, in order."""
         asked = (name for round_ in (self.machines or {"rounds": {}})["rounds"].values() for name in round_)
         known = {*self.statements, *asked}
         return sorted(known, key=lambda name: (len(name), name))
@@ -149,7 +143,6 @@ class FoundRun:
 
     Parameters
     ----------
-    folder : Path
     date : datetime
         When its result was written; of a run without one, when its folder last changed.
     outcome : Outcome or None
@@ -164,7 +157,7 @@ class FoundRun:
     problem: str = ""
 
     def document(self) -> dict[str, Any]:
-        """What matters of it, as plain values; its epsilon has its sentence beside it."""
+        """The run in a few plain values; its epsilon has its sentence beside it."""
         date, outcome = self.date.isoformat(timespec="seconds"), self.outcome
         told = {"folder": str(self.folder), "date": date, "finished": outcome is not None}
         if outcome is None:
@@ -183,18 +176,7 @@ class FoundRun:
 
 
 def find_runs(folders: Sequence[Path]) -> list[FoundRun]:
-    """The runs in folders and in the folders below them, the newest last.
-
-    Parameters
-    ----------
-    folders : sequence of Path
-        Each that of a run, or one that holds folders of runs.
-
-    Raises
-    ------
-    ReportError
-        If there is no such folder.
-    """
+    """The runs in folders and in the folders below them, the newest last."""
     for folder in folders:
         if not folder.is_dir():
             raise ReportError(f"Expected a folder of runs, got {folder}: there is no such folder.")
@@ -225,10 +207,7 @@ def _found(folder: Path) -> FoundRun:
 def expanded(folders: Sequence[Path]) -> list[Path]:
     """Folders of runs, with every finished run in place of a folder that holds several.
 
-    Parameters
-    ----------
-    folders : sequence of Path
-        A folder without any run in it stays, so that whoever reads it says what is wrong.
+    A folder without any run in it stays, so that whoever reads it says what is wrong.
     """
     made: list[Path] = []
     for folder in folders:

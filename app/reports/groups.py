@@ -18,7 +18,7 @@ _OF_ONE_RUN = ("seed", "run-name", "out-dir", "track", "checkpoint", "data-root"
 _MOST_NAMED = 3
 _SHORTEST_NAME = 3
 _SEED, _TIME = re.compile(r"[-_. ]?seed[-_=]?\d+"), re.compile(r"-\d{8}-\d{6}(-\d+)?$")
-"""Of a run's name, what says which seed it has and when it was made."""
+"""Parts of a run's name that tell its seed, and when it was made."""
 
 Spread = tuple[float, float | None]
 """A mean and a standard deviation; of a single run None."""
@@ -30,7 +30,6 @@ class Group:
 
     Parameters
     ----------
-    name : str
     runs : sequence of RecordedRun
         At least one, each with a seed of its own.
     """
@@ -53,7 +52,7 @@ class Group:
         return _spread([getattr(run.outcome, measure) for run in self.runs])
 
     def without_noise(self, measure: str) -> Spread | None:
-        """The same of their twins without noise, of those that have one."""
+        """Mean and deviation of a figure of their twins without noise; None without any."""
         twins = [twin for run in self.runs if (twin := run.outcome.without_noise) is not None]
         return _spread([getattr(twin, measure) for twin in twins])
 
@@ -98,7 +97,7 @@ def _likeness(run: RecordedRun) -> Any:
 
 
 def _common_name(names: Sequence[str]) -> str:
-    """What the names of a group's runs have in common beside seed and time, where that is a name."""
+    """The common part of a group's names without seed and time, where that is a name."""
     if len(names) == 1:
         return names[0]
     plain = {_TIME.sub("", _SEED.sub("", name)).strip("-_. ") for name in names}

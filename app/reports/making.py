@@ -31,20 +31,7 @@ _OF_THE_FOLDER = ("run-name", "out-dir")
 
 
 def make_report(folders: Sequence[Path], out: Path) -> Path:
-    """Write the report of runs into a folder: ``index.html``, and each plot as PNG and SVG beside it.
-
-    Parameters
-    ----------
-    folders : sequence of Path
-        The runs' folders, each as ``murmurfl run`` left it.
-    out : Path
-        Made if need be.
-
-    Raises
-    ------
-    ReportError
-        If a folder is no finished run, or none is given.
-    """
+    """Write the report of runs into a folder: ``index.html``, and each plot as PNG and SVG beside it."""
     if not folders:
         raise ReportError("Expected the folder of at least one run, got none.")
     runs = _named([RecordedRun.read(folder) for folder in folders])
@@ -71,7 +58,7 @@ def make_report(folders: Sequence[Path], out: Path) -> Path:
 
 
 def _section(run: RecordedRun, plots: Sequence[dict[str, str]]) -> dict[str, Any]:
-    """What the page says of one run."""
+    """The section of one run."""
     return {
         "name": run.name,
         **_words(run),
@@ -88,7 +75,7 @@ def _section(run: RecordedRun, plots: Sequence[dict[str, str]]) -> dict[str, Any
 
 
 def _words(run: RecordedRun) -> dict[str, str]:
-    """What a run guarantees, in its own words and in plain ones."""
+    """The guarantee of a run, in its own words and in plain ones."""
     return {"guarantee": run.outcome.guarantee, "meaning": plain_words(run.outcome)}
 
 

@@ -105,7 +105,7 @@ def record_training(
 
 
 def _guarantee(strategy: ReleaseStrategy[Any], result: Result, statements: Statements) -> Guarantee:
-    """What machines state, in one sentence that is true of all of them."""
+    """The guarantee that machines state, in one sentence that is true of all of them."""
     if not statements:
         raise ConfigurationError(
             "Expected what machines state, got nothing: pass strategy.ask_privacy(grid), after the training."
@@ -152,7 +152,7 @@ def _class_name(strategy: ReleaseStrategy[Any]) -> str:
 
 
 def _central(result: Result) -> dict[int, dict[str, float]]:
-    """What central evaluations measured, by round."""
+    """The figures of central evaluations, by round."""
     found: dict[int, dict[str, float]] = {}
     for number, record in result.evaluate_metrics_serverapp.items():
         values = {name: record.get(name) for name in MEASURES}

@@ -172,12 +172,6 @@ advance; the guarantee is the other. Every ε is in the terms above.
 
 
 def page(**parts: Any) -> str:
-    """The document; every text is escaped, figures excepted, which are ours.
-
-    Parameters
-    ----------
-    **parts
-        ``runs``, ``groups``, ``summary``, ``compared``, ``differing`` and ``folded``, as :mod:`.making` makes them.
-    """
+    """The document; every text is escaped, figures excepted, which are ours."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_PAGE).render(**parts)

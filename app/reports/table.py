@@ -21,12 +21,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Marked:
-    """A text whose beginning stands out: bold in Markdown, plain in a terminal.
-
-    Parameters
-    ----------
-    bold, rest : str
-    """
+    """A text whose beginning stands out: bold in Markdown, plain in a terminal."""
 
     bold: str
     rest: str = ""
@@ -42,17 +37,7 @@ class Marked:
 
 
 def spread(mean: float, std: float | None, form: str, std_form: str = "") -> str:
-    """A mean and its standard deviation for people; of a single run (None) the figure alone.
-
-    Parameters
-    ----------
-    mean : float
-    std : float or None
-    form : str
-        How they are formatted, such as ``.1f``.
-    std_form : str
-        How the standard deviation is, if otherwise.
-    """
+    """A mean and its standard deviation for people; of a single run (None) the figure alone."""
     return f"{mean:{form}}" if std is None else f"{mean:{form}} ± {std:{std_form or form}}"
 
 
@@ -103,8 +88,6 @@ class Table:
 
     Parameters
     ----------
-    title : str
-    columns : sequence of Column
     rows : sequence of mapping
         What the lines show, alike in their keys.
     caption : str
@@ -113,11 +96,6 @@ class Table:
         The flat rows of the CSV and the JSON, where they are others than the lines'; default ``rows``.
     draw : callable, optional
         Draws the table's picture into a file.
-
-    Raises
-    ------
-    ConfigurationError
-        If two columns have one name.
     """
 
     title: str

@@ -22,25 +22,25 @@ from ...privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, Row
 from ...privacy.sums.masking import Masking
 from ...privacy.sums.roster import MachineKey
 from ...strategies import ReleaseStrategy
-from .centring_settings import beside_mean, is_centred
-from ..settings.run_config import RunConfig
-from ..planning import Situation, decide
-from .evaluated import EvaluatedProblem, trained_config
-from .evaluation_settings import check_classes, trained_samples
-from ..methods import METHODS, Method
-from ..methods.auto_method import AUTO
-from ..methods.presets import constant_feature, feature_bound
-from ..models import make_model
-from ..models.model import Model
-from .permitted_run import session_options
-from .possible_rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
-from ..data.task import Dataset
 from ..data.loading import load_dataset, load_shards
 from ..data.shards import shard_sizes
+from ..data.task import Dataset
+from ..methods import METHODS, Method, Problem
+from ..methods.auto_method import AUTO
+from ..methods.presets import constant_feature, feature_bound
+from ..methods.problem import trained_samples
+from ..models import make_model
+from ..models.model import Model
+from ..planning import Situation, decide
+from ..settings.run_config import RunConfig
+from ..settings.side_settings import check_classes, is_centred, trained_config
+from .permitted_run import session_options
+from .possible_rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
+from .side_releases import EvaluationSide, MeanSide, RunSide, beside_sides
 
 
 @dataclass(frozen=True)
-class Experiment(EvaluatedProblem):
+class Experiment(Problem):
     """A problem and its method: everything that both sides need before the first round.
 
     Parameters
@@ -49,8 +49,6 @@ class Experiment(EvaluatedProblem):
         ``auto`` where the strategy was chosen for the run, otherwise empty.
     chosen_because : str
         Why it was chosen, in a sentence.
-
-    The others are Problem's.
     """
 
     chosen_by: str = ""
@@ -58,7 +56,7 @@ class Experiment(EvaluatedProblem):
 
     @property
     def choice(self) -> str:
-        """What was chosen and why, in a line for people; empty where nothing was."""
+        """The chosen strategy and why, in a line for people; empty where none was chosen."""
         if not self.chosen_by:
             return ""
         return f"{self.chosen_by} chose {self.config.strategy}: {self.chosen_because}"
@@ -70,7 +68,7 @@ class Experiment(EvaluatedProblem):
 
     @cached_property
     def gradients(self) -> Any:
-        """What machines compute: the model's gradients, of samples or of owners."""
+        """The model's gradients, of samples or of owners."""
         return OwnerGradients(self.model) if self.config.samples_per_owner else self.model
 
     @property
@@ -84,13 +82,31 @@ class Experiment(EvaluatedProblem):
         # Machines with as many samples have the same policy; a simulation builds a machine for every message.
         if size not in self._policies:
             policy = self.method.policy(self.trained, size)
-            beside = self.is_centred or self.is_evaluated
-            self._policies[size] = beside_mean(policy, self.config.mu) if beside else policy
+            self._policies[size] = beside_sides(policy, self.config.mu) if self.sides else policy
         return self._policies[size]
 
     @cached_property
     def _policies(self) -> dict[int, PrivacyPolicy]:
         return {}
+
+    @cached_property
+    def mean(self) -> MeanSide | None:
+        """The mean of the features; None without centring."""
+        return MeanSide(self, self.policy) if self.is_centred else None
+
+    @cached_property
+    def evaluation(self) -> EvaluationSide | None:
+        """The private evaluation; None without one."""
+        return EvaluationSide(self, self.policy) if self.is_evaluated else None
+
+    @property
+    def sides(self) -> list[RunSide]:
+        """Side releases, in the order in which machines make them."""
+        return [side for side in (self.mean, self.evaluation) if side is not None]
+
+    def seen_from(self, centre: NDArray[np.float32]) -> Experiment:
+        """The experiment whose test set is seen from the centre; machines' own samples stay as they are."""
+        return self if self.mean is None else replace(self, data=self.mean.seen(self.data, centre))
 
     @cached_property
     def shortage(self) -> Shortage | None:
@@ -101,13 +117,7 @@ class Experiment(EvaluatedProblem):
         """Refuse more rounds than samples and caps of simulated machines allow.
 
         Without ``num-rounds`` a run is one pass over all samples, in which one machine may use up its samples before
-        others do. That is allowed, and :func:`~murmurfl.app.runs.training_run.run_experiment` says so. With ``run-dry`` everything
-        is.
-
-        Raises
-        ------
-        ConfigurationError
-            With the number of rounds that is possible.
+        others do. That is allowed with a warning; with ``run-dry`` everything is.
         """
         config, found = self.config, self.shortage
         if found is not None and not config.run_dry and (config.num_rounds or config.max_participations):
@@ -116,7 +126,7 @@ class Experiment(EvaluatedProblem):
 
     @cached_property
     def replies_left(self) -> list[int]:
-        """How many replies each round that asks will have, as far as is known; empty where no round can stay closed."""
+        """Replies of each round, as far as is known beforehand; empty where no round can stay closed."""
         return replies_left(self.method, self) if self.config.secure and self.config.lost_replies else []
 
     def plans(self) -> list[NoisePlan]:
@@ -124,13 +134,7 @@ class Experiment(EvaluatedProblem):
         return self.method.plans(self.trained)
 
     def masking(self, machine: int) -> Masking:
-        """A simulated machine's masks.
-
-        Raises
-        ------
-        ConfigurationError
-            Under another trust model than secure aggregation.
-        """
+        """A simulated machine's masks."""
         name = str(machine)
         return Masking(name, MachineKey.simulated(self.config.seed, name), self.roster)
 
@@ -141,8 +145,6 @@ class Experiment(EvaluatedProblem):
 
         Parameters
         ----------
-        machine : int
-        ledger : Ledger
         rows : RowCache, optional
             Of noise rows.
         masked : bool
@@ -153,11 +155,9 @@ class Experiment(EvaluatedProblem):
         keys = SimulatedKeys(self.config.seed, name)
         parts = (self.gradients, self.shards[machine], self.policy(machine), ledger, keys)
         options = dict(self.method.client_options(self.trained, machine))
-        if self.centring is not None:
-            options["centring"] = self.centring
-        evaluation = self.evaluation(machine)
-        if evaluation is not None:
-            options["evaluation"] = evaluation
+        for side in self.sides:
+            half = side.machine_half(machine)
+            options[half.option] = half
         if masked and self.config.secure:
             options["masking"] = self.masking(machine)
         return self.method.client(*parts, name=name, rows=rows, **options)
@@ -173,7 +173,7 @@ class Experiment(EvaluatedProblem):
             For real machines. Then the session has a fresh random name, because their ledgers know every session they
             ever took part in, and a trusted server's noise key comes from the operating system.
         centre : ndarray, optional
-            What machines see their samples from (:meth:`mean_strategy`).
+            What machines see their samples from (:meth:`~murmurfl.app.runs.side_releases.MeanSide.collect`).
         **options
             The strategy's own.
         """
@@ -204,7 +204,7 @@ class Experiment(EvaluatedProblem):
         return ArrayRecord(dict(zip(self.model.names, record.values(), strict=True)))
 
     def evaluate(self, arrays: ArrayRecord) -> MetricRecord:
-        """What the method minimises, the accuracy and the AUC, on the test set, which is public."""
+        """Objective, accuracy and AUC on the test set, which is public."""
         parameters, samples = arrays.to_numpy_ndarrays(), (self.data.test_features, self.data.test_labels)
         loss, accuracy = self.model.evaluate(parameters, samples)
         objective = self.method.objective(self, parameters, loss)
@@ -223,7 +223,7 @@ class Experiment(EvaluatedProblem):
             return 0.0  # nobody is asked
         if not self.config.private:
             return math.inf
-        beside = self.mean_mu, self.evaluation_mu
+        beside = [side.mu for side in self.sides]
         if self.method.trusted:
             server: Any = self.strategy()
             return math.hypot(*beside, server.trust.guaranteed_mu(self.model.num_parameters))
@@ -243,7 +243,7 @@ class Experiment(EvaluatedProblem):
             return 0.0
         if not self.config.private:
             return math.inf
-        beside = [plan.mu_local for plan in (self.mean_plan, self.evaluation_plan) if plan is not None]
+        beside = [side.plan.mu_local for side in self.sides]
         return math.hypot(*beside, max(plan.mu_local for plan in self.plans()))
 
 
@@ -270,12 +270,7 @@ def _chosen(config: RunConfig) -> Experiment:
 
 
 def situation_of(config: RunConfig) -> Situation:
-    """What is known of a run before its strategy is chosen: of its data, the sizes.
-
-    Parameters
-    ----------
-    config : RunConfig
-        With ``strategy = auto``.
+    """The situation of a run before its strategy is chosen: sizes and wishes.
 
     Notes
     -----
@@ -296,13 +291,7 @@ def model_of(config: RunConfig, data: Dataset) -> Model:
 
 
 def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Any]) -> Experiment:
-    """Work out a run configuration on data that are there; of them only sizes and shapes are looked at.
-
-    Raises
-    ------
-    ConfigurationError
-        If the configuration is impossible for these data; one line.
-    """
+    """Work out a run configuration on data that are there; of them only sizes and shapes are looked at."""
     method = METHODS[config.strategy]
     model = model_of(config, data)
     per_round = config.asked_per_round * config.batch_size

@@ -1,4 +1,4 @@
-"""What machines say of themselves, kept once for all that say the same.
+"""Statements of machines, each kept once for all machines that say the same.
 
 Of a million machines most say what thousands of others say: samples, policy and the number of releases settle it.
 """
@@ -19,7 +19,7 @@ MOST_NAMED = 10_000
 """Machines of which each has a statement of its own in a result and its files."""
 
 _DIGITS = 19
-"""Of a number that is surely below 2^63."""
+"""Digits of a number that is surely below 2^63."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class GroupedStatements(Mapping[str, dict[str, Any]]):
 def said_alike(
     numbers: NDArray[np.integer], columns: Iterable[NDArray[Any]], said: Callable[[int], Statement]
 ) -> GroupedStatements:
-    """Ask one machine of all that say the same.
+    """The statements of machines, of which one is asked for all that say the same.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def is_named(statements: Mapping[str, Statement]) -> bool:
 
 
 def listed(statements: Mapping[str, Statement]) -> Mapping[str, Statement]:
-    """The same as a plain dict, unless they are very many."""
+    """Statements as a plain dict, unless they are very many."""
     return dict(statements) if is_named(statements) else statements
 
 
@@ -151,5 +151,5 @@ def stated(statements: Mapping[str, Statement]) -> dict[str, Any]:
 
 
 def releases_made(statements: Mapping[str, Statement]) -> int:
-    """How many releases machines say they made, all together."""
+    """The releases that all machines together say they made."""
     return sum(group.count * int(group.statement["releases"]) for group in statement_groups(statements))

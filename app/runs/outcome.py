@@ -38,7 +38,6 @@ RESULT_NAME, FAILURE_NAME, CHECKPOINT_NAME = "result.json", "failure.json", "che
 _PACKAGES = ("flwr", "numpy", "scipy", "scikit-learn", "torch", "ray")
 """What a result may depend on; those that are not installed are left out."""
 
-_WITHOUT_NOISE = "simulation only, and not private"
 _LOCAL = (
     "Under secure aggregation, the mu that holds whatever server, helpers and other machines do; null under another "
     "trust, or where nothing is guaranteed."
@@ -123,7 +122,7 @@ class Round(_Part):
 
 
 class Training(_Part):
-    __doc__ = f"What clipping did: {_WITHOUT_NOISE}; null on real machines."
+    """What clipping did: simulation only, and not private; null on real machines."""
 
     note: str = _said(_PRIVATE)
     rows: int = _count("Contributions that were clipped: gradients, local steps or updates.")
@@ -153,7 +152,8 @@ class MeanFigures(_Part):
     """With `centring = private`, what became of the mean of the features, which machines release before the first
     round; else null. `model.npz` then has `centring.centre`, the mean m, and `centring.constant`, c, beside the
     model's arrays: the model's inputs are unit([unit(phi - m), c]) of a sample's features phi
-    (`murmurfl.privacy.centred`)."""
+    (`murmurfl.privacy.centred`).
+    """
 
     mu: float | None = _or_null("Of its release, a part of `mu`; null where nothing is guaranteed.")
     share: float = _said("Of mu^2 that it was given, by the run configuration.")
@@ -165,7 +165,8 @@ class MeanFigures(_Part):
 
 class EvaluationFigures(_Part):
     """With `private-evaluation`, how good the model is on the machines' own samples, by a count that they released
-    with noise; else null. Where no machine answered, figures are null and `failure` says why."""
+    with noise; else null. Where no machine answered, figures are null and `failure` says why.
+    """
 
     mu: float | None = _or_null("Of its release, a part of `mu`; null where nothing is guaranteed, and likewise.")
     share: float | None = _or_null("Of mu^2 that it was given; null in a training of somebody's own project.")
@@ -184,7 +185,7 @@ class EvaluationFigures(_Part):
 
 
 class Twin(_Part):
-    __doc__ = f"Where the same run ended without noise: {_WITHOUT_NOISE}; null where it was not made."
+    """Where the same run ended without noise: simulation only, and not private; null where it was not made."""
 
     note: str = _said(_PRIVATE)
     accuracy: float | None = _or_null("On the test set; null where the model has none.")
@@ -195,7 +196,7 @@ class Twin(_Part):
 
 
 class Online(_Part):
-    __doc__ = f"What online learning cost so far: {_WITHOUT_NOISE}; null where it was not computed."
+    """What online learning cost so far: simulation only, and not private; null where it was not computed."""
 
     rounds: list[int] = _said("The rounds of the lists that follow.")
     cumulative_loss: list[float | None] | None = _or_null("Of the global models, summed.", alias="cumulative-loss")
@@ -208,7 +209,7 @@ class Online(_Part):
 
 
 class Norms(_Part):
-    __doc__ = f"Norms of the training loss's gradient: {_WITHOUT_NOISE}; null unless `gradient-norm` is set."
+    """Norms of the training loss's gradient: simulation only, and not private; null unless `gradient-norm` is set."""
 
     rounds: list[int] = _said("Rounds that were evaluated; 0 is the start.")
     values: list[float | None] = _said("The norms.")
@@ -223,7 +224,8 @@ class Remedy(_Part):
 
 class Foreseen(_Part):
     """How much of the model was likely to be noise, as it was said before the first round from what machines state;
-    null without noise. The ratio to the longest update is arithmetic, all else an estimate."""
+    null without noise. The ratio to the longest update is arithmetic, all else an estimate.
+    """
 
     verdict: str = _said("What to expect of the model.", enum=list(VERDICTS))
     warning: bool = _said("Whether there was a warning: above a ratio of 1, or if it is useless.")
@@ -319,14 +321,16 @@ class Outcome(_Part):
 
     @classmethod
     def made(
-        cls, guarantee: Guarantee, history: Sequence[RoundReport], measured: Mapping[int, Mapping[str, Any]], **more: Any
+        cls,
+        guarantee: Guarantee,
+        history: Sequence[RoundReport],
+        measured: Mapping[int, Mapping[str, Any]],
+        **more: Any,
     ) -> Self:
         """The outcome of a training that has just ended.
 
         Parameters
         ----------
-        guarantee : Guarantee
-        history : sequence of RoundReport
         measured : mapping
             What central evaluations gave, by round: ``accuracy``, ``auc`` and ``loss``.
         **more
@@ -336,9 +340,13 @@ class Outcome(_Part):
         rounds = []
         for report in history:
             found, counts = measured.get(report.server_round, {}), asdict(report)
-            rounds.append({"round": counts.pop("server_round"), **{name: found.get(name) for name in MEASURES}, **counts})
+            rounds.append(
+                {"round": counts.pop("server_round"), **{name: found.get(name) for name in MEASURES}, **counts}
+            )
         last = {name: [one[name] for one in measured.values() if one.get(name) is not None] for name in MEASURES}
-        figures = {name: privacy[name] for name in ("mu", "epsilon", "mu_local", "epsilon_local", "min_honest", "delta")}
+        figures = {
+            name: privacy[name] for name in ("mu", "epsilon", "mu_local", "epsilon_local", "min_honest", "delta")
+        }
         made = {
             "format": FORMAT,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -423,13 +431,7 @@ def with_nulls(value: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises
-    ------
-    ReportError
-        If the file holds none.
-    """
+    """A JSON object."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -6,12 +6,11 @@ from typing import Any
 
 from ...privacy import ConfigurationError
 from ...privacy.permits import read_permit
-from .centring_settings import is_centred
 from ..settings.run_config import RunConfig
-from .evaluation_settings import is_evaluated
+from ..settings.side_settings import is_centred, is_evaluated
 
 MEAN, EVALUATION = "mean", "evaluation"
-"""What a part's session has after the training's name."""
+"""Suffixes of the sessions of side releases, after the training's name."""
 
 
 def part_session(session: str, part: str) -> str:
@@ -24,7 +23,6 @@ def session_options(config: RunConfig, simulated: str, part: str = "", *, deploy
 
     Parameters
     ----------
-    config : RunConfig
     simulated : str
         The session's name in a simulation.
     part : str
@@ -42,12 +40,7 @@ def session_options(config: RunConfig, simulated: str, part: str = "", *, deploy
 
 
 def check_permit(config: RunConfig) -> None:
-    """Refuse a permit that leaves out a part of the run, before anything is spent.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse a permit that leaves out a part of the run, before anything is spent."""
     if not config.permit:
         return
     sessions = read_permit(config.permit).sessions

@@ -1,4 +1,4 @@
-"""How many rounds a simulation's machines can take part in, computed before the first one.
+"""Lost replies of a simulation, and how many rounds its machines can take part in, computed before the first one.
 
 Samples and cap settle how many releases a machine can make; seed and round settle whom a round asks, and which replies
 are lost. A request spends samples whether or not its reply is lost.
@@ -7,16 +7,86 @@ are lost. A request spends samples whether or not its reply is lost.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError
+from ...privacy import ConfigurationError, derived_seed, protocol
 from ...strategies.rounds.sampling import first_asked_too_often, sample_numbers
 from ..methods import Method, Problem
-from .lost_replies import reply_is_lost
+from ..nodes.flower_internals import Run
+
+
+def reply_is_lost(share: float, seed: int, server_round: int, machine: str) -> bool:
+    """Whether a machine's reply of a round is lost: each reply has a coin of its own, the same on every engine."""
+    if share == 0.0:
+        return False
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("loss", seed, server_round, machine)))
+    return bool(generator.random() < share)
+
+
+class LossyGrid(Grid):
+    """Another grid, whose train replies are lost at random: the machine did its work, the server never hears of it.
+
+    Parameters
+    ----------
+    grid : Grid
+        Carries the messages.
+    lost_replies : float
+        Probability that a train reply is lost, each by itself.
+    seed : int
+        The same seed loses the same replies on every engine.
+    """
+
+    def __init__(self, grid: Grid, lost_replies: float, seed: int) -> None:
+        self._grid = grid
+        self._lost_replies = lost_replies
+        self._seed = seed
+
+    def set_run(self, run: Run) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        messages = list(messages)
+        lost = {message.metadata.dst_node_id for message in messages if self._loses(message)}
+        replies = self._grid.send_and_receive(messages, timeout=timeout)
+        return [
+            reply
+            for reply in replies
+            if reply.metadata.message_type != MessageType.TRAIN or reply.metadata.src_node_id not in lost
+        ]
+
+    def _loses(self, message: Message) -> bool:
+        config = message.content.get(protocol.CONFIG, None)
+        if message.metadata.message_type != MessageType.TRAIN or not isinstance(config, ConfigRecord):
+            return False
+        if protocol.ASK in config:  # a query to a noise mod, in a message of this type
+            return False
+        server_round, machine = config[protocol.SERVER_ROUND], config[protocol.MACHINE]
+        return reply_is_lost(self._lost_replies, self._seed, int(server_round), str(machine))  # type: ignore[arg-type]
+
 
 _MOST_COINS = 200_000
 """Replies whose loss is looked at before the first round: seconds."""
@@ -80,7 +150,7 @@ def refuse_shortage(method: Method, problem: Problem, found: Shortage) -> Config
 
 
 def replies_left(method: Method, problem: Problem) -> list[int]:
-    """How many replies arrive in each round that asks machines; of very many rounds, in the first ones."""
+    """The replies that arrive in each round; of very many rounds, in the first ones."""
     config = problem.config
     rounds = method.asked_rounds(config, problem.num_rounds)[: max(_MOST_COINS // config.asked_per_round, 1)]
     asked = _asked(problem)
@@ -92,13 +162,7 @@ def replies_left(method: Method, problem: Problem) -> list[int]:
 
 
 def refuse_closed(problem: Problem, left: list[int]) -> None:
-    """Refuse a run under secure aggregation that would be given up, given the replies left of each round.
-
-    Raises
-    ------
-    ConfigurationError
-        With the largest ``min-cohort`` that would do.
-    """
+    """Refuse a run under secure aggregation that would be given up, given the replies left of each round."""
     config, patience = problem.config, problem.config.give_up_after
     if not patience or len(left) < patience:
         return

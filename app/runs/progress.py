@@ -8,11 +8,72 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...privacy import rounded_up
 from ...strategies import RoundReport
+from ..settings.run_config import RunConfig
+from ..settings.trust_settings import helper_names
+
+_NOTHING = -1
+
+
+class Participation(Mapping[str, "int | None"]):
+    """The machines asked in a round, and the number of the release aggregated of each, or None.
+
+    Parameters
+    ----------
+    numbers : ndarray of int
+        Of the machines, ascending.
+    releases : ndarray of int
+        As many; -1 for None.
+    """
+
+    def __init__(self, numbers: NDArray[np.integer], releases: NDArray[np.integer]) -> None:
+        self._numbers, self._releases = numbers, releases
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, self._numbers.tolist())
+
+    def __getitem__(self, name: str) -> int | None:
+        place = int(np.searchsorted(self._numbers, int(name))) if name.isascii() and name.isdigit() else len(self)
+        if place == len(self) or str(self._numbers[place]) != name:
+            raise KeyError(name)
+        release = int(self._releases[place])
+        return None if release == _NOTHING else release
+
+    def plain(self) -> dict[str, int | None]:
+        """The mapping as a dict."""
+        releases = (None if release == _NOTHING else release for release in self._releases.tolist())
+        return dict(zip(self, releases, strict=True))
+
+
+def compact(asked: Mapping[str, int | None]) -> Mapping[str, int | None]:
+    """A mapping as two arrays where its names are ascending numbers; otherwise as it is."""
+    if not all(name.isascii() and name.isdigit() for name in asked):
+        return asked
+    try:
+        numbers = np.array([int(name) for name in asked], dtype=np.int32)
+        releases = np.array([_NOTHING if release is None else release for release in asked.values()], dtype=np.int32)
+    except (OverflowError, ValueError):
+        return asked
+    made = Participation(numbers, releases)
+    plain = bool((np.diff(numbers) > 0).all()) and all(map(str.__eq__, made, asked))
+    return made if plain else asked
+
+
+def participant_names(config: RunConfig) -> list[str]:
+    """The names of machines, then helpers; each is on a node of its own where there are enough nodes."""
+    helpers = helper_names(config.helpers) if config.secure else ()
+    return [*map(str, range(config.num_clients)), *helpers]
+
 
 _LINES = 20
 """Rounds without an evaluation say so many lines in a run, and no more."""
@@ -24,7 +85,7 @@ _LINE = re.compile(
     r"  epsilon (?P<epsilon>\S+)(?: or (?P<local>\S+))?(?P<note> \(.*?\))? \(whole run\)"
     r"  replies (?P<aggregated>\d+)/(?P<asked>\d+)(?:  left (?P<left>\S+))?"
 )
-"""How a line reads in Flower's log."""
+"""A line in Flower's log."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +94,6 @@ class Progress:
 
     Parameters
     ----------
-    report : RoundReport
-    num_rounds : int
     loss, accuracy, auc : float or None
         Of the central evaluation, in rounds that have one; the area under the ROC curve where there are two classes.
     mu, epsilon : float
@@ -63,7 +122,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class RoundLine:
-    """What one round says of itself.
+    """One round as a line of text.
 
     Parameters
     ----------

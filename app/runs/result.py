@@ -1,8 +1,7 @@
-"""What came out of a run: all that its own process has of it, and what of that it leaves."""
+"""The result of a run: all that its own process has of it, and what of that it leaves."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,36 +11,18 @@ from numpy.typing import NDArray
 
 from ...privacy import Forecast, Guarantee
 from ...privacy.machine.clipping_figures import TrainingFigures
-from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy, RoundReport
+from ...privacy.machine.tables import NONE, PRIVATE
+from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy
 from ...strategies.side.evaluation_figures import EVALUATION_FIGURES
-from .centring_settings import NONE, PRIVATE
 from .experiment import Experiment
 from .machine_statements import releases_made, stated
 from .outcome import Outcome
 from .progress import Progress
 from .run_guarantees import Figures, epsilon_of, run_guarantee
+from .side_releases import FeatureMean
 
 WORKED_OUT = ("num-rounds", "clip-norm", "learning-rate", "diameter", "centring", "schedule", "sampling")
 """Keys of ``config`` under which a result has what preset and data made of them; ``asked`` has what was asked for."""
-
-
-@dataclass(frozen=True)
-class FeatureMean:
-    """What a run with centring saw samples from.
-
-    Parameters
-    ----------
-    centre : ndarray of shape (k,), float32
-        The mean of the features, as machines released it.
-    constant : float
-        What was appended to features seen from there (:func:`murmurfl.privacy.centred`).
-    report : RoundReport
-        Of the round in which machines released it.
-    """
-
-    centre: NDArray[Any]
-    constant: float
-    report: RoundReport
 
 
 def _recorded(name: str, words: str) -> Any:
@@ -51,11 +32,10 @@ def _recorded(name: str, words: str) -> Any:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What came out of a run.
+    """The result of a run.
 
     Parameters
     ----------
-    experiment : Experiment
     strategy : ReleaseStrategy
         After its last round.
     parameters : list of ndarray
@@ -134,28 +114,28 @@ class RunResult:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the run guarantees, in figures and words; no epsilon is shown without it."""
+        """The guarantee, in figures and words; no epsilon is shown without it."""
         figures = Figures(self.mu, self.mu_local, self.min_honest, self.min_cohort)
         return run_guarantee(self.experiment, figures, deployed=self.deployed, statements=self.statements)
 
     @property
     def forecast(self) -> Forecast | None:
-        """How much of the model was likely to be noise, as it was said before the first round; None without noise."""
+        """The forecast, made before the first round, of how much of the model is noise; None without noise."""
         return self.strategy.forecast
 
     @property
     def epsilon_local(self) -> float | None:
-        """Of :attr:`mu_local`, at the configuration's delta."""
+        """Epsilon of :attr:`mu_local`, at the configuration's delta."""
         return epsilon_of(self.mu_local, self.experiment.config.delta)
 
     @property
     def loss(self) -> float:
-        """On the test set, after the last round."""
+        """Loss on the test set, after the last round."""
         return float(next(p.loss for p in reversed(self.progress) if p.loss is not None))
 
     @cached_property
     def outcome(self) -> Outcome:
-        """What the run leaves: the contents of ``result.json``."""
+        """The contents of ``result.json``."""
         experiment, values, config = self.experiment, self.experiment.values, self.experiment.config
         return Outcome.made(
             self.guarantee,
@@ -195,7 +175,7 @@ class RunResult:
         )
 
     def _clip(self) -> dict[str, Any] | None:
-        """Where a clip that follows the gradients came to: arithmetic on releases."""
+        """The first and last clip, where it followed the gradients; arithmetic on releases."""
         strategy, config = self.strategy, self.experiment.config
         if not isinstance(strategy, FullBatch) or not strategy.quantile or strategy.state is None:
             return None
@@ -203,31 +183,24 @@ class RunResult:
         return {"quantile": config.quantile, "share": config.quantile_share, "first": strategy.first_clip, "last": last}
 
     def _centring(self) -> dict[str, Any] | None:
-        """What became of the mean of the features; its mu is by the run configuration."""
-        if self.mean is None:
+        """The figures of the mean of the features; its mu is by the run configuration."""
+        if self.mean is None or self.experiment.mean is None:
             return None
-        report = self.mean.report
-        return {
-            "mu": self.experiment.mean_mu if self.experiment.config.private else math.inf,
-            "share": self.experiment.config.centring_share,
-            "constant": self.mean.constant,
-            **{name: getattr(report, name) for name in ("asked", "aggregated", "samples")},
-        }
+        counts = {name: getattr(self.mean.report, name) for name in ("asked", "aggregated", "samples")}
+        return {**self.experiment.mean.recorded, "constant": self.mean.constant, **counts}
 
     def _evaluation(self) -> dict[str, Any] | None:
-        """What machines said of the model; the evaluation's mu is by the run configuration."""
-        experiment = self.experiment
-        if not experiment.is_evaluated:
+        """The figures of the private evaluation; its mu is by the run configuration."""
+        if self.experiment.evaluation is None:
             return None
         return {
-            "mu": experiment.evaluation_mu if experiment.config.private else math.inf,
-            "share": experiment.config.private_evaluation,
+            **self.experiment.evaluation.recorded,
             **(dict.fromkeys(EVALUATION_FIGURES) if self.evaluation is None else self.evaluation.document),
             "failure": self.evaluation_failure or None,
         }
 
     def _training(self) -> dict[str, Any] | None:
-        """What clipping did in a simulation; not private, and marked so."""
+        """The figures of clipping in a simulation; not private, and marked so."""
         if not self.training:
             return None
         figures = list(self.training.values())

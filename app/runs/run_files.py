@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..data.shards import shard_sizes
+from ..reports.figures import empty_figure
 from .machine_statements import is_named, statement_groups
 from .outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Outcome
-from .participation import Participation
+from .progress import Participation
 from .result import RunResult
 from .run_summary import noise_note, shown, shown_accuracy
 
@@ -27,13 +28,7 @@ _MOST_POINTS = 200
 
 
 def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
-    """Write what a run leaves into a folder; the contents of ``result.json`` are returned.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be written.
-    """
+    """Write what a run leaves into a folder; the contents of ``result.json`` are returned."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = dict(zip(result.experiment.model.names, result.parameters, strict=True))
     if result.mean is not None:  # without which nobody could use the model
@@ -46,13 +41,7 @@ def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
 
 
 def write_outcome(outcome: Outcome, folder: Path) -> None:
-    """Write ``result.json``, whole or not at all, and remove the failure of an earlier try.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be written.
-    """
+    """Write ``result.json``, whole or not at all, and remove the failure of an earlier try."""
     temporary = folder / f"{RESULT_NAME}.part"
     temporary.write_text(json.dumps(outcome.document(), indent=2, allow_nan=False) + "\n")
     temporary.replace(folder / RESULT_NAME)
@@ -79,13 +68,7 @@ def machines_document(result: RunResult) -> dict[str, Any]:
 
 
 def write_machines(result: RunResult, path: Path) -> None:
-    """Write :func:`machines_document`, a round at a time: all rounds of many machines need not be in memory at once.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written.
-    """
+    """Write :func:`machines_document`, a round at a time: all rounds of many machines need not be in memory at once."""
     with path.open("w") as file:
         file.write('{"rounds": {')
         for number, (server_round, asked) in enumerate(_rounds(result)):
@@ -101,7 +84,7 @@ def _rounds(result: RunResult) -> Iterator[tuple[str, dict[str, int | None]]]:
 
 
 def _streams(result: RunResult) -> list[dict[str, Any]]:
-    """What releases cost, of every kind of noise; the names of its machines, or of very many how many they are."""
+    """The cost of releases for every kind of noise, with the names of its machines, or of very many their number."""
     streams: dict[tuple[Any, ...], dict[str, Any]] = {}
     experiment = result.experiment
     size = experiment.method.release_size(experiment)
@@ -137,14 +120,10 @@ def _stream_of(statement: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def plot_accuracy(outcome: Outcome, path: Path) -> None:
     """Accuracy against rounds, with the epsilon of the run, as PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     measure, percent = ("loss", 1) if outcome.accuracy is None else ("accuracy", 100)
     curve = [(one.round, percent * value) for one in outcome.per_round if (value := getattr(one, measure)) is not None]
     config, epsilon = outcome.config, outcome.epsilon
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(7, 4.2)
     axes = figure.add_subplot()
     marker = "o" if len(curve) <= 40 else None
     axes.plot([at for at, _ in curve], [value for _, value in curve], marker=marker, color="#1f6f8b", linewidth=2)

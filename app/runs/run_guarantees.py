@@ -1,4 +1,4 @@
-"""What the epsilons of runs are true of: their :class:`~murmurfl.privacy.Guarantee`.
+"""Guarantees of runs: what their epsilons are true of (:class:`~murmurfl.privacy.Guarantee`).
 
 The words come from the policy that was used and from nowhere else; the method hands it over
 (:meth:`~murmurfl.app.methods.Method.guarantee`). This file adds what only a run knows: what the figure rests on.
@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
-from ...privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, rounded_up, stated_words
-from ...privacy import protocol
+from ...privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, protocol, rounded_up, stated_words
 from ...privacy.accounting.guarantee import RECORDS
 from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
@@ -23,12 +22,6 @@ STATED = "Real machines: the figure is what {said} of {all} machines say of them
 EXPECTED = "Real machines: what the run configuration expects of them; their own figure comes at the end."
 
 ONE_POLICY = "Machines that share sums have one noise: all of them the cap of the one with the fewest samples, {cap}."
-
-MEAN_FIRST = "It includes the mean of the features, which is released first."
-MEAN_SHARE = "Of it mu = {mu}, {share:.4g} % of mu^2, is for the mean of the features, which is released first."
-
-EVALUATION_LAST = "It includes a private evaluation of the model, which is released last."
-EVALUATION_SHARE = "Of it mu = {mu}, {share:.4g} % of mu^2, is for a private evaluation of the model, released last."
 
 COUNTED = "It includes how many gradients are clipped, which is a part of every release."
 COUNTED_SHARE = "Of it mu = {mu}, {share:.4g} % of mu^2, is for how many gradients are clipped."
@@ -43,7 +36,7 @@ Statements = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run guarantees, in numbers.
+    """The guarantee of a run in numbers.
 
     Parameters
     ----------
@@ -66,7 +59,7 @@ class Figures:
 
 
 def configured_figures(experiment: Experiment) -> Figures:
-    """What a run guarantees by the policies of its configuration."""
+    """The figures that follow from the policies of a run's configuration."""
     mus = experiment.guaranteed_mu(), experiment.local_mu()
     if not experiment.config.secure:
         return Figures(*mus)
@@ -77,7 +70,7 @@ def configured_figures(experiment: Experiment) -> Figures:
 
 
 def stated_figures(expected: Figures, statements: Statements, num_clients: int) -> Figures:
-    """What real machines state, in one figure that is true of all of them.
+    """The figures that real machines state, in one that is true of all of them.
 
     Parameters
     ----------
@@ -120,12 +113,7 @@ def _stated(statement: Mapping[str, Any]) -> tuple[float, float, int]:
 
 
 def refuse_untrue(figures: Figures, statements: Statements) -> None:
-    """Refuse a result whose figures are not its machines': a method of one's own may say what it does not do.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse a result whose figures are not its machines': a method of one's own may say what it does not do."""
     released = [group.statement for group in statement_groups(statements) if group.statement["releases"]]
     claims = [("mu", figures.mu, [float(one["mu-guaranteed"]) for one in released])]
     if figures.mu_local is not None:
@@ -167,16 +155,7 @@ def epsilon_of(mu: float | None, delta: float) -> float | None:
 def run_guarantee(
     experiment: Experiment, figures: Figures, *, deployed: bool = False, statements: Statements | None = None
 ) -> Guarantee:
-    """What a run guarantees.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    figures : Figures
-    deployed : bool
-        Whether the machines are real ones.
-    statements : mapping, optional
-        What real machines say of themselves, once they were asked.
+    """The guarantee of a run.
 
     Notes
     -----
@@ -201,12 +180,7 @@ def run_guarantee(
 
 
 def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarantee:
-    """What a run will guarantee, before its first round.
-
-    Raises
-    ------
-    ConfigurationError
-        If the configuration is impossible.
+    """The guarantee of a run before its first round.
 
     Notes
     -----
@@ -220,15 +194,15 @@ def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarante
 
 
 def _notes(experiment: Experiment, deployed: bool, statements: Statements | None) -> Iterator[str]:
-    """What the figure includes, and what it rests on."""
+    """Sentences on what the figure includes and rests on."""
     config = experiment.config
     if config.private and experiment.asked_rounds:
-        if experiment.mean_plan is not None:
-            share, mu = 100 * config.centring_share, rounded_up(experiment.mean_mu)
-            yield MEAN_FIRST if deployed else MEAN_SHARE.format(mu=mu, share=share)
-        if experiment.is_evaluated:
-            share, mu = 100 * config.private_evaluation, rounded_up(experiment.evaluation_mu)
-            yield EVALUATION_LAST if deployed else EVALUATION_SHARE.format(mu=mu, share=share)
+        for side in experiment.sides:
+            yield (
+                side.included
+                if deployed
+                else side.included_share.format(mu=rounded_up(side.mu), share=100 * side.share)
+            )
         if config.quantile and deployed:
             yield COUNTED
         elif config.quantile:  # of what is left after the mean of the features, where there is one

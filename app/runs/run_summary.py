@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import NO_NOISE, rounded_up
-from ...privacy.accounting.noise_forecast import shortest
 from ...privacy.accounting.guarantee import plain_meaning
+from ...privacy.accounting.noise_forecast import shortest
 from ..methods.auto_method import AUTO
 from ..settings.run_config import run_keys
 from .outcome import EvaluationFigures, Outcome, Twin, infinite
@@ -23,7 +23,7 @@ def shown(value: float | None) -> str:
 
 
 def noise_note(noise_quality: str) -> str:
-    """What must stand beside an epsilon that rests on noise of this quality."""
+    """The note that must stand beside an epsilon with noise of this quality."""
     return "" if noise_quality == "exact" else " (fast noise: no guarantee)"
 
 
@@ -44,7 +44,11 @@ def shown_evaluation(evaluation: EvaluationFigures) -> str:
     if evaluation.accuracy is None:
         return "none: no machine answered"
     said = f"{100 * evaluation.accuracy:.1f} %{_interval(evaluation.interval, 100, 1)}"
-    return said if evaluation.auc is None else f"{said}, AUC {evaluation.auc:.3f}{_interval(evaluation.auc_interval, 1, 3)}"
+    return (
+        said
+        if evaluation.auc is None
+        else f"{said}, AUC {evaluation.auc:.3f}{_interval(evaluation.auc_interval, 1, 3)}"
+    )
 
 
 def _interval(interval: Sequence[float] | None, times: int, digits: int) -> str:
@@ -52,7 +56,7 @@ def _interval(interval: Sequence[float] | None, times: int, digits: int) -> str:
 
 
 def plain_words(outcome: Outcome) -> str:
-    """What a result's mu means in plain words; empty where nothing is guaranteed, or nothing is said of mu."""
+    """The meaning of a result's mu in plain words; empty where nothing is guaranteed or recorded."""
     if (privacy := outcome.privacy) is None:  # of a murmurfl that did not write its parts
         return ""
     parts: dict[str, Any] = {name: getattr(privacy, name) for name in ("unit", "trust", "mu_local", "min_honest")}
@@ -60,7 +64,7 @@ def plain_words(outcome: Outcome) -> str:
 
 
 def meaning_lines(outcome: Outcome) -> list[str]:
-    """What its mu means to whoever wants to know of a sample."""
+    """The line that says what its mu means, if anything is guaranteed."""
     said, note = plain_words(outcome), noise_note(outcome.config["noise-quality"])
     return [f"mu = {shown(outcome.mu)} means{note}: {said[0].lower()}{said[1:]}"] if said else []
 
@@ -84,13 +88,14 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
         rows.append(("private accuracy", f"{shown_evaluation(evaluation)}{samples}"))
     rows += [("mu", shown(outcome.mu)), ("epsilon", f"{shown(outcome.epsilon)} {at_delta}")]
     if (honest := outcome.min_honest) is not None:
-        helpers, closed = outcome.helpers or 0, outcome.closed_rounds
+        helpers = outcome.helpers or 0
+        closed = f"; {outcome.closed_rounds} rounds stayed closed" if outcome.closed_rounds else ""
         assumed = f"1 of {helpers} helper{'s' * (helpers != 1)} and {honest} machine{'s' * (honest != 1)} of each sum"
         rows += [
             ("if honest", assumed),
             ("mu local", f"{shown(outcome.mu_local)} whatever happens"),
             ("epsilon local", f"{shown(outcome.epsilon_local)} {at_delta}"),
-            ("sums", f"of at least {outcome.min_cohort} machines{f'; {closed} rounds stayed closed' if closed else ''}"),
+            ("sums", f"of at least {outcome.min_cohort} machines{closed}"),
         ]
     if (mean := outcome.centring) is not None:
         part = "" if mean.mu is None else f", {100 * mean.share:.4g} % of mu^2 (mu = {shown(mean.mu)})"

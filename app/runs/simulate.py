@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ...privacy import ConfigurationError
-from ..settings.run_config import RunConfig
-from ..engines.device.backend import checked_device
-from ..engines import run_cohort, run_in_process
-from ..engines.pool import checked_workers
 from ...privacy.setting import Value
+from ..engines import run_cohort, run_in_process
+from ..engines.device.backend import checked_device
+from ..engines.pool import checked_workers
+from ..settings.layers import layered
+from ..settings.run_config import RunConfig
 from .progress import Progress
 from .result import RunResult
-from ..settings.layers import layered
 
 _ENGINES = ("cohort", "inprocess")
 _RAY = (

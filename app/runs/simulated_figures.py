@@ -1,4 +1,4 @@
-"""What only a simulation can compute of its run, from samples that no server has: regret and gradient norms.
+"""Regret and gradient norms, which only a simulation can compute: from samples that no server has.
 
 Neither is a release: where the samples are somebody's, they may not leave the machine.
 """
@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.mechanisms.optimal import cached
-from ..models.model import Batch, Model
 from ..data.task import Dataset, Shard
+from ..models.model import Batch, Model
 
 
 @runtime_checkable
@@ -38,7 +38,6 @@ class OnlineLosses:
 
     Parameters
     ----------
-    model : Model
     shards : sequence of Shard
         Every machine's samples, in the order it uses them.
     local_steps : int
@@ -140,7 +139,6 @@ class GradientNorms:
 
     Parameters
     ----------
-    model : Model
     dataset : Dataset
         Whose training samples are used; for a network the first 2,000 of them.
     """

@@ -1,8 +1,8 @@
 """Optional logging of runs to TensorBoard, MLflow or Weights & Biases, through their own packages; off by default.
 
 Only what the server knows is logged: losses and accuracies on public data, what became of requests, the configuration,
-and the guarantee's sentence beside every epsilon. Everything stays on this computer, and the packages' telemetry is off,
-unless their own environment variables say otherwise.
+and the guarantee's sentence beside every epsilon. Everything stays on this computer and the packages' telemetry is
+off, unless their own environment variables say otherwise.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def finish(self, outcome: Outcome | None) -> None:
-        """What the run left, or None if it failed."""
+        """After the run, with what it left, or None if it failed."""
 
 
 class TensorBoard(Tracker):
@@ -173,18 +173,12 @@ class Tracking:
             tracker.log(known, report.server_round)
 
     def result(self, outcome: Outcome) -> None:
-        """What the run came to; without it, it counts as failed."""
+        """Take note of the outcome; a run without one counts as failed."""
         self.outcome = outcome
 
 
 def check_trackers(config: RunConfig) -> None:
-    """Refuse a configuration whose trackers are not installed, before anything starts.
-
-    Raises
-    ------
-    TrackerError
-        If a package is missing.
-    """
+    """Refuse a configuration whose trackers are not installed, before anything starts."""
     for name in config.trackers:
         _TRACKERS[name].load()
 
@@ -192,14 +186,6 @@ def check_trackers(config: RunConfig) -> None:
 @contextmanager
 def tracking(config: RunConfig, folder: Path, guarantee: Guarantee) -> Iterator[Tracking]:
     """Start the trackers that a configuration asks for, and close them when the block ends, however it ends.
-
-    Parameters
-    ----------
-    config : RunConfig
-    folder : Path
-        The run's; made if need be.
-    guarantee : Guarantee
-        Of the whole run.
 
     Raises
     ------

@@ -13,24 +13,23 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 
 from ...privacy import ConfigurationError, MurmurflError
-from ...strategies import DirectMachines, EvaluationResult, ReleaseStrategy, RoundReport
-from ..nodes.flower_internals import log
-from ..settings.run_config import RunConfig
-from .experiment import Experiment, prepare
-from .run_guarantees import configured_figures, epsilon_of, refuse_untrue, stated_figures
+from ...strategies import DirectMachines, ReleaseStrategy, RoundReport
 from ..methods.auto_method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
-from .lost_replies import LossyGrid
-from .simulated_figures import GradientNorms, OnlineLosses
-from .participation import compact
-from .permitted_run import check_permit
-from .progress import Progress
-from .result import FeatureMean, RunResult
-from .machine_statements import listed
+from ..nodes.flower_internals import log
+from ..settings.run_config import RunConfig
 from ..settings.trust_settings import nothing_gained
+from .experiment import Experiment, prepare
+from .machine_statements import listed
+from .permitted_run import check_permit
+from .possible_rounds import LossyGrid
+from .progress import Progress, compact
+from .result import RunResult
+from .run_guarantees import configured_figures, epsilon_of, refuse_untrue, stated_figures
+from .simulated_figures import GradientNorms, OnlineLosses
 
 REAL_NODES = "real-nodes"
-"""What the engine is called where machines are real."""
+"""The engine's name where machines are real."""
 
 _WORTH_SAYING = 0.05
 """A share of rounds."""
@@ -42,10 +41,6 @@ class NoReleasesError(MurmurflError):
 
 def check_deployed(config: RunConfig) -> None:
     """Refuse a run on real machines that is for simulation only.
-
-    Raises
-    ------
-    ConfigurationError
 
     Notes
     -----
@@ -79,7 +74,6 @@ def run_experiment(
     ----------
     grid : Grid or DirectMachines
         Ray's grid, the in-process one or a network's; or the machines of the cohort engine.
-    config : RunConfig
     checkpoint : Path, optional
         Where the server saves its state after every round; useful where the machines' ledgers outlive the run.
     on_progress : callable, optional
@@ -105,14 +99,13 @@ def run_experiment(
     config = experiment.config  # of a strategy that was chosen, the chosen one's
     if not deployed:
         experiment.check_rounds()
-        _say_shortage(experiment)
-        _say_closed(experiment)
+        _warn_beforehand(experiment)
     if config.secure and config.private and (why := nothing_gained(config.min_honest)):
         log(WARNING, why)
     if config.lost_replies and not isinstance(grid, DirectMachines):
         grid = LossyGrid(grid, config.lost_replies, config.seed)
     started = time.perf_counter()
-    mean = _mean_of_features(grid, experiment, checkpoint, deployed=deployed)
+    mean = experiment.mean.collect(grid, checkpoint, deployed=deployed) if experiment.mean else None
     seen = experiment if mean is None else experiment.seen_from(mean.centre)
     watch = _Watch(seen, deployed, on_progress)
     strategy = experiment.strategy(
@@ -136,7 +129,9 @@ def run_experiment(
     _refuse_nothing(strategy, watch.progress)
     if not watch.progress:  # resumed after its last round: only the evaluation was left to do
         watch.on_round(strategy.history[-1], result.evaluate_metrics_serverapp.get(len(strategy.history)))
-    evaluation, failure = _evaluation(grid, seen, checkpoint, result.arrays, mean, deployed=deployed)
+    evaluation, failure = None, ""
+    if experiment.evaluation:
+        evaluation, failure = experiment.evaluation.ask(grid, result.arrays, mean, checkpoint, deployed=deployed)
     statements = strategy.ask_privacy(grid, timeout=config.round_timeout_s)
     figures = watch.figures
     if not experiment.method.trusted:
@@ -167,53 +162,8 @@ def run_experiment(
     )
 
 
-def _mean_of_features(
-    grid: Grid | DirectMachines, experiment: Experiment, checkpoint: Path | None, *, deployed: bool
-) -> FeatureMean | None:
-    """The centre that machines see samples from, made by them first or taken from its checkpoint; None without."""
-    if experiment.centring is None:
-        return None
-    # A file of its own: a server that is killed after this round has spent its share of mu^2 only once.
-    own = None if checkpoint is None else checkpoint.with_name(f"{checkpoint.stem}-mean{checkpoint.suffix}")
-    strategy = experiment.mean_strategy(deployed=deployed, checkpoint=own)
-    strategy.machines.several_on_a_node = not deployed
-    centre = strategy.collect(grid, timeout=experiment.config.round_timeout_s)
-    return FeatureMean(centre, experiment.centring.constant, strategy.history[-1])
-
-
-def _evaluation(
-    grid: Grid | DirectMachines,
-    experiment: Experiment,
-    checkpoint: Path | None,
-    model: ArrayRecord,
-    mean: FeatureMean | None,
-    *,
-    deployed: bool,
-) -> tuple[EvaluationResult | None, str]:
-    """How good machines say the model is, if they are asked; and why they do not say it. The model is there anyway."""
-    if not experiment.is_evaluated:
-        return None, ""
-    # A file of its own: a server that is killed in this round asks again in the same session.
-    own = None if checkpoint is None else checkpoint.with_name(f"{checkpoint.stem}-evaluation{checkpoint.suffix}")
-    centre = None if mean is None else mean.centre
-    strategy = experiment.evaluation_strategy(deployed=deployed, checkpoint=own, centre=centre)
-    strategy.machines.several_on_a_node = not deployed
-    try:
-        return strategy.evaluate(grid, model, timeout=experiment.config.round_timeout_s), ""
-    except MurmurflError as error:
-        log(WARNING, "The model was not evaluated privately: %s", error)
-        return None, str(error)
-
-
 class _Watch:
-    """What is seen of a run while it goes on: evaluations, progress, and rounds from which nothing came.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    deployed : bool
-    on_progress : callable or None
-    """
+    """Observes a run: evaluations, progress, and rounds from which nothing came."""
 
     def __init__(self, experiment: Experiment, deployed: bool, on_progress: Callable[[Progress], None] | None) -> None:
         config = experiment.config
@@ -287,14 +237,20 @@ def _measured(metrics: MetricRecord | None, name: str) -> float | None:
 
 
 def _regret_of(experiment: Experiment) -> OnlineLosses | None:
-    """What computes the losses of a regret, where every machine learns once from every sample that it has."""
+    """The losses of a regret, where every machine learns once from every sample; otherwise None."""
     config = experiment.config
     if not experiment.method.has_regret or config.clients_per_round != config.num_clients:
         return None
     if experiment.num_rounds * config.batch_size > min(experiment.sizes):
         return None
-    data = _data_of(config)
-    return OnlineLosses(experiment.model, experiment.shards, config.batch_size, experiment.num_rounds, data)
+    # Names every machine's samples, their order and the model's loss on them, for optima that are kept on disk.
+    data = (
+        *(config.task, config.features, config.partition, config.num_clients, config.seed),
+        config.validation_samples,
+        *(config.synthetic_samples, config.synthetic_features, config.synthetic_alpha, config.synthetic_beta),
+        *(config.dirichlet_alpha, config.model, feature_bound(config)),
+    )
+    return OnlineLosses(experiment.model, experiment.shards, config.batch_size, experiment.num_rounds, repr(data))
 
 
 def _refuse_nothing(strategy: ReleaseStrategy[Any], progress: list[Progress]) -> None:
@@ -311,8 +267,9 @@ def _refuse_nothing(strategy: ReleaseStrategy[Any], progress: list[Progress]) ->
     )
 
 
-def _say_shortage(experiment: Experiment) -> None:
-    found = experiment.shortage
+def _warn_beforehand(experiment: Experiment) -> None:
+    """Say which machine runs out and how many rounds stay closed, as far as seed and sizes tell."""
+    found, left, floor = experiment.shortage, experiment.replies_left, experiment.config.cohort_floor
     if found is not None:
         log(
             WARNING,
@@ -320,10 +277,6 @@ def _say_shortage(experiment: Experiment) -> None:
             "(%s) and is asked for one more in round %d. Such machines refuse, and the others go on.",
             *(experiment.num_rounds, found.machine, found.releases, found.reason, found.server_round),
         )
-
-
-def _say_closed(experiment: Experiment) -> None:
-    left, floor = experiment.replies_left, experiment.config.cohort_floor
     closed = sum(replies < floor for replies in left)
     if closed > _WORTH_SAYING * len(left):
         log(
@@ -346,16 +299,4 @@ def _give_up(silent: list[RoundReport], patience: int) -> None:
         f"{f'machines refused with {reasons}' if reasons else 'no machine refused'}, "
         f"{sum(report.lost for report in silent)} replies were lost. See the machines' logs; give-up-after sets how "
         "many such rounds are waited for."
-    )
-
-
-def _data_of(config: RunConfig) -> str:
-    """What settles every machine's samples, their order and the model's loss on them."""
-    return repr(
-        (
-            *(config.task, config.features, config.partition, config.num_clients, config.seed),
-            config.validation_samples,
-            *(config.synthetic_samples, config.synthetic_features, config.synthetic_alpha, config.synthetic_beta),
-            *(config.dirichlet_alpha, config.model, feature_bound(config)),
-        )
     )

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...privacy import ConfigurationError
-from ..settings.run_config import NO_NOISE, RunConfig, run_keys
-from ..engines.start import ENGINES, run_cohort
-from .experiment import prepare
 from ...privacy.setting import Value
+from ..engines.start import ENGINES, run_cohort
+from ..settings.layers import names_own, search_here
+from ..settings.run_config import NO_NOISE, RunConfig, run_keys
+from .experiment import prepare
 from .outcome import Outcome, Twin, infinite
 from .run_files import plot_accuracy, write_outcome
-from ..settings.layers import names_own, search_here
 
 NOTE = "simulation only, and not private"
 _FIGURES = ("accuracy", "auc", "loss", "rounds", "seconds")
@@ -70,17 +70,11 @@ def _noiseless(settings: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def without_noise(outcome: Outcome) -> Twin:
-    """What a recorded run comes to without noise: of simulated data, and not private.
-
-    Raises
-    ------
-    ConfigurationError
-        As :func:`configs_without_noise`.
-    """
+    """The twin of a recorded run without noise: of simulated data, and not private."""
     if names_own(outcome.config):
         search_here()
     best: Outcome | None = None
-    with _quiet():
+    with without_log():  # that nothing is private is what these runs are for
         for config in configs_without_noise(outcome):
             made = run_cohort(config).outcome
             best = made if best is None or _quality(made) > _quality(best) else best
@@ -97,16 +91,6 @@ def add_without_noise(folder: Path) -> Outcome:
     """Make a run's twin without noise, and put it into the run's files.
 
     A run that has one already, or that had no noise itself, stays as it is.
-
-    Parameters
-    ----------
-    folder : Path
-        Of a finished run.
-
-    Raises
-    ------
-    ConfigurationError
-        As :func:`configs_without_noise`.
     """
     outcome = Outcome.read(folder)
     if outcome.config.get("mechanism") == NO_NOISE or outcome.without_noise is not None:
@@ -118,8 +102,8 @@ def add_without_noise(folder: Path) -> Outcome:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without a log: that nothing is private is what this run is for."""
+def without_log() -> Iterator[None]:
+    """Log nothing until the block ends."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,4 +1,4 @@
-"""What murmurfl has by name, each with its sentence: methods, tasks, features, partitions, models, mechanisms, papers.
+"""All named things with a sentence each: methods, tasks, features, partitions, models, mechanisms, papers.
 
 Everything here is asked of those who know it: the registries, and the docstrings of the mechanisms.
 """
@@ -14,7 +14,7 @@ from ...privacy import MECHANISMS, NO_NOISE
 from .registry import registry
 
 _REFERENCE = re.compile(r" \([^()]*ALGORITHMS[^()]*\)")
-"""Where a mechanism's docstring says in which of the project's own papers it stands."""
+"""The reference to the papers in a mechanism's docstring."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,6 @@ class Shelf:
 
     Parameters
     ----------
-    title : str
     how : str
         How one of them is asked for.
     own : bool
@@ -78,4 +77,4 @@ CATALOGUE: dict[str, Shelf] = {
     "mechanism": Shelf("Mechanisms", "--set mechanism=NAME", lambda: (*MECHANISMS, NO_NOISE), _mechanism_sentence),
     "paper": Shelf("Papers", "murmurfl reproduce NAME", _papers, _paper_sentence),
 }
-"""What there is by name; the keys are those of a run configuration, and ``paper``."""
+"""All named things, by the run-config key that names them, and ``paper``."""

@@ -20,7 +20,7 @@ DEFAULT_RUN: Mapping[str, Value] = {
     "mechanism": "decay",
     "decay": 0.5,  # samples return: more of the noise is better kept than where each is used once
 }
-"""What the default run sets beside ``batch-size``, by hyphenated key; how it was chosen: docs/tuning.md."""
+"""Settings of the default run beside ``batch-size``; how they were chosen: docs/tuning.md."""
 
 RELEASES_A_PASS = 2
 """Its ``batch-size`` is half of a machine's samples, however many machines there are."""

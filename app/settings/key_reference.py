@@ -1,4 +1,4 @@
-"""What is shown of run-config keys: a table, a TOML file and a JSON schema, all from their declarations."""
+"""Reference of run-config keys: a table, a TOML file and a JSON schema, all from their declarations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shown(value: Value) -> str:
 
 
 def expected(one: Setting) -> str:
-    """What a key may be, in words; names may also be things of one's own."""
+    """The values that a key may have, in words; names may also be things of one's own."""
     names = [name for name in one.known if name]
     if one.kind != "str" or not names:
         words = one.expected
@@ -39,7 +39,7 @@ def expected(one: Setting) -> str:
 
 
 def _suffix(one: Setting) -> str:
-    """Of a file that the key may name."""
+    """The suffix of files that a key may name."""
     return registry(one.name).suffix if one.names else ""
 
 
@@ -60,12 +60,8 @@ def key_table() -> str:
 
 def key_toml() -> str:
     """Every key with its default as TOML, such as ``[tool.flwr.app.config]`` holds them."""
-    return "".join(f"{name} = {_toml(one.default)}\n" for name, one in run_keys().items())
-
-
-def _toml(value: Value) -> str:
-    # JSON's words for these four types are TOML's too.
-    return json.dumps(value)
+    # JSON's words for the four types of values are TOML's too.
+    return "".join(f"{name} = {json.dumps(one.default)}\n" for name, one in run_keys().items())
 
 
 def config_schema() -> Mapping[str, Any]:

@@ -21,18 +21,7 @@ _SAME = {"mu": "epsilon", "epsilon": "mu"}
 
 
 def layered(*layers: Mapping[str, Value]) -> dict[str, Value]:
-    """Settings by hyphenated key, of which later layers win over earlier ones.
-
-    Parameters
-    ----------
-    *layers : mapping
-        Such as a file's settings, then those of a command line.
-
-    Raises
-    ------
-    ConfigurationError
-        If one layer sets both mu and epsilon.
-    """
+    """Settings by hyphenated key, of which later layers win over earlier ones."""
     merged: dict[str, Value] = {}
     for layer in layers:
         if "mu" in layer and layer.get("epsilon"):
@@ -45,13 +34,7 @@ def layered(*layers: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
-    """``key=value`` texts as a mapping, each value read as its key's type.
-
-    Raises
-    ------
-    ConfigurationError
-        If a text has no ``=``, the key is unknown, the value does not read as its type, or mu and epsilon are both set.
-    """
+    """``key=value`` texts as a mapping, each value read as its key's type."""
     values: dict[str, Value] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
@@ -61,17 +44,11 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
         if name not in run_keys():
             raise unknown_key(name, run_keys())
         values[name] = run_keys()[name].parsed(text)
-    if "mu" in values and values.get("epsilon"):
-        raise mu_and_epsilon(values["mu"], values["epsilon"])
-    return values
+    return layered(values)
 
 
 def read_settings(path: Path) -> dict[str, Value]:
     """The settings of a TOML file: hyphenated run-config keys, by themselves or in their tables.
-
-    Parameters
-    ----------
-    path : Path
 
     Raises
     ------
@@ -119,12 +96,7 @@ def search_here() -> None:
 
 
 def environment_for(config: RunConfig) -> dict[str, str]:
-    """What the environment of an engine's processes needs, so that they find things of one's own where this one does.
-
-    Parameters
-    ----------
-    config : RunConfig
-    """
+    """The environment in which an engine's processes find things of one's own where this one does."""
     if not names_own(config.to_mapping()):
         return {}
     before = os.environ.get("PYTHONPATH", "")

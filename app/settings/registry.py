@@ -33,7 +33,7 @@ _REGISTRIES = {
 
 
 class Reader(Protocol):
-    """What a configuration needs of a thing it names."""
+    """A thing that a configuration names, as far as it needs it."""
 
     keys: Iterable[str]
     """The run-config keys, hyphenated, that this thing reads and others of its kind need not."""
@@ -81,13 +81,7 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         self._own: dict[str, ThingT] = {}
 
     def __getitem__(self, name: str) -> ThingT:
-        """The thing of a name.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is none.
-        """
+        """The thing of a name."""
         if name in self._things:
             return self._things[name]
         if self._of_file is not None and self.is_file(name):
@@ -118,7 +112,6 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
 
         Parameters
         ----------
-        name : str
         folder : Path, optional
             What a relative path is taken from; the current folder by default.
         """
@@ -153,12 +146,6 @@ def registry(key: str) -> Registry[Any]:
 def imported(name: str, setting: str) -> Any:
     """The object ``package.module:Thing``.
 
-    Parameters
-    ----------
-    name : str
-    setting : str
-        Where the name stands, for the refusal.
-
     Raises
     ------
     ConfigurationError
@@ -178,13 +165,7 @@ def imported(name: str, setting: str) -> Any:
 
 
 def known_mechanism(name: str) -> str:
-    """The name a mechanism is registered under; one of the user's own (``package.module:Thing``) is imported first.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is no mechanism, or its stream is not what its matrices say.
-    """
+    """The name a mechanism is registered under; one of the user's own (``package.module:Thing``) is imported first."""
     if ":" not in name:
         return name
     kind = imported(name, f"mechanism = {name!r}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache, lru_cache
 from typing import Any
@@ -19,11 +19,10 @@ from typing import Any
 from ...privacy import MECHANISMS, NO_NOISE, TRUST_MODELS, ConfigurationError, Trust, gdp_mu
 from ...privacy.setting import Setting, mu_and_epsilon, refusal, settings_of, table, unknown_key
 from ...strategies.rounds.attendance import Attendance
-from ..runs.centring_settings import check_centring
-from ..runs.evaluation_settings import check_evaluation
 from .registry import mechanism_options_of, registry
 from .run_keys import PRESETS as PRESETS
 from .run_keys import RunKeys
+from .side_settings import check_sides
 from .trust_settings import (
     SECURE,
     check_cohorts,
@@ -39,18 +38,7 @@ _LONGEST_RUN_NAME = 200
 
 
 def check_run_name(name: str) -> None:
-    """Refuse a run's name that is not simply the name of a folder.
-
-    Parameters
-    ----------
-    name : str
-
-    Raises
-    ------
-    ConfigurationError
-        If it is empty, too long, ``.`` or ``..``, begins or ends with a space, or has a separator or a character in it
-        that cannot be printed: the files of a run stay in a folder of its own, below the one that was chosen for runs.
-    """
+    """Refuse a run's name that is not simply the name of a folder."""
     simple = name.isprintable() and not set(name) & set("/\\:") and name.strip() == name
     if not simple or name in ("", ".", "..") or len(name.encode("utf-8", "replace")) > _LONGEST_RUN_NAME:
         raise ConfigurationError(
@@ -100,15 +88,14 @@ class RunConfig(RunKeys):
         chosen = {
             one.name: registry(one.name)[getattr(self, one.attribute)] for one in run_keys().values() if one.names
         }
-        refuse_unread(self, run_keys().values(), frozenset().union(*(thing.keys for thing in chosen.values())))
+        refuse_unread(self, frozenset().union(*(thing.keys for thing in chosen.values())))
         if self.trust == SECURE:
             check_cohorts(self.num_clients, self.clients_per_round, self.min_cohort, self.colluders)
             check_lost_replies(self.clients_per_round, self.cohort_floor, self.lost_replies)
             check_end_of_rounds(self.answers_needed, self.cohort_floor)
         for thing in chosen.values():
             thing.check(self)
-        check_centring(self)
-        check_evaluation(self)
+        check_sides(self)
 
     def _settle_mu(self) -> None:
         if not self.epsilon:
@@ -157,7 +144,7 @@ class RunConfig(RunKeys):
 
     @property
     def answers_needed(self) -> int:
-        """How many answers end a round that asks as many machines."""
+        """The number of answers that end a round."""
         return self._attendance.needed(max(self.num_clients, self.asked_per_round))
 
     @property
@@ -182,13 +169,7 @@ class RunConfig(RunKeys):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> RunConfig:
-        """A configuration from hyphenated keys, such as Flower's run configuration.
-
-        Raises
-        ------
-        ConfigurationError
-            One line that names the key, what was expected and what came.
-        """
+        """A configuration from hyphenated keys, such as Flower's run configuration."""
         try:
             return _from_items(tuple(values.items()), tuple(map(type, values.values())))
         except TypeError:  # a value that cannot be hashed is of no type a key has; say which
@@ -207,7 +188,7 @@ class RunConfig(RunKeys):
         return {name.replace("_", "-"): value for name, value in asdict(self).items()}
 
     def shown(self) -> dict[str, bool | int | float | str]:
-        """The same as results and trackers have it: a permit, which whoever has it may use, by its digest alone."""
+        """The configuration with hyphenated keys, a permit by its digest: whoever has a permit may use it."""
         digest = hashlib.sha256(self.permit.encode()).hexdigest()
         return {**self.to_mapping(), "permit": f"sha256:{digest}" if self.permit else ""}
 
@@ -223,34 +204,44 @@ def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> 
     return RunConfig._read(dict(items))  # every message of a simulation reads the same configuration
 
 
-def refuse_unread(config: RunKeys, keys: Iterable[Setting], reads: frozenset[str]) -> None:
-    """Refuse keys that are set and that nothing that was chosen reads.
-
-    Parameters
-    ----------
-    config : RunKeys
-    keys : iterable of Setting
-        All there are.
-    reads : frozenset of str
-        Those that what was chosen reads beyond the common ones.
-
-    Raises
-    ------
-    ConfigurationError
-    """
-    for one in keys:
+def refuse_unread(config: RunKeys, reads: frozenset[str]) -> None:
+    """Refuse keys that are set and that nothing that the configuration names reads."""
+    for one in run_keys().values():
         value = getattr(config, one.attribute)
-        if not one.read_by or value == one.default:
+        if value == one.default or _is_read(one, config.mechanism, config.trust, reads):
             continue
-        chosen = getattr(config, one.read_by)
-        own = {"mechanism": mechanism_options_of(config.mechanism), "trust": keys_of_trust(config.trust)}
-        if one.name not in own.get(one.read_by, reads):
-            readers = readers_of(one)
-            by = f"; it is read by {one.read_by} = {', '.join(readers)}" if readers else ""
-            raise ConfigurationError(
-                f"Expected {one.name} to be left at {one.default!r} with {one.read_by} = {chosen!r}, which does "
-                f"not read it, got {value!r}{by}."
-            )
+        readers = readers_of(one)
+        by = f"; it is read by {one.read_by} = {', '.join(readers)}" if readers else ""
+        raise ConfigurationError(
+            f"Expected {one.name} to be left at {one.default!r} with {one.read_by} = {getattr(config, one.read_by)!r}, "
+            f"which does not read it, got {value!r}{by}."
+        )
+
+
+def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by hyphenated key, without those that nothing they name reads.
+
+    For settings that were made for another method, task, partition or model than those that are now named beside them,
+    such as a paper's when somebody changes its task.
+    """
+    known = run_keys()
+    named = (registry(one.name)[str(values.get(one.name, one.default))] for one in known.values() if one.names)
+    reads = frozenset[str]().union(*(thing.keys for thing in named))
+    mechanism, trust = str(values.get("mechanism", "")), str(values.get("trust", ""))
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in known or _is_read(known[name], mechanism, trust, reads)
+    }
+
+
+def _is_read(one: Setting, mechanism: str, trust: str, reads: frozenset[str]) -> bool:
+    """Whether a key is read by a mechanism, by a trust model, or by other things, which read the keys ``reads``."""
+    if one.read_by == "mechanism":
+        return one.name in mechanism_options_of(mechanism)
+    if one.read_by == "trust":
+        return one.name in keys_of_trust(trust)
+    return not one.read_by or one.name in reads
 
 
 def readers_of(one: Setting) -> list[str]:

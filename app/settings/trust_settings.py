@@ -56,12 +56,7 @@ def honest_machines(clients_per_round: int, floor: int, colluders: int) -> int:
 
 
 def check_cohorts(num_clients: int, clients_per_round: int, min_cohort: int, colluders: int) -> None:
-    """Refuse numbers of machines with which no sum could be opened, or in which nobody would be honest.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse numbers of machines with which no sum could be opened, or in which nobody would be honest."""
     if num_clients > MOST_SUMMED:
         raise refusal("num_clients", f"at most {MOST_SUMMED} with trust = {SECURE!r}, or sums could wrap", num_clients)
     if min_cohort > clients_per_round:
@@ -78,13 +73,7 @@ def check_cohorts(num_clients: int, clients_per_round: int, min_cohort: int, col
 
 
 def check_lost_replies(clients_per_round: int, floor: int, lost_replies: float) -> None:
-    """Refuse so many lost replies that the usual round would have too few releases for a sum.
-
-    Raises
-    ------
-    ConfigurationError
-        With what would do.
-    """
+    """Refuse so many lost replies that the usual round would have too few releases for a sum."""
     expected = clients_per_round * (1 - lost_replies)
     if expected >= floor - _ROUNDING:
         return
@@ -97,12 +86,7 @@ def check_lost_replies(clients_per_round: int, floor: int, lost_replies: float) 
 
 
 def check_end_of_rounds(needed: int, floor: int) -> None:
-    """Refuse rounds that wait for fewer machines than a sum must have.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse rounds that wait for fewer machines than a sum must have."""
     if needed < floor:
         raise ConfigurationError(
             f"Expected rounds that wait for at least min-cohort = {floor} machines, got wait-for x clients-per-round = "
@@ -111,7 +95,7 @@ def check_end_of_rounds(needed: int, floor: int) -> None:
 
 
 def nothing_gained(min_honest: int) -> str:
-    """What to say of sums in which one machine only is taken to be honest; empty for others."""
+    """The warning if ``min_honest`` is 1, else an empty string."""
     if min_honest > 1:
         return ""
     return (

@@ -44,7 +44,7 @@ def test_it_pays(full):
 
 def test_mu_is_that_of_both_sessions_and_exactly_what_is_printed(full):
     experiment = full.experiment
-    mean, rest = experiment.mean_mu, experiment.plans()[0].mu
+    mean, rest = experiment.mean.mu, experiment.plans()[0].mu
     assert mean == pytest.approx(3.0 * math.sqrt(0.05), rel=1e-12)
     assert full.mu == pytest.approx(compose_gdp([mean, rest]), rel=1e-12) == pytest.approx(3.0, rel=1e-12)
     assert full.epsilon == pytest.approx(gdp_epsilon(3.0, 1e-5), rel=1e-9)
@@ -132,7 +132,7 @@ def test_who_has_the_files_can_use_the_model(full, tmp_path):
     assert document["config"]["centring"] == "private"
     mean = document["centring"]
     assert (mean["asked"], mean["aggregated"], mean["share"], mean["constant"]) == (4, 4, 0.05, 0.3)
-    assert mean["mu"] == full.experiment.mean_mu
+    assert mean["mu"] == full.experiment.mean.mu
     assert mean["samples"] == sum(full.experiment.sizes)
     with np.load(tmp_path / "model.npz") as model:
         assert set(model.files) == {"weight", "centring.centre", "centring.constant"}

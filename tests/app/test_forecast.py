@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from murmurfl.app import simulate
-from murmurfl.app.planning.option import noise_to_signal_of
+from murmurfl.app.planning.deciding import noise_to_signal_of
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.runs.run_summary import summary_lines

@@ -38,7 +38,7 @@ def test_each_part_has_a_session_of_its_own_that_the_permit_must_name():
     config = configuration(permit("night", "nightmean", "nightevaluation"), **parts)
     check_deployed(config)
     experiment = prepare(config)
-    strategies = [experiment.strategy, experiment.mean_strategy, experiment.evaluation_strategy]
+    strategies = [experiment.strategy, experiment.mean.strategy, experiment.evaluation.strategy]
     assert [make(deployed=True).session for make in strategies] == ["night", "nightmean", "nightevaluation"]
     with pytest.raises(ConfigurationError, match=r"without its evaluation.*--session night --mean --evaluation"):
         check_deployed(configuration(permit("night", "nightmean"), **parts))

@@ -8,8 +8,8 @@ from murmurfl.app.auditing.run_audit import _rounded_down
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.papers.accuracy import AccuracyTable
-from murmurfl.app.papers.gradient_norm import GradientNormTable
-from murmurfl.app.papers.regret import SUMS, RegretTable
+from murmurfl.app.papers.tran_cutkosky_2022 import GradientNormTable
+from murmurfl.app.papers.zhang_2025 import SUMS, RegretTable
 from murmurfl.app.reports.table import spread
 from murmurfl.app.runs.progress import RoundLine
 from murmurfl.app.settings.run_config import RunConfig

@@ -13,7 +13,10 @@ FEW = {"num_clients": 4, "clients_per_round": 4, "num_rounds": 3, "strategy": "f
 TWO = [{"learning_rate": 300.0}, {"learning_rate": 0.5}]
 
 
-@pytest.mark.parametrize("changes", [{}, {"strategy": "mu2"}, {"centring": "private"}], ids=str)
+SIDES = [{"centring": "private"}, {"private_evaluation": 0.1}]
+
+
+@pytest.mark.parametrize("changes", [{}, {"strategy": "mu2"}, *SIDES], ids=str)
 @pytest.mark.parametrize("public", [False, True])
 def test_everything_together_costs_what_is_printed_and_every_machine_has_recorded_it(changes, public):
     found = search(RunConfig(**{**FEW, **changes}), TWO, public=public)

@@ -10,7 +10,7 @@ from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import num_nodes, run_cohort, run_in_process
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.runs.participation import participant_names
+from murmurfl.app.runs.progress import participant_names
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient

@@ -5,8 +5,8 @@ import json
 import pytest
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.papers import PAPERS, Cell
-from murmurfl.app.papers.regret import RegretTable
 from murmurfl.app.papers.reproduction import run_cells, write_reproduction
+from murmurfl.app.papers.zhang_2025 import RegretTable
 from murmurfl.app.reports.table import curve_statistics
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import gdp_epsilon, gdp_mu

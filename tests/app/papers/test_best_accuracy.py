@@ -5,8 +5,20 @@ import json
 
 import pytest
 from murmurfl.app.papers import PAPERS, Cell
-from murmurfl.app.papers.best import BestTable, epsilon_name
-from murmurfl.app.papers.best_accuracy import BEST, FULL, MUS, NOISY_SGD, ONE_PASS, SECURE, SHOT, SOFT, STROKES, WITHOUT
+from murmurfl.app.papers.best_accuracy import (
+    BEST,
+    FULL,
+    MUS,
+    NOISY_SGD,
+    ONE_PASS,
+    SECURE,
+    SHOT,
+    SOFT,
+    STROKES,
+    WITHOUT,
+    BestTable,
+    epsilon_name,
+)
 from murmurfl.app.papers.planned_runs import plan_runs
 from murmurfl.app.papers.reproduction import run_cells, write_reproduction
 

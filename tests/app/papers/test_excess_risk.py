@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from murmurfl.app.data import TASKS
 from murmurfl.app.papers import PAPERS, Cell
-from murmurfl.app.papers.excess_risk import ExcessRiskTable
+from murmurfl.app.papers.jiang_2026 import ExcessRiskTable
 from murmurfl.app.papers.reproduction import run_cells, write_reproduction
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import gdp_epsilon, gdp_mu

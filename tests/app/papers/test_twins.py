@@ -7,13 +7,13 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.papers import PAPERS, Cell
 from murmurfl.app.papers import planned_runs as twins
 from murmurfl.app.papers.accuracy import AccuracyTable
-from murmurfl.app.papers.best import BestTable
-from murmurfl.app.papers.excess_risk import ExcessRiskTable
-from murmurfl.app.papers.gradient_norm import GradientNormTable
+from murmurfl.app.papers.best_accuracy import BestTable
+from murmurfl.app.papers.jiang_2026 import ExcessRiskTable
 from murmurfl.app.papers.planned_runs import WITHOUT, plan_runs, with_twins
-from murmurfl.app.papers.regret import RegretTable
 from murmurfl.app.papers.reproduction import run_cells, write_reproduction
-from murmurfl.app.papers.trust_table import TrustTable
+from murmurfl.app.papers.sums_on_mnist import TrustTable
+from murmurfl.app.papers.tran_cutkosky_2022 import GradientNormTable
+from murmurfl.app.papers.zhang_2025 import RegretTable
 from murmurfl.app.settings.run_config import NO_NOISE, RunConfig
 from typer.testing import CliRunner
 

@@ -9,7 +9,7 @@ import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.papers.captions import caption_guarantee
-from murmurfl.app.papers.grid_table import GridTable, choice_rows, chosen_settings, grid_rows
+from murmurfl.app.papers.plan_grid import GridTable, choice_rows, chosen_settings, grid_rows
 from murmurfl.app.planning.plan_answers import choice_of_run
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import check_deployed

@@ -8,7 +8,7 @@ import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.methods import METHODS
 from murmurfl.app.planning import decide
-from murmurfl.app.planning.option import noise_to_signal_of
+from murmurfl.app.planning.deciding import noise_to_signal_of
 from murmurfl.app.planning.plan_answers import choice_of_numbers, choice_of_run
 from murmurfl.app.planning.plan_lines import reasons, rows_of
 from murmurfl.app.planning.variations import AS_SET, DEFAULT, tried_out, variations_of

@@ -1,0 +1,371 @@
+"""The side releases of a run: the mean of the features before its training, a private evaluation after it.
+
+A run has a list of them (:attr:`~murmurfl.app.runs.experiment.Experiment.sides`). Each knows the machine's half, its
+share of mu^2, its noise, and the server's half with a session of its own. What they are stands in
+:mod:`murmurfl.privacy.side`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from logging import WARNING
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from ...clients import Centring, Evaluation
+from ...privacy import (
+    Measured,
+    MurmurflError,
+    NoisePlan,
+    PrivacyPolicy,
+    SimulatedKeys,
+    centred,
+    centring_policy,
+    divided_mu,
+    evaluation_policy,
+)
+from ...strategies import (
+    DirectMachines,
+    EvaluationResult,
+    MeanOfFeatures,
+    PrivateEvaluation,
+    RoundReport,
+    TrustedMeanOfFeatures,
+    TrustedPrivateEvaluation,
+)
+from ..data.shards import shard_sizes
+from ..data.task import Dataset
+from ..methods import Problem
+from ..methods.presets import feature_bound, plan_or_largest_mu
+from ..methods.problem import trained_samples
+from ..models.model import Model
+from ..settings.registry import registry
+from .permitted_run import EVALUATION, MEAN, session_options
+
+_KEPT = ("delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu")
+"""Fields that the policy of a side release shares with that of everything else on a machine."""
+
+
+def beside_sides(policy: PrivacyPolicy, budget_mu: float) -> PrivacyPolicy:
+    """The policy of everything else on a machine with side releases: samples are taken again, within a budget.
+
+    Notes
+    -----
+    **Formal guarantees.** A sample is in several sessions then, a side release's and another, which the budget counts
+    together: everything is budget_mu-GDP for replacement of one sample.
+    """
+    once = policy.order == "in-turn" and policy.sample_participations == 1
+    return replace(policy, budget_mu=budget_mu, order="again" if once else policy.order)
+
+
+def features_bound(task: str, features: str, num_features: int, feature_bound: float) -> tuple[float, bool]:
+    """The longest that a row of a task's features can be, and whether it has no negative values.
+
+    Parameters
+    ----------
+    num_features : int
+        Values of one sample.
+    feature_bound : float
+        R of the run, for features that are bounded by nothing else.
+
+    Notes
+    -----
+    Both follow from how features are made, never from data, and machines enforce them on every row.
+    """
+    the_task = registry("task")[task]
+    bound = math.sqrt(the_task.squared_norm_bound(features, num_features, feature_bound))
+    return bound, registry("features")[features].nonnegative and the_task.has_images
+
+
+def make_centring(
+    policy: PrivacyPolicy, bound: tuple[float, bool], num_features: int, *, mu: float, share: float
+) -> Centring:
+    """A machine's half of the mean of the features.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        Of everything else.
+    bound : tuple of float and bool
+        From :func:`features_bound`.
+    num_features : int
+        Values of one sample.
+    mu : float
+        Of a training with all its side releases.
+    share : float
+        Of mu^2.
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy (:func:`~murmurfl.privacy.centring_policy`) the release of the
+    mean is mu-GDP for replacement of one sample; it stands alone and takes every sample.
+    """
+    kept: dict[str, Any] = {name: getattr(policy, name) for name in _KEPT}
+    length, nonnegative = bound
+    mean = centring_policy(
+        length,
+        nonnegative=nonnegative,
+        mu=divided_mu(mu, share)[0],
+        mechanism=policy.mechanism,
+        budget_mu=policy.budget_mu,
+        **kept,
+    )
+    return Centring(mean, num_features)
+
+
+def make_evaluation(
+    policy: PrivacyPolicy, model: Model, *, mu: float, share: float, bins: int, held_out: int
+) -> Evaluation:
+    """A machine's half of the private evaluation.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        Of everything else.
+    mu : float
+        Of a training with all its side releases.
+    share : float
+        Of mu^2.
+    bins : int
+        Of scores.
+    held_out : int
+        Samples that are set aside.
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy (:func:`~murmurfl.privacy.evaluation_policy`) the release of an
+    evaluation is mu-GDP for replacement of one sample, whatever the model is.
+    """
+    kept: dict[str, Any] = {name: getattr(policy, name) for name in _KEPT}
+    own = evaluation_policy(mu * math.sqrt(share), mechanism=policy.mechanism, budget_mu=policy.budget_mu, **kept)
+    return Evaluation(own, partial(_measured, model), bins=bins, held_out=held_out, shapes=model.shapes)
+
+
+def _measured(model: Model, parameters: Sequence[NDArray[Any]], samples: Any) -> Measured:
+    """Whether a model predicts each sample right, and, of two classes, how sure it is of class 1."""
+    features, labels = samples
+    scores = np.asarray(model.logits(parameters, features), dtype=np.float64)
+    right = scores.argmax(axis=1) == labels
+    if model.num_classes != 2:
+        return Measured(right)
+    with np.errstate(all="ignore"):
+        return Measured(right, 1.0 / (1.0 + np.exp(scores[:, 0] - scores[:, 1])), labels)
+
+
+@dataclass(frozen=True)
+class RunSide(ABC):
+    """A side release of a run.
+
+    Parameters
+    ----------
+    problem : Problem
+        The run.
+    policy : callable
+        The policy of everything else on a simulated machine; of None for the machine with the most samples.
+    """
+
+    problem: Problem
+    policy: Callable[[int | None], PrivacyPolicy]
+
+    of: ClassVar[str]
+    """Its name in sessions, permits and noise keys."""
+    included: ClassVar[str]
+    """Its sentence in the guarantee of real machines."""
+    included_share: ClassVar[str]
+    """Its sentence in the guarantee of a simulation, with ``mu`` and the ``share`` of mu^2 in percent."""
+
+    @property
+    @abstractmethod
+    def share(self) -> float:
+        """Its share of mu^2."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Values of a release."""
+
+    @abstractmethod
+    def machine_half(self, machine: int | None = None) -> Centring | Evaluation:
+        """The half of a simulated machine; of None for the machine with the most samples."""
+
+    @abstractmethod
+    def strategy(self, *, deployed: bool = False, checkpoint: Path | None = None) -> MeanOfFeatures | PrivateEvaluation:
+        """The server's half."""
+
+    @cached_property
+    def plan(self) -> NoisePlan:
+        """The noise of one machine."""
+        return plan_or_largest_mu(self.machine_half().policy, self.width)
+
+    @cached_property
+    def mu(self) -> float:
+        """Mu of the release: the machine's, or the trusted server's."""
+        if self.machine_half().policy.trust != "trusted-server":
+            return self.plan.mu
+        server: Any = self.strategy()
+        return server.trust.guaranteed_mu(self.width)
+
+    @property
+    def recorded(self) -> dict[str, float]:
+        """Mu and share as a result has them; infinite without noise, whatever the configured mu is."""
+        return {"mu": self.mu if self.problem.config.private else math.inf, "share": self.share}
+
+    def _server_options(self, deployed: bool, checkpoint: Path | None) -> dict[str, Any]:
+        """Options of the server's half of any side release; a trusted server makes the noise, by a policy."""
+        config, policy = self.problem.config, self.machine_half().policy
+        options: dict[str, Any] = {
+            "num_clients": config.num_clients,
+            "seed": config.seed,
+            **session_options(config, self.problem.side_session(self.of), self.of, deployed=deployed),
+            "largest_value": self.plan.largest_value,
+            "node_deadline_s": config.node_deadline_s,
+            "checkpoint": checkpoint,
+            **self.problem.summation(deployed=deployed),
+        }
+        if policy.trust == "trusted-server":
+            options["policy"] = policy
+            options["noise_keys"] = None if deployed else SimulatedKeys(config.seed, f"server, {self.of}")
+        return options
+
+    def _checkpoint(self, training: Path | None) -> Path | None:
+        """A file of its own beside the training's: a server that is killed asks again in the same session."""
+        return None if training is None else training.with_name(f"{training.stem}-{self.of}{training.suffix}")
+
+
+@dataclass(frozen=True)
+class FeatureMean:
+    """The mean that a run with centring saw samples from.
+
+    Parameters
+    ----------
+    centre : ndarray of shape (k,), float32
+        The mean of the features, as machines released it.
+    constant : float
+        What was appended to features seen from there (:func:`murmurfl.privacy.centred`).
+    report : RoundReport
+        Of the round in which machines released it.
+    """
+
+    centre: NDArray[Any]
+    constant: float
+    report: RoundReport
+
+
+@dataclass(frozen=True)
+class MeanSide(RunSide):
+    """The mean of the features, which machines release before the training."""
+
+    of = MEAN
+    included = "It includes the mean of the features, which is released first."
+    included_share = "Of it mu = {mu}, {share:.4g} % of mu^2, is for the mean of the features, which is released first."
+
+    @property
+    def share(self) -> float:
+        """Its share of mu^2."""
+        return self.problem.config.centring_share
+
+    @property
+    def width(self) -> int:
+        """Values of a sample's features, without the constant that stands beside them."""
+        return self.problem.model.num_features - 1
+
+    @cached_property
+    def _half(self) -> Centring:
+        config = self.problem.config
+        bound = features_bound(config.task, config.features, self.width, feature_bound(config))
+        return make_centring(self.policy(None), bound, self.width, mu=config.mu, share=self.share)
+
+    def machine_half(self, machine: int | None = None) -> Centring:
+        """The half of a simulated machine, the same for all."""
+        return self._half
+
+    def strategy(self, *, deployed: bool = False, checkpoint: Path | None = None) -> MeanOfFeatures:
+        """The server's half."""
+        options = {"num_features": self.width, **self._server_options(deployed, checkpoint)}
+        return TrustedMeanOfFeatures(**options) if "policy" in options else MeanOfFeatures(**options)
+
+    def collect(self, grid: Grid | DirectMachines, checkpoint: Path | None, *, deployed: bool) -> FeatureMean:
+        """The mean, released by machines now or read from its checkpoint."""
+        strategy = self.strategy(deployed=deployed, checkpoint=self._checkpoint(checkpoint))
+        strategy.machines.several_on_a_node = not deployed
+        centre = strategy.collect(grid, timeout=self.problem.config.round_timeout_s)
+        return FeatureMean(centre, self._half.constant, strategy.history[-1])
+
+    def seen(self, data: Dataset, centre: NDArray[np.float32]) -> Dataset:
+        """Data with what is evaluated on as machines see it; machines' samples stay as they are."""
+        from_centre = partial(centred, centre=centre, constant=self._half.constant)
+        data = replace(data, test_features=from_centre(data.test_features))
+        if self.problem.config.gradient_norm:  # which a simulation computes from all samples
+            data = replace(data, train_features=from_centre(data.train_features))
+        return data
+
+
+@dataclass(frozen=True)
+class EvaluationSide(RunSide):
+    """The private evaluation of the model, which machines release after the training."""
+
+    of = EVALUATION
+    included = "It includes a private evaluation of the model, which is released last."
+    included_share = "Of it mu = {mu}, {share:.4g} % of mu^2, is for a private evaluation of the model, released last."
+
+    @property
+    def share(self) -> float:
+        """Its share of mu^2."""
+        return self.problem.config.private_evaluation
+
+    @property
+    def width(self) -> int:
+        """Values of a release."""
+        return self.machine_half().rows.width
+
+    def machine_half(self, machine: int | None = None) -> Evaluation:
+        """The half of a simulated machine; of None for the machine with the most samples."""
+        problem, config = self.problem, self.problem.config
+        samples = max(shard_sizes(problem.shards)) if machine is None else len(problem.shards[machine])
+        return make_evaluation(
+            self.policy(machine),
+            problem.model,
+            mu=config.mu,
+            share=self.share,
+            bins=config.score_bins,
+            held_out=samples - trained_samples(config, samples),
+        )
+
+    def strategy(
+        self, *, deployed: bool = False, checkpoint: Path | None = None, centre: NDArray[np.float32] | None = None
+    ) -> PrivateEvaluation:
+        """The server's half; ``centre`` is what machines see their samples from."""
+        own, options = self.machine_half(), self._server_options(deployed, checkpoint)
+        options |= {"bins": own.bins, "scores_share": own.scores_share}
+        if centre is not None:
+            options["centre"] = centre
+        return TrustedPrivateEvaluation(**options) if "policy" in options else PrivateEvaluation(**options)
+
+    def ask(
+        self,
+        grid: Grid | DirectMachines,
+        model: ArrayRecord,
+        mean: FeatureMean | None,
+        checkpoint: Path | None,
+        *,
+        deployed: bool,
+    ) -> tuple[EvaluationResult | None, str]:
+        """The machines' evaluation of a model, or None and why there is none: the run keeps its model."""
+        centre = None if mean is None else mean.centre
+        strategy = self.strategy(deployed=deployed, checkpoint=self._checkpoint(checkpoint), centre=centre)
+        strategy.machines.several_on_a_node = not deployed
+        try:
+            return strategy.evaluate(grid, model, timeout=self.problem.config.round_timeout_s), ""
+        except MurmurflError as error:
+            log(WARNING, "The model was not evaluated privately: %s", error)
+            return None, str(error)
