@@ -22,6 +22,11 @@ def check_steps(
 
     The model must declare itself convex and smooth, the step be at most ``most`` / L, and clipping move no iterates
     apart. Errors say what this is needed for and what to use ``instead``.
+
+    Notes
+    -----
+    **Formal guarantees.** With ``most`` <= 2 a step of the model, clipped or not, moves no two iterates apart, if its
+    declaration is true (:func:`~murmurfl.clients.online_client.check_contractive`).
     """
     if not declares_itself_convex(gradients):
         raise ConfigurationError(
