@@ -78,6 +78,7 @@ def one_sum(strategy: type, policy: PrivacyPolicy, noise_keys: NoiseKeys | None,
     -----
     **Formal guarantees.** What is made of the sum is mu-GDP, as
     :class:`~murmurfl.strategies.trust.server_trust.FreshNoise` says for one round.
+    Proof: docs/proofs/sensitivities.md.
     """
     if policy.order != "all" or policy.max_participations != 1:
         raise ConfigurationError(

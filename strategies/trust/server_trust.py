@@ -469,6 +469,7 @@ class TrustedStrategy:
     like the data. Replies that state a larger sensitivity or another grid than the policy's are dropped. A run that is
     interrupted and resumed has the same guarantee (:class:`TrustedServer`). With mechanism ``none``, which is refused
     unless the keys are simulated, nothing is guaranteed.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     trust: Any  # a TrustedServer, which the strategy's own base class does not know

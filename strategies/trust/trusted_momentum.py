@@ -50,6 +50,7 @@ class MomentumNoise(TrustedServer):
     Notes
     -----
     **Formal guarantees.** Whatever of the momentum is published is mu-GDP, as :class:`TrustedMomentum` says.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     def __init__(
