@@ -12,7 +12,6 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from functools import cache, lru_cache
 from typing import Any
 
@@ -204,7 +203,7 @@ class RunConfig(RunKeys):
 
     def to_mapping(self) -> dict[str, bool | int | float | str]:
         """The configuration with hyphenated keys."""
-        return {name.replace("_", "-"): value for name, value in asdict(self).items()}
+        return {name.replace("_", "-"): value for name, value in vars(self).items()}
 
     def shown(self) -> dict[str, bool | int | float | str]:
         """The same as results and trackers have it: a permit, which whoever has it may use, by its digest alone."""
