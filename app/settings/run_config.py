@@ -217,7 +217,7 @@ def run_keys() -> Mapping[str, Setting]:
     return settings_of(RunConfig)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=1024)
 def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> RunConfig:  # noqa: ARG001 - 1 == True
     return RunConfig._read(dict(items))  # every message of a simulation reads the same configuration
 

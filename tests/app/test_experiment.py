@@ -110,7 +110,9 @@ def test_losses_are_carried_over_and_the_papers_rule_collapses():
     """20 % of replies lost at random; mean of three seeds."""
 
     def accuracy(**changes):
-        return np.mean([run_in_process(RunConfig(seed=seed, **changes)).accuracy for seed in (1, 2, 3)])
+        return np.mean(
+            [run_cohort(RunConfig(seed=seed, evaluate_every=1000, **changes)).accuracy for seed in (1, 2, 3)]
+        )
 
     without = accuracy()
     carried = accuracy(lost_replies=0.2)
@@ -228,7 +230,7 @@ def test_the_papers_steps_of_the_baselines_follow_their_noise():
 def test_every_baseline_learns_and_says_what_it_guarantees():
     for strategy in BASELINES:
         passes = 3 if strategy.startswith("isrl") else 1
-        result = run_in_process(RunConfig(strategy=strategy, passes=passes))
+        result = run_cohort(RunConfig(strategy=strategy, passes=passes))
         assert result.accuracy > 0.7, strategy
         assert result.mu == pytest.approx(4.0)
         sentence = result.outcome.document()["guarantee"]
