@@ -41,8 +41,9 @@ run: $(STAMP)
 deploy-demo: $(STAMP)
 	$(BIN)/murmurfl deploy-demo $(ARGS)
 
+# Two workers and the commands that tests start compile everything but once, whatever the environment says.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Those that a change can reach, by imports and names: SINCE is the commit it is compared with.
 test-changed: $(STAMP)

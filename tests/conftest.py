@@ -2,10 +2,12 @@
 disk nobody waits for.
 """
 
+import functools
 import logging
 import os
 
 import pytest
+import typer.testing
 from murmurfl.privacy.ledger import ledger_file as ledger_format
 from murmurfl.privacy.noise import noise_stream
 from threadpoolctl import threadpool_limits
@@ -15,6 +17,9 @@ from threadpoolctl import threadpool_limits
 threadpool_limits(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Typer makes all thirty commands again, a tenth of a second, for each command that a test invokes.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # Operators' files are refused where their group may write to them, which is how some systems make every file.
 os.umask(0o022)

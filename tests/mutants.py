@@ -27,61 +27,61 @@ WORKERS = 2
 LONGEST_S = 240.0
 PASSED, FAILED = 0, 1
 
-NORMALS = "tests/privacy/test_normals.py"
-OWNERS = "tests/privacy/test_owners.py"
+NORMALS = "tests/privacy/noise/test_normals.py"
+OWNERS = "tests/privacy/machine/test_owners.py"
 OWNED = "tests/clients/test_owners.py"
 OWNER_PLACES = "tests/proofs/test_owner_places.py"
 PERSONS = "tests/proofs/test_owners.py"
-OWNER_RUNS = "tests/app/test_owners.py"
-GATE = "tests/app/servers/test_gate.py"
+OWNER_RUNS = "tests/app/runs/test_owners.py"
+GATE = "tests/app/nodes/servers/test_gate.py"
 PERMITS = "tests/privacy/test_permits.py"
 TAKEN_RUNS = "tests/app/nodes/test_runs.py"
-CENTRING = "tests/privacy/test_centring.py"
-CENTRED = "tests/clients/test_centring.py"
-EVALUATION = "tests/privacy/test_evaluation.py"
-EVALUATED = "tests/clients/test_evaluation.py"
+CENTRING = "tests/privacy/side/test_centring.py"
+CENTRED = "tests/clients/side/test_centring.py"
+EVALUATION = "tests/privacy/side/test_evaluation.py"
+EVALUATED = "tests/clients/side/test_evaluation.py"
 RECORDS = "tests/clients/records/test_records.py"
 SCHEMA = "tests/clients/records/test_schema.py"
-REMEMBERING = "tests/clients/test_torch_state.py"
-TRIALS = "tests/clients/test_model_trials.py"
-PRIVATE_EVALUATION = "tests/strategies/test_private_evaluation.py"
-EVALUATED_RUNS = "tests/app/test_private_evaluation.py"
-CENTRED_RUNS = "tests/app/test_centring.py"
-MEAN_OF_FEATURES = "tests/strategies/test_mean_of_features.py"
-ADMISSION = "tests/privacy/test_admission.py"
-ALLOCATION = "tests/privacy/test_allocation.py"
-AMPLIFICATION = "tests/privacy/test_amplification.py"
-ASKED = "tests/privacy/test_asked.py"
-BLOCK = "tests/privacy/test_machine_block.py"
+REMEMBERING = "tests/clients/adapters/test_torch_state.py"
+TRIALS = "tests/clients/adapters/test_model_trials.py"
+PRIVATE_EVALUATION = "tests/strategies/side/test_private_evaluation.py"
+EVALUATED_RUNS = "tests/app/runs/test_private_evaluation.py"
+CENTRED_RUNS = "tests/app/runs/test_centring.py"
+MEAN_OF_FEATURES = "tests/strategies/side/test_mean_of_features.py"
+ADMISSION = "tests/privacy/machine/test_admission.py"
+ALLOCATION = "tests/privacy/accounting/test_allocation.py"
+AMPLIFICATION = "tests/privacy/accounting/test_amplification.py"
+ASKED = "tests/privacy/accounting/test_asked.py"
+BLOCK = "tests/privacy/machine/test_machine_block.py"
 BLOCK_LEDGER = "tests/privacy/ledger/test_block.py"
-COMPILED = "tests/app/test_compiled.py"
+COMPILED = "tests/app/engines/test_compiled.py"
 WORKERS_RUNS = "tests/app/engines/test_workers.py"
-MACHINE = "tests/privacy/test_machine.py"
-MASKING = "tests/privacy/test_masking.py"
+MACHINE = "tests/privacy/machine/test_machine.py"
+MASKING = "tests/privacy/sums/test_masking.py"
 FULL_BATCH = "tests/strategies/test_full_batch.py"
 INDEPENDENT = "tests/privacy/mechanisms/test_independent.py"
 MECHANISMS = "tests/privacy/mechanisms/test_mechanisms.py"
-MOMENTS = "tests/privacy/test_moments.py"
-QUANTILE = "tests/privacy/test_quantile.py"
-COUNTED = "tests/clients/test_counted_gradients.py"
+MOMENTS = "tests/privacy/machine/test_moments.py"
+QUANTILE = "tests/privacy/side/test_quantile.py"
+COUNTED = "tests/clients/side/test_counted_gradients.py"
 COUNTED_RUNS = "tests/app/methods/test_quantile.py"
-OUTER_PRODUCTS = "tests/clients/test_outer_products.py"
-OPENING = "tests/privacy/test_opening.py"
+OUTER_PRODUCTS = "tests/clients/adapters/test_outer_products.py"
+OPENING = "tests/privacy/sums/test_opening.py"
 FORMATS = "tests/privacy/ledger/test_format.py"
-OPENING_RECORD = "tests/privacy/test_opening_record.py"
-ROSTER = "tests/privacy/test_roster.py"
-PLANNING = "tests/privacy/test_planning.py"
-PRIVATE_APP = "tests/clients/test_private_app.py"
+OPENING_RECORD = "tests/privacy/sums/test_opening_record.py"
+ROSTER = "tests/privacy/sums/test_roster.py"
+PLANNING = "tests/privacy/accounting/test_planning.py"
+PRIVATE_APP = "tests/clients/adapters/test_private_app.py"
 SAMPLE_NODES = "tests/app/nodes/test_sample_nodes.py"
-TORCH_MODEL = "tests/clients/test_torch_model.py"
+TORCH_MODEL = "tests/clients/adapters/test_torch_model.py"
 SUMS = "tests/privacy/ledger/test_sums.py"
 ROTATION = "tests/privacy/ledger/test_rotation.py"
-ROW_BOUND = "tests/privacy/test_row_bound.py"
-SECRET_ORDER = "tests/privacy/test_secret_order.py"
-RELEASE = "tests/privacy/test_release.py"
+ROW_BOUND = "tests/privacy/machine/test_row_bound.py"
+SECRET_ORDER = "tests/privacy/machine/test_secret_order.py"
+RELEASE = "tests/privacy/machine/test_release.py"
 CARRIED_OVER = f"{RELEASE}::test_what_was_lost_is_carried_over_to_the_last_bit"
-MASKED = "tests/clients/test_masked.py"
-MASKED_UPDATES = "tests/clients/test_masked_updates.py"
+MASKED = "tests/clients/messages/test_masked.py"
+MASKED_UPDATES = "tests/clients/adapters/test_masked_updates.py"
 SLOW = (
     f"{RELEASE}::test_two_neighbouring_data_sets_are_as_far_apart_as_mu_says",  # measures what others compute
     f"{RELEASE}::test_releases_add_up_to_the_dense_noisy_prefixes",
@@ -343,7 +343,7 @@ MUTANTS = (
         "app/nodes/servers/server_health.py",
         "ours = hmac.compare_digest(shown.encode(), proof_of(proof, nonce.encode()))",
         "ours = True",
-        ("tests/app/servers/test_server.py",),
+        ("tests/app/nodes/servers/test_server.py",),
     ),
     Mutant(
         "the gate is open",
@@ -385,14 +385,14 @@ MUTANTS = (
         "clients/adapters/gradient_updates.py",
         "plans = [self.machine.plan, *(machine.plan for machine in self.parts.machines)]",
         "plans = [self.machine.plan]",
-        (SAMPLE_NODES, "tests/clients/test_evaluation_share.py"),
+        (SAMPLE_NODES, "tests/clients/side/test_evaluation_share.py"),
     ),
     Mutant(
         "a penalty's pull is left out of the length by which a sample's gradient is clipped",
         "clients/adapters/outer_products.py",
         "squares = own * own + 2.0 * crossed + of_pull * of_pull",
         "squares = own * own",
-        (OUTER_PRODUCTS, "tests/clients/test_private_estimator.py"),
+        (OUTER_PRODUCTS, "tests/clients/adapters/test_private_estimator.py"),
     ),
     Mutant(
         "gradients that a server's pull cancels are measured by what rounding leaves",
@@ -427,14 +427,14 @@ MUTANTS = (
         "strategies/trust/server_trust.py",
         "not policy.sums_samples and reply.samples not in (0, policy.batch_size)",
         "False",
-        ("tests/strategies/test_trusted_server.py",),
+        ("tests/strategies/trust/test_trusted_server.py",),
     ),
     Mutant(
         "a file's layers of maps may stand behind one that makes rows",
         "app/data/features/features_file.py",
         "    if behind:\n",
         "    if False:\n",
-        ("tests/app/tasks/features/test_file.py",),
+        ("tests/app/data/features/test_file.py",),
     ),
     Mutant(
         "a plan of what comes after the mean of the features speaks for the run",
@@ -462,7 +462,7 @@ MUTANTS = (
         "app/planning/private_search.py",
         "config.mu if math.isfinite(spent) else math.inf",
         "config.mu",
-        ("tests/app/test_search.py",),
+        ("tests/app/planning/test_search.py",),
     ),
     Mutant(
         "features that may be negative are charged as if they were not",
@@ -1078,14 +1078,14 @@ MUTANTS = (
         "privacy/side/evaluation_query.py",
         "dtype=np.float64)[:, None] - 0.5",
         "dtype=np.float64)[:, None]",
-        ("tests/privacy/test_counting.py",),
+        ("tests/privacy/side/test_counting.py",),
     ),
     Mutant(
         "a count is charged half of what a sample moves it",
         "privacy/side/evaluation_query.py",
         '{"clip_norm": 0.5, "mechanism"',
         '{"clip_norm": 0.25, "batch_size"',
-        ("tests/privacy/test_counting.py",),
+        ("tests/privacy/side/test_counting.py",),
     ),
     Mutant(
         "exact noise from 44-bit uniforms",
@@ -1113,14 +1113,14 @@ MUTANTS = (
         "privacy/machine/data_digest.py",
         "if digest and not hmac.compare_digest(self.of(used), digest):",
         "if False:",
-        ("tests/privacy/test_data_digest.py",),
+        ("tests/privacy/machine/test_data_digest.py",),
     ),
     Mutant(
         "used rows may be exchanged",
         "privacy/machine/data_digest.py",
         "digest = hashlib.blake2b(known, key=self._key, digest_size=_DIGEST_BYTES)",
         "digest = hashlib.blake2b(b'', key=self._key, digest_size=_DIGEST_BYTES)",
-        ("tests/privacy/test_data_digest.py",),
+        ("tests/privacy/machine/test_data_digest.py",),
     ),
     Mutant(
         "a release is never committed",
@@ -1305,28 +1305,28 @@ MUTANTS = (
         "privacy/accounting/guarantee.py",
         "math.ceil(1000 * gdp_best_guess(mu) - 1e-9)",
         "math.floor(1000 * gdp_best_guess(mu))",
-        ("tests/privacy/test_plain_words.py",),
+        ("tests/privacy/accounting/test_plain_words.py",),
     ),
     Mutant(
         "a plain meaning of sums leaves out what holds without anybody's honesty",
         "privacy/accounting/guarantee.py",
         'f"at most {_percent(mu_local)}" if math.isfinite(mu_local)',
         'f"at most {_percent(mu)}" if math.isfinite(mu_local)',
-        ("tests/privacy/test_plain_words.py",),
+        ("tests/privacy/accounting/test_plain_words.py",),
     ),
     Mutant(
         "an attacker's best guess is said to be worse than it is",
         "privacy/accounting/gdp.py",
         'return float(ndtr(_not_negative("mu", mu) / 2))',
         'return float(ndtr(_not_negative("mu", mu) / 4))',
-        ("tests/privacy/test_gdp.py",),
+        ("tests/privacy/accounting/test_gdp.py",),
     ),
     Mutant(
         "mus of sessions do not add up",
         "privacy/accounting/gdp.py",
         "return math.sqrt(math.fsum(",
         "return math.sqrt(max(",
-        ("tests/privacy/test_gdp.py", ADMISSION),
+        ("tests/privacy/accounting/test_gdp.py", ADMISSION),
     ),
     Mutant(
         "samples are forgotten in a second session that notes something",
@@ -1431,42 +1431,42 @@ MUTANTS = (
         "privacy/noise/keyed_noise.py",
         r'b"murmurfl noise row\x00" + nonce',
         r'b"murmurfl noise row\x00"',
-        ("tests/privacy/test_noise.py", RELEASE),
+        ("tests/privacy/noise/test_noise.py", RELEASE),
     ),
     Mutant(
         "the sensitivity of a batch of one row fewer",
         "privacy/machine/policy.py",
         "delta = self.bound.distance / self.batch_size",
         "delta = self.bound.distance / (self.batch_size + 1)",
-        ("tests/privacy/test_policy.py", RELEASE),
+        ("tests/privacy/machine/test_policy.py", RELEASE),
     ),
     Mutant(
         "an update is charged by half",
         "privacy/machine/policy.py",
         "return 2.0 * self.clip_norm\n",
         "return self.clip_norm\n",
-        ("tests/privacy/test_policy.py", RELEASE),
+        ("tests/privacy/machine/test_policy.py", RELEASE),
     ),
     Mutant(
         "rounding to the grid is not charged",
         "privacy/noise/grid.py",
         "return self.spacing * math.sqrt(num_parameters)",
         "return 0.0",
-        ("tests/privacy/test_grid.py", "tests/privacy/test_policy.py"),
+        ("tests/privacy/noise/test_grid.py", "tests/privacy/machine/test_policy.py"),
     ),
     Mutant(
         "what is too long is not clipped",
         "privacy/machine/clipping.py",
         "within = unit_norms <= bound / scale_free",
         "within = unit_norms <= 2 * bound / scale_free",
-        ("tests/privacy/test_clipping.py",),
+        ("tests/privacy/machine/test_clipping.py",),
     ),
     Mutant(
         "what is not finite is clipped to its full length",
         "privacy/machine/clipping.py",
         "rows[~finite] = 0.0",
         "rows[~finite] = 1.0",
-        ("tests/privacy/test_clipping.py",),
+        ("tests/privacy/machine/test_clipping.py",),
     ),
     Mutant(
         "decay's columns are taken to fall twice as fast",
@@ -1550,7 +1550,7 @@ MUTANTS = (
         "privacy/machine/shuffled_machine.py",
         "steps = public_steps + 1 if",
         "steps = public_steps + 2 if",
-        ("tests/privacy/test_shuffled.py",),
+        ("tests/privacy/machine/test_shuffled.py",),
     ),
     Mutant(
         "a ledger that was copied back is believed",
@@ -1761,7 +1761,7 @@ MUTANTS = (
         "        values = error\n",
         "        raise\n",
         (
-            "tests/clients/test_noise_mod.py::test_on_a_real_node_an_answer_that_is_no_model_counts_as_an_update_of_zero",
+            "tests/clients/adapters/test_noise_mod.py::test_on_a_real_node_an_answer_that_is_no_model_counts_as_an_update_of_zero",
         ),
     ),
     Mutant(
@@ -1811,14 +1811,14 @@ MUTANTS = (
         "clients/nodes/roster_files.py",
         "    if digest is not None and roster.digest != pinned_digest(digest):",
         "    if False:",
-        ("tests/clients/test_roster_files.py", MASKED_UPDATES),
+        ("tests/clients/nodes/test_roster_files.py", MASKED_UPDATES),
     ),
     Mutant(
         "a private key that others can read is taken",
         "clients/nodes/roster_files.py",
         "    check_private(path, what, missing=_MAKE_ONE, error=ConfigurationError)\n",
         "",
-        ("tests/clients/test_roster_files.py",),
+        ("tests/clients/nodes/test_roster_files.py",),
     ),
     Mutant(
         "the noise mod trusts a server that its policy trusts",
@@ -2013,14 +2013,14 @@ MUTANTS = (
         "app/runs/run_guarantees.py",
         "mu * math.sqrt(max(honest / fewest, 1.0))",
         "mu * math.sqrt(max(honest / honest, 1.0))",
-        ("tests/app/test_guarantees.py",),
+        ("tests/app/runs/test_guarantees.py",),
     ),
     Mutant(
         "a run says the honest machines of its configuration, whatever its policies rest on",
         "app/runs/run_guarantees.py",
         "max(p.min_honest for p in policies), min(p.min_cohort for p in policies))",
         "experiment.config.min_honest, experiment.config.cohort_floor)",
-        ("tests/app/test_guarantees.py",),
+        ("tests/app/runs/test_guarantees.py",),
     ),
     Mutant(
         "a strategy judges single releases where masks are left out",
@@ -2028,7 +2028,7 @@ MUTANTS = (
         "seen = reply if self._secure is None else reply.hidden",
         "seen = reply",
         (
-            "tests/strategies/test_secure_aggregation.py::test_no_strategy_looks_at_single_releases_of_sums_and_in_no_simulation",
+            "tests/strategies/sums/test_secure_aggregation.py::test_no_strategy_looks_at_single_releases_of_sums_and_in_no_simulation",
         ),
     ),
 )

@@ -16,6 +16,7 @@ whose guarantees to look up, is none. Files are parsed and not imported.
 """
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -70,6 +71,7 @@ def is_statement(text):
     return text is not None and bool(text) and not NO_STATEMENT.match(text)
 
 
+@functools.cache
 def words(node):
     """Every name in an expression; annotations within quotes are read too."""
     return set(re.findall(r"\w+", ast.unparse(node))) if node else set()
@@ -82,9 +84,13 @@ def plain(base):
 
 def known(tree):
     """Names that a file imports or defines as classes: an alias with a part's name is no part."""
-    imported = (node.names for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
-    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    return defined | {alias.name for names in imported for alias in names}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ClassDef):
+            found.add(node.name)
+    return found
 
 
 def public(body):
@@ -99,6 +105,7 @@ class Product:
     def __init__(self, root):
         paths = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*.py"))]
         self.trees = {path.relative_to(root).as_posix(): parsed(path.read_text()) for path in paths}
+        self.known = {place: known(tree) for place, tree in self.trees.items()}
         classes = [node for tree in self.trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
         self.parts = set(PARTS)
         heirs = self.parts
@@ -108,7 +115,7 @@ class Product:
 
     def touches(self, place, node):
         """Whether a class or function touches privacy, by the rules of this file; a method is judged as a function."""
-        seen = self.parts & known(self.trees[place])
+        seen = self.parts & self.known[place]
         if isinstance(node, ast.ClassDef):
             return node.name in seen
         returned = words(node.returns)

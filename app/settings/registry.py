@@ -11,6 +11,7 @@ looks a registry up when it first needs one, and no circle of imports arises.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -137,6 +138,7 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         return self._adapt(found, name)
 
 
+@functools.cache
 def registry(key: str) -> Registry[Any]:
     """The registry of a run-config key that names things, such as ``strategy`` or ``task``."""
     room, name = _REGISTRIES[key]

@@ -12,7 +12,6 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import cache, lru_cache
 from typing import Any
 
@@ -185,7 +184,7 @@ class RunConfig(RunKeys):
 
     def to_mapping(self) -> dict[str, bool | int | float | str]:
         """The configuration with hyphenated keys."""
-        return {name.replace("_", "-"): value for name, value in asdict(self).items()}
+        return {name.replace("_", "-"): value for name, value in vars(self).items()}
 
     def shown(self) -> dict[str, bool | int | float | str]:
         """The configuration with hyphenated keys, a permit by its digest: whoever has a permit may use it."""
@@ -199,7 +198,7 @@ def run_keys() -> Mapping[str, Setting]:
     return settings_of(RunConfig)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=1024)
 def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> RunConfig:  # noqa: ARG001 - 1 == True
     return RunConfig._read(dict(items))  # every message of a simulation reads the same configuration
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from scipy.special import log_ndtr, ndtr
 
@@ -83,7 +84,12 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     >>> round(gdp_epsilon(1.0, 1e-5), 3)
     4.377
     """
-    mu, delta = _not_negative("mu", mu), _checked_delta(delta)
+    return _epsilon(_not_negative("mu", mu), _checked_delta(delta))
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(mu: float, delta: float) -> float:
+    """Answer :func:`gdp_epsilon`; a run asks for the same figure in every round."""
     if math.isinf(mu):
         return math.inf
     if gdp_delta(mu, 0.0) <= delta:

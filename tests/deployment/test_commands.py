@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from ssl import create_default_context
 
@@ -77,15 +78,17 @@ class Server:
     environment: dict
     key: Path
 
+    @cached_property
+    def client(self):
+        return httpx.Client(base_url=f"https://{self.address}", verify=create_default_context(cafile=str(self.roots)))
+
     @property
     def roots(self):
         return self.folder / "ca.crt"
 
     def post(self, path, headers=None, method="POST"):
-        url = f"https://{self.address}{path}"
-        context = create_default_context(cafile=str(self.roots))
         # A stream would go on for ever: its status says enough.
-        with httpx.stream(method, url, headers=[*PROTOBUF.items(), *(headers or [])], verify=context) as answer:
+        with self.client.stream(method, path, headers=[*PROTOBUF.items(), *(headers or [])]) as answer:
             return answer.status_code, "" if answer.status_code == 200 else answer.read().decode(errors="replace")
 
     def login(self, key=ANA, *, server=None, lasting=60):
@@ -282,6 +285,7 @@ def test_who_is_taken_out_of_the_list_logs_in_no_more(closed):
         owners.write_text(kept)
 
 
+@pytest.mark.long
 def test_a_node_sees_that_its_server_is_closed(closed):
     public = make_node_key(closed.folder / "third")
     assert closed.flwr("owner", "login", closed.key, "ours", program="murmurfl")[0] == 0

@@ -109,7 +109,12 @@ def _statements(tree: ast.AST, *, functions: bool = True, types: bool = False) -
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node
-        elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in (
+            getattr(node.test, "id", ""),
+            getattr(node.test, "attr", ""),
+        ):
             yield from _statements(node if types else ast.Module(node.orelse, []), functions=functions, types=types)
-        elif functions or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        elif not isinstance(node, ast.expr) and (
+            functions or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        ):
             yield from _statements(node, functions=functions, types=types)

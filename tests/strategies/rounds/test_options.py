@@ -13,7 +13,7 @@ from murmurfl.clients.private_client import ClientOptions
 from murmurfl.strategies import ReleaseStrategy
 from murmurfl.strategies.rounds.options import ReleaseOptions
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 TEXT = """
 from murmurfl.clients import Mu2Client, NoisySGDClient, OnlineClient, ShuffledClient

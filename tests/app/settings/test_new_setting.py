@@ -17,7 +17,7 @@ from murmurfl.clients import UpdateNode
 from murmurfl.clients.nodes.sample_node import SampleNode
 from murmurfl.privacy.setting import settings_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PRODUCT = ("app", "clients", "privacy", "strategies")
 CHANGES = {
     "privacy/machine/tables.py": (

@@ -169,7 +169,7 @@ def test_what_noise_does_not_reach_over_is_not_vouched_for():
 
 @pytest.mark.long
 def test_the_figure_of_the_documentation_is_what_the_command_prints():
-    page = (Path(__file__).parents[2] / "docs" / "owners.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "owners.md").read_text()
     command = re.search(r"murmurfl plan (.*)", page)[1]
     shown = re.search(r"> (Somebody .*)", page)[1]
     printed = CliRunner().invoke(cli, ["plan", *command.split()]).output

@@ -9,7 +9,7 @@ import yaml
 from murmurfl.app.nodes.watching.endpoint import BUILD, BUILD_LABELS, FIGURES, Address, Shown, figures_of
 from murmurfl.app.nodes.watching.health import REASONS
 
-FLEET = Path(__file__).parents[3] / "examples" / "fleet"
+FLEET = Path(__file__).parents[4] / "examples" / "fleet"
 DASHBOARD = FLEET / "grafana-dashboard.json"
 JOBS = ("node", "helper", "server")
 OF_PROMETHEUS = {"job", "instance"}
@@ -114,7 +114,7 @@ def test_prometheus_asks_each_kind_at_the_port_of_its_unit():
         assert (FLEET / file).exists()
 
 
-PAGE = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "operations.md").read_text()
 
 
 def listed(page):

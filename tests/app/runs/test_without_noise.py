@@ -43,7 +43,7 @@ def test_steps_and_clips_that_were_set_stay():
     assert (chosen.learning_rate, chosen.clip_norm) == (0.0, 0.0)
 
 
-def test_it_is_put_into_the_files_once(tmp_path):
+def test_it_is_put_into_the_files_once(tmp_path, pictures):
     write_record(run_cohort(RunConfig(num_rounds=2)), tmp_path / "run")
     before = json.loads((tmp_path / "run" / "result.json").read_text())
     picture = (tmp_path / "run" / "accuracy.png").read_bytes()

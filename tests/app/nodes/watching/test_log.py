@@ -23,7 +23,7 @@ from murmurfl.app.nodes.watching.node_log import (
 from murmurfl.privacy import LedgerError
 from murmurfl.privacy.errors import OF_DATA
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SECRET = "patient 4711"
 NOON = 1795400659.125
 UNSAID = {"contact", "turned-away"}

@@ -10,7 +10,7 @@ from murmurfl.app.settings.layers import parse_assignments
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def test_pyproject_states_every_key_with_its_default():

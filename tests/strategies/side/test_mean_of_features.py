@@ -255,7 +255,7 @@ def test_a_trusted_server_that_was_killed_after_the_round_publishes_the_same_cen
 
 def test_the_example_of_the_documents_trains():
     """docs/own/centred_app.py, over a grid of three nodes."""
-    names = runpy.run_path(Path(__file__).parents[2] / "docs" / "own" / "centred_app.py")
+    names = runpy.run_path(Path(__file__).parents[3] / "docs" / "own" / "centred_app.py")
     centre, result = names["train"](NodesGrid(names["app"], 3))
     expected = np.concatenate([names["Samples"](str(i)).features for i in range(3)]).mean(axis=0)
     assert centre == pytest.approx(expected, abs=5 * math.sqrt(2 * 3) / names["mean_mu"] / 1500)

@@ -15,7 +15,7 @@ from murmurfl.strategies.rounds import strategy as rounds
 from tests.harness.grid import NodesGrid
 from tests.harness.secure import HELPERS, SecureGrid
 from tests.harness.secure_training import build, machines, same, trained
-from tests.strategies.test_secure_resume import in_round
+from tests.strategies.sums.test_secure_resume import in_round
 
 OWNER = OwnerKey(bytes(range(32)))
 NOW = int(time.time())

@@ -206,7 +206,7 @@ def test_a_node_key_of_ours_is_one_of_flowers(tmp_path, authority):
 
 
 def test_every_cause_has_a_row_that_says_what_to_do():
-    page = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[4] / "docs" / "operations.md").read_text(encoding="utf-8")
     section = page.partition("## When the SuperLink is not reached")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     assert set(re.findall(r"`([a-z-]+)`", " ".join(rows))) == set(CAUSES) - {"reached"}

@@ -58,7 +58,7 @@ def test_mu_spent_by_every_machine_is_computed_from_what_it_released(default_run
         assert statement["samples-used"] == 17 * 8
 
 
-def test_the_record_is_complete_and_plain(default_run, tmp_path):
+def test_the_record_is_complete_and_plain(default_run, tmp_path, pictures):
     document = write_record(default_run, tmp_path)
     assert json.loads((tmp_path / "result.json").read_text()) == document
     for key in ("accuracy", "mu", "epsilon", "delta", "rounds", "num_clients", "releases", "refusals", "lost_replies"):
@@ -110,7 +110,9 @@ def test_losses_are_carried_over_and_the_papers_rule_collapses():
     """20 % of replies lost at random; mean of three seeds."""
 
     def accuracy(**changes):
-        return np.mean([run_in_process(RunConfig(seed=seed, **changes)).accuracy for seed in (1, 2, 3)])
+        return np.mean(
+            [run_cohort(RunConfig(seed=seed, evaluate_every=1000, **changes)).accuracy for seed in (1, 2, 3)]
+        )
 
     without = accuracy()
     carried = accuracy(lost_replies=0.2)
@@ -228,7 +230,7 @@ def test_the_papers_steps_of_the_baselines_follow_their_noise():
 def test_every_baseline_learns_and_says_what_it_guarantees():
     for strategy in BASELINES:
         passes = 3 if strategy.startswith("isrl") else 1
-        result = run_in_process(RunConfig(strategy=strategy, passes=passes))
+        result = run_cohort(RunConfig(strategy=strategy, passes=passes))
         assert result.accuracy > 0.7, strategy
         assert result.mu == pytest.approx(4.0)
         sentence = result.outcome.document()["guarantee"]

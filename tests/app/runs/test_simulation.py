@@ -11,7 +11,7 @@ from murmurfl.app import RunConfig, RunResult, simulate
 from murmurfl.app.engines import run_cohort
 from murmurfl.privacy import ConfigurationError, gdp_mu
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def same(one, other):
