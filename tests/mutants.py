@@ -22,7 +22,8 @@ from pathlib import Path
 from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parent.parent
-NOT_COPIED = (".git", ".venv", ".hypothesis", ".pytest_cache", ".ruff_cache", "__pycache__", "build", "dist", "runs")
+NOT_COPIED = {".git", ".venv", ".hypothesis", ".pytest_cache", ".ruff_cache", "build", "dist", "runs"}
+"""Folders of the root alone: app/runs is code."""
 WORKERS = 2
 LONGEST_S = 240.0
 PASSED, FAILED = 0, 1
@@ -2069,13 +2070,18 @@ def put_in(root: Path, mutant: Mutant) -> tuple[int, str]:
         path.write_text(before, encoding="utf-8")
 
 
+def not_copied(folder: str, names: Sequence[str]) -> set[str]:
+    """Names in a folder of the tree that a copy does without."""
+    return {name for name in names if name == "__pycache__" or (Path(folder) == ROOT and name in NOT_COPIED)}
+
+
 def each(jobs: Sequence[Callable[[Path], str]], folder: Path) -> Iterable[str]:
     """What every job returns for a copy of the tree that is its own while it runs, in their order."""
     copies: SimpleQueue[Path] = SimpleQueue()
     for number in range(WORKERS):
         copy = folder / str(number)
         if not copy.exists():
-            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_COPIED), symlinks=True)
+            shutil.copytree(ROOT, copy, ignore=not_copied, symlinks=True)
         copies.put(copy)
 
     def run(job: Callable[[Path], str]) -> str:

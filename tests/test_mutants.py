@@ -1,6 +1,7 @@
 """The mutants of tests/mutants.py fit the code: `make mutants` then says which of them no test notices."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -28,6 +29,13 @@ def test_every_mutant_is_another_bug_with_a_name_and_tests_that_exist():
         for test in mutant.tests:
             file, _, name = test.partition("::")
             assert f"def {name}" in (ROOT / file).read_text()
+
+
+def test_a_copy_of_the_tree_has_all_code_and_tests():
+    for folder in ("app", "clients", "privacy", "strategies", "tests"):
+        for place, folders, files in os.walk(ROOT / folder):
+            assert mutants.not_copied(place, [*folders, *files]) <= {"__pycache__"}
+    assert mutants.not_copied(str(ROOT), ["app", "runs", ".venv"]) == {"runs", ".venv"}
 
 
 def test_a_text_that_is_not_there_is_said_by_its_mutants_name(tmp_path, capsys, monkeypatch):
