@@ -111,7 +111,9 @@ def _run(grid: Grid, config: RunConfig, folder: Path, deployed: bool) -> None:
                 log(INFO, "%s", line)
             trackers.round(progress)
 
-        result = run_experiment(grid, config, checkpoint=checkpoint, on_progress=show, deployed=deployed, engine="ray")
+        result = run_experiment(
+            grid, config, checkpoint=checkpoint, on_progress=show, deployed=deployed, engine="ray", rehearsed=True
+        )
         write_record(result, folder)
         trackers.result(result.outcome)
     log(INFO, "")

@@ -32,6 +32,13 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
+def _not_rehearsed(request, monkeypatch):
+    """Runs of this process are not rehearsed on made-up data first, which takes longer than they do themselves."""
+    if request.path.name != "test_rehearsal.py":
+        monkeypatch.setattr("murmurfl.app.runs.training_run.foretold", lambda *_: None)
+
+
+@pytest.fixture(autouse=True)
 def _no_terminal(monkeypatch):
     """The terminal these tests were started in, or what another test set, is not the one they speak of."""
     monkeypatch.delenv("COLUMNS", raising=False)

@@ -131,6 +131,6 @@ def _run_here(config: RunConfig, guarantee: Guarantee, engine: str, folder: Path
 
         if spread:
             spread["say"] = display.message
-        result = start(config, on_progress=show, **spread)
+        result = start(config, on_progress=show, rehearsed=True, **spread)
         write_record(result, folder)
         trackers.result(result.outcome)

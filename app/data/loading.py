@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...privacy import ConfigurationError, derived_seed
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
-from .own_task import checked
+from .own_task import checked, cut_to
 from .shards import OwnedShards, Parts, Shards
 from .task import Dataset, Shard, Task, settings
 
@@ -71,7 +71,7 @@ def wanted_by(config: RunConfig) -> Hashable:
     """A key of a run configuration's data: equal keys, equal data."""
     root = config.data_root or os.environ.get("MURMURFL_DATA", "")
     task: Task = registry("task")[config.task]
-    return _Wanted(task, config.features, root, settings(task.reads, config), config)
+    return _Wanted(task, config.features, root, settings(task.reads, config), config.feature_bound, config)
 
 
 def give(config: RunConfig, dataset: Dataset) -> None:
@@ -148,12 +148,16 @@ class _Wanted:
     features: str
     root: str
     settings: Any
+    feature_bound: float
     config: RunConfig = field(compare=False)
 
 
 @lru_cache(maxsize=4)
 def _loaded(wanted: Any) -> Dataset:
-    return checked(wanted.task.load(wanted.config, wanted.root), f"task = {wanted.config.task!r}")
+    dataset = checked(wanted.task.load(wanted.config, wanted.root), f"task = {wanted.config.task!r}")
+    declared = wanted.config.feature_bound or wanted.task.feature_bound
+    own = ":" in wanted.config.task  # the house's own tasks keep to what they declare, or their models see to it
+    return cut_to(dataset, declared) if own and declared else dataset
 
 
 def _held_out(dataset: Dataset, count: int) -> Dataset:

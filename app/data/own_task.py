@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError
+from ...privacy import ConfigurationError, clip_per_sample
 from ..settings.run_config import RunConfig
 from .task import Dataset, Task
 
@@ -24,10 +24,16 @@ _ARRAYS = 4
 
 
 class FunctionTask(Task):
-    """A task made of a user's function, with one parameter, the run configuration, or none."""
+    """A task made of a user's function, with one parameter, the run configuration, or none.
+
+    An attribute ``feature_bound`` of the function declares R, as the run-config key does.
+    """
+
+    keys = frozenset({"feature-bound"})
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.name = name
+        self.feature_bound = float(getattr(function, "feature_bound", 0.0))
         self.sentence = "data of your own"
         self._function = function
 
@@ -113,6 +119,21 @@ def checked(dataset: Dataset, setting: str) -> Dataset:
                 f"{np.asarray(whose).dtype} of shape {np.shape(whose)}."
             )
     return replace(dataset, **arrays)
+
+
+def cut_to(dataset: Dataset, norm: float) -> Dataset:
+    """A data set whose longer rows of features are scaled down to ``norm``, each by itself."""
+
+    def cut(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        lengths = np.linalg.norm(rows, axis=1)
+        return rows if (lengths <= norm).all() else clip_per_sample(rows, norm).astype(np.float32)
+
+    parts = {
+        name: cut(rows)
+        for name in ("train_features", "test_features", "public_features")
+        if (rows := getattr(dataset, name)) is not None
+    }
+    return replace(dataset, **parts)
 
 
 def _takes_config(function: Callable[..., Any]) -> bool:

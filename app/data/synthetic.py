@@ -6,7 +6,7 @@ import numpy as np
 
 from ...privacy import ConfigurationError, derived_seed
 from ..settings.run_config import RunConfig
-from .task import Dataset, Task
+from .task import SYNTHETIC_FEATURE_BOUND, Dataset, Task
 
 _TEST = 1000
 _BLOCK = 10_000
@@ -50,10 +50,7 @@ class SyntheticLogistic(Task):
         {"num_clients", "synthetic_samples", "synthetic_features", "synthetic_alpha", "synthetic_beta", "seed"}
     )
     partitions = ("own", "iid")
-
-    def squared_norm_bound(self, features: str, num_features: int, feature_bound: float) -> float:
-        """R^2: the features are in no cube."""
-        return feature_bound**2
+    feature_bound = SYNTHETIC_FEATURE_BOUND
 
     def load(self, config: RunConfig, root: str) -> Dataset:
         machines, samples, num_features = config.num_clients, config.synthetic_samples, config.synthetic_features

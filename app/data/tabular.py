@@ -31,10 +31,6 @@ class TabularTask(Task):
     constant = True
     feature_bound = 1.0
 
-    def squared_norm_bound(self, features: str, num_features: int, feature_bound: float) -> float:
-        """Rows have length 1."""
-        return 1.0
-
     def load(self, config: RunConfig, root: str) -> Dataset:
         values, labels = self.rows(root)
         rows = unit_rows(values)

@@ -96,9 +96,6 @@ class Tuned:
     sgd_most: float
 
 
-UNTUNED = Tuned(8.0, 110.0, 0.5, 4.0, 0.0135, 20.0, 60.0, 80.0)
-"""For tasks and features without constants of their own: MNIST's rates, and the most careful bounds of all tasks."""
-
 SYNTHETIC_FEATURE_BOUND = 12.0
 """For synthetic(alpha, beta) with 100 features, whose samples have norms around 10."""
 
@@ -128,11 +125,12 @@ class Task(ABC):
     constant : bool
         Whether its values include a constant, so that a linear model needs no bias.
     feature_bound : float
-        R of the linear models, which scale longer features down to it. Public knowledge, never taken from the data.
+        R, a bound on the norm of a row of features, to which longer rows are cut; 0 where none is declared. Public
+        knowledge, never taken from the data. Clip and step of the presets are in its units.
     regularizer, regularizer_strength : str, float
         psi of ``shuffled`` and its lambda or radius.
     tuned : mapping of str to Tuned
-        Constants of the practical preset, by the name of the features; others get :data:`UNTUNED`.
+        Constants of the practical preset, by the name of the features; others get those in units of R.
     """
 
     name: str = ""
@@ -144,7 +142,7 @@ class Task(ABC):
     image_shape: tuple[int, int] | None = None
     public: bool = False
     constant: bool = False
-    feature_bound: float = SYNTHETIC_FEATURE_BOUND
+    feature_bound: float = 0.0
     regularizer: Regularizer = "none"
     regularizer_strength: float = 0.0
     tuned: ClassVar[Mapping[str, Tuned]] = {}
@@ -172,15 +170,15 @@ class Task(ABC):
         num_features : int
             Values of one sample, without the bias.
         feature_bound : float
-            R of the run, for features that are not in [0, 1].
+            R where the run or the task declares it, else 0.
 
         Notes
         -----
-        It bounds steps; no guarantee depends on it. Features without a bound of their own are taken to be in [0, 1], as
-        pixels and their means are; a task for which that is wrong overrides this.
+        It scales clips and steps; no guarantee depends on it. Values of features without any bound are taken to be in
+        [-1, 1]; a task for which that is wrong declares its ``feature_bound``.
         """
-        bound = registry("features")[features].norm_bound
-        return float(num_features) if bound is None else bound**2
+        bound = registry("features")[features].norm_bound or feature_bound
+        return bound**2 if bound else float(num_features)
 
     @abstractmethod
     def load(self, config: RunConfig, root: str) -> Dataset:

@@ -52,14 +52,16 @@ def run_document(config: RunConfig, engine: str) -> dict[str, Any]:
     raise ConfigurationError(f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.")
 
 
-def run_in_process(config: RunConfig, *, on_progress: Callable[[Progress], None] | None = None) -> RunResult:
+def run_in_process(
+    config: RunConfig, *, on_progress: Callable[[Progress], None] | None = None, rehearsed: bool = False
+) -> RunResult:
     """Run a configuration on the in-process grid, without a checkpoint.
 
     Parameters, result and errors are those of :func:`~murmurfl.app.runs.training_run.run_experiment`.
     """
     prepare(config)
     grid = InProcessGrid(app, num_nodes(config), config.to_mapping())
-    return run_experiment(grid, config, on_progress=on_progress, engine="inprocess")
+    return run_experiment(grid, config, on_progress=on_progress, engine="inprocess", rehearsed=rehearsed)
 
 
 def run_cohort(
@@ -71,6 +73,7 @@ def run_cohort(
     ray_address: str = "",
     say: Callable[[str], None] | None = None,
     device: str = "",
+    rehearsed: bool = False,
 ) -> RunResult:
     """Run a configuration on the cohort engine, in this process or spread over several.
 
@@ -90,6 +93,8 @@ def run_cohort(
     device : str
         Computes gradients, clipping, grid and noise: ``cuda`` or ``cuda:1`` for a GPU, ``torch-cpu`` for the same path
         on PyTorch's CPU backend, in tests; default NumPy. Noise of a device has other bits and the same law.
+    rehearsed : bool
+        As for :func:`~murmurfl.app.runs.training_run.run_experiment`.
 
     Returns
     -------
@@ -108,14 +113,15 @@ def run_cohort(
     checked_workers(workers, ray_address=ray_address)
     checked_device(device, "cohort", workers, ray_address)
     experiment = prepare(config)
+    told: dict[str, Any] = {"on_progress": on_progress, "engine": "cohort", "rehearsed": rehearsed}
     if device:
         from .device.device_block import machines_on
 
         machines = machines_on(experiment, device)
-        return replace(run_experiment(machines, config, on_progress=on_progress, engine="cohort"), device=device)
+        return replace(run_experiment(machines, config, **told), device=device)
     if not ray_address and (workers or 1) == 1:
         machines = CohortMachines(experiment, row_cache_mib=row_cache_mib)
-        return run_experiment(machines, config, on_progress=on_progress, engine="cohort")
+        return run_experiment(machines, config, **told)
     experiment.check_rounds()  # refused before anything is started
     tell = say or partial(log, INFO)
     spread = opened_pool(
@@ -128,7 +134,7 @@ def run_cohort(
     )
     with spread as pool:
         machines = WorkerMachines(experiment, pool, row_cache_mib=row_cache_mib)
-        return run_experiment(machines, config, on_progress=on_progress, engine="cohort")
+        return run_experiment(machines, config, **told)
 
 
 def run_on_ray(config: RunConfig, *, timeout_s: float = 3600.0) -> dict[str, Any]:

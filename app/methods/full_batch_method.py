@@ -22,7 +22,7 @@ from ...strategies import FullBatch, TrustedFullBatch
 from ..models.model import Model
 from ..settings.run_config import RunConfig, run_keys
 from .method import BOUNDING, Method, bounding
-from .presets import in_unit_range, usual_squared_norm, wanted_mu
+from .presets import Scale, in_unit_range, the_task, tuned, usual_norm, usual_squared_norm, wanted_mu
 from .problem import Hyperparameters, Problem
 
 QUANTILE = frozenset({"quantile", "quantile-share"})
@@ -58,6 +58,12 @@ _UNCENTRED_ROUNDS = 1.5
 """Pixels have a large mean, which steps go along first: the rest takes more rounds."""
 _TWO_CLASSES, _FEWEST_CLASSES = 0.5, 2
 """Steps as a share of the table's with two classes: residuals are then opposite, and twice as steep."""
+
+
+SCALE = Scale(0.1, 120.0)
+"""Clip and step for other data, in units of the longest row; the travel is that of all rounds together."""
+USUAL_ROUNDS = 12
+_MOMENTUM = 0.9
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,8 @@ class FullBatchMethod(Method):
 
     def usual_rounds(self, config: RunConfig, sizes: Sequence[int], model: Model) -> int:
         """The preset's T."""
+        if not has_table(config):
+            return USUAL_ROUNDS
         # Noise is as long as the root of the number of values, and a gradient is not.
         ratio = min(max(_TUNED_PARAMETERS / model.num_parameters, _FEWEST_TIMES), _MOST_TIMES)
         rounds = _row(self.noise_mu(config, sizes) * math.sqrt(ratio)).rounds
@@ -117,6 +125,9 @@ class FullBatchMethod(Method):
         return 1
 
     def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
+        if not has_table(config):
+            values = SCALE.values(usual_norm(config, model), slower=num_rounds)
+            return Descent(values.clip_norm, values.learning_rate, math.inf, sampling="balanced", momentum=_MOMENTUM)
         row, squares = _row(self.noise_mu(config, sizes)), usual_squared_norm(config, model)
         return Descent(
             clip_norm=row.clip_norm * math.sqrt(squares),
@@ -195,6 +206,11 @@ class TrustedFullBatchMethod(FullBatchMethod):
 
     def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
         return {**super().strategy_options(problem), "shares": problem.config.shares or "uniform"}
+
+
+def has_table(config: RunConfig) -> bool:
+    """Whether the table is for its data: images, and tables of people that it was tried on."""
+    return the_task(config).has_images or tuned(config) is not None
 
 
 def _row(mu: float) -> _Row:

@@ -78,6 +78,8 @@ class Method(ABC):
     """Whether each release is a sum over all of a machine's samples: there are no batches then, and no passes."""
     samples_return: ClassVar[bool] = True
     """Whether a sample may take part more than once in a session."""
+    takes_steps: ClassVar[bool] = True
+    """Whether its server takes steps, of a length that may be set."""
     uses_public: ClassVar[bool] = False
     """Whether machines or server train on public samples as well."""
     local_steps: ClassVar[bool] = False

@@ -13,11 +13,13 @@ from ..models.model import Model
 from ..settings.registry import known_mechanism
 from ..settings.run_config import RunConfig
 from .method import BOUNDING, Method
-from .presets import PaperConstants, sgd_preset, tuned
+from .presets import SGD, PaperConstants, sgd_preset, tuned, usual_norm
 from .problem import Hyperparameters, Problem
 
 _PATH = 30.0
-"""The length of all normalised steps together, and so the furthest that w can come."""
+"""The length of all normalised steps together, and so the furthest that w can come, for pixels."""
+_SCORES = 300.0
+"""How far they move the scores of the longest row, where no constants were chosen."""
 
 
 class TreeMomentumMethod(Method):
@@ -47,6 +49,9 @@ class TreeMomentumMethod(Method):
 
     def _practical(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
         chosen = tuned(config)
+        if chosen is None:
+            bound = usual_norm(config, model)
+            return Hyperparameters(SGD.clip * bound, _SCORES / (bound * num_rounds), math.inf)
         return Hyperparameters(chosen.sgd_clip_norm, _PATH / num_rounds, chosen.diameter)
 
     def strategy_options(self, problem: Problem) -> Mapping[str, Any]:

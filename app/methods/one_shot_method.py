@@ -42,6 +42,7 @@ class OneShotMethod(Method):
     sums_suffice = True
     sums_samples = True
     samples_return = False
+    takes_steps = False
     on_real_nodes = True
     client_type = OneShotClient
     strategy_type = OneShot

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ...privacy import NO_NOISE, ConfigurationError, NoisePlan, PrivacyPolicy
-from ..data.task import UNTUNED, Task, Tuned
+from ..data.task import SYNTHETIC_FEATURE_BOUND, Task, Tuned
 from ..models.model import Model
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
@@ -52,8 +52,8 @@ def the_task(config: RunConfig) -> Task:
 
 
 def feature_bound(config: RunConfig) -> float:
-    """R of the linear models, a public bound on a sample's norm: the configuration's, or the task's."""
-    return config.feature_bound or the_task(config).feature_bound
+    """R of the linear models, a public bound on a sample's norm: the configuration's, the task's, or the usual one."""
+    return config.feature_bound or the_task(config).feature_bound or SYNTHETIC_FEATURE_BOUND
 
 
 def wanted_mu(config: RunConfig) -> float:
@@ -64,11 +64,14 @@ def wanted_mu(config: RunConfig) -> float:
     return config.mu * math.sqrt(config.min_honest) if config.private else math.inf
 
 
-def tuned(config: RunConfig) -> Tuned:
-    """The constants chosen for a task and its features; seen from their mean, features have length 1."""
-    chosen = the_task(config).tuned.get(config.features, UNTUNED)
+def tuned(config: RunConfig) -> Tuned | None:
+    """The constants chosen for a task and its features; None where none were: :func:`scale_of` then says how long.
+
+    Seen from their mean, features have length 1.
+    """
+    chosen = the_task(config).tuned.get(config.features)
     bound = registry("features")[config.features].norm_bound
-    if not is_centred(config) or bound is None:
+    if chosen is None or not is_centred(config) or bound is None:
         return chosen
     # A model of features R times as long is the same model with parameters divided by R.
     rates = {name: getattr(chosen, name) * bound**2 for name in ("mu2_rate", "sgd_rate")}
@@ -76,9 +79,37 @@ def tuned(config: RunConfig) -> Tuned:
     return replace(chosen, **rates, **clips, diameter=chosen.diameter * bound)
 
 
+@dataclass(frozen=True)
+class Scale:
+    """Constants without dimension: they hold for any data whose rows have a known bound (docs/tuning.md).
+
+    Parameters
+    ----------
+    clip : float
+        S / R.
+    travel : float
+        eta S R: how far one unclipped step moves the scores of the longest row.
+    """
+
+    clip: float
+    travel: float
+
+    def values(self, bound: float, *, slower: float = 1.0) -> Hyperparameters:
+        """Clip and step for rows of length R, with a step divided by ``slower``."""
+        clip_norm = self.clip * bound
+        return Hyperparameters(clip_norm, self.travel / (clip_norm * bound * slower), math.inf)
+
+
+MU2 = Scale(0.15, 640.0)
+"""For mu^2-SGD, whose eta S R is the travel over T^2: w moves by eta times a momentum that grows with t."""
+SGD = Scale(0.4, 6.0)
+"""For steps along one round's mean gradient."""
+
+
 def largest_squared_norm(config: RunConfig, num_features: int) -> float:
     """The largest ||x||^2 of a sample's features, by how they are made."""
-    return the_task(config).squared_norm_bound(config.features, num_features, feature_bound(config))
+    task = the_task(config)
+    return task.squared_norm_bound(config.features, num_features, config.feature_bound or task.feature_bound)
 
 
 def smoothness(config: RunConfig, model: Model) -> float:
@@ -111,6 +142,11 @@ def usual_squared_norm(config: RunConfig, model: Model) -> float:
     return squares + float("bias" in model.names)
 
 
+def usual_norm(config: RunConfig, model: Model) -> float:
+    """R with the bias: the root of :func:`usual_squared_norm`."""
+    return math.sqrt(usual_squared_norm(config, model))
+
+
 def constant_feature(config: RunConfig) -> bool:
     """Whether the features have a constant of their own, so that a linear model needs no bias."""
     return bool(getattr(registry("features")[config.features], "constant", False)) or the_task(config).constant
@@ -122,6 +158,8 @@ def sgd_preset(config: RunConfig, num_rounds: int, model: Model, *, accelerated:
     eta = sgd_rate x mu b sqrt(m / T); with samples that return P times the noise is sqrt(P) times as large.
     """
     constants = tuned(config)
+    if constants is None:
+        return SGD.values(usual_norm(config, model), slower=num_rounds / 2 if accelerated else 1.0)
     share = math.sqrt(config.asked_per_round / (num_rounds * config.passes))
     eta = constants.sgd_rate * wanted_mu(config) * config.batch_size * share
     if accelerated:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +16,7 @@ from flwr.supercore.run import Run
 if TYPE_CHECKING:
     from flwr.superlink.grid import InMemoryGrid
 
-__all__ = ["ClientAppCallable", "Run", "bundle_of", "log", "simulation_grid"]
+__all__ = ["ClientAppCallable", "Run", "bundle_of", "log", "simulation_grid", "without_log"]
 
 
 def simulation_grid(grid: Grid) -> InMemoryGrid | None:
@@ -28,3 +31,14 @@ def bundle_of(folder: Path) -> bytes:
     from flwr.cli.build import build_fab_from_disk
 
     return build_fab_from_disk(folder)
+
+
+@contextmanager
+def without_log() -> Iterator[None]:
+    """Log nothing until the block ends."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -291,7 +291,7 @@ class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
         if self.centred:
             bound = self.centring_norm, self.centring_nonnegative
             if self.task:
-                bound = features_bound(self.task, self.features, num_features, self._bound)
+                bound = features_bound(self.task, self.features, num_features, self.feature_bound)
             parts["centring"] = make_centring(policy, bound, num_features, mu=self.mu, share=self.centring_share)
         if self.private_evaluation:
             classes = not self.score_bins or model.num_classes == 2

@@ -1,27 +1,28 @@
-"""The decision: every strategy worked out for a situation, the best one, and why not the others (``strategy = auto``).
+"""The decision: every strategy tried on made-up data of a situation's shape, and the best one (``strategy = auto``).
 
 When every sample may be used in every round, independent noise and few full batches win: a sample that moves all rounds
 together shifts what the model rests on by the sum of what it does in each, whatever the noise's correlation, and
 independent noise attains the least that this takes (docs/proofs/full-batches.md). Noise that cancels is for streams,
-for samples that may be used once or in few rounds, and for machines that are seldom asked. Nobody has to know which
-case it is: options are ranked by their score, and that puts them in order.
-
-A rule of thumb gives each strategy the settings to try, and says what few rounds leave undone; the settings that score
-best are the strategy's option. How the rules' constants were chosen: docs/tuning.md.
+for samples that may be used once or in few rounds, and for machines that are seldom asked. So each situation has a
+usual way; a few neighbours are rehearsed beside it (:mod:`.rehearsal`), and one of them is taken where it keeps clearly
+more of what can be learnt.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ...privacy import ConfigurationError, NoisePlan
 from ...privacy.mechanisms import noise_stands_alone
 from ...privacy.setting import Value
 from ..methods import METHODS, Problem
+from ..methods.full_batch_method import has_table
 from ..settings.registry import registry
-from .situation import Situation
+from .rehearsal import mean_kept
+from .situation import Situation, WorkedOut
 
 
 @dataclass(frozen=True)
@@ -48,31 +49,38 @@ class Option:
         Run-config keys that it sets beyond the situation's own.
     problem : Problem
         The run, worked out on sizes.
+    worked_out : callable
+        As in :class:`~murmurfl.app.planning.Situation`.
     noise_to_signal : float
         :func:`noise_to_signal` of it.
-    shortfall : float
-        What so few rounds leave undone, in the same units: by the strategy's rule of thumb.
     uses : int
         In how many releases a sample is.
-    loudness : float
-        How much more noise does to it than to a step.
-    whole : bool
-        Whether all samples of a machine are in every release.
+    usual : bool
+        Whether it is taken unless another is clearly better.
     """
 
     strategy: str
     settings: Mapping[str, Value]
     problem: Problem
+    worked_out: WorkedOut
     noise_to_signal: float
-    shortfall: float
     uses: int
-    loudness: float = 1.0
-    whole: bool = False
+    usual: bool = False
+
+    @cached_property
+    def kept(self) -> float:
+        """What it keeps of what can be learnt, on average over made-up data; 0 where it cannot be rehearsed."""
+        return mean_kept(self.problem, self.worked_out)
 
     @property
     def score(self) -> float:
-        """The rank of an option; less is better."""
-        return self.loudness * self.noise_to_signal + self.shortfall
+        """The rank of an option, less is better: the share that is lost, and what the usual way is ahead by."""
+        return 1.0 - self.kept + (0.0 if self.usual else _CLEAR)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all samples of a machine are in every release."""
+        return METHODS[self.strategy].sums_samples
 
     @property
     def features(self) -> str:
@@ -83,6 +91,10 @@ class Option:
     def rounds(self) -> int:
         """T."""
         return self.problem.num_rounds
+
+
+_CLEAR = 0.03
+"""What is kept differs by as much from one kind of data to the next: a smaller gain is no reason to leave the usual."""
 
 
 def noise_to_signal(
@@ -168,74 +180,65 @@ def noise_to_signal_of(problem: Problem) -> float:
 
 Settings = Mapping[str, Value]
 
-_ROUNDS = (4, 8, 12, 16, 24, 32, 48, 75, 100)
-"""Rounds that one pass may be cut into: few make a round's noise small, many follow the loss."""
-_PASSES = (8, 20)
-"""Passes of ISRL-DP with whole machines as batches; more would only add noise."""
-_LOCAL_STEPS = (1, 5, 20)
-_ONLINE_MECHANISMS = ("sqrt_toeplitz", "cancelling", "independent")
-_TOO_FEW = 2.0
-"""Shortfall of one full-batch round in units of noise-to-signal, with ten classes: on MNIST it costs 15 points,
-and a noise-to-signal of 0.1 costs one or less. T rounds leave T^1.5 times less, and fewer classes less in
-proportion; where rounds are of batches, classes make no difference."""
-_CLASSES = 10
-_OF_BATCHES = 0.15
-"""Shortfall of batches beside full ones: other samples in every round are noise as well."""
-_OF_RIDGE = 0.3
-"""Shortfall of ridge regression on second moments beside many steps on the loss itself."""
-_OF_LOCAL_STEPS = 0.35
-"""Shortfall of steps whose length was not chosen for the noise."""
-_FEATURES_LEAVE = {"soft-gradients": 0.05, "oriented-gradients": 0.15, "pixels": 0.5}
-"""Shortfall of features beside the best there are."""
+_ROUNDS = (1, 4, 8, 16)
+"""Rounds of one pass: few make a round's noise small, many follow the loss. One is best where noise is loud."""
+_FULL_ROUNDS = (3, 6, 24)
+"""Of full batches beside the preset's: few where there is much noise, many where there is little."""
 
 
 @dataclass(frozen=True)
-class _Rule:
-    """How a strategy is tried.
-
-    Parameters
-    ----------
-    strategy : str
-    settings : callable
-        The settings to try in a situation, or in words why there are none.
-    whole : bool
-        Whether each round goes through all samples of a machine.
-    worth : float
-        How many full-batch rounds one of its rounds is worth.
-    leaves : float
-        What it leaves undone however many its rounds are.
-    loudness : float
-        How much more noise does to it than to a step: second moments with noise are inverted.
-    tuned : bool
-        Whether its clip and step are chosen for each task and features, so that it is tried on those they are for.
-    stream : bool
-        Whether it takes samples as they come.
-    standing : bool
-        Whether it makes sense where samples stay.
-    """
+class _Way:
+    """A way to try a strategy: the strategy, its settings, and whether it is the usual one."""
 
     strategy: str
-    settings: Callable[[Situation], list[Settings] | str]
-    whole: bool = False
-    worth: float = 0.2
-    leaves: float = 0.0
-    loudness: float = 1.0
-    tuned: bool = False
-    stream: bool = True
-    standing: bool = True
+    settings: Settings
+    usual: bool = False
 
-    def shortfall(self, rounds: int, classes: int) -> float:
-        """The loss from so few rounds, in units of noise-to-signal."""
-        share = max(classes - 1, 1) / (_CLASSES - 1) if self.whole else 1.0
-        return self.leaves + share * _TOO_FEW / (rounds * self.worth) ** 1.5
 
-    def features(self, situation: Situation) -> tuple[str, ...]:
-        """The features it is tried on."""
-        found = situation.features
-        if not self.tuned or len(found) == 1:
-            return found
-        known = tuple(name for name in found if name in registry("task")[situation.config.task].tuned)
-        return known or found
+def _ways(situation: Situation) -> list[_Way | Impossible]:
+    """The ways to try in a situation, the usual one first."""
+    trusted = situation.config.trust_model == "trusted-server"
+    full, cancelling, fresh = (
+        ("trusted-full-batch", "trusted-mu2", "trusted-sgd") if trusted else ("full-batch", "mu2", "noisy-sgd")
+    )
+    uses = situation.most_uses
+    whole = [
+        _Way(full, {}, usual=uses is None),
+        *(_Way(full, {"num-rounds": rounds}) for rounds in _full_rounds(situation)),
+    ]
+    shot = [] if trusted else [_Way("one-shot", {"num-rounds": 0})]
+    if situation.config.stream:
+        why = "samples come as a stream, and it uses every sample in every round"
+        return [*_one_pass(situation, cancelling, usual=True), *_one_pass(situation, fresh), *_refused(full, shot, why)]
+    if uses is None:
+        return [*whole, *shot, *_one_pass(situation, cancelling)[:1], *_one_pass(situation, fresh)[:1]]
+    return [*_one_pass(situation, cancelling, usual=True), *_one_pass(situation, fresh), *whole, *shot]
+
+
+def _full_rounds(situation: Situation) -> list[int]:
+    """Rounds of full batches to try beside the preset's; none where its constants are for images."""
+    config, uses = situation.config, situation.most_uses
+    most = min(situation.most_rounds or max(_FULL_ROUNDS), uses or max(_FULL_ROUNDS))
+    return [] if has_table(config) else [rounds for rounds in _FULL_ROUNDS if rounds <= most]
+
+
+def _refused(full: str, shot: list[_Way], why: str) -> list[Impossible]:
+    return [Impossible(name, why) for name in (full, *(one.strategy for one in shot))]
+
+
+def _one_pass(situation: Situation, strategy: str, *, usual: bool = False) -> list[_Way | Impossible]:
+    """One pass over all samples, cut into rounds."""
+    share, most = situation.asked / situation.machines, situation.most_rounds
+    made: dict[int, _Way] = {}
+    for rounds in sorted({*_ROUNDS, min(most or 1, max(_ROUNDS))}):
+        batch = int(situation.fewest // max(rounds * share, 1.0))
+        if batch >= 1 and (most is None or rounds <= most):
+            settings = {"batch-size": batch, "num-rounds": rounds}
+            made.setdefault(batch, _Way(strategy, settings, usual=usual and not made))
+    if made:
+        return list(made.values())
+    why = f"{situation.fewest} samples of a machine are too few for {most} rounds in which each is used once"
+    return [Impossible(strategy, why)]
 
 
 def options(situation: Situation) -> list[Option | Impossible]:
@@ -243,33 +246,35 @@ def options(situation: Situation) -> list[Option | Impossible]:
 
     They come in the order in which they are preferred where they score alike.
     """
-    trust = situation.config.trust_model
-    return [_best(rule, situation) for rule in _RULES.values() if trust in METHODS[rule.strategy].trusts]
+    made: dict[str, list[Option]] = {}
+    refused: dict[str, Impossible] = {}
+    for way in _ways(situation):
+        if isinstance(way, Impossible):
+            refused.setdefault(way.strategy, way)
+            continue
+        features = _features(situation, way.strategy)
+        try:
+            option = tried(situation, way.strategy, {**way.settings, "features": features}, usual=way.usual)
+        except ConfigurationError as error:
+            refused.setdefault(way.strategy, Impossible(way.strategy, str(error)))
+        else:
+            made.setdefault(way.strategy, []).append(option)
+    if len(made) == 1 and all(len(found) == 1 for found in made.values()):  # nothing to choose from
+        return [*(found[0] for found in made.values()), *refused.values()]
+    best = [min(found, key=lambda option: option.score) for found in made.values()]
+    return [*best, *(one for one in refused.values() if one.strategy not in made)]
 
 
-def _best(rule: _Rule, situation: Situation) -> Option | Impossible:
-    if situation.config.stream and not rule.stream:
-        return Impossible(rule.strategy, "samples come as a stream, and it uses every sample in every round")
-    if not situation.config.stream and not rule.standing:
-        return Impossible(rule.strategy, "made for streams, and samples are there")
-    found = rule.settings(situation)
-    if isinstance(found, str):
-        return Impossible(rule.strategy, found)
-    made, refused = [], ""
-    for features in rule.features(situation):
-        for settings in found:
-            try:
-                made.append(tried(situation, rule.strategy, {**settings, "features": features}))
-            except ConfigurationError as error:
-                refused = refused or str(error)
-    return min(made, key=lambda option: option.score) if made else Impossible(rule.strategy, refused)
+def _features(situation: Situation, strategy: str) -> str:
+    """The features that teach most, of those that a strategy's clip and step are known for."""
+    found = situation.features
+    tuned = registry("task")[situation.config.task].tuned
+    known = [name for name in found if name in tuned or METHODS[strategy].sums_samples]
+    return (known or list(found))[0]
 
 
-def tried(situation: Situation, strategy: str, settings: Settings) -> Option:
+def tried(situation: Situation, strategy: str, settings: Settings, *, usual: bool = False) -> Option:
     """A strategy with some settings, in as many rounds as it takes and as are possible."""
-    rule = _RULES.get(strategy)
-    if rule is None:
-        raise ConfigurationError(f"Expected one of {', '.join(_RULES)}, got {strategy!r}.")
 
     def made(**more: Value) -> Option:
         chosen = {"strategy": strategy, **settings, **more}
@@ -281,86 +286,21 @@ def tried(situation: Situation, strategy: str, settings: Settings) -> Option:
         chosen["num-rounds"] = problem.num_rounds
         known = situation.config.to_mapping()
         own = {name: value for name, value in chosen.items() if name != "strategy" and known[name] != value}
-        features = _FEATURES_LEAVE.get(problem.config.features, 0.0) if len(situation.features) > 1 else 0.0
-        shortfall = rule.shortfall(problem.num_rounds, situation.num_classes) + features
         policy = METHODS[strategy].policy(problem.trained, min(problem.sizes))
         uses = policy.participations + problem.uses_beside
-        ratio = noise_to_signal_of(problem)
-        return Option(strategy, own, problem, ratio, shortfall, uses, rule.loudness, rule.whole)
+        return Option(strategy, own, problem, situation.worked_out, noise_to_signal_of(problem), uses, usual)
 
+    if strategy not in METHODS:
+        raise ConfigurationError(f"Expected one of {', '.join(METHODS)}, got {strategy!r}.")
     first = made()
-    uses, rounds = situation.most_uses, situation.most_rounds
-    if not rule.whole or (first.uses <= (uses or first.uses) and first.rounds <= (rounds or first.rounds)):
+    uses, rounds, whole = situation.most_uses, situation.most_rounds, METHODS[strategy].sums_samples
+    if not whole or (first.uses <= (uses or first.uses) and first.rounds <= (rounds or first.rounds)):
         return first
     left = None if uses is None else uses - first.problem.uses_beside
     most = min(one for one in (left, rounds) if one is not None)
     if most < 1:
         raise ConfigurationError("it needs a sample in more releases than one")
     return made(**{"num-rounds": most})
-
-
-def _one_pass(situation: Situation) -> list[Settings] | str:
-    """One pass over all samples, cut into rounds."""
-    share = situation.asked / situation.machines
-    most = situation.most_rounds
-    wanted = [rounds for rounds in _ROUNDS if most is None or rounds < most] + ([] if most is None else [most])
-    made: dict[int, Settings] = {}
-    for rounds in wanted:
-        batch = int(situation.fewest // max(rounds * share, 1.0))
-        if batch >= 1:
-            made[batch] = {"batch-size": batch, "num-rounds": rounds}
-    return list(made.values()) or (
-        f"{situation.fewest} samples of a machine are too few for {most} rounds in which each is used once"
-    )
-
-
-def _full_batch(situation: Situation) -> list[Settings] | str:  # noqa: ARG001 - its preset knows how many rounds
-    return [{}]
-
-
-def _one_shot(situation: Situation) -> list[Settings] | str:  # noqa: ARG001 - there is nothing to settle
-    return [{"num-rounds": 0}]
-
-
-def _whole_machines(situation: Situation) -> list[Settings] | str:
-    """ISRL-DP with all samples of a machine as its batch, many times."""
-    most = min(one for one in (situation.most_uses, situation.most_rounds, max(_PASSES)) if one is not None)
-    if most < min(_PASSES):
-        return f"at most {most} rounds with every sample are possible, and it takes {min(_PASSES)}"
-    if situation.asked < situation.machines:
-        return "it asks every machine in every round"
-    return [{"batch-size": situation.fewest, "passes": passes} for passes in _PASSES if passes <= most]
-
-
-def _online(situation: Situation) -> list[Settings] | str:
-    kind = registry("model")[situation.config.model]
-    unit: Settings = {"clip-unit": "contractive"} if getattr(kind, "clips_contractively", False) else {}
-    made: list[Settings] = []
-    for steps in _LOCAL_STEPS:
-        rounds = situation.fewest * situation.machines // (situation.asked * steps)
-        rounds = min(rounds, situation.most_rounds or rounds)
-        if rounds >= 1 and steps <= situation.fewest:
-            made += [
-                {"batch-size": steps, "num-rounds": rounds, "mechanism": mechanism, **unit}
-                for mechanism in _ONLINE_MECHANISMS
-            ]
-    return made or "there are too few samples for its local steps"
-
-
-_RULES = {
-    rule.strategy: rule
-    for rule in (
-        _Rule("full-batch", _full_batch, whole=True, worth=1.0, stream=False),
-        _Rule("trusted-full-batch", _full_batch, whole=True, worth=1.0, stream=False),
-        _Rule("one-shot", _one_shot, whole=True, worth=math.inf, leaves=_OF_RIDGE, loudness=1.7, stream=False),
-        _Rule("mu2", _one_pass, leaves=_OF_BATCHES, tuned=True),
-        _Rule("trusted-mu2", _one_pass, leaves=_OF_BATCHES, tuned=True),
-        _Rule("online", _online, leaves=_OF_LOCAL_STEPS, tuned=True, standing=False),
-        _Rule("isrl-dp-accelerated", _whole_machines, whole=True, worth=0.5, tuned=True, stream=False),
-        _Rule("noisy-sgd", _one_pass, leaves=_OF_BATCHES, tuned=True),
-        _Rule("trusted-sgd", _one_pass, leaves=_OF_BATCHES, tuned=True),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -390,19 +330,15 @@ class Decision:
         """Why this one, in a sentence."""
         config, chosen = self.situation.config, self.chosen
         case = "samples come as a stream" if config.stream else f"samples may be used {_OFTEN[config.sample_uses]}"
-        why = _WHY.get(chosen.strategy, "it scores best")
+        why = _WHY.get(chosen.strategy, "it keeps most of what can be learnt")
         return f"{case}, and {why}; noise-to-signal {chosen.noise_to_signal:.2g} in {chosen.rounds} rounds."
 
     def why_not(self, option: Option) -> str:
         """Why an option that is possible was not taken."""
-        chosen, noise = self.chosen, f"noise-to-signal {option.noise_to_signal:.2g}"
-        if option.noise_to_signal > chosen.noise_to_signal:
-            if not chosen.noise_to_signal:
-                return noise
-            return f"{noise}, {option.noise_to_signal / chosen.noise_to_signal:.3g} times that of {chosen.strategy}"
-        if option.features != chosen.features:
-            return f"{noise}, on {option.features}, which teach less"
-        return f"{noise}, but it leaves more undone than {chosen.strategy} does"
+        return (
+            f"on made-up data it keeps {100 * option.kept:.0f} % of what can be learnt, {self.chosen.strategy} "
+            f"{100 * self.chosen.kept:.0f} %"
+        )
 
 
 _OFTEN = {"once": "once", "few": "in few rounds", "any": "in every round"}
@@ -410,11 +346,9 @@ _WHY = {
     "full-batch": "independent noise and few full batches win",
     "trusted-full-batch": "few full batches win, with one noise for all machines",
     "one-shot": "one release of second moments has less noise in it than any steps would",
-    "isrl-dp-accelerated": "independent noise and few full batches win",
     "noisy-sgd": "fresh noise in few rounds leaves least",
     "mu2": "noise that cancels leaves least in the running sum of corrected gradients",
     "trusted-mu2": "corrected gradients that add up need least noise of a trusted server",
-    "online": "correlated noise leaves least in what local steps add up to",
 }
 
 

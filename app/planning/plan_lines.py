@@ -74,7 +74,7 @@ def _option_document(option: Option) -> dict[str, Any]:
         "features": option.features,
         "centring": "private" if option.problem.is_centred else "none",
         "noise_to_signal": option.noise_to_signal,
-        "score": option.score,
+        "kept": option.kept,
         "settings": dict(option.settings),
     }
 
@@ -165,14 +165,13 @@ def _counted(number: int, thing: str) -> str:
 # Ways to run it.
 
 _TRUSTS = {"untrusted-server": "nobody", SECURE: "sums", "trusted-server": "server"}
-_ALIKE = 1.005
-RIGHT = ("#", "uses", "batch", "rounds", "noise", "undone", "score", "accuracy")
+RIGHT = ("#", "uses", "batch", "rounds", "noise", "keeps", "accuracy")
 """Columns of numbers."""
-HEADING = "Ways to run it, the best first by a rule of thumb; in the last columns less is better:"
+HEADING = "Ways to run it, the best first on made-up data of this shape:"
 MEANINGS = (
     "trusts: what a machine trusts: nobody, that the server sees only sums (secure aggregation), or the server. uses: "
-    "releases a sample is in. batch: samples of a machine in a release. noise: noise to signal, as above. undone: what "
-    "so few rounds leave undone, in the same units. score: both together."
+    "releases a sample is in. batch: samples of a machine in a release. noise: noise to signal, as above. keeps: of "
+    "what can be learnt from the made-up data, on average over five kinds of them."
 )
 NOT_TRIED = "What they come to on your data: --try 5 trains the first five and says their accuracy."
 TRIED = "Accuracy is of one simulated run each, on the test set: choosing by it is private only where that is public."
@@ -201,8 +200,7 @@ def rows_of(rows: Sequence[Variation]) -> list[dict[str, str]]:
             "batch": str(row.batch),
             "rounds": str(row.option.rounds),
             "noise": f"{row.option.noise_to_signal:.2f}",
-            "undone": f"{row.option.shortfall:.2f}",
-            "score": f"{row.option.score:.2f}",
+            "keeps": f"{100 * row.option.kept:.0f} %",
             "accuracy": "" if row.accuracy is None else f"{100 * row.accuracy:.1f} %",
         }
         for number, row in enumerate(rows, 1)
@@ -210,8 +208,8 @@ def rows_of(rows: Sequence[Variation]) -> list[dict[str, str]]:
 
 
 def columns_of(rows: Sequence[Variation]) -> list[str]:
-    """The columns: accuracy takes the place of what is undone where something was tried out."""
-    unread = "undone" if _are_tried(rows) else "accuracy"
+    """The columns: accuracy only where something was tried out."""
+    unread = "" if _are_tried(rows) else "accuracy"
     return [name for name in ("#", "strategy", "trusts", *RIGHT[1:]) if name != unread]
 
 
@@ -220,7 +218,7 @@ def _are_tried(rows: Sequence[Variation]) -> bool:
 
 
 def reasons(rows: Sequence[Variation], *, made_up: bool) -> list[str]:
-    """Lines below the table: which row is taken, why the default is not first, and what passes, batch and trust do."""
+    """Lines below the table: which row is taken, why the default is not first, and what rounds, batch and trust do."""
     numbers = {id(row): number for number, row in enumerate(rows, 1)}
     taken = next(row for row in rows if TAKEN in row.mark)
     default = next((row for row in rows if row.mark and row is not taken), None)
@@ -229,7 +227,7 @@ def reasons(rows: Sequence[Variation], *, made_up: bool) -> list[str]:
         " ".join(f"Row {numbers[id(row)]} is {row.mark}." for row in rows if row.mark),
         *([] if default is None else _why_not_default(taken, default, numbers)),
         *_not_taken(taken, rows, numbers),
-        *_passes(rows),
+        *_rounds(rows),
         *_batches(rows),
         *_trusts(taken, rows, numbers),
         *([TRIED] if _are_tried(rows) else [] if made_up else [NOT_TRIED]),
@@ -242,25 +240,9 @@ def _why_not_default(taken: Variation, default: Variation, numbers: Mapping[int,
     of, other = taken.option, default.option
     if other.score <= of.score:
         return []
-    ratio = other.noise_to_signal / of.noise_to_signal if of.noise_to_signal else 1.0
-    if ratio > _ALIKE:
-        why = f"it has {ratio:.2g} times the noise of row {numbers[id(taken)]}"
-        if of.whole and not other.whole:
-            uses = "once" if default.uses == 1 else f"in {default.uses} releases"
-            why += (
-                f": a release has {default.batch} samples of a machine, each used {uses}, and not all {taken.batch} in "
-                f"each of {of.rounds} rounds"
-            )
-    elif other.shortfall > of.shortfall:
-        each = "" if other.whole else f" of {default.batch} samples a machine"
-        why = (
-            f"its noise is {'as large' if ratio > 1 / _ALIKE else 'smaller'}, but {other.rounds} rounds{each} leave "
-            f"more undone, {other.shortfall:.2f} against {of.shortfall:.2f}"
-        )
-    else:
-        why = "noise does more to it than to steps"
+    why = f"on made-up data it keeps {100 * other.kept:.0f} % of what can be learnt, row {numbers[id(taken)]} keeps "
     tried = "" if taken.accuracy is None or default.accuracy is None else f" Tried out: {_accuracies(default, taken)}."
-    return [f"Why {name} is not the best: {why}.{tried}"]
+    return [f"Why {name} is not the best: {why}{100 * of.kept:.0f} %.{tried}"]
 
 
 def _accuracies(one: Variation, other: Variation) -> str:
@@ -274,10 +256,10 @@ def _not_taken(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int
     before = [numbers[id(row)] for row in others if row.option.score < taken.option.score]
     said = []
     if before:
-        named = f"Rows {', '.join(map(str, before))} score" if len(before) > 1 else f"Row {before[0]} scores"
+        named = f"Rows {', '.join(map(str, before))} keep" if len(before) > 1 else f"Row {before[0]} keeps"
         said.append(
-            f"{named} less than row {own}, which is taken: the rule is rough where samples return in batches, and "
-            "where both were measured (docs/tuning.md) full batches did better."
+            f"{named} more than row {own}, which is taken: they were not among the ways that are compared, and on your "
+            "data it may be otherwise."
         )
     known = taken.accuracy
     better = [row for row in others if known is not None and row.accuracy is not None and row.accuracy > known]
@@ -286,42 +268,29 @@ def _not_taken(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int
     ]
 
 
-def _passes(rows: Sequence[Variation]) -> list[str]:
-    """Scores by uses of a sample, for each strategy that was tried with several."""
-    said = []
-    by_uses: dict[str, dict[int, Variation]] = {}
-    for row in rows:  # the best first: of several batches the best
-        if row.varied in ("taken", "passes"):
-            by_uses.setdefault(row.option.strategy, {}).setdefault(row.uses, row)
-    for strategy, alike in by_uses.items():
-        if len(alike) > 1:
-            best = min(alike, key=lambda uses: alike[uses].option.score)
-            scores = ", ".join(f"{uses}: {alike[uses].option.score:.2f}" for uses in sorted(alike))
-            pays = f"Fewer than {best} leave too much undone; more add too much noise."
-            if best == max(alike):
-                pays = "Each use adds noise, and more rounds are worth it here."
-            elif best == min(alike):
-                pays = "Each use adds noise, and here more of them are not worth it."
-            said.append(f"Passes: {strategy} by uses of a sample, score {scores}. {pays}")
-    return said
+def _rounds(rows: Sequence[Variation]) -> list[str]:
+    """What each number of rounds keeps, for strategies that were tried with several."""
+    by_strategy: dict[str, dict[int, Option]] = {}
+    for row in rows:
+        if row.varied in ("taken", "rounds"):
+            by_strategy.setdefault(row.option.strategy, {}).setdefault(row.option.rounds, row.option)
+    return [f"Rounds: {strategy} keeps {_kept_by(alike)}." for strategy, alike in by_strategy.items() if len(alike) > 1]
 
 
 def _batches(rows: Sequence[Variation]) -> list[str]:
-    """Scores of the best row with batches, by batch."""
-    first = next((row for row in rows if row.varied == "batch"), None)
-    if first is None:
+    """What each batch keeps."""
+    found = {row.batch: row.option for row in rows if row.varied == "batch"}
+    if not found:
         return []
-    by_size = {
-        row.batch: f"{row.batch}: {row.option.score:.2f} (noise {row.option.noise_to_signal:.2f})"
-        for row in sorted(rows, key=lambda row: row.varied != "batch")
-        if row.varied in ("batch", "taken", "passes")
-        and (row.varied == "batch" or (row.option.strategy, row.uses) == (first.option.strategy, first.uses))
-    }
-    scores = ", ".join(by_size[size] for size in sorted(by_size))
+    strategy = next(iter(found.values())).strategy
     return [
-        f"Batch: {first.option.strategy} in {first.uses} passes by samples a release, score {scores}. Large batches "
-        "have less noise and fewer rounds."
+        f"Batch: {strategy} by samples a release keeps {_kept_by(found)}. Large batches have less noise and fewer "
+        "rounds."
     ]
+
+
+def _kept_by(options: Mapping[int, Option]) -> str:
+    return ", ".join(f"{100 * options[number].kept:.0f} % with {number}" for number in sorted(options))
 
 
 def _trusts(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int, int]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Variations of a decision: more or fewer passes, other batches, other trust, and the default run.
+"""Variations of a decision: more or fewer rounds, other batches, other trust, and the default run.
 
 Options are compared by their score (:attr:`murmurfl.app.planning.Option.score`). What a row comes to on data is only
 known when it is tried (:func:`tried_out`).
@@ -14,6 +14,7 @@ from typing import Any
 from ...privacy import TRUST_MODELS, ConfigurationError, Trust
 from ...privacy.setting import Value
 from ..methods import METHODS
+from ..nodes.flower_internals import without_log
 from ..settings.default_run import started_with
 from ..settings.run_config import RunConfig, run_keys
 from ..settings.trust_settings import TRUST_KEYS
@@ -22,8 +23,7 @@ from .situation import Situation
 
 TAKEN, DEFAULT, AS_SET = "taken", "the default", "as it is set"
 _OF_FILES = ("out-dir", "run-name", "track", "data-root")
-_PASSES = (1, 2, 4, 8)
-_PARTS = (1, 2, 4, 8, 16)
+_PARTS = (2, 4, 8, 16)
 """Batches are the samples of the smallest machine over these."""
 _MORE_ROUNDS = (0.5, 2.0)
 _BATCHES = ("mu2", "trusted-mu2", "noisy-sgd", "trusted-sgd")
@@ -37,7 +37,7 @@ class Variation:
     Parameters
     ----------
     varied : str
-        What differs from the decision's: ``taken``, ``default``, ``passes``, ``batch`` or ``trust``.
+        What differs from the decision's: ``taken``, ``default``, ``strategy``, ``rounds``, ``batch`` or ``trust``.
     mark : str
         What it is to whoever reads a list of them; often empty.
     accuracy : float or None
@@ -77,7 +77,7 @@ class Variation:
 
 
 def variations_of(decision: Decision, default: Mapping[str, Value], *, mark: str = DEFAULT) -> list[Variation]:
-    """The decision, what would be the default, and other passes, batches and trust; the best first.
+    """The decision, what would be the default, and other rounds, batches and trust; the best first.
 
     Parameters
     ----------
@@ -93,11 +93,11 @@ def variations_of(decision: Decision, default: Mapping[str, Value], *, mark: str
     situation, chosen = decision.situation, decision.chosen
     found = [Variation(chosen, "taken", TAKEN)]
     found += [Variation(one, "default", mark) for one in _as_settings(situation, default)]
-    found += [Variation(one, "passes") for one in decision.others]
+    found += [Variation(one, "strategy") for one in decision.others]
     if chosen.whole:
         rounds = [max(round(chosen.rounds * times), 1) for times in _MORE_ROUNDS]
         more = [{**chosen.settings, "num-rounds": number} for number in rounds]
-        found += [Variation(one, "passes") for one in _possible(situation, chosen.strategy, more)]
+        found += [Variation(one, "rounds") for one in _possible(situation, chosen.strategy, more)]
     found += _batches(situation, [chosen, *decision.others])
     found += [Variation(one, "trust") for one in _other_trusts(situation)]
     kept: dict[Any, Variation] = {}  # the first of each run; a default that is what was taken says both
@@ -137,20 +137,13 @@ def _as_settings(situation: Situation, settings: Mapping[str, Value]) -> Iterato
 
 
 def _batches(situation: Situation, options: Sequence[Option]) -> list[Variation]:
-    """The best strategy with batches: the best batch of each number of passes, and of the best number all batches."""
+    """The best strategy with batches, in one pass with each batch."""
     known = [one for name in _BATCHES for one in options if one.strategy == name]
     if not known:
         return []
-    base = min(known, key=lambda one: one.score)
-    sizes = sorted({max(situation.fewest // part, 1) for part in _PARTS}, reverse=True)
-    by_passes: list[list[Option]] = []
-    for passes in _PASSES:
-        shared = {"features": base.features, **({"passes": passes} if passes > 1 else {})}
-        made = _possible(situation, base.strategy, [{**shared, "batch-size": batch} for batch in sizes])
-        by_passes.append(sorted((one for one in made if one.rounds > 1), key=lambda one: one.score))
-    found = [made for made in by_passes if made]
-    near = min(found, key=lambda made: made[0].score)[1:3] if found else []
-    return [*(Variation(made[0], "passes") for made in found), *(Variation(one, "batch") for one in near)]
+    base, sizes = known[0], sorted({max(situation.fewest // part, 1) for part in _PARTS}, reverse=True)
+    made = _possible(situation, base.strategy, [{"features": base.features, "batch-size": size} for size in sizes])
+    return [Variation(one, "batch") for one in made]
 
 
 def _other_trusts(situation: Situation) -> Iterator[Option]:
@@ -179,7 +172,6 @@ def tried_out(rows: Sequence[Variation], most: int) -> list[Variation]:
     Whoever chooses by accuracy chooses by the samples that it is measured on, which should be public.
     """
     from ..engines.start import run_cohort
-    from ..runs.without_noise import without_log
 
     def accuracy(one: Variation) -> float | None:
         return run_cohort(replace(one.config, evaluate_every=1_000_000)).accuracy

@@ -79,6 +79,9 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
     if (forecast := outcome.forecast) is not None:
         longest, typical = shortest(forecast.noise_over_longest), shortest(forecast.noise_over_typical)
         said = f"noise {longest} times the longest update, {typical} times a typical one (estimate)"
+        if forecast.kept_range is not None:
+            low, high = (100 * share for share in forecast.kept_range)
+            said = f"on made-up data it keeps {low:.0f} to {high:.0f} % of what can be learnt (estimate)"
         rows.append(("forecast", f"{forecast.verdict}: {said}"))
     if (evaluation := outcome.private_evaluation) is not None:
         samples = ""

@@ -46,7 +46,7 @@ from ...strategies import (
 from ..data.shards import shard_sizes
 from ..data.task import Dataset
 from ..methods import Problem
-from ..methods.presets import feature_bound, plan_or_largest_mu
+from ..methods.presets import plan_or_largest_mu
 from ..methods.problem import trained_samples
 from ..models.model import Model
 from ..settings.registry import registry
@@ -76,14 +76,15 @@ def features_bound(task: str, features: str, num_features: int, feature_bound: f
     num_features : int
         Values of one sample.
     feature_bound : float
-        R of the run, for features that are bounded by nothing else.
+        R where the run declares it, else 0: the task's.
 
     Notes
     -----
     Both follow from how features are made, never from data, and machines enforce them on every row.
     """
     the_task = registry("task")[task]
-    bound = math.sqrt(the_task.squared_norm_bound(features, num_features, feature_bound))
+    declared = feature_bound or the_task.feature_bound
+    bound = math.sqrt(the_task.squared_norm_bound(features, num_features, declared))
     return bound, registry("features")[features].nonnegative and the_task.has_images
 
 
@@ -282,7 +283,7 @@ class MeanSide(RunSide):
     @cached_property
     def _half(self) -> Centring:
         config = self.problem.config
-        bound = features_bound(config.task, config.features, self.width, feature_bound(config))
+        bound = features_bound(config.task, config.features, self.width, config.feature_bound)
         return make_centring(self.policy(None), bound, self.width, mu=config.mu, share=self.share)
 
     def machine_half(self, machine: int | None = None) -> Centring:

@@ -87,5 +87,5 @@ def simulate(
     settled = RunConfig.from_mapping(layered(given, own))
     if engine == "cohort":
         spread: dict[str, Any] = {"workers": workers, "ray_address": ray_address, "device": device}
-        return run_cohort(settled, on_progress=on_progress, **spread)
-    return run_in_process(settled, on_progress=on_progress)
+        return run_cohort(settled, on_progress=on_progress, rehearsed=True, **spread)
+    return run_in_process(settled, on_progress=on_progress, rehearsed=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -12,14 +14,15 @@ from typing import Any
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from ...privacy import ConfigurationError, MurmurflError
+from ...privacy import ConfigurationError, Forecast, MurmurflError
 from ...strategies import DirectMachines, ReleaseStrategy, RoundReport
 from ..methods.auto_method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
 from ..nodes.flower_internals import log
+from ..planning.rehearsal import foretold
 from ..settings.run_config import RunConfig
 from ..settings.trust_settings import nothing_gained
-from .experiment import Experiment, prepare
+from .experiment import Experiment, prepare, worked_out
 from .machine_statements import listed
 from .permitted_run import check_permit
 from .possible_rounds import LossyGrid
@@ -67,6 +70,7 @@ def run_experiment(
     deployed: bool = False,
     engine: str = "",
     experiment: Experiment | None = None,
+    rehearsed: bool = False,
 ) -> RunResult:
     """Run a configuration over a grid, to the end.
 
@@ -86,6 +90,8 @@ def run_experiment(
         What carries the messages, for the record; real machines are called ``real-nodes``.
     experiment : Experiment, optional
         The configuration worked out, where its machines are not those that it would have by itself.
+    rehearsed : bool
+        Whether the forecast before the first round is a rehearsal on made-up data, which takes about a second.
 
     Raises
     ------
@@ -116,6 +122,8 @@ def run_experiment(
         on_round=watch.on_round,
     )
     watch.strategy = strategy
+    if rehearsed and config.private:
+        strategy.rehearse = partial(_rehearsal, experiment, deployed)
     strategy.must_aggregate = False  # of a run give-up-after says when it ends, and what is made of its history
     strategy.machines.several_on_a_node = not deployed  # a simulation may have fewer nodes than machines
     result = strategy.start(
@@ -160,6 +168,14 @@ def run_experiment(
         evaluation=evaluation,
         evaluation_failure=failure,
     )
+
+
+def _rehearsal(experiment: Experiment, deployed: bool, forecast: Forecast) -> tuple[float, float] | None:
+    """Rehearse a run; that of real machines at the mu that they state, if it is less than was thought."""
+    config = experiment.config
+    if deployed and forecast.mu < config.mu:
+        experiment = replace(experiment, config=replace(config, mu=forecast.mu))
+    return foretold(experiment, worked_out)
 
 
 class _Watch:

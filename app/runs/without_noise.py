@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from ...privacy import ConfigurationError
 from ...privacy.setting import Value
 from ..engines.start import ENGINES, run_cohort
+from ..nodes.flower_internals import without_log
 from ..settings.layers import names_own, search_here
 from ..settings.run_config import NO_NOISE, RunConfig, run_keys
 from .experiment import prepare
@@ -99,14 +98,3 @@ def add_without_noise(folder: Path) -> Outcome:
     plot_accuracy(outcome, folder / "accuracy.png")
     write_outcome(outcome, folder)
     return outcome
-
-
-@contextmanager
-def without_log() -> Iterator[None]:
-    """Log nothing until the block ends."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)

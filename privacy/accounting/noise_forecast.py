@@ -136,6 +136,8 @@ TYPICAL: Mapping[ClipUnit, float] = {
 """Which part of the longest path a typical training uses, by what is clipped: an estimate. Updates of a machine agree
 with each other far more than gradients do, which shrink while a training goes on."""
 
+USEFUL_SHARE = 0.5
+"""A run that keeps half of what can be learnt on made-up data is called useful."""
 MOST_USEFUL = 1.0
 """Up to this ratio of the noise to a typical update a training is called useful: it keeps nine tenths."""
 LEAST_USELESS = 5.0
@@ -200,6 +202,9 @@ class Forecast:
         As for :class:`StatedNoise`.
     samples : int
         Samples of a machine, where they are known; else 0.
+    rehearsed : tuple of float, optional
+        Between which shares of what can be learnt the very run keeps on made-up data of its public shape; then
+        ``kept`` and ``verdict`` are of these.
     """
 
     ratio: float
@@ -215,6 +220,7 @@ class Forecast:
     honest: int = 1
     alone: bool = True
     samples: int = 0
+    rehearsed: tuple[float, float] | None = None
 
     @property
     def typical_ratio(self) -> float:
@@ -224,11 +230,14 @@ class Forecast:
     @property
     def kept(self) -> float:
         """The share of what is learnt without noise that is likely to be left, an estimate (:func:`kept_share`)."""
-        return kept_share(self.typical_ratio)
+        return kept_share(self.typical_ratio) if self.rehearsed is None else sum(self.rehearsed) / 2
 
     @property
     def verdict(self) -> Verdict:
-        """``useful``, ``noisy`` or ``useless``, by the noise over a typical update."""
+        """``useful``, ``noisy`` or ``useless``, by the rehearsal, or else by the noise over a typical update."""
+        if self.rehearsed is not None:
+            most = max(self.rehearsed)
+            return "useful" if self.kept >= USEFUL_SHARE else "noisy" if most >= USEFUL_SHARE else "useless"
         if self.typical_ratio <= MOST_USEFUL:
             return "useful"
         return "noisy" if self.typical_ratio <= LEAST_USELESS else "useless"
@@ -236,7 +245,7 @@ class Forecast:
     @property
     def is_warning(self) -> bool:
         """Whether nobody should miss it: more noise than the longest update, or a model that is useless."""
-        return self.ratio > WARNED or self.verdict == "useless"
+        return (self.ratio > WARNED and self.rehearsed is None) or self.verdict == "useless"
 
     @property
     def machines_needed(self) -> int:
@@ -269,6 +278,8 @@ class Forecast:
     def changes(self) -> list[Change]:
         """Changes that would lessen the noise, each by itself, those without a larger epsilon first."""
         found, samples, summed = [], self.samples or _SAMPLES, self.summed()
+        if self._excess <= 1 and self.rehearsed is not None:
+            return found  # it is not the noise that keeps it from learning
         if self.unit == "machine":
             found.append(Change(f"privacy for one sample instead, {samples:,} a machine", self.per_sample()))
         if summed is not None:
@@ -308,6 +319,7 @@ class Forecast:
             "noise_over_typical": self.typical_ratio,
             "typical": TYPICAL[self.clip_unit],
             "kept": self.kept,
+            "kept_range": None if self.rehearsed is None else list(self.rehearsed),
             "machines_needed": self.machines_needed,
             "parameters_needed": self.parameters_needed,
             "epsilon_needed": self.epsilon_needed,
@@ -318,6 +330,14 @@ class Forecast:
     @property
     def sentence(self) -> str:
         """What to expect, in one sentence or two."""
+        if self.rehearsed is not None:
+            low, high = (100 * share for share in self.rehearsed)
+            return (
+                f"Forecast before the first round: {self.verdict}. Rehearsed on made-up data of its shape, with its "
+                f"noise, the run keeps {low:.0f} to {high:.0f} % of what can be learnt beyond always giving the usual "
+                f"answer: an estimate. The noise in the average of all releases is {shortest(self.ratio)} times as "
+                "long as the longest update."
+            )
         percent = 100 * self.kept
         left = "next to nothing" if percent < _NEXT_TO_NOTHING else f"about {percent:.0f} %"
         return (

@@ -229,6 +229,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self.history: list[RoundReport] = []
         self.forecast: Forecast | None = None
         """Forecast of the noise in the model, from machines' statements before the first round; None without noise."""
+        self.rehearse: Callable[[Forecast], tuple[float, float] | None] | None = None
+        """Tells which share of what can be learnt the run keeps on made-up data, at least and at most."""
         self.leaving: Leaving | None = None
         """Which machines leave before the end and when, from their statements before the first round."""
         self._clipping = ClippingWatch()
@@ -513,6 +515,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             per_round=self.roll.heard_per_round,
             rounds=num_rounds,
         )
+        if self.forecast is not None and self.rehearse is not None:
+            self.forecast = replace(self.forecast, rehearsed=self.rehearse(self.forecast))
         log_forecast(self.forecast)
 
     def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:

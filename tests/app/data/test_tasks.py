@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from murmurfl.app.data import TASKS
 from murmurfl.app.data.loading import _loaded, load_dataset, load_shards
-from murmurfl.app.data.task import UNTUNED
 from murmurfl.app.settings.registry import registry
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
@@ -77,7 +76,6 @@ def test_constants_that_were_tuned_stand_on_the_task_they_were_tuned_for():
         *(("mnist", features) for features in ("pixels", "oriented-gradients", *of_norm_one)),
         *((task, "pixels") for task in ("credit-default", "recidivism")),
     }
-    assert all(one != UNTUNED for task in TASKS.values() for one in task.tuned.values())
 
 
 def test_without_flwr_datasets_a_dirichlet_partition_is_refused_with_its_extra(monkeypatch):

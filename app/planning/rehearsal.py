@@ -1,0 +1,282 @@
+"""Rehearsal: a run tried on made-up data of its public shape, with the noise that it would have.
+
+Nothing of anybody's samples is looked at: machines, samples, features, classes, the bound on a record's norm, clip,
+step, rounds and mu are public. The made-up data are Gaussian classes around an offset mean. How much of their variance
+lies between classes, how quickly the spectrum falls and how far off the mean is differ from one to the next
+(:data:`FAMILY`), for nobody knows it of data that were not looked at.
+
+A rehearsal runs the method's own client, policy, noise and strategy, with one machine in the place of those that a
+round asks. The mean of m machines' releases of b samples has noise of 2 S / (mu b sqrt(m)); one machine's release of
+b' samples has as much at mu' = mu sqrt(m) b / b'. A trusted server's has 2 S / (mu b m), and sums that of
+mu sqrt(h).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...clients import Cohort
+from ...privacy import MemoryLedger, RefusedError, derived_seed, protocol
+from ...strategies import Outcome, Refusal, Reply, RoundRequest
+from ..data.task import Dataset, Shard
+from ..methods import METHODS, Problem
+from ..methods.presets import usual_squared_norm, wanted_mu
+from ..nodes.flower_internals import without_log
+from ..settings.run_config import RunConfig
+from .situation import WorkedOut
+
+MOST_SAMPLES = 2000
+MOST_FEATURES = 256
+"""Noise on a sample's scores depends on its norm and not on its number of features: fewer do as well."""
+TEST_SAMPLES = 1000
+
+
+class Member(NamedTuple):
+    """A kind of made-up data."""
+
+    between: float  # share of the variance that is between classes
+    falls: float  # how quickly the spectrum within them falls
+    offset: float  # length of the mean beside the spread
+    length: float  # of a long sample, beside the bound
+
+
+FAMILY = (
+    Member(0.1, 0.0, 1.0, 1.0),
+    Member(0.15, 0.5, 1.0, 1.0),
+    Member(0.15, 1.2, 1.0, 0.8),
+    Member(0.4, 0.5, 1.0, 1.0),
+    Member(0.4, 1.2, 1.0, 0.8),
+)
+
+
+@dataclass(frozen=True)
+class Played:
+    """A run on one kind of made-up data.
+
+    Parameters
+    ----------
+    score, floor, ceiling : float
+        Accuracy of the run, of always naming the most frequent class, and of central training without noise; for a
+        regression R^2, 0 and R^2.
+    """
+
+    score: float
+    floor: float
+    ceiling: float
+
+    @property
+    def kept(self) -> float:
+        """The share of what central training learns beyond the floor."""
+        return (self.score - self.floor) / (self.ceiling - self.floor)
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """Made-up data.
+
+    Parameters
+    ----------
+    classes : int
+        1 for a regression.
+    norm : float
+        R, which no sample is longer than.
+    """
+
+    member: Member
+    samples: int
+    features: int
+    classes: int
+    norm: float
+    seed: int = 0
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The data, always the same."""
+        generator = np.random.Generator(np.random.Philox(key=derived_seed("rehearsal", *self.member, self.seed)))
+        rows, labels = self._rows(generator, self.samples + TEST_SAMPLES)
+        spread = math.sqrt(float(np.square(rows).sum(axis=1).mean()))
+        mean = generator.standard_normal(self.features)
+        rows += self.member.offset * spread * mean / np.linalg.norm(mean)
+        lengths = np.linalg.norm(rows, axis=1)
+        rows *= self.member.length * self.norm / np.quantile(lengths, 0.9)
+        rows *= np.minimum(1.0, self.norm / np.linalg.norm(rows, axis=1))[:, None]
+        x, test = rows.astype(np.float32), slice(None, TEST_SAMPLES)
+        train = slice(TEST_SAMPLES, None)
+        return Dataset(x[train], labels[train], x[test], labels[test], self.classes)
+
+    def _rows(self, generator: np.random.Generator, count: int) -> tuple[NDArray[np.float64], NDArray[Any]]:
+        """Samples around 0, and their labels."""
+        scale = np.arange(1, self.features + 1) ** (-self.member.falls / 2)
+        scale /= np.linalg.norm(scale)
+        share = self.member.between
+        if self.classes == 1:
+            rows = generator.standard_normal((count, self.features)) * scale
+            slope = generator.standard_normal(self.features)
+            told = rows @ slope
+            noise = generator.standard_normal(count) * math.sqrt(1 / (4 * share) - 1) if share < 0.25 else 0.0
+            labels = told / told.std() + noise
+            return rows, labels / (4 * labels.std())
+        labels = generator.integers(0, self.classes, count)
+        within = min(max(2 * (self.classes - 1), 1), self.features)  # the directions in which centres lie
+        centres = np.zeros((self.classes, self.features))
+        centres[:, :within] = generator.standard_normal((self.classes, within))
+        centres -= centres.mean(axis=0)
+        centres *= math.sqrt(share / (1 - share) / np.square(centres).sum(axis=1).mean())
+        return centres[labels] + generator.standard_normal((count, self.features)) * scale, labels
+
+    @cached_property
+    def bounds(self) -> tuple[float, float]:
+        """The floor and the ceiling of a score."""
+        data = self.dataset
+        if self.classes == 1:
+            from sklearn.linear_model import Ridge
+
+            fitted = Ridge(alpha=1e-3).fit(data.train_features, data.train_labels)
+            return 0.0, float(fitted.score(data.test_features, data.test_labels))
+        from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+        fitted = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
+        fitted.fit(data.train_features, data.train_labels)
+        counts = np.bincount(data.test_labels)
+        return float(counts.max() / counts.sum()), float(fitted.score(data.test_features, data.test_labels))
+
+
+made_up = lru_cache(maxsize=16)(MadeUp)
+
+
+def mean_kept(problem: Problem, worked_out: WorkedOut) -> float:
+    """What a run keeps of what can be learnt, on average over :data:`FAMILY`; 0 where it cannot be rehearsed."""
+    played = rehearse(problem, worked_out)
+    return fmean(one.kept for one in played) if played else 0.0
+
+
+def foretold(problem: Problem, worked_out: WorkedOut) -> tuple[float, float] | None:
+    """Between which shares of what can be learnt a run keeps; None where it cannot be rehearsed.
+
+    An estimate: the means over made-up data whose classes lie close together, and far apart. docs/accuracy.md says how
+    often it held.
+    """
+    by_distance: dict[float, list[float]] = {}
+    for member in FAMILY:
+        played = rehearse(problem, worked_out, members=[member], seeds=(1, 2))
+        by_distance.setdefault(member.between, []).extend(one.kept for one in played)
+    means = [fmean(kept) for kept in by_distance.values() if kept]
+    if not means:
+        return None
+    return max(min(means) - _AROUND, 0.0), min(max(max(means) + _AROUND, 0.0), 1.0)
+
+
+_AROUND = 0.03
+
+
+def rehearse(
+    problem: Problem, worked_out: WorkedOut, *, members: Sequence[Member] = FAMILY, seeds: Sequence[int] = (1,)
+) -> list[Played]:
+    """Try a run on made-up data; empty where its model cannot learn from them.
+
+    Parameters
+    ----------
+    problem : Problem
+        The run; of its samples only sizes and shapes are looked at.
+    worked_out : callable
+        Works a run configuration out on data (:func:`~murmurfl.app.runs.experiment.worked_out`).
+    """
+    try:
+        return [_played(problem, worked_out, member, seed) for member in members for seed in seeds]
+    except Exception:  # a model of the user's own may do anything with rows that are not its records
+        return []
+
+
+def _played(problem: Problem, worked_out: WorkedOut, member: Member, seed: int) -> Played:
+    config, method = problem.trained.config, METHODS[problem.config.strategy]
+    machines, asked = len(problem.sizes), config.asked_per_round
+    groups = max(round(machines / asked), 1)
+    samples = sum(problem.sizes) / machines
+    own = max(round(min(samples * asked, MOST_SAMPLES / groups)), 2)  # of the machine that stands for a round's
+    batch = min(max(round(config.batch_size * own / samples), 1), own)
+    less = own / samples if method.sums_samples else batch / config.batch_size
+    norm = math.sqrt(usual_squared_norm(config, problem.model) - ("bias" in problem.model.names))
+    member = member._replace(offset=0.0) if problem.is_centred else member
+    features = min(problem.data.num_features, MOST_FEATURES)
+    data = made_up(member, own * groups, features, problem.data.num_classes, norm, seed)
+    known = config.to_mapping()
+    kept = {name: known[name] for name in (*_OF_ANY, *method.keys) if name in known}
+    values = {field.name.replace("_", "-"): getattr(problem.values, field.name) for field in fields(problem.values)}
+    settled = {name: value for name, value in values.items() if name in known and name not in _LEFT and value}
+    own_settings: dict[str, Any] = {
+        "num-clients": groups,
+        "clients-per-round": 1,
+        "num-rounds": problem.num_rounds,
+        "centring": "none",
+        "noise-quality": "fast",
+        "run-dry": True,
+        "seed": seed,
+    }
+    if config.private:
+        own_settings["mu"] = wanted_mu(config) * (asked if method.trusted else math.sqrt(asked)) / less
+    if "batch-size" in kept:
+        kept["batch-size"] = batch
+    finite = {name: value for name, value in settled.items() if value != math.inf}
+    if not method.takes_steps:
+        del finite["learning-rate"]
+    made = RunConfig.from_mapping({**kept, **finite, **own_settings})
+    floor, ceiling = data.bounds
+    return Played(_score(made, data, groups, worked_out), floor, ceiling)
+
+
+_LEFT = ("schedule", "sampling")
+_OF_ANY = ("strategy", "task", "features", "model", "mechanism", "delta", "preset", "gradient-memory-mib")
+
+
+class _Machines:
+    """The machines of a rehearsal, which a strategy asks without messages."""
+
+    def __init__(self, run: Any) -> None:
+        self._names = [str(number) for number in range(run.config.num_clients)]
+        self._cohort = Cohort(self._names, lambda name: run.client(int(name), MemoryLedger()))
+        self._shapes = [values.shape for values in run.model.initial_parameters(run.config.seed)]
+
+    def names(self) -> Sequence[str]:
+        return self._names
+
+    def answer(self, request: RoundRequest) -> Iterator[Outcome]:
+        points = [self._arrays(point) for point in request.points]
+        asked = (request.server_round, request.session, request.acks, points, request.entries)
+        for name, outcome in self._cohort.releases(*asked):
+            if isinstance(outcome, RefusedError):
+                yield Refusal(outcome.code)
+                continue
+            told = self._cohort.client(name).public_entries("gradients")
+            yield Reply(name, outcome.release, outcome.ack, outcome, {**told, protocol.NUM_EXAMPLES: outcome.samples})
+
+    def statements(self, session: str, names: Sequence[str] | None = None) -> Mapping[str, Mapping[str, Any]]:
+        return {}
+
+    def _arrays(self, point: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+        ends = np.cumsum([math.prod(shape) for shape in self._shapes])
+        parts = np.split(point, ends)
+        arrays = [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=False)]
+        return [*arrays, *(part for part in parts[len(self._shapes) :] if part.size)]
+
+
+@lru_cache(maxsize=1024)
+def _score(config: RunConfig, made: MadeUp, groups: int, worked_out: WorkedOut) -> float:
+    """Accuracy on the test set, or R^2, of a run trained to the end."""
+    data = made.dataset
+    parts = np.split(np.arange(len(data.train_labels)), groups)
+    run: Any = worked_out(config, data, [Shard(data, part) for part in parts])
+    with without_log():
+        result = run.strategy().start(_Machines(run), run.initial_arrays(), num_rounds=run.num_rounds)
+    parameters, samples = result.arrays.to_numpy_ndarrays(), (data.test_features, data.test_labels)
+    if data.num_classes > 1:
+        return float(run.model.evaluate(parameters, samples)[1])
+    told = np.asarray(run.model.logits(parameters, data.test_features), np.float64)[:, 0]
+    return float(1 - np.square(told - data.test_labels).mean() / np.var(data.test_labels))

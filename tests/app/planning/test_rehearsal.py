@@ -1,0 +1,116 @@
+"""A rehearsal: the very run on made-up data of its shape, with one machine in the place of those that are asked."""
+
+import math
+from dataclasses import replace
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+from murmurfl.app import simulate
+from murmurfl.app.data.task import Dataset
+from murmurfl.app.planning import rehearsal
+from murmurfl.app.planning.rehearsal import FAMILY, MadeUp, foretold, mean_kept, rehearse
+from murmurfl.app.runs.experiment import prepare, worked_out
+from murmurfl.app.settings.run_config import RunConfig
+
+SHAPE = {"samples": 400, "features": 12, "classes": 3, "norm": 2.0}
+SETTINGS = {"task": "synthetic", "synthetic-samples": 2000, "synthetic-features": 20, "num-clients": 20}
+EVERYBODY = {**SETTINGS, "clients-per-round": 20, "noise-quality": "fast"}
+
+
+def experiment(**settings):
+    return prepare(RunConfig.from_mapping({**EVERYBODY, **settings}))
+
+
+@pytest.mark.parametrize("member", FAMILY)
+def test_made_up_rows_keep_to_the_bound_and_are_always_the_same(member):
+    made = MadeUp(member, **SHAPE)
+    data, again = made.dataset, MadeUp(member, **SHAPE).dataset
+    for rows in (data.train_features, data.test_features):
+        assert np.linalg.norm(rows, axis=1).max() <= 2.0 * (1 + 1e-6)
+    np.testing.assert_array_equal(data.train_features, again.train_features)
+    floor, ceiling = made.bounds
+    assert 1 / 3 <= floor < ceiling <= 1
+    assert set(data.train_labels) == {0, 1, 2}
+
+
+def test_classes_that_lie_farther_apart_are_easier():
+    ceilings = [MadeUp(FAMILY[1]._replace(between=share), **SHAPE).bounds[1] for share in (0.02, 0.15, 0.5)]
+    assert ceilings == sorted(ceilings)
+    assert ceilings[-1] > ceilings[0] + 0.2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strategy": "full-batch", "num-rounds": 6},
+        {"strategy": "mu2", "batch-size": 12, "num-rounds": 8},
+        {"strategy": "noisy-sgd", "batch-size": 25, "num-rounds": 4},
+        {"strategy": "noisy-sgd", "batch-size": 25, "num-rounds": 16, "clients-per-round": 5},
+        {"strategy": "full-batch", "trust": "secure-aggregation", "num-rounds": 6},
+        {"strategy": "trusted-full-batch", "num-rounds": 6},
+        {"strategy": "trusted-mu2", "batch-size": 12, "num-rounds": 8},
+    ],
+    ids=lambda settings: " ".join(map(str, settings.values())),
+)
+def test_one_machine_has_the_noise_of_all_that_a_round_asks(settings, monkeypatch):
+    """Noise alone, at the end of twelve runs: 2,400 values a side, whose spread is off by a tenth in 1 of 10,000."""
+    asked = {**settings, "mu": 0.05}
+    whole = experiment(**asked)
+    monkeypatch.setattr(rehearsal, "MOST_SAMPLES", 10**6)
+    made = {}
+    monkeypatch.setattr(rehearsal, "_score", lambda config, *rest: made.setdefault("config", config) and 0.5)
+    rehearse(whole, worked_out, members=FAMILY[:1])
+    config = made["config"]
+    zeros = Dataset(
+        *(np.zeros((2000, 20), np.float32), np.zeros(2000, np.int64)),
+        *(np.zeros((10, 20), np.float32), np.zeros(10, np.int64)),
+        10,
+    )
+
+    def ends(config, machines):
+        parts = np.array_split(np.arange(2000), machines)
+        found = []
+        for seed in range(12):
+            run = worked_out(replace(config, seed=seed), zeros, [rehearsal.Shard(zeros, part) for part in parts])
+            strategy = run.strategy()
+            result = strategy.start(rehearsal._Machines(run), run.initial_arrays(), num_rounds=run.num_rounds)
+            found.append(result.arrays.to_numpy_ndarrays()[0].ravel())
+        return float(np.std(np.concatenate(found)))  # rows of zeros: weights move by noise alone
+
+    values = whole.values
+    same = replace(whole.config, clip_norm=values.clip_norm, learning_rate=values.learning_rate)
+    same = replace(same, num_rounds=whole.num_rounds, centring="none")
+    config = replace(config, run_dry=True)
+    assert ends(config, config.num_clients) == pytest.approx(ends(same, 20), rel=0.1)
+
+
+def test_less_noise_keeps_more_and_the_range_says_so():
+    kept = [mean_kept(experiment(strategy="full-batch", mu=mu), worked_out) for mu in (0.01, 0.1, 2.0)]
+    assert kept[0] < 0.3 < kept[2]
+    assert kept == sorted(kept)
+    low, high = foretold(experiment(strategy="full-batch", mu=2.0), worked_out)
+    assert 0.5 < low < high <= 1
+
+
+def test_a_model_that_cannot_learn_from_made_up_rows_is_not_rehearsed(monkeypatch):
+    monkeypatch.setattr(rehearsal, "_score", lambda *_: math.nan / 0)
+    assert rehearse(experiment(strategy="full-batch"), worked_out) == []
+    assert foretold(experiment(strategy="full-batch"), worked_out) is None
+    assert mean_kept(experiment(strategy="full-batch"), worked_out) == 0
+
+
+@pytest.mark.parametrize(("mu", "verdict"), [(0.003, "useless"), (3.0, "useful")])
+def test_a_run_says_before_it_starts_what_was_rehearsed(mu, verdict):
+    result = simulate({**EVERYBODY, "strategy": "full-batch", "mu": mu})
+    forecast = result.outcome.forecast
+    assert forecast.verdict == verdict
+    assert forecast.kept == pytest.approx(fmean(forecast.kept_range))
+    assert "Rehearsed on made-up data of its shape" in forecast.sentence
+
+
+def test_no_sample_changes_what_is_rehearsed():
+    one = experiment(strategy="full-batch", mu=1.0)
+    other = replace(one, data=replace(one.data, train_features=one.data.train_features * 0 + 7))
+    assert foretold(one, worked_out) == foretold(other, worked_out)
+    assert stdev(foretold(one, worked_out)) > 0
