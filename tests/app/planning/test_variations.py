@@ -40,13 +40,13 @@ def run_of(command):
     return RunConfig.from_mapping(started_with(parse_assignments(words[5::2])))
 
 
-def test_passes_batch_and_trust_are_varied_and_the_best_is_first(rows):
+def test_rounds_batch_and_trust_are_varied_and_the_best_is_first(rows):
     scores = [row.option.score for row in rows]
     assert scores == sorted(scores)
     assert {row.trust for row in rows} == {"untrusted-server", "secure-aggregation", "trusted-server"}
     mu2 = [row for row in rows if row.option.strategy == "mu2" and row.trust == "untrusted-server"]
-    assert len({row.uses for row in mu2}) >= 3
     assert len({row.batch for row in mu2}) >= 4
+    assert len({row.option.rounds for row in rows if row.option.strategy == "full-batch"}) >= 3
     assert sum(row.mark == "taken" for row in rows) == 1
     assert sum(row.mark == DEFAULT for row in rows) == 1
 
@@ -86,22 +86,22 @@ def test_it_says_why_the_default_is_not_first_and_what_each_change_does(rows):
     taken, default = (next(i for i, row in enumerate(rows, 1) if row.mark == mark) for mark in ("taken", DEFAULT))
     assert f"Row {taken} is taken." in text
     assert f"Row {default} is the default." in text
-    assert "Why the default is not the best: its noise is smaller, but 8 rounds of 71 samples a machine" in text
-    for words in ("Passes: mu2 by uses of a sample", "Passes: full-batch", "Batch: mu2", "Trust: row 1", "--try 5"):
+    assert "Why the default is not the best: on made-up data it keeps" in text
+    trust = next(i for i, row in enumerate(rows, 1) if row.trust == "trusted-server")
+    for words in ("Rounds: full-batch keeps", "Batch: mu2", f"Trust: row {trust}", "--try 5"):
         assert words in text
     honest = RunConfig(trust="secure-aggregation").min_honest
     assert f"if one helper and {honest} of 8 machines of each sum are honest" in text
     assert len(rows_of(rows)) == len(rows)
 
 
-def test_a_default_with_more_noise_is_told_by_how_much():
+def test_a_default_that_keeps_less_is_told_by_how_much():
     settings = {"strategy": "noisy-sgd", "mu": 1.0, "num-rounds": 17}
     found = variations_of(choice_of_run(settings).decision, settings, mark=AS_SET)
     (why,) = (line for line in reasons(found, made_up=False) if line.startswith("Why"))
     marked = {row.mark: row.option for row in found if row.mark}
-    ratio = marked[AS_SET].noise_to_signal / marked["taken"].noise_to_signal
-    assert f"Why what is set is not the best: it has {ratio:.2g} times the noise" in why
-    assert "a release has 8 samples of a machine, each used once, and not all" in why
+    assert f"it keeps {100 * marked[AS_SET].kept:.0f} % of what can be learnt" in why
+    assert f"keeps {100 * marked['taken'].kept:.0f} %." in why
 
 
 def test_rows_that_only_seem_better_than_what_is_taken_are_explained():
@@ -109,7 +109,7 @@ def test_rows_that_only_seem_better_than_what_is_taken_are_explained():
     found = variations_of(choice_of_run(settings).decision, started_with(settings))
     taken = next(row for row in found if row.mark == "taken")
     before = [i for i, row in enumerate(found, 1) if row.trust == taken.trust and row.option.score < taken.option.score]
-    said = [line for line in reasons(found, made_up=False) if "the rule is rough" in line]
+    said = [line for line in reasons(found, made_up=False) if "not among the ways that are compared" in line]
     assert bool(before) == bool(said)
     assert all(str(number) in said[0] for number in before)
     tried = [replace(row, accuracy=0.5 + 0.1 * (row is not taken)) for row in found if row.trust == taken.trust]
@@ -150,7 +150,7 @@ def test_the_command_shows_them_and_commands_that_can_be_copied():
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     heading = next(line for line in lines if line.split()[:2] == ["#", "strategy"])
-    assert heading.split()[2:] == ["trusts", "uses", "batch", "rounds", "noise", "score", "accuracy"]
+    assert heading.split()[2:] == ["trusts", "uses", "batch", "rounds", "noise", "keeps", "accuracy"]
     whole = result.stdout.replace(" \\\n", " ")
     commands = [line.strip() for line in whole.splitlines() if line.strip().startswith("murmurfl run")]
     assert len(commands) == 3
