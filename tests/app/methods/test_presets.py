@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from murmurfl.app.data.features.oriented_gradients import ORIENTED_GRADIENTS_NORM, oriented_gradients
+from murmurfl.app.data.loading import load_dataset
+from murmurfl.app.data.task import Dataset, Task
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.methods import METHODS
 from murmurfl.app.methods.presets import smoothness
@@ -124,3 +126,74 @@ def test_linear_models_say_themselves_how_smooth_they_are_and_networks_get_the_s
     assert smoothness(RunConfig(task="synthetic-logistic"), SoftmaxRegression(100, 2)) == (144 + 1) / 2
     network = make_model("mlp", 64, 10, 12.0)
     assert smoothness(RunConfig(model="mlp"), network) == smoothness(RunConfig(), SoftmaxRegression(64, 10))
+
+
+def clouds(length):
+    """Three clouds with a constant feature, in rows no longer than ``length``, as a user's function gives them."""
+
+    class Clouds(Task):
+        constant = True
+        feature_bound = length
+
+        def load(self, config, root):
+            generator = np.random.Generator(np.random.Philox(5))
+            labels = generator.integers(0, 3, 900)
+            rows = 0.4 * generator.standard_normal((900, 6)) + generator.standard_normal((3, 6))[labels]
+            rows[:, 0] = 1.0
+            rows *= length / np.linalg.norm(rows, axis=1, keepdims=True)
+            return Dataset(rows[:600].astype(np.float32), labels[:600], rows[600:].astype(np.float32), labels[600:], 3)
+
+    return Clouds()
+
+
+SHORT, LONG = clouds(0.01), clouds(1000.0)
+HERE = __name__
+OWN = {"num-clients": 10, "clients-per-round": 10, "mu": 4.0}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strategy": "full-batch"},
+        {"strategy": "mu2", "batch-size": 15},
+        {"strategy": "noisy-sgd", "batch-size": 15},
+        {"strategy": "isrl-dp-accelerated", "batch-size": 15},
+        {"strategy": "one-shot"},
+        {"strategy": "trusted-mu2", "batch-size": 15},
+        {"strategy": "tree-momentum", "batch-size": 15},
+    ],
+    ids=lambda settings: settings["strategy"],
+)
+def test_presets_are_the_same_whatever_unit_rows_are_in(settings):
+    short, long = (
+        run_cohort(RunConfig.from_mapping({**OWN, **settings, "task": f"{HERE}:{name}"})) for name in ("SHORT", "LONG")
+    )
+    assert short.accuracy == pytest.approx(long.accuracy, abs=0.02)  # the grid of noise differs
+    assert short.accuracy > 0.7
+
+
+def rows_of_ten(config):
+    generator = np.random.Generator(np.random.Philox(6))
+    rows, labels = generator.standard_normal((120, 4)), generator.integers(0, 2, 120)
+    rows *= 10 / np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows[:80], labels[:80], rows[80:], labels[80:]
+
+
+def rows_of_one(config):
+    return rows_of_ten(config)
+
+
+rows_of_one.feature_bound = 1.0
+
+
+def test_rows_longer_than_what_is_declared_are_cut_to_it_each_by_itself():
+    task = {"task": f"{HERE}:rows_of_ten", "num-clients": 4, "clients-per-round": 4}
+    whole, cut, by_key = (
+        load_dataset(RunConfig.from_mapping(settings))
+        for settings in (task, {**task, "task": f"{HERE}:rows_of_one"}, {**task, "feature-bound": 1.0})
+    )
+    lengths = np.linalg.norm(whole.train_features, axis=1, keepdims=True)
+    np.testing.assert_allclose(lengths, 10, rtol=1e-6)
+    for data in (cut, by_key):
+        np.testing.assert_allclose(data.train_features, whole.train_features / lengths, rtol=1e-5)
+        np.testing.assert_allclose(np.linalg.norm(data.test_features, axis=1), 1, rtol=1e-6)
