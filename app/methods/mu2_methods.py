@@ -10,7 +10,7 @@ from ...strategies import DelayedMomentum, Mu2, TrustedMu2
 from ..models.model import Model
 from ..settings.run_config import RunConfig
 from .method import BOUNDING, Method
-from .presets import MU2, PaperConstants, largest_step, tuned, usual_norm, wanted_mu
+from .presets import PaperConstants, largest_step, mu2_scaled, tuned, wanted_mu
 from .problem import Hyperparameters
 
 
@@ -38,7 +38,7 @@ class Mu2Method(Method):
         # w moves by eta times a momentum that grows with t: eta = mu2_rate x mu^mu2_power / T^2.
         chosen = tuned(config)
         if chosen is None:
-            return MU2.values(usual_norm(config, model), slower=num_rounds**2)
+            return mu2_scaled(config, num_rounds, model)
         eta = chosen.mu2_rate * self.noise_mu(config) ** chosen.mu2_power / num_rounds**2
         eta = min(eta, largest_step(config, chosen.mu2_most, num_rounds, model))
         return Hyperparameters(chosen.mu2_clip_norm, eta, chosen.diameter)

@@ -100,10 +100,16 @@ class Scale:
         return Hyperparameters(clip_norm, self.travel / (clip_norm * bound * slower), math.inf)
 
 
-MU2 = Scale(0.15, 640.0)
-"""For mu^2-SGD, whose eta S R is the travel over T^2: w moves by eta times a momentum that grows with t."""
+MU2 = Scale(0.15, 10.0)
+"""For mu^2-SGD, in up to eight rounds."""
+_MU2_ROUNDS = 8
 SGD = Scale(0.4, 6.0)
 """For steps along one round's mean gradient."""
+
+
+def mu2_scaled(config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
+    """Clip and step of mu^2-SGD in units of R: w moves by eta times a momentum that grows with t."""
+    return MU2.values(usual_norm(config, model), slower=max(num_rounds / _MU2_ROUNDS, 1.0) ** 2)
 
 
 def largest_squared_norm(config: RunConfig, num_features: int) -> float:

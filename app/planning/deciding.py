@@ -55,8 +55,9 @@ class Option:
         :func:`noise_to_signal` of it.
     uses : int
         In how many releases a sample is.
-    usual : bool
-        Whether it is taken unless another is clearly better.
+    behind : float
+        How much more than the usual way it must keep to be taken: by so much what is kept differs from one kind of data
+        to the next.
     """
 
     strategy: str
@@ -65,7 +66,7 @@ class Option:
     worked_out: WorkedOut
     noise_to_signal: float
     uses: int
-    usual: bool = False
+    behind: float = 0.0
 
     @cached_property
     def kept(self) -> float:
@@ -74,9 +75,8 @@ class Option:
 
     @property
     def score(self) -> float:
-        """The rank of an option, less is better: the share that is lost, and what the usual way is ahead by."""
-        ahead = 0.0 if self.usual else _CLEAR
-        return 1.0 - self.kept + ahead + (0.0 if METHODS[self.strategy].takes_steps else _GAUSSIAN)
+        """The rank of an option, less is better: the share that is lost, and what it is behind by."""
+        return 1.0 - self.kept + self.behind
 
     @property
     def whole(self) -> bool:
@@ -92,12 +92,6 @@ class Option:
     def rounds(self) -> int:
         """T."""
         return self.problem.num_rounds
-
-
-_CLEAR = 0.03
-"""What is kept differs by as much from one kind of data to the next: a smaller gain is no reason to leave the usual."""
-_GAUSSIAN = 0.3
-"""What one shot is behind by: of Gaussian classes second moments tell everything, of real ones less."""
 
 
 def noise_to_signal(
@@ -189,13 +183,23 @@ _FULL_ROUNDS = (3, 6, 24)
 """Of full batches beside the preset's: few where there is much noise, many where there is little."""
 
 
+_OTHER = 0.05
+"""What a way is behind by that is not the usual one."""
+_OTHER_ROUNDS = 0.1
+"""What other rounds of full batches are behind by: the preset's are near the best in all but the loudest noise."""
+_ONCE = 0.3
+"""What using samples once is behind by where they may be used in every round: the theorem says that it needs more."""
+_GAUSSIAN = 0.3
+"""What one shot is behind by: of Gaussian classes second moments tell everything, of real ones less."""
+
+
 @dataclass(frozen=True)
 class _Way:
-    """A way to try a strategy: the strategy, its settings, and whether it is the usual one."""
+    """A way to try a strategy, and what it is behind by."""
 
     strategy: str
     settings: Settings
-    usual: bool = False
+    behind: float = _OTHER
 
 
 def _ways(situation: Situation) -> list[_Way | Impossible]:
@@ -205,16 +209,16 @@ def _ways(situation: Situation) -> list[_Way | Impossible]:
         ("trusted-full-batch", "trusted-mu2", "trusted-sgd") if trusted else ("full-batch", "mu2", "noisy-sgd")
     )
     uses = situation.most_uses
-    whole = [
-        _Way(full, {}, usual=uses is None),
-        *(_Way(full, {"num-rounds": rounds}) for rounds in _full_rounds(situation)),
-    ]
-    shot = [] if trusted else [_Way("one-shot", {"num-rounds": 0})]
+    rounds = [_Way(full, {"num-rounds": number}, _OTHER_ROUNDS) for number in _full_rounds(situation)]
+    whole = [_Way(full, {}, 0.0 if uses is None else _OTHER), *rounds]
+    shot = [] if trusted else [_Way("one-shot", {"num-rounds": 0}, _GAUSSIAN)]
     if situation.config.stream:
         why = "samples come as a stream, and it uses every sample in every round"
         return [*_one_pass(situation, cancelling, usual=True), *_one_pass(situation, fresh), *_refused(full, shot, why)]
     if uses is None:
-        return [*whole, *shot, *_one_pass(situation, cancelling)[:1], *_one_pass(situation, fresh)[:1]]
+        passes = [way for name in (cancelling, fresh) for way in _one_pass(situation, name)]
+        once = [replace(way, behind=_ONCE) if isinstance(way, _Way) else way for way in passes]
+        return [*whole, *shot, *once]
     return [*_one_pass(situation, cancelling, usual=True), *_one_pass(situation, fresh), *whole, *shot]
 
 
@@ -237,7 +241,7 @@ def _one_pass(situation: Situation, strategy: str, *, usual: bool = False) -> li
         batch = int(situation.fewest // max(rounds * share, 1.0))
         if batch >= 1 and (most is None or rounds <= most):
             settings = {"batch-size": batch, "num-rounds": rounds}
-            made.setdefault(batch, _Way(strategy, settings, usual=usual and not made))
+            made.setdefault(batch, _Way(strategy, settings, 0.0 if usual and not made else _OTHER))
     if made:
         return list(made.values())
     why = f"{situation.fewest} samples of a machine are too few for {most} rounds in which each is used once"
@@ -257,7 +261,7 @@ def options(situation: Situation) -> list[Option | Impossible]:
             continue
         features = _features(situation, way.strategy)
         try:
-            option = tried(situation, way.strategy, {**way.settings, "features": features}, usual=way.usual)
+            option = tried(situation, way.strategy, {**way.settings, "features": features}, behind=way.behind)
         except ConfigurationError as error:
             refused.setdefault(way.strategy, Impossible(way.strategy, str(error)))
         else:
@@ -276,7 +280,7 @@ def _features(situation: Situation, strategy: str) -> str:
     return (known or list(found))[0]
 
 
-def tried(situation: Situation, strategy: str, settings: Settings, *, usual: bool = False) -> Option:
+def tried(situation: Situation, strategy: str, settings: Settings, *, behind: float = 0.0) -> Option:
     """A strategy with some settings, in as many rounds as it takes and as are possible."""
 
     def made(**more: Value) -> Option:
@@ -291,7 +295,7 @@ def tried(situation: Situation, strategy: str, settings: Settings, *, usual: boo
         own = {name: value for name, value in chosen.items() if name != "strategy" and known[name] != value}
         policy = METHODS[strategy].policy(problem.trained, min(problem.sizes))
         uses = policy.participations + problem.uses_beside
-        return Option(strategy, own, problem, situation.worked_out, noise_to_signal_of(problem), uses, usual)
+        return Option(strategy, own, problem, situation.worked_out, noise_to_signal_of(problem), uses, behind)
 
     if strategy not in METHODS:
         raise ConfigurationError(f"Expected one of {', '.join(METHODS)}, got {strategy!r}.")

@@ -171,7 +171,7 @@ HEADING = "Ways to run it, the best first on made-up data of this shape:"
 MEANINGS = (
     "trusts: what a machine trusts: nobody, that the server sees only sums (secure aggregation), or the server. uses: "
     "releases a sample is in. batch: samples of a machine in a release. noise: noise to signal, as above. keeps: of "
-    "what can be learnt from the made-up data, on average over five kinds of them."
+    "what can be learnt from the made-up data, on average over six kinds of them."
 )
 NOT_TRIED = "What they come to on your data: --try 5 trains the first five and says their accuracy."
 TRIED = "Accuracy is of one simulated run each, on the test set: choosing by it is private only where that is public."
