@@ -1675,8 +1675,15 @@ MUTANTS = (
     Mutant(
         "a sum is charged for one machine's normals",
         "privacy/machine/policy.py",
-        "policy.normals_per_parameter * MOST_SUMMED  #",
-        "policy.normals_per_parameter  #",
+        "resolution_mu(values * MOST_SUMMED,",
+        "resolution_mu(values,",
+        (PLANNING,),
+    ),
+    Mutant(
+        "what the normals of machines in other sums miss is not charged",
+        "privacy/machine/policy.py",
+        "summed_range_problem(values * MOST_MACHINES,",
+        "summed_range_problem(values * MOST_SUMMED,",
         (PLANNING,),
     ),
     Mutant(
