@@ -100,6 +100,8 @@ def _tiles(outcome: Outcome) -> list[tuple[str, str]]:
     if (twin := outcome.without_noise) is not None:
         rounds = "" if twin.rounds == outcome.rounds else f" in {twin.rounds:,} rounds"
         tiles.append((f"without noise{rounds}, not private", shown_accuracy(twin)))
+    if (alone := outcome.alone) is not None and alone.machines:
+        tiles.append(("one machine alone, without noise, not private", shown_accuracy(alone)))
     tiles += [(f"ε at δ = {outcome.delta:g}", shown(outcome.epsilon)), ("μ", shown(outcome.mu))]
     if outcome.min_honest is not None:
         tiles += [
@@ -153,6 +155,7 @@ _SUMMARY = (
     Column("strategy", "of its configuration"),
     Column("accuracy", "on the test set, in the end; of several seeds, mean ± standard deviation"),
     Column("without noise", "the accuracy of the same runs without noise; of a simulation, and not private"),
+    Column("one alone", "one machine on its own samples, without noise; of a simulation, and not private"),
     Column("loss", "on the test set, in the end, likewise"),
     Column("μ", "what the run guarantees, in its own words below", form=rounded_up),
     Column("ε", "the same at the run's δ", form=rounded_up),
@@ -176,6 +179,7 @@ def _summary(groups: Sequence[Group]) -> Table:
                 "strategy": outcome.config["strategy"],
                 "accuracy": _accuracy(group),
                 "without noise": _percent(group.without_noise("accuracy")),
+                "one alone": _percent(group.alone),
                 "loss": _loss(group) if _has_loss(outcome) else "none",
                 "μ": infinite(outcome.mu),
                 "ε": infinite(outcome.epsilon),
@@ -187,7 +191,7 @@ def _summary(groups: Sequence[Group]) -> Table:
             }
         )
     wanted = {"seeds": any(len(group.runs) > 1 for group in groups)}
-    wanted["without noise"] = any(row["without noise"] for row in rows)
+    wanted |= {name: any(row[name] for row in rows) for name in ("without noise", "one alone")}
     return Table("Compared", [column for column in _SUMMARY if wanted.get(column.name, True)], rows)
 
 

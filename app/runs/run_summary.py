@@ -11,7 +11,7 @@ from ...privacy.accounting.guarantee import plain_meaning
 from ...privacy.accounting.noise_forecast import shortest
 from ..methods.auto_method import AUTO
 from ..settings.run_config import run_keys
-from .outcome import EvaluationFigures, Outcome, Twin, infinite
+from .outcome import Alone, EvaluationFigures, Outcome, Twin, infinite
 
 _KEPT = ("task", "features", "num-clients", "clients-per-round", "mu")
 """Keys that stay as they are where another strategy is tried."""
@@ -32,11 +32,20 @@ def loss_text(loss: float | None) -> str:
     return "not a finite number: the model diverged" if loss is None else f"{loss:.4g}"
 
 
-def shown_accuracy(of: Outcome | Twin) -> str:
+def shown_accuracy(of: Outcome | Twin | Alone) -> str:
     """A run's accuracy for people, with the AUC where there are two classes; its loss where it has neither."""
     if of.accuracy is None:
         return f"none; loss {loss_text(of.loss)}"
     return f"{100 * of.accuracy:.1f} %{'' if of.auc is None else f', AUC {of.auc:.3f}'}"
+
+
+def is_better(one: Outcome | Twin | Alone, other: Outcome | Twin | Alone) -> bool:
+    """Whether one has the higher accuracy; of models without accuracy, the smaller loss."""
+    if one.accuracy is not None and other.accuracy is not None:
+        return one.accuracy > other.accuracy
+    if one.accuracy is not None or other.accuracy is not None or one.loss is None:
+        return False
+    return one.loss < infinite(other.loss)
 
 
 def shown_evaluation(evaluation: EvaluationFigures) -> str:
@@ -74,6 +83,8 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
     note = noise_note(outcome.config["noise-quality"])
     at_delta = f"at delta = {outcome.delta:g}{note}"
     rows = [("test accuracy", shown_accuracy(outcome))]
+    if (alone := outcome.alone) is not None and alone.machines:
+        rows.append(("one alone", f"{shown_accuracy(alone)}: without the others and noise; simulated, not private"))
     if (training := outcome.training) is not None and training.worrying:
         rows.append(("training", training.sentence))
     if (forecast := outcome.forecast) is not None:
@@ -127,6 +138,18 @@ def closing_lines(outcome: Outcome) -> list[str]:
         rounds = "" if twin.rounds == outcome.rounds else f" in {twin.rounds} rounds"
         reached = f"{shown_accuracy(twin)}{rounds}"
         lines.append(f"Without noise the same run reaches {reached}: just measured, and not private.")
+        if is_better(outcome, twin):
+            lines.append(
+                "That is less than with noise: noise is not what limits this model. Its rounds and steps do: change "
+                "num-rounds, learning-rate or clip-norm."
+            )
+    if outcome.alone is not None and is_better(outcome.alone, outcome):
+        seen = getattr(outcome.privacy, "trust", "") == "untrusted-server"
+        sums = "let the server see sums only (trust=secure-aggregation), " if seen else ""
+        lines.append(
+            f"A machine alone does better than this federation: add machines, {sums}allow a larger epsilon, or train "
+            "alone."
+        )
     # No decision counts owners yet: it would have another unit.
     chosen = outcome.chosen_by or config.get("samples-per-owner")
     if not chosen and config["strategy"] != AUTO and outcome.accuracy is not None:

@@ -12,11 +12,12 @@ from ...privacy.setting import Value
 from ..engines.start import ENGINES, run_cohort
 from ..settings.layers import names_own, search_here
 from ..settings.run_config import NO_NOISE, RunConfig, run_keys
+from .alone import NOTE, alone
 from .experiment import prepare
-from .outcome import Outcome, Twin, infinite
+from .outcome import Outcome, Twin
 from .run_files import plot_accuracy, write_outcome
+from .run_summary import is_better
 
-NOTE = "simulation only, and not private"
 _FIGURES = ("accuracy", "auc", "loss", "rounds", "seconds")
 _FINAL_ONLY = 1_000_000
 """``evaluate-every``: the last round alone."""
@@ -45,8 +46,8 @@ def configs_without_noise(outcome: Outcome) -> list[RunConfig]:
         raise ConfigurationError(
             "Expected a run of murmurfl's own app, got one of another program, which alone can make it without noise."
         )
-    chosen = {name: value for name, value in outcome.config.items() if name in run_keys()}
-    asked = {**chosen, **outcome.asked}
+    asked = _asked(outcome)
+    chosen = {name: outcome.config[name] for name in asked}
     made: list[RunConfig] = []
     refused: ConfigurationError | None = None
     for settings in (asked, chosen, {**asked, "num-rounds": 0, "max-participations": 0}):
@@ -77,14 +78,27 @@ def without_noise(outcome: Outcome) -> Twin:
     with without_log():  # that nothing is private is what these runs are for
         for config in configs_without_noise(outcome):
             made = run_cohort(config).outcome
-            best = made if best is None or _quality(made) > _quality(best) else best
-            if _quality(best) > _quality(outcome):
+            best = made if best is None or is_better(made, best) else best
+            if is_better(best, outcome):
                 break  # noise cost something, and that is what there was to see
     return Twin(note=NOTE, **{name: getattr(best, name) for name in _FIGURES})
 
 
-def _quality(outcome: Outcome) -> float:
-    return outcome.accuracy if outcome.accuracy is not None else -infinite(outcome.loss)
+def add_alone(folder: Path) -> Outcome:
+    """Put what one machine reaches alone into a simulated run's files; any other run stays as it is."""
+    outcome = Outcome.read(folder)
+    if outcome.engine not in ENGINES or outcome.alone is not None:
+        return outcome
+    if names_own(outcome.config):
+        search_here()
+    outcome = outcome.model_copy(update={"alone": alone(RunConfig.from_mapping(_asked(outcome)))})
+    write_outcome(outcome, folder)
+    return outcome
+
+
+def _asked(outcome: Outcome) -> dict[str, Value]:
+    """The run configuration as it was asked for."""
+    return {**{name: value for name, value in outcome.config.items() if name in run_keys()}, **outcome.asked}
 
 
 def add_without_noise(folder: Path) -> Outcome:
