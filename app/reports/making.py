@@ -15,7 +15,7 @@ from typing import Any
 from ...privacy import gdp_epsilon, rounded_up
 from ..runs.outcome import Outcome, ReportError, infinite
 from ..runs.result import WORKED_OUT
-from ..runs.run_summary import loss_text, plain_words, shown, shown_accuracy, shown_evaluation
+from ..runs.run_summary import compared_lines, loss_text, plain_words, shown, shown_accuracy, shown_evaluation
 from ..settings.run_config import RunConfig
 from .finding import RecordedRun
 from .groups import Group, Spread, grouped, setting_text
@@ -66,6 +66,7 @@ def _section(run: RecordedRun, plots: Sequence[dict[str, str]]) -> dict[str, Any
         "plots": plots,
         "refusals": _refusals(run.outcome),
         "forecast": run.outcome.forecast,
+        "compared": compared_lines(run.outcome),
         "training": run.outcome.training,
         "machines": _machines(run),
         "left_out": max(len(run.outcome.machine_groups or run.names) - _MOST_MACHINES, 0),

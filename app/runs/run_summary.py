@@ -123,6 +123,24 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
     return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {outcome.guarantee}"]
 
 
+def compared_lines(outcome: Outcome) -> list[str]:
+    """What it means that the same run without noise, or one machine alone, ends on the other side of the run."""
+    lines, twin = [], outcome.without_noise
+    if twin is not None and is_better(outcome, twin):
+        lines.append(
+            "Without noise it ends below the private run: noise is not what limits this model. Other steps or rounds "
+            "may help (learning-rate, clip-norm, num-rounds), or other features."
+        )
+    if outcome.alone is not None and is_better(outcome.alone, outcome):
+        seen = getattr(outcome.privacy, "trust", "") == "untrusted-server"
+        sums = "let the server see sums only (trust=secure-aggregation), " if seen else ""
+        lines.append(
+            f"A machine alone does better than this federation: add machines, {sums}allow a larger epsilon, or train "
+            "alone."
+        )
+    return lines
+
+
 def closing_lines(outcome: Outcome) -> list[str]:
     """The end of a simulated run's summary.
 
@@ -138,18 +156,7 @@ def closing_lines(outcome: Outcome) -> list[str]:
         rounds = "" if twin.rounds == outcome.rounds else f" in {twin.rounds} rounds"
         reached = f"{shown_accuracy(twin)}{rounds}"
         lines.append(f"Without noise the same run reaches {reached}: just measured, and not private.")
-        if is_better(outcome, twin):
-            lines.append(
-                "That is less than with noise: noise is not what limits this model. Its rounds and steps do: change "
-                "num-rounds, learning-rate or clip-norm."
-            )
-    if outcome.alone is not None and is_better(outcome.alone, outcome):
-        seen = getattr(outcome.privacy, "trust", "") == "untrusted-server"
-        sums = "let the server see sums only (trust=secure-aggregation), " if seen else ""
-        lines.append(
-            f"A machine alone does better than this federation: add machines, {sums}allow a larger epsilon, or train "
-            "alone."
-        )
+    lines += compared_lines(outcome)
     # No decision counts owners yet: it would have another unit.
     chosen = outcome.chosen_by or config.get("samples-per-owner")
     if not chosen and config["strategy"] != AUTO and outcome.accuracy is not None:
