@@ -70,8 +70,8 @@ def _measured(config: RunConfig) -> Alone:
         }
         best = max(_STRENGTHS, key=lambda one: judged[one])
         found = [_Trained(batch, best, classes).figures(test) for batch in batches]
-    means = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
-    return Alone(note=NOTE, machines=len(kept), samples=float(np.mean(list(map(len, kept)))), **means)
+    figures: dict[str, Any] = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+    return Alone(note=NOTE, machines=len(kept), samples=float(np.mean(list(map(len, kept)))), **figures)
 
 
 def _taken(data: Dataset, numbers: NDArray[np.int64]) -> Batch:

@@ -187,7 +187,7 @@ class Screen:
                 for machine in outcome.machines:
                     self._warn(machine, _difference(("", "", outcome.spacing), most))
                     yield None
-            elif its is not None and not room:
+            elif isinstance(outcome, Reply) and its is not None and not room:
                 self._warn(outcome.machine, f"the sum has {MOST_SUMMED} releases, as many as helpers open")
                 yield None
             else:
