@@ -165,6 +165,8 @@ def test_it_stands_in_file_summary_list_and_report(result, tmp_path, pictures):
     (page,) = (path.read_text() for path in (folder / "report").glob("*.html"))
     assert "one machine alone, without noise, not private" in page
     assert said in page
+    assert outcome.accuracy < outcome.alone.accuracy
+    assert "A machine alone does better than this federation" in page
 
 
 def told(outcome, accuracy, **more):
