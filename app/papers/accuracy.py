@@ -151,5 +151,7 @@ def _draw(rows: Sequence[Row], title: str, caption: str, path: Path) -> None:
 
 
 def _named(row: Row) -> str:
+    if row["algorithm"] == ALONE:
+        return f"{row['table']}: one machine alone"
     mu = "no noise" if row["mu asked"] is None else f"mu {rounded_up(row['mu asked'])}"
     return f"{row['table']}: {mu}, {row['asked']} of {row['machines']}, {row['algorithm']}"
