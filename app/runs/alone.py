@@ -6,6 +6,7 @@ nothing of it is computed, since no ledger would count what it tells of their re
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable
 from typing import Any
 
@@ -93,7 +94,9 @@ class _Trained:
             model = Ridge(alpha=1 / strength)
         elif len(np.unique(labels)) == 1:  # it knows no other class
             model = DummyClassifier()
-        self._model = model.fit(self._seen(features), labels)
+        with warnings.catch_warnings():  # of steps that were too few: nobody can set them
+            warnings.simplefilter("ignore")
+            self._model = model.fit(self._seen(features), labels)
 
     def _seen(self, features: NDArray[Any]) -> NDArray[Any]:
         return _finite(features) / np.float32(self._norm)
