@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurfl.app.papers import PAPERS
-from murmurfl.app.papers.accuracy import accuracy_rows
+from murmurfl.app.papers.accuracy import ALONE, accuracy_rows, with_alone
 from murmurfl.app.papers.captions import cell_guarantees, table_caption
 from murmurfl.app.papers.reproduction import tables_of
 from murmurfl.app.reports.table import spread
@@ -170,7 +170,7 @@ def draw_pictures() -> None:
 
 def crosswise(name: str) -> str:
     """Figures of a reproduction beside each other: its tables but for the first, which has a line for each run."""
-    made = document(name)
+    made = with_alone(document(name))
     _, *further = tables_of(made, name, PAPERS[name].table)
     told = terms(made, in_columns=PAPERS[name].table.honest_in_columns)
     further = [replace(one, rows=[row for row in one.rows if _is_shown(row)]) for one in further]
@@ -206,7 +206,14 @@ def beside(name: str) -> str:
     parts: dict[bool, list[Mapping[str, Any]]] = {}
     for cell in made["cells"]:
         parts.setdefault(cell["table"] == "paper's constants", []).append(cell)
-    return "\n\n".join([terms(made), *(_lines(cells) for cells in parts.values())])
+    return "\n\n".join([terms(made), *(_lines(cells) for cells in parts.values()), *_alone(made["cells"])])
+
+
+def _alone(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What one machine alone reaches, in a sentence; none of documents that do not say it."""
+    known = [(cell["settings"].get("features", "pixels"), cell["alone"]) for cell in cells if cell.get("alone")]
+    figures = dict.fromkeys(f"{100 * found['accuracy']:.1f} % ({features})" for features, found in known)
+    return [f"{ALONE.capitalize()}, and not private: {', '.join(figures)}."] if figures else []
 
 
 def _lines(cells: Sequence[Mapping[str, Any]]) -> str:

@@ -51,6 +51,7 @@ CENTRED_RUNS = "tests/app/runs/test_centring.py"
 MEAN_OF_FEATURES = "tests/strategies/side/test_mean_of_features.py"
 ADMISSION = "tests/privacy/machine/test_admission.py"
 ALLOCATION = "tests/privacy/accounting/test_allocation.py"
+ALONE = "tests/app/runs/test_alone.py"
 AMPLIFICATION = "tests/privacy/accounting/test_amplification.py"
 ASKED = "tests/privacy/accounting/test_asked.py"
 BLOCK = "tests/privacy/machine/test_machine_block.py"
@@ -1675,9 +1676,37 @@ MUTANTS = (
     Mutant(
         "a sum is charged for one machine's normals",
         "privacy/machine/policy.py",
-        "policy.normals_per_parameter * MOST_SUMMED  #",
-        "policy.normals_per_parameter  #",
+        "resolution_mu(values * MOST_SUMMED,",
+        "resolution_mu(values,",
         (PLANNING,),
+    ),
+    Mutant(
+        "what the normals of machines in other sums miss is not charged",
+        "privacy/machine/policy.py",
+        "summed_range_problem(values * MOST_MACHINES,",
+        "summed_range_problem(values * MOST_SUMMED,",
+        (PLANNING,),
+    ),
+    Mutant(
+        "samples return in chains of federations of any size",
+        "privacy/sums/masking.py",
+        "        check_federation(policy, len(self.roster.machines))\n",
+        "",
+        (MASKING,),
+    ),
+    Mutant(
+        "what one machine reaches alone is computed beside a result of real machines",
+        "app/runs/without_noise.py",
+        "if outcome.engine not in ENGINES or outcome.alone",
+        "if outcome.alone",
+        (ALONE,),
+    ),
+    Mutant(
+        "what one machine reaches alone is computed on a server of real machines",
+        "app/runs/result.py",
+        "return None if self.deployed else alone(",
+        "return alone(",
+        (ALONE,),
     ),
     Mutant(
         "what the normals of a sum miss is not charged",

@@ -18,8 +18,8 @@ from .terminal import failing_clearly, say, width
 
 RUNS = Path("runs")
 _MOST = 20
-_RIGHT = ("#", "epsilon", "accuracy", "without noise")
-_DROPPED = ("task", "time", "without noise")
+_RIGHT = ("#", "epsilon", "accuracy", "without noise", "one alone")
+_DROPPED = ("task", "time", "without noise", "one alone")
 """Columns that a narrow terminal goes without, the first of them first, until most folders have room."""
 _NUMBERED = ("#", "date", "time")
 _BETWEEN = "  "
@@ -84,11 +84,12 @@ def _row(number: int, one: FoundRun) -> dict[str, str]:
         "epsilon": shown(outcome.epsilon) + fast,
         "accuracy": _accuracy(outcome),
         "without noise": _percent(None if twin is None else twin.accuracy),
+        "one alone": _percent(None if outcome.alone is None else outcome.alone.accuracy),
         "folder": str(one.folder),
     }
 
 
-_FIGURES = ("strategy", "task", "epsilon", "accuracy", "without noise")
+_FIGURES = ("strategy", "task", "epsilon", "accuracy", "without noise", "one alone")
 
 
 def _accuracy(outcome: Outcome) -> str:

@@ -30,7 +30,10 @@ def report(
     ] = None,
     twins: Annotated[
         bool,
-        typer.Option("--twins", help="Make runs that have none once more without noise, and keep that with them."),
+        typer.Option(
+            "--twins",
+            help="Make runs that have none without noise too, and one machine alone; keep that.",
+        ),
     ] = False,
     schema: Annotated[  # noqa: ARG001 - its callback prints it
         bool,
@@ -55,10 +58,11 @@ def report(
 
 def _make_twins(folders: list[Path]) -> None:
     """Every simulated run's twin without noise; of a run that can have none it is said why."""
-    from ..runs.without_noise import add_without_noise
+    from ..runs.without_noise import add_alone, add_without_noise
 
     for folder in folders:
         try:
+            add_alone(folder)
             add_without_noise(folder)
         except ConfigurationError as error:
             say(f"{folder}: {error}", err=True)

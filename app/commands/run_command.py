@@ -34,7 +34,7 @@ def run(
         bool | None,
         typer.Option(
             "--twin/--no-twin",
-            help="Whether to make the same run without noise too, to compare with.",
+            help="Whether to make the same run without noise too, to compare with; --no-twin: no machine alone either.",
             show_default="if the run took less than a minute",
         ),
     ] = None,
@@ -52,7 +52,7 @@ def run(
     from ..runs.run_guarantees import expected_guarantee
     from ..runs.run_summary import closing_lines, summary_lines
     from ..runs.trackers import check_trackers
-    from ..runs.without_noise import add_without_noise
+    from ..runs.without_noise import add_alone, add_without_noise
     from .run_options import folder_for
 
     with failing_clearly():
@@ -78,7 +78,7 @@ def run(
             else:
                 spread = {"workers": workers, "ray_address": ray, "device": device} if engine == "cohort" else {}
                 _run_here(config, guarantee, engine, folder, **spread)
-        outcome = Outcome.read(folder)
+        outcome = Outcome.read(folder) if twin is False else add_alone(folder)
         if twin or (twin is None and outcome.seconds is not None and outcome.seconds <= _SHORT):
             outcome = add_without_noise(folder)
         typer.echo("")

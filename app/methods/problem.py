@@ -153,8 +153,11 @@ class Problem:
         machines = tuple(str(machine) for machine in range(self.config.num_clients))
         return Roster.simulated(self.config.seed, machines, helper_names(self.config.helpers))
 
-    def summation(self, *, deployed: bool) -> dict[str, SecureAggregation]:
-        """The options of a strategy under secure aggregation; empty under another trust model."""
+    def summation(self) -> dict[str, SecureAggregation]:
+        """The options of a strategy under secure aggregation; empty under another trust model.
+
+        Which roster it is helpers say: without messages none is made, of however many machines.
+        """
         config = self.config
         if not config.secure:
             return {}
@@ -162,7 +165,6 @@ class Problem:
             min_cohort=config.cohort_floor,
             helpers=config.helpers,
             patience=config.give_up_after or _FOR_EVER,
-            roster="" if deployed else self.roster.digest,
         )
         return {"secure_aggregation": told}
 

@@ -16,7 +16,8 @@ from typing import Any
 from ...clients.nodes.roster_files import write_helper_key, write_machine_key
 from ...privacy import ConfigurationError, HelperEntry, HelperKey, MachineKey, Roster, SQLiteOpeningRecord
 from ...privacy.errors import check_format
-from ...privacy.sums.roster import MOST_HELPERS, MOST_MACHINES, check_name
+from ...privacy.machine.policy import MOST_MACHINES
+from ...privacy.sums.roster import MOST_HELPERS, check_name
 
 _FORMAT_KEY = "murmurfl-card"
 _FORMAT = 1

@@ -11,13 +11,15 @@ from ...privacy import rounded_up
 from ..reports.figures import empty_figure
 from ..reports.table import Column, Row, Table
 from ..settings.run_config import NO_NOISE, RunConfig
-from .kind import TableKind
+from .kind import FIGURES, TableKind
 
 EPSILON = Column(
     "epsilon", "what every run of the line guarantees, in the terms above", form=rounded_up, missing="none"
 )
 NOISE = Column("noise", "quality of the noise; only exact noise carries the guarantee")
 SECONDS = Column("seconds", "mean time of a run", form=".0f")
+ALONE = "one machine alone, without noise"
+"""Its line in a table: of simulated machines, and not private."""
 ACCURACY = Column("accuracy %", "test accuracy, mean ± standard deviation over seeds", form=".1f", spread="± std")
 
 
@@ -25,6 +27,7 @@ class AccuracyTable(TableKind):
     """A line for each algorithm: accuracy and loss, the paper's beside them."""
 
     name = "accuracy"
+    has_alone = True
     sentence = "test accuracy and loss of each algorithm, and what the paper prints of it"
 
     columns = (
@@ -57,6 +60,31 @@ def accuracy_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [_row(cell, label, entry) for cell in document["cells"] for label, entry in cell["algorithms"].items()]
 
 
+def with_alone(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document with one machine alone among the algorithms of the first cell of each part that has it."""
+    shown: set[str] = set()
+    cells = []
+    for cell in document["cells"]:
+        found = cell.get("alone")
+        algorithms = dict(cell["algorithms"])
+        if found and (part := repr((cell["table"], found))) not in shown:
+            shown.add(part)
+            algorithms[ALONE] = _alone_entry(found)
+        cells.append({**cell, "algorithms": algorithms})
+    return {**document, "cells": cells}
+
+
+def _alone_entry(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Its entry among algorithms: figures without a run, of which nothing is released."""
+    figures = {**dict.fromkeys(FIGURES), "releases": 0, "refusals": 0, "lost_replies": 0, **found}
+    settings = {"mechanism": NO_NOISE, "clients-per-round": 1}
+    return {
+        **{name: {"mean": value, "std": None, "runs": []} for name, value in figures.items()},
+        "settings": settings,
+        "paper": {},
+    }
+
+
 def percent(share: float | None) -> float | None:
     """A share of one in percent; None, as the accuracy of a model that classifies nothing, stays None."""
     return None if share is None else 100 * share
@@ -70,7 +98,7 @@ def _row(cell: Mapping[str, Any], label: str, entry: Mapping[str, Any]) -> dict[
         "table": cell["table"],
         "machines": settings["num-clients"],
         "asked": settings["clients-per-round"],
-        "batch": settings["batch-size"],
+        "batch": None if label == ALONE else settings["batch-size"],
         "mu asked": settings["mu"] if noisy else None,
         "algorithm": label,
         "accuracy %": percent(entry["accuracy"]["mean"]),
@@ -123,5 +151,7 @@ def _draw(rows: Sequence[Row], title: str, caption: str, path: Path) -> None:
 
 
 def _named(row: Row) -> str:
+    if row["algorithm"] == ALONE:
+        return f"{row['table']}: one machine alone"
     mu = "no noise" if row["mu asked"] is None else f"mu {rounded_up(row['mu asked'])}"
     return f"{row['table']}: {mu}, {row['asked']} of {row['machines']}, {row['algorithm']}"

@@ -26,6 +26,7 @@ class BestTable(TableKind):
     name = "best-accuracy"
     sentence = "test accuracy, and AUC where there are two classes, by features, method and epsilon"
     curves_needed = frozenset({_AUC})
+    has_alone = True
 
     columns = (
         Column("table", "the features, or the part of the table that the line belongs to", label=True),

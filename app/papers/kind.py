@@ -60,6 +60,8 @@ class TableKind(ABC):
     """The curves it cannot do without; a finished run that was kept without them is made again."""
     honest_in_columns: bool = False
     """Whether it has columns for the honest machines of each sum and for what holds whatever happens."""
+    has_alone: bool = False
+    """Whether it has a line for one machine alone, without noise."""
     digits: int | None = None
     """Digits of single runs' figures in a document; None keeps all."""
     indent: int | None = 2

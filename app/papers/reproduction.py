@@ -15,8 +15,10 @@ from ...privacy import ConfigurationError
 from ..engines.pool import say_nothing
 from ..methods import METHODS
 from ..reports.table import Table, statistics
+from ..runs.alone import alone
 from ..runs.experiment import prepare
 from ..settings.run_config import RunConfig
+from .accuracy import with_alone
 from .captions import table_caption
 from .cell import Cell
 from .kind import FIGURES, Run, TableKind, Trial
@@ -109,6 +111,7 @@ def write_reproduction(document: Mapping[str, Any], name: str, kind: TableKind, 
 
 def tables_of(document: Mapping[str, Any], name: str, kind: TableKind) -> list[Table]:
     """The tables of a reproduction's document, the one with its figures first."""
+    document = with_alone(document) if kind.has_alone else document
     told = table_caption(document, in_columns=kind.honest_in_columns)
     captioned = {"seeds": 1, **document, "guarantee": told}
     return [kind.table(captioned, name), *kind.further_tables(captioned)]
@@ -150,7 +153,15 @@ def _cell_document(
             "paper": dict(cell.paper.get(label, {})),
             **kind.entry(best, trials, choices.get((index, label), [])),
         }
-    return {"table": cell.table, "settings": dict(cell.settings), "algorithms": algorithms}
+    made = {"table": cell.table, "settings": dict(cell.settings), "algorithms": algorithms}
+    return {**made, "alone": _alone(cell)} if kind.has_alone else made
+
+
+def _alone(cell: Cell) -> dict[str, Any] | None:
+    """What one machine reaches alone with the data of the first seed; None of models that have no such figures."""
+    settings = next(iter(cell.algorithms.values()), {})
+    found = alone(RunConfig.from_mapping({**cell.settings, **settings, "seed": 1}))
+    return None if found.reason else {name: getattr(found, name) for name in ("accuracy", "auc", "loss")}
 
 
 def _trials(index: int, label: str, cell: Cell, results: Mapping[RunKey, Run]) -> list[Trial]:

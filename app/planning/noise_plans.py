@@ -26,7 +26,7 @@ from ...privacy import (
     person_mu,
 )
 from ...privacy.accounting.amplification import amplification_of
-from ...privacy.machine.policy import MOST_SUMMED, ClipUnit, ReleaseRule
+from ...privacy.machine.policy import MOST_MACHINES, ClipUnit, ReleaseRule
 from ...privacy.mechanisms import DECODERS, WORKLOADS, noise_stands_alone
 from ...privacy.noise.normals import range_problem, summed_range_problem
 from ..runs.experiment import Experiment, prepare
@@ -491,7 +491,7 @@ class Person:
         counts = {"machines": self.machines, "samples": self.samples}
         figure = person_mu(known.mu, **counts, trust=known.trust, mu_local=known.mu_local)
         if known.trust == SECURE:
-            return math.inf if summed_range_problem(self.values * MOST_SUMMED, known.delta, figure) else figure
+            return math.inf if summed_range_problem(self.values * MOST_MACHINES, known.delta, figure) else figure
         # A machine's noise must reach over what is moved on it, and a server's over everything.
         return self._in_range(figure, figure if known.trust == "trusted-server" else self.samples * known.mu)
 

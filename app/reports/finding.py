@@ -172,6 +172,7 @@ class FoundRun:
             "seed": outcome.config.get("seed"),
             **{name: getattr(outcome, name) for name in figures},
             "accuracy_without_noise": None if outcome.without_noise is None else outcome.without_noise.accuracy,
+            "accuracy_alone": None if outcome.alone is None else outcome.alone.accuracy,
         }
 
 

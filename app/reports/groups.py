@@ -56,6 +56,11 @@ class Group:
         twins = [twin for run in self.runs if (twin := run.outcome.without_noise) is not None]
         return _spread([getattr(twin, measure) for twin in twins])
 
+    @property
+    def alone(self) -> Spread | None:
+        """Mean and deviation of the accuracy of one machine alone; None unless it is known."""
+        return _spread([one.accuracy for run in self.runs if (one := run.outcome.alone) is not None])
+
     def curve(self, measure: str) -> tuple[list[int], list[float], list[float]]:
         """Rounds in which all of them were evaluated, with means and deviations; a single run's deviations are 0."""
         curves = [dict(zip(*run.curve(measure), strict=True)) for run in self.runs]

@@ -15,7 +15,7 @@ from typing import Any
 from ...privacy import gdp_epsilon, rounded_up
 from ..runs.outcome import Outcome, ReportError, infinite
 from ..runs.result import WORKED_OUT
-from ..runs.run_summary import loss_text, plain_words, shown, shown_accuracy, shown_evaluation
+from ..runs.run_summary import compared_lines, loss_text, plain_words, shown, shown_accuracy, shown_evaluation
 from ..settings.run_config import RunConfig
 from .finding import RecordedRun
 from .groups import Group, Spread, grouped, setting_text
@@ -66,6 +66,7 @@ def _section(run: RecordedRun, plots: Sequence[dict[str, str]]) -> dict[str, Any
         "plots": plots,
         "refusals": _refusals(run.outcome),
         "forecast": run.outcome.forecast,
+        "compared": compared_lines(run.outcome),
         "training": run.outcome.training,
         "machines": _machines(run),
         "left_out": max(len(run.outcome.machine_groups or run.names) - _MOST_MACHINES, 0),
@@ -100,6 +101,8 @@ def _tiles(outcome: Outcome) -> list[tuple[str, str]]:
     if (twin := outcome.without_noise) is not None:
         rounds = "" if twin.rounds == outcome.rounds else f" in {twin.rounds:,} rounds"
         tiles.append((f"without noise{rounds}, not private", shown_accuracy(twin)))
+    if (alone := outcome.alone) is not None and alone.machines:
+        tiles.append(("one machine alone, without noise, not private", shown_accuracy(alone)))
     tiles += [(f"ε at δ = {outcome.delta:g}", shown(outcome.epsilon)), ("μ", shown(outcome.mu))]
     if outcome.min_honest is not None:
         tiles += [
@@ -153,6 +156,7 @@ _SUMMARY = (
     Column("strategy", "of its configuration"),
     Column("accuracy", "on the test set, in the end; of several seeds, mean ± standard deviation"),
     Column("without noise", "the accuracy of the same runs without noise; of a simulation, and not private"),
+    Column("one alone", "one machine on its own samples, without noise; of a simulation, and not private"),
     Column("loss", "on the test set, in the end, likewise"),
     Column("μ", "what the run guarantees, in its own words below", form=rounded_up),
     Column("ε", "the same at the run's δ", form=rounded_up),
@@ -176,6 +180,7 @@ def _summary(groups: Sequence[Group]) -> Table:
                 "strategy": outcome.config["strategy"],
                 "accuracy": _accuracy(group),
                 "without noise": _percent(group.without_noise("accuracy")),
+                "one alone": _percent(group.alone),
                 "loss": _loss(group) if _has_loss(outcome) else "none",
                 "μ": infinite(outcome.mu),
                 "ε": infinite(outcome.epsilon),
@@ -187,7 +192,7 @@ def _summary(groups: Sequence[Group]) -> Table:
             }
         )
     wanted = {"seeds": any(len(group.runs) > 1 for group in groups)}
-    wanted["without noise"] = any(row["without noise"] for row in rows)
+    wanted |= {name: any(row[name] for row in rows) for name in ("without noise", "one alone")}
     return Table("Compared", [column for column in _SUMMARY if wanted.get(column.name, True)], rows)
 
 

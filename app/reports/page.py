@@ -142,6 +142,9 @@ knows, but what is marked as a simulation's alone.</p>
 </tbody></table></details>
 {% endif %}
 {% endif %}
+{% for line in run.compared %}
+<p class="worrying">{{ line }}</p>
+{% endfor %}
 {% if run.training %}
 <p{% if run.training.worrying %} class="worrying"{% endif %}><b>Training</b> ({{ run.training.note }}):
 {{ run.training.sentence }}</p>

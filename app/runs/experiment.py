@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ...clients import PrivateClient
 from ...clients.records.owner_rows import OwnerGradients
 from ...privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys
+from ...privacy.machine.policy import check_federation
 from ...privacy.sums.masking import Masking
 from ...privacy.sums.roster import MachineKey
 from ...strategies import ReleaseStrategy
@@ -82,6 +83,7 @@ class Experiment(Problem):
         # Machines with as many samples have the same policy; a simulation builds a machine for every message.
         if size not in self._policies:
             policy = self.method.policy(self.trained, size)
+            check_federation(policy, self.config.num_clients)
             self._policies[size] = beside_sides(policy, self.config.mu) if self.sides else policy
         return self._policies[size]
 
@@ -192,7 +194,7 @@ class Experiment(Problem):
             # What simulated machines can do is known without asking them.
             "run_dry": config.run_dry or not deployed,
             **({} if centre is None else {"centre": centre}),
-            **self.summation(deployed=deployed),
+            **self.summation(),
             **options,
         }
         return self.method.strategy(self.trained, common, deployed=deployed)

@@ -195,6 +195,21 @@ class Twin(_Part):
     seconds: float = _said("Wall-clock time of the rounds.", ge=0)
 
 
+class Alone(_Part):
+    """What one machine reaches alone, without noise: the same linear model of the same features, trained by
+    scikit-learn on its own samples; the mean over machines. Simulation only, and not private: of real machines nothing
+    of it is computed. Null where it was not made.
+    """
+
+    note: str = _said(_PRIVATE)
+    accuracy: float | None = _or_null("On the test set; null where the model has none.")
+    auc: float | None = _or_null("Likewise; null unless there are two classes.")
+    loss: float | None = _or_null("The mean squared error, where the model has no accuracy; else null.")
+    machines: int = _count("Machines that were tried, spread evenly over all.")
+    samples: float = _said("Samples of one of them, on average.", default=0.0, ge=0)
+    reason: str | None = _or_null("Why there are no figures.")
+
+
 class Online(_Part):
     """What online learning cost so far: simulation only, and not private; null where it was not computed."""
 
@@ -302,6 +317,7 @@ class Outcome(_Part):
         default={},
     )
     without_noise: Twin | None = None
+    alone: Alone | None = None
     centring: MeanFigures | None = None
     private_evaluation: EvaluationFigures | None = None
     clip: Clip | None = None

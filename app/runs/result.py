@@ -14,9 +14,10 @@ from ...privacy.machine.clipping_figures import TrainingFigures
 from ...privacy.machine.tables import NONE, PRIVATE
 from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy
 from ...strategies.side.evaluation_figures import EVALUATION_FIGURES
+from .alone import alone
 from .experiment import Experiment
 from .machine_statements import releases_made, stated
-from .outcome import Outcome
+from .outcome import Alone, Outcome
 from .progress import Progress
 from .run_guarantees import Figures, epsilon_of, run_guarantee
 from .side_releases import FeatureMean
@@ -132,6 +133,11 @@ class RunResult:
     def loss(self) -> float:
         """Loss on the test set, after the last round."""
         return float(next(p.loss for p in reversed(self.progress) if p.loss is not None))
+
+    @cached_property
+    def alone(self) -> Alone | None:
+        """What one machine reaches alone, without noise: of a simulation, and not private; None of real machines."""
+        return None if self.deployed else alone(self.experiment.config)
 
     @cached_property
     def outcome(self) -> Outcome:

@@ -11,7 +11,7 @@ from ...privacy.accounting.guarantee import plain_meaning
 from ...privacy.accounting.noise_forecast import shortest
 from ..methods.auto_method import AUTO
 from ..settings.run_config import run_keys
-from .outcome import EvaluationFigures, Outcome, Twin, infinite
+from .outcome import Alone, EvaluationFigures, Outcome, Twin, infinite
 
 _KEPT = ("task", "features", "num-clients", "clients-per-round", "mu")
 """Keys that stay as they are where another strategy is tried."""
@@ -32,11 +32,20 @@ def loss_text(loss: float | None) -> str:
     return "not a finite number: the model diverged" if loss is None else f"{loss:.4g}"
 
 
-def shown_accuracy(of: Outcome | Twin) -> str:
+def shown_accuracy(of: Outcome | Twin | Alone) -> str:
     """A run's accuracy for people, with the AUC where there are two classes; its loss where it has neither."""
     if of.accuracy is None:
         return f"none; loss {loss_text(of.loss)}"
     return f"{100 * of.accuracy:.1f} %{'' if of.auc is None else f', AUC {of.auc:.3f}'}"
+
+
+def is_better(one: Outcome | Twin | Alone, other: Outcome | Twin | Alone) -> bool:
+    """Whether one has the higher accuracy; of models without accuracy, the smaller loss."""
+    if one.accuracy is not None and other.accuracy is not None:
+        return one.accuracy > other.accuracy
+    if one.accuracy is not None or other.accuracy is not None or one.loss is None:
+        return False
+    return one.loss < infinite(other.loss)
 
 
 def shown_evaluation(evaluation: EvaluationFigures) -> str:
@@ -74,6 +83,8 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
     note = noise_note(outcome.config["noise-quality"])
     at_delta = f"at delta = {outcome.delta:g}{note}"
     rows = [("test accuracy", shown_accuracy(outcome))]
+    if (alone := outcome.alone) is not None and alone.machines:
+        rows.append(("one alone", f"{shown_accuracy(alone)}: without the others and noise; simulated, not private"))
     if (training := outcome.training) is not None and training.worrying:
         rows.append(("training", training.sentence))
     if (forecast := outcome.forecast) is not None:
@@ -115,6 +126,24 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
     return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {outcome.guarantee}"]
 
 
+def compared_lines(outcome: Outcome) -> list[str]:
+    """What it means that the same run without noise, or one machine alone, ends on the other side of the run."""
+    lines, twin = [], outcome.without_noise
+    if twin is not None and is_better(outcome, twin):
+        lines.append(
+            "Without noise it ends below the private run: noise is not what limits this model. Other steps or rounds "
+            "may help (learning-rate, clip-norm, num-rounds), or other features."
+        )
+    if outcome.alone is not None and is_better(outcome.alone, outcome):
+        seen = getattr(outcome.privacy, "trust", "") == "untrusted-server"
+        sums = "let the server see sums only (trust=secure-aggregation), " if seen else ""
+        lines.append(
+            f"A machine alone does better than this federation: add machines, {sums}allow a larger epsilon, or train "
+            "alone."
+        )
+    return lines
+
+
 def closing_lines(outcome: Outcome) -> list[str]:
     """The end of a simulated run's summary.
 
@@ -130,6 +159,7 @@ def closing_lines(outcome: Outcome) -> list[str]:
         rounds = "" if twin.rounds == outcome.rounds else f" in {twin.rounds} rounds"
         reached = f"{shown_accuracy(twin)}{rounds}"
         lines.append(f"Without noise the same run reaches {reached}: just measured, and not private.")
+    lines += compared_lines(outcome)
     # No decision counts owners yet: it would have another unit.
     chosen = outcome.chosen_by or config.get("samples-per-owner")
     if not chosen and config["strategy"] != AUTO and outcome.accuracy is not None:

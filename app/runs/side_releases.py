@@ -231,7 +231,7 @@ class RunSide(ABC):
             "largest_value": self.plan.largest_value,
             "node_deadline_s": config.node_deadline_s,
             "checkpoint": checkpoint,
-            **self.problem.summation(deployed=deployed),
+            **self.problem.summation(),
         }
         if policy.trust == "trusted-server":
             options["policy"] = policy

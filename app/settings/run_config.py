@@ -89,7 +89,9 @@ class RunConfig(RunKeys):
         }
         refuse_unread(self, frozenset().union(*(thing.keys for thing in chosen.values())))
         if self.trust == SECURE:
-            check_cohorts(self.num_clients, self.clients_per_round, self.min_cohort, self.colluders)
+            check_cohorts(
+                *(self.num_clients, self.clients_per_round, self.asked_per_round), self.min_cohort, self.colluders
+            )
             check_lost_replies(self.clients_per_round, self.cohort_floor, self.lost_replies)
             check_end_of_rounds(self.answers_needed, self.cohort_floor)
         for thing in chosen.values():

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 
 from ...privacy import ConfigurationError, Trust
-from ...privacy.machine.policy import MOST_SUMMED
+from ...privacy.machine.policy import MOST_MACHINES, MOST_SUMMED
 from ...privacy.setting import refusal
 
 SECURE: Trust = "secure-aggregation"
@@ -55,10 +55,16 @@ def honest_machines(clients_per_round: int, floor: int, colluders: int) -> int:
     return floor - colluders if colluders >= 0 else max(clients_per_round // 2, 1)
 
 
-def check_cohorts(num_clients: int, clients_per_round: int, min_cohort: int, colluders: int) -> None:
-    """Refuse numbers of machines with which no sum could be opened, or in which nobody would be honest."""
-    if num_clients > MOST_SUMMED:
-        raise refusal("num_clients", f"at most {MOST_SUMMED} with trust = {SECURE!r}, or sums could wrap", num_clients)
+def check_cohorts(num_clients: int, clients_per_round: int, asked: int, min_cohort: int, colluders: int) -> None:
+    """Refuse numbers of machines with which no sum could be opened, or in which nobody would be honest.
+
+    A sum has at most the ``asked`` machines of a round: ``ask`` times ``clients_per_round``.
+    """
+    if num_clients > MOST_MACHINES:
+        raise refusal("num_clients", f"at most {MOST_MACHINES} with trust = {SECURE!r}", num_clients)
+    if asked > MOST_SUMMED:
+        expected = f"at most {MOST_SUMMED} machines a round, with ask, for trust = {SECURE!r}, or sums could wrap"
+        raise refusal("clients_per_round", expected, asked)
     if min_cohort > clients_per_round:
         raise refusal("min_cohort", f"at most clients-per-round = {clients_per_round}", min_cohort)
     floor = cohort_floor(clients_per_round, min_cohort)

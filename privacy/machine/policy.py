@@ -370,6 +370,8 @@ class PrivacyPolicy:
 
 MOST_SUMMED = 2**11
 """Machines whose releases may be in one sum: each count stays below 2^52, so an int64 cannot wrap around."""
+MOST_MACHINES = 2**20
+"""Machines of a roster: what the range of normals misses is charged for the releases of so many."""
 
 # The grid: fine against the noise it hides in, fine against the sensitivity it is charged to, and never finer than
 # normals can be rounded to without showing (FINEST_GRID).
@@ -479,9 +481,9 @@ def _summed(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tupl
     mu = plan.sensitivity * plan.summed_sensitivity() / plan.noise_std
     if policy.noise_quality != "exact":
         return mu, "", 0.0
-    values = num_parameters * policy.normals_per_parameter * MOST_SUMMED  # the sum has every machine's rows in it
-    problem = summed_range_problem(values, policy.delta, policy.mu)
-    hint = resolution_mu(values, _grid_per_std(plan))
+    values = num_parameters * policy.normals_per_parameter
+    problem = summed_range_problem(values * MOST_MACHINES, policy.delta, policy.mu)  # sets may be chosen of all
+    hint = resolution_mu(values * MOST_SUMMED, _grid_per_std(plan))  # the sum has every machine's rows in it
     return math.inf if problem else math.hypot(mu, hint), problem, hint
 
 
@@ -603,6 +605,20 @@ def _ledger_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
         "noise_version": NOISE_VERSION,
     }
     return json.dumps({**_settled(policy), "mechanism_options": dict(policy.mechanism_options), **noise}, default=repr)
+
+
+def check_federation(policy: PrivacyPolicy, machines: int) -> None:
+    """Raise if a federation of so many machines has sums for which the policy's noise does not pay.
+
+    A plan pays for the normals of 2^11 machines. A sample in several releases of one chain may meet as many in each of
+    its sums (docs/proofs/secure-aggregation.md, step 15).
+    """
+    returns = policy.builds_on == "last-opened" and policy.participations > 1
+    if policy.trust == "secure-aggregation" and returns and machines > MOST_SUMMED:
+        raise ConfigurationError(
+            f"Expected at most {MOST_SUMMED} machines under secure aggregation where samples return in releases that "
+            f"build on each other, got {machines}: use every sample once (passes = 1), or fewer machines."
+        )
 
 
 def check_sums(policy: PrivacyPolicy) -> None:

@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from .. import protocol
 from ..errors import ConfigurationError, MurmurflError
 from ..machine.outgoing import Release
-from ..machine.policy import PrivacyPolicy
-from .roster import MOST_MACHINES, HelperKey, MachineKey, Roster, is_signed
+from ..machine.policy import MOST_SUMMED, PrivacyPolicy, check_federation
+from .roster import HelperKey, MachineKey, Roster, is_signed
 
 MASKING_VERSION = 1
 """The version of header, seal and mask."""
@@ -129,7 +129,7 @@ class Header:
             and 0 < len(self.machine) <= protocol.LONGEST_MACHINE_NAME
             and 1 <= self.release <= protocol.LARGEST_ROUND
             and 1 <= self.size <= LARGEST_SIZE
-            and 1 <= self.min_cohort <= MOST_MACHINES
+            and 1 <= self.min_cohort <= MOST_SUMMED
             and bool(_ID.fullmatch(self.release_id) and _ID.fullmatch(self.ack_id))
             and self.release_id not in (self.ack_id, NOTHING_OPENED.hex())
             and (self.builds_on == "last-opened" or self.ack_id == NOTHING_OPENED.hex())
@@ -214,6 +214,7 @@ class Masking:
                 f"Expected min_cohort of at most the roster's {len(self.roster.machines)} machines, got "
                 f"{policy.min_cohort}: no sum could ever be opened."
             )
+        check_federation(policy, len(self.roster.machines))
 
     def mask(self, release: Release, session: str, policy: PrivacyPolicy) -> MaskedRelease:
         """Hide a release that the ledger has recorded, made in this session by this policy."""

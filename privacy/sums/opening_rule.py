@@ -36,8 +36,9 @@ from numpy.typing import NDArray
 
 from .. import protocol
 from ..errors import ConfigurationError, LedgerError, RefusedError
+from ..machine.policy import MOST_SUMMED
 from .masking import NOTHING_OPENED, Header, MaskedReleaseError, Sealed, add_mask, checked_header, opened_seal
-from .roster import MOST_MACHINES, HelperEntry, HelperKey, Roster, is_signed
+from .roster import HelperEntry, HelperKey, Roster, is_signed
 
 
 class OpeningRecordError(LedgerError):
@@ -325,8 +326,8 @@ class Opener:
             raise OpeningRefusedError("expected a name of 1 to 64 letters, digits and hyphens for the set, got another")
         if not (isinstance(session, str) and 0 < len(session) <= protocol.LONGEST_SESSION_NAME and session.isalnum()):
             raise OpeningRefusedError("expected a session of letters and digits, got another")
-        if not 0 < len(releases) <= MOST_MACHINES:
-            raise OpeningRefusedError(f"expected 1 to {MOST_MACHINES} releases, got {len(releases)}")
+        if not 0 < len(releases) <= MOST_SUMMED:
+            raise OpeningRefusedError(f"expected 1 to {MOST_SUMMED} releases, got {len(releases)}")
         try:
             headers = [checked_header(sealed, self.roster) for sealed in releases]
         except MaskedReleaseError as error:

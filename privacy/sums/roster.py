@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from .. import protocol
 from ..errors import ConfigurationError, check_format
+from ..machine.policy import MOST_MACHINES
 from ..noise.noise_keys import derived_bytes
 
 _PRIME = 2**255 - 19
@@ -56,8 +57,6 @@ def is_sealing_point(public: bytes) -> bool:
 
 
 KEY_BYTES = 32
-MOST_MACHINES = 2**11
-"""So many int64 sums, each below 2^52, cannot wrap around."""
 MOST_HELPERS = 16
 """All helpers of a roster are needed for every sum."""
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from ...privacy import ConfigurationError, Release, protocol
 from ...privacy.arrays import read_array
 from ...privacy.machine.clipping_figures import TrainingFigures
+from ...privacy.machine.policy import MOST_SUMMED
 from ...privacy.sums.masking import MaskedRelease, Sealed
-from ...privacy.sums.roster import MOST_MACHINES
 from .layout import Layout, Vector
 
 logger = logging.getLogger("flwr")
@@ -453,7 +453,7 @@ def is_statement(entries: Mapping[str, Any]) -> bool:
     sums = [entries.get(key) for key in (protocol.MU_LOCAL, protocol.MIN_HONEST, protocol.MIN_COHORT)]
     if sums != [None] * len(sums):
         numbers += sums
-        if any(not isinstance(number, int) or not 1 <= number <= MOST_MACHINES for number in sums[1:]):
+        if any(not isinstance(number, int) or not 1 <= number <= MOST_SUMMED for number in sums[1:]):
             return False
     return all(isinstance(n, int | float) and not isinstance(n, bool) and n >= 0 for n in numbers)
 

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.arrays import read_array
+from ...privacy.machine.policy import MOST_SUMMED
 from ...privacy.sums.opening_rule import Opening, is_opening, set_digest
-from ...privacy.sums.roster import MOST_HELPERS, MOST_MACHINES, Roster
+from ...privacy.sums.roster import MOST_HELPERS, Roster
 from ..rounds.known_machines import MachineDirectory, hello, introduction
 from ..rounds.replies import exchange
 from .summation import CohortSet
@@ -66,7 +68,7 @@ class SecureAggregation:
     roster: str = ""
 
     def __post_init__(self) -> None:
-        for name, most in (("min_cohort", MOST_MACHINES), ("helpers", MOST_HELPERS), ("patience", None)):
+        for name, most in (("min_cohort", MOST_SUMMED), ("helpers", MOST_HELPERS), ("patience", None)):
             value = getattr(self, name)
             right = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if not right or (most is not None and value > most):
@@ -101,6 +103,7 @@ class WrongSumError(OpeningError):
     """The unmasked values are no sum of releases: a helper or a machine did not do what it says."""
 
 
+@lru_cache(maxsize=MOST_HELPERS)
 def read_roster(text: str) -> Roster | None:
     """The roster in a JSON text, or None if there is none."""
     try:

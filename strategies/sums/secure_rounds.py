@@ -11,6 +11,7 @@ from flwr.serverapp import Grid as FlowerGrid
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Grid
+from ...privacy.machine.policy import MOST_SUMMED
 from ..rounds.known_machines import MachineDirectory
 from ..rounds.layout import Vector
 from ..rounds.replies import Outcome, Reply, RoundReport
@@ -52,6 +53,11 @@ class SecureRounds(UntrustedServer):
             raise ConfigurationError(
                 f"Expected min_cohort of at most clients_per_round = {asked}, got {self.option.min_cohort}: no round "
                 "could ever be opened."
+            )
+        if asked > MOST_SUMMED:
+            raise ConfigurationError(
+                f"Expected rounds that ask at most {MOST_SUMMED} machines under secure aggregation, got {asked}: "
+                "larger sums could wrap around. Lower clients_per_round or ask."
             )
         self._most = asked
         if self.option.min_cohort > needed:

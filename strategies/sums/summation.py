@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Grid, Release
+from ...privacy.machine.policy import MOST_SUMMED
 from ...privacy.sums.masking import (
     NOTHING_OPENED,
     Header,
@@ -25,7 +26,7 @@ from ...privacy.sums.masking import (
     Sealed,
     checked_header,
 )
-from ...privacy.sums.roster import MOST_MACHINES, Roster
+from ...privacy.sums.roster import Roster
 from ..rounds.layout import Vector
 from ..rounds.replies import LARGEST_COUNT, Outcome, Reply, SummedReplies
 
@@ -126,7 +127,7 @@ def terms_of(contents: Any) -> Terms:
     return "", "", float(contents.spacing)
 
 
-@lru_cache(maxsize=MOST_MACHINES)
+@lru_cache(maxsize=MOST_SUMMED)
 def _header(content: bytes) -> Header:
     """A header that was checked before; it is read several times in a round."""
     return Header.from_bytes(content)
@@ -176,6 +177,7 @@ class Screen:
                 votes.setdefault(its, set()).add(outcome.machine)
             elif isinstance(outcome, SummedReplies):
                 votes.setdefault(("", "", outcome.spacing), set()).update(outcome.machines)
+        room = MOST_SUMMED
         most = self._terms or max(votes, key=lambda its: len(votes[its]), default=None)  # the first of several
         for outcome, its in zip(fitting, terms, strict=True):
             if isinstance(outcome, Reply) and its is not None and most is not None and its != most:
@@ -185,7 +187,11 @@ class Screen:
                 for machine in outcome.machines:
                     self._warn(machine, _difference(("", "", outcome.spacing), most))
                     yield None
+            elif isinstance(outcome, Reply) and its is not None and not room:
+                self._warn(outcome.machine, f"the sum has {MOST_SUMMED} releases, as many as helpers open")
+                yield None
             else:
+                room -= its is not None
                 yield outcome
 
     def _terms_of(self, outcome: Outcome) -> Terms | None:

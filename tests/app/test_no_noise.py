@@ -15,7 +15,7 @@ from murmurfl.app.methods import METHODS
 from murmurfl.app.nodes.demo import node_settings
 from murmurfl.app.papers import Cell
 from murmurfl.app.papers import reproduction as reproduce
-from murmurfl.app.papers.accuracy import AccuracyTable
+from murmurfl.app.papers.accuracy import ALONE, AccuracyTable
 from murmurfl.app.papers.captions import caption_guarantee
 from murmurfl.app.papers.made_runs import make_run
 from murmurfl.app.reports.making import make_report
@@ -119,7 +119,7 @@ def test_a_reproductions_table_shows_no_epsilon_for_it(tmp_path, monkeypatch):
     assert "| none |" in line
     assert "0.37" not in line
     assert "| 1.427 |" in table, "of the run with noise"
-    assert "Without noise, and not private: no noise." in (tmp_path / "small.md").read_text()
+    assert f"Without noise, and not private: no noise / {ALONE}." in (tmp_path / "small.md").read_text()
 
 
 def test_it_is_refused_on_real_machines_by_the_server_and_by_each_machine(tmp_path):

@@ -169,6 +169,7 @@ def test_a_mask_of_one_secret_seed_makes_any_counts_equally_likely():
 
 
 def test_so_many_machines_as_a_sum_may_have_cannot_wrap_it():
+    """It bounds the releases of one opened set, which helpers count, and not the machines of a roster."""
     plan = policy(mu=0.05).plan(D)
     assert plan.largest_value / plan.grid.spacing < 2.0**52
     assert MOST_SUMMED * 2**52 <= 2**63
@@ -179,7 +180,10 @@ def test_so_many_machines_as_a_sum_may_have_cannot_wrap_it():
 
 
 def test_the_stated_mu_pays_for_the_normals_of_as_many_machines_as_a_sum_may_have():
-    """The resolution's mu, of 2^11 machines' normals, is in it in squares: noise is a little above ideal normals'."""
+    """The resolution's mu, of 2^11 machines' normals, is in it in squares: noise is a little above ideal normals'.
+
+    It bounds the machines of the sums that a sample is in; the others' noise is alike in both worlds.
+    """
     chosen = policy(mu=0.5)
     plan = chosen.plan(D)
     ideal = plan.sensitivity * plan.mechanism.sensitivity() / plan.noise_std / math.sqrt(HONEST)

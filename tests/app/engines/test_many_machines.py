@@ -87,6 +87,15 @@ def test_of_fifty_thousand_machines_only_those_are_made_that_are_asked(monkeypat
     assert isinstance(machines.names()[-1], str)
 
 
+def test_ten_thousand_machines_share_sums_of_those_that_a_round_asks():
+    """What bounds a sum is its own machines: 20 here. No key is made where there are no messages."""
+    _, result = ran(many(10_000, trust="secure-aggregation"))
+    assert [report.aggregated for report in result.strategy.history] == [20] * 3
+    assert (result.min_cohort, result.min_honest, result.num_clients) == (16, 10, 10_000)
+    assert result.mu_local == pytest.approx(result.mu * 10**0.5)
+    assert "roster" not in vars(result.experiment)
+
+
 def test_before_the_first_round_a_hundred_machines_are_asked_at_most():
     asked = []
 

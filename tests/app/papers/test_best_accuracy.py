@@ -5,6 +5,7 @@ import json
 
 import pytest
 from murmurfl.app.papers import PAPERS, Cell
+from murmurfl.app.papers.accuracy import ALONE
 from murmurfl.app.papers.best_accuracy import (
     BEST,
     FULL,
@@ -21,6 +22,8 @@ from murmurfl.app.papers.best_accuracy import (
 )
 from murmurfl.app.papers.planned_runs import plan_runs
 from murmurfl.app.papers.reproduction import run_cells, write_reproduction
+from murmurfl.app.runs.alone import alone
+from murmurfl.app.settings.run_config import RunConfig
 
 from benchmarks import pages
 
@@ -84,26 +87,40 @@ def made(tmp_path_factory):
 
 def test_two_classes_are_scored_by_auc_and_others_are_not(made):
     document, (table, *_), out = made
-    assert [row["AUC %"] is None for row in table.rows] == [True] * 5 + [False] * 2
-    people = table.rows[-2]
+    assert [row["AUC %"] is None for row in table.rows] == [True] * 6 + [False] * 3
+    people = table.rows[-3]
     assert 50 < people["AUC %"] <= 100
     entry = document["cells"][-1]["algorithms"][FULL]
     assert people["AUC %"] == pytest.approx(100 * sum(entry["auc"]["runs"]) / 2)
     assert json.loads((out / "small.json").read_text()) == document
-    assert len(list(csv.DictReader((out / "small.csv").open()))) == 7
+    assert len(list(csv.DictReader((out / "small.csv").open()))) == 9
     assert (out / "small.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_figures_stand_beside_each_other_by_epsilon(made):
     _, (table, accuracies, aucs), _ = made
     epsilons = sorted({row["epsilon"] for row in table.rows if row["epsilon"] is not None})
-    full, one_pass, without = accuracies.texts()
+    full, one_pass, one_alone, without = accuracies.texts()
     assert list(full) == ["table", "algorithm", *map(epsilon_name, epsilons), "no noise"]
     assert full[epsilon_name(epsilons[0])] == table.texts()[0]["accuracy %"]
-    assert one_pass[epsilon_name(epsilons[1])] == table.texts()[3]["accuracy %"]
-    assert without["no noise"] == table.texts()[4]["accuracy %"]
+    assert one_pass[epsilon_name(epsilons[1])] == table.texts()[4]["accuracy %"]
+    assert without["no noise"] == table.texts()[5]["accuracy %"]
+    assert one_alone["no noise"] == table.texts()[2]["accuracy %"]
     assert not full["no noise"]
-    assert aucs.texts()[0][epsilon_name(epsilons[1])] == table.texts()[5]["AUC %"]
+    assert aucs.texts()[0][epsilon_name(epsilons[1])] == table.texts()[6]["AUC %"]
+
+
+def test_one_machine_alone_has_one_line_for_each_part_and_no_run_of_its_own(made):
+    document, (table, *_), out = made
+    lines = [row for row in table.rows if row["algorithm"] == ALONE]
+    assert [row["table"] for row in lines] == ["digits", "people"]
+    for line, cell in zip(lines, (document["cells"][0], document["cells"][-1]), strict=True):
+        found = alone(RunConfig.from_mapping({**cell["settings"], "seed": 1}))
+        assert (line["accuracy %"], line["epsilon"], line["runs"]) == (100 * found.accuracy, None, 0)
+        assert line["releases a machine"] == 0
+    assert f"Without noise, and not private: {ALONE}" in table.caption
+    assert ALONE in (out / "small.md").read_text()
+    assert ALONE not in document["cells"][0]["algorithms"]
 
 
 LEAST = {

@@ -6,7 +6,10 @@ import logging
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort
+from murmurfl.app.runs import without_noise as module
+from murmurfl.app.runs.outcome import Twin
 from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.run_summary import closing_lines
 from murmurfl.app.runs.without_noise import NOTE, add_without_noise, configs_without_noise, without_noise
 from murmurfl.app.settings.run_config import NO_NOISE, RunConfig
 from murmurfl.privacy import ConfigurationError
@@ -41,6 +44,39 @@ def test_steps_and_clips_that_were_set_stay():
     assert (first.learning_rate, first.clip_norm, first.num_rounds) == (0.25, 0.5, 2)
     chosen, *_ = configs_without_noise(run_cohort(RunConfig(num_rounds=2)).outcome)
     assert (chosen.learning_rate, chosen.clip_norm) == (0.0, 0.0)
+
+
+SMALL = {"task": "synthetic", "synthetic-samples": 400, "synthetic-features": 5, "num-rounds": 3}
+
+
+@pytest.mark.parametrize("strategy", ["full-batch", "online", "mu2"])
+def test_it_is_made_with_the_runs_own_steps_too_and_the_better_counts(strategy):
+    """Also where a run has an infinite ball, or none: nobody said so when such steps were refused."""
+    batch = {} if strategy == "full-batch" else {"batch-size": 8}
+    outcome = run_cohort(RunConfig.from_mapping({**SMALL, "strategy": strategy, **batch})).outcome
+    preset, own, *_ = configs_without_noise(outcome)
+    assert (preset.learning_rate, own.learning_rate) == (0.0, outcome.config["learning-rate"])
+    ended = [run_cohort(config).outcome.accuracy for config in (preset, own)]
+    assert without_noise(outcome).accuracy >= max(ended)
+
+
+def test_steps_that_are_the_same_are_tried_once_and_other_rounds_only_if_need_be(monkeypatch):
+    outcome = run_cohort(RunConfig.from_mapping({**SMALL, "strategy": "online", "batch-size": 8})).outcome
+    made = []
+    monkeypatch.setattr(module, "run_cohort", lambda config: made.append(config) or run_cohort(config))
+    without_noise(outcome.model_copy(update={"accuracy": 0.0}))
+    assert [config.num_rounds for config in made] == [3]
+    made.clear()
+    without_noise(outcome.model_copy(update={"accuracy": 1.0}))
+    assert [config.num_rounds for config in made] == [3, 0]
+
+
+def test_a_twin_that_ends_below_the_private_run_says_what_that_means():
+    outcome, said = run_cohort(RunConfig(num_rounds=2)).outcome, "Without noise it ends below the private run"
+    for accuracy, lower in ((outcome.accuracy, False), (outcome.accuracy - 0.01, True)):
+        twin = Twin(note=NOTE, accuracy=accuracy, rounds=2, seconds=0.0)
+        lines = closing_lines(outcome.model_copy(update={"without_noise": twin}))
+        assert any(line.strip().startswith(said) for line in lines) == lower
 
 
 def test_it_is_put_into_the_files_once(tmp_path, pictures):

@@ -74,11 +74,12 @@ def test_a_release_has_half_of_a_machines_samples(machines):
 def test_its_summary_ends_with_what_mu_means_what_noise_cost_and_how_to_do_better(tmp_path):
     folder = ["--out", str(tmp_path)]
     printed = CliRunner().invoke(cli, ["run", "--engine", "cohort", *folder, "--name", "x"]).stdout.splitlines()
-    means, without, command = (line.strip() for line in printed[-3:])
+    means, without, alone, command = (line.strip() for line in printed[-4:])
     assert means.startswith("mu = 1 means: the best guess whether one sample")
     assert "right at most 69.2 % of the time" in means
     assert float(without.partition("reaches ")[2].partition(" %")[0]) > 93
     assert "not private" in without
+    assert alone.startswith("A machine alone does better than this federation: add machines, let the server see sums")
     words = command.partition(": murmurfl ")[2].split()
     ran = CliRunner().invoke(cli, [*words, "--engine", "cohort", *folder, "--name", "auto"])
     assert ran.exit_code == 0

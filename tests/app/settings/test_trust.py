@@ -64,7 +64,9 @@ def test_a_key_that_no_sum_reads_is_left_at_its_default(key, trust):
         ({"min_cohort": 2}, "Expected colluders beside min-cohort = 2, which is below the 3 honest machines"),
         ({"helpers": 0}, "helpers to be an integer >= 1"),
         ({"helpers": 17}, "helpers to be an integer >= 1 and <= 16"),
-        ({"num_clients": 3000}, "at most 2048"),
+        ({"num_clients": 3000, "clients_per_round": 2049}, "at most 2048 machines a round"),
+        ({"num_clients": 3000, "clients_per_round": 2000, "ask": 1.1}, "or sums could wrap, got 2200"),
+        ({"num_clients": 2**20 + 1}, "at most 1048576"),
         ({"release_rule": "paper"}, "acknowledged"),
     ],
 )
@@ -74,6 +76,25 @@ def test_numbers_with_which_nothing_could_be_opened_are_refused(changes, said):
             prepare(replace(SUMS, **changes)).policy()
     else:
         assert said in refused(**changes)
+
+
+def test_the_bound_is_on_the_machines_of_one_sum_and_not_on_those_of_a_federation():
+    """Of 60 machines a round a sum has 60, whoever they are; 2,048 may be in it."""
+    for asked in (60, 2048):
+        assert replace(SUMS, num_clients=10_000, clients_per_round=asked, min_cohort=40, colluders=0).min_honest == 40
+
+
+@pytest.mark.parametrize(("machines", "passes", "refused"), [(2048, 2, False), (2049, 2, True), (2049, 1, False)])
+def test_more_machines_than_a_sum_may_have_are_refused_where_samples_return_in_a_chain(machines, passes, refused):
+    """Each time a sample returns it may meet 2,047 others, and a plan pays for the normals of 2,048 in all."""
+    data = {"task": "synthetic", "synthetic_samples": 2 * machines, "synthetic_features": 4, "batch_size": 1}
+    config = RunConfig(trust="secure-aggregation", strategy="online", passes=passes, num_clients=machines, **data)
+    if refused:
+        with pytest.raises(ConfigurationError, match=f"at most 2048 machines .* samples return .* got {machines}"):
+            prepare(config).policy()
+    else:
+        assert prepare(config).policy().participations == passes
+    assert prepare(replace(config, trust="")).policy().participations == passes
 
 
 def test_a_method_that_needs_more_than_sums_refuses_them_and_says_who_does_not():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from murmurfl.privacy import MECHANISMS, ConfigurationError, PrivacyPolicy, ShuffledPolicy, gdp_epsilon, make_mechanism
 from murmurfl.privacy.accounting.noise_plan import Summing
-from murmurfl.privacy.machine.policy import MOST_SUMMED
+from murmurfl.privacy.machine.policy import MOST_MACHINES, MOST_SUMMED
 from murmurfl.privacy.noise.normals import LARGEST_RADIUS, resolution_mu, summed_range_problem
 
 H = 16
@@ -290,3 +290,4 @@ def test_what_normals_miss_is_charged_exp_epsilon_times_to_a_sum():
     plan = summed(mu=16.0, min_honest=1, min_cohort=1).plan(SIZE)
     assert plan.mu == math.inf
     assert plan.problem.startswith("Expected mu <= ")
+    assert f" for sums of {SIZE * 12 * MOST_MACHINES:,} values of noise" in plan.problem  # a server chooses its sets

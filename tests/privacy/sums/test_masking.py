@@ -21,6 +21,7 @@ from murmurfl.privacy import (
     add_mask,
     checked_header,
 )
+from murmurfl.privacy.machine import policy as privacy_policy
 from murmurfl.privacy.sums import masking
 from murmurfl.privacy.sums.masking import (
     LARGEST_SIZE,
@@ -230,6 +231,23 @@ def test_a_policy_that_the_roster_cannot_serve_is_refused():
         own.check_policy(policy(min_cohort=len(MACHINES) + 1))
     with pytest.raises(ConfigurationError, match="trust 'secure-aggregation'"):
         own.mask(released(np.zeros(D)), "s", PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=9, mu=1.0))
+
+
+def test_samples_return_in_chains_only_where_a_plan_pays_for_the_whole_roster(monkeypatch):
+    """More machines than may be in one sum: a sample could meet others each time it returns."""
+    own, returning = Masking("a", key_of("a"), ROSTER), {"sample_participations": 3, "min_separation": 3}
+    policies = [
+        policy(**returning),
+        policy(),
+        policy(mechanism="independent", release_rule="paper", **returning),
+    ]
+    for one in policies:
+        own.check_policy(one)
+    monkeypatch.setattr(privacy_policy, "MOST_SUMMED", len(MACHINES) - 1)
+    with pytest.raises(ConfigurationError, match=f"at most {len(MACHINES) - 1} machines .* got {len(MACHINES)}"):
+        own.check_policy(policies[0])
+    for one in policies[1:]:
+        own.check_policy(one)
 
 
 def test_a_header_is_read_as_it_was_written():

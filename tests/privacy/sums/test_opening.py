@@ -144,7 +144,7 @@ def test_names_of_another_kind_are_refused(strange):
 
 
 def test_a_sum_has_at_most_as_many_releases_as_cannot_wrap(monkeypatch):
-    monkeypatch.setattr(opening, "MOST_MACHINES", 5)
+    monkeypatch.setattr(opening, "MOST_SUMMED", 5)
     opener = opener_of(MemoryOpeningRecord())
     with pytest.raises(OpeningRefusedError) as refusal:
         opener.open("s", "1", round_of())

@@ -6,6 +6,7 @@ import json
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from murmurfl.privacy import ConfigurationError, HelperEntry, HelperKey, MachineKey, Roster
+from murmurfl.privacy.machine.policy import MOST_SUMMED
 from murmurfl.privacy.sums.roster import (
     KEY_BYTES,
     MOST_HELPERS,
@@ -192,6 +193,8 @@ def test_sizes_that_cannot_be_are_refused():
         Roster(ROSTER.machines, ())
     with pytest.raises(ConfigurationError, match=f"1 to {MOST_MACHINES} machines, got {MOST_MACHINES + 1}"):
         Roster(dict.fromkeys(map(str, range(MOST_MACHINES + 1)), bytes(32)), ROSTER.helpers)
+    with pytest.raises(ConfigurationError, match="to be one that only its owner can use"):  # not for their number
+        Roster(dict.fromkeys(map(str, range(MOST_SUMMED + 1)), bytes(32)), ROSTER.helpers)
     with pytest.raises(ConfigurationError, match=f"1 to {MOST_HELPERS} helpers, got 18"):
         Roster(ROSTER.machines, ROSTER.helpers * 9)
 

@@ -11,6 +11,7 @@ from murmurfl.privacy.sums.masking import MaskedRelease
 from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from murmurfl.strategies import HelpersDisagreeError, HelperUnavailableError, Reply, RoundReport
+from murmurfl.strategies.sums import secure_rounds, summation
 from murmurfl.strategies.sums.summation import CohortSet, CohortSum, Screen
 
 from tests.harness.secure import HELPERS, SEED, SecureGrid, other_header
@@ -96,6 +97,20 @@ def test_helpers_would_refuse_every_sum_with_such_a_machine_in_it(monkeypatch):
     strategy, _ = broken(header(ack_id="7" * 32), trained_in_vain)
     assert closed_rounds(strategy) == list(range(1, 5))
     assert strategy.history[0].closed == "refused by helper 'helper-0' and helper 'helper-1'"
+
+
+def test_a_sum_has_at_most_as_many_releases_as_helpers_open_and_the_rest_is_carried_over(monkeypatch, caplog):
+    """Late answers may come beside those of a round."""
+    monkeypatch.setattr(summation, "MOST_SUMMED", 4)
+    strategy, _ = broken(lambda masked: masked)
+    assert [(report.aggregated, report.malformed) for report in strategy.history] == [(4, 2)] * 4
+    assert "Machine '4' cannot be summed with the others: the sum has 4 releases" in caplog.text
+
+
+def test_no_round_asks_more_machines_than_a_sum_may_have(monkeypatch):
+    monkeypatch.setattr(secure_rounds, "MOST_SUMMED", 5)
+    with pytest.raises(ConfigurationError, match="ask at most 5 machines under secure aggregation, got 6"):
+        trained(build(clients_per_round=6, secure={}), SecureGrid(machines()))
 
 
 def test_what_is_in_a_seal_only_helpers_can_see():
