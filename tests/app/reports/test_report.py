@@ -171,7 +171,7 @@ def test_texts_of_a_run_are_shown_and_not_obeyed(folders, tmp_path):
     assert "<script" not in text
     assert "<img" not in text
     assert "&lt;img" in text
-    assert "did not record who was asked" in text
+    assert "did not record which machines were asked" in text
 
 
 def test_infinite_and_missing_figures_are_said_and_not_drawn(tmp_path):
