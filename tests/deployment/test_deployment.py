@@ -66,7 +66,7 @@ def checkpoint_of(folder):
         return json.loads(str(file["header"]))["plain"]
 
 
-def test_a_run_over_real_nodes_ends_like_any_other_and_leaves_the_same_files(deployed):
+def test_a_real_run_leaves_the_usual_files(deployed):
     assert deployed.result["rounds"] == ROUNDS
     assert deployed.result["aggregated"] == 2 * ROUNDS == deployed.result["releases"]
     assert deployed.result["refusals"] == deployed.result["lost_replies"] == 0

@@ -64,7 +64,7 @@ SECURE = RunConfig(
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_ray_gives_the_same_model_as_the_in_process_engine_to_the_last_bit(name, tmp_path):
+def test_ray_gives_the_in_process_engines_model(name, tmp_path):
     check_same(CONFIGURATIONS[name], num_nodes(CONFIGURATIONS[name]), tmp_path)
 
 

@@ -174,7 +174,7 @@ def test_the_tolerance_would_notice_another_noise():
 
 
 @pytest.mark.parametrize("mib", [0.0, 0.01, 256.0])
-def test_noise_is_the_same_to_the_last_bit_whether_rows_are_kept_or_made_again(mib):
+def test_kept_and_remade_rows_give_equal_noise(mib):
     kept = run_cohort(BASE, row_cache_mib=mib).parameters
     assert all((a == b).all() for a, b in zip(kept, run_cohort(BASE).parameters, strict=True))
 

@@ -42,7 +42,7 @@ def nothing_left(monkeypatch):
     assert not [port for port in ports if launch.is_listening(port)]
 
 
-def test_ray_gives_the_same_model_as_the_in_process_engine_to_the_last_bit(tmp_path, nothing_left):
+def test_ray_gives_the_in_process_engines_model(tmp_path, nothing_left):
     """More machines than nodes, partial participation, losses: everything that could tell engines apart."""
     config = RunConfig(
         num_clients=6, clients_per_round=4, num_rounds=4, lost_replies=0.2, out_dir=str(tmp_path), run_name="a b'\"c"
@@ -99,7 +99,7 @@ def make_model(num_features, num_classes):
 
 
 @pytest.mark.long
-def test_a_task_and_a_model_of_the_current_folder_are_found_by_all_of_ray(tmp_path, monkeypatch, nothing_left):
+def test_ray_finds_tasks_and_models_of_the_folder(tmp_path, monkeypatch, nothing_left):
     """The command is started where the module lies, which is on nobody's search path."""
     (tmp_path / "mine_on_ray.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)

@@ -38,7 +38,7 @@ SMALL = {
 KIND = GradientNormTable(rates={"algorithm 1": -0.5})
 
 
-def test_a_slope_is_that_of_the_line_and_its_error_that_of_the_noise():
+def test_a_fitted_slope_and_error_match_line_and_noise():
     """500 fits to noise of standard deviation 0.2: errors of three standard errors in about 0.5 % of 13 degrees.
 
     More than 3 % of them would be a false alarm in less than one case in 10^6; an error stated half as large is seen.

@@ -23,7 +23,7 @@ SMALL = {
 }
 
 
-def test_a_run_tells_the_gradient_norm_of_its_training_loss_where_it_was_asked_for():
+def test_the_gradient_norm_is_told_on_request():
     config = RunConfig.from_mapping({**SMALL, "strategy": "reduced-tree-momentum"})
     result = run_cohort(config)
     task, model = result.experiment.data, result.experiment.model

@@ -398,7 +398,7 @@ def test_a_trained_model_goes_back_into_a_module():
         load_trainable(torch.nn.Linear(3, 4), result.arrays)
 
 
-def test_a_whole_state_dict_ends_the_training_at_once_and_says_what_to_start_with(caplog):
+def test_a_whole_state_dict_ends_training_with_advice(caplog):
     strategy = FullBatch(learning_rate=2.0, **OPTIONS)
     whole = ArrayRecord({"more": Array(np.zeros(3)), **trainable_arrays(make_module())})
     with pytest.raises(NothingAggregatedError, match=r"start the strategy with murmurfl.clients.trainable_arrays"):

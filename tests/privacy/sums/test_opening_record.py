@@ -325,7 +325,7 @@ def test_a_machines_ledger_is_no_record(tmp_path):
 
 
 @pytest.mark.parametrize("version", [0, 2, 7])
-def test_a_record_of_another_format_is_refused_and_what_a_crash_left_in_its_log_stays_there(path, version, tmp_path):
+def test_a_record_of_another_format_is_refused_and_kept(path, version, tmp_path):
     copy = tmp_path / "copy" / path.name
     copy.parent.mkdir()
     with closing(sqlite3.connect(path)) as connection:
@@ -346,7 +346,7 @@ def test_a_record_of_another_format_is_refused_and_what_a_crash_left_in_its_log_
     assert files_of(copy) == before
 
 
-def test_a_record_that_came_back_without_a_log_gets_one_again_once_it_is_believed(path):
+def test_a_believed_record_gets_its_log_back(path):
     helper(path).open("s", "1", FIRST)
     folded(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -712,7 +712,7 @@ class ForgetfulRecord(MemoryOpeningRecord):
         super().__init__()
 
 
-def test_a_record_in_memory_opens_two_sets_of_one_name_once_it_was_killed(path):
+def test_a_memory_record_forgets_sets_when_killed(path):
     assert exit_code(path, "1", FIRST, "sent", ForgetfulRecord) == -signal.SIGKILL
     ((_, before, total, _),) = answers_of(path)
     after = opener_of(ForgetfulRecord(path)).open("s", "1", FIRST[:5])

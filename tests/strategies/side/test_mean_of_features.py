@@ -101,7 +101,7 @@ def test_machines_that_are_lost_are_in_neither_the_sum_nor_the_number():
     assert strategy.history[0].samples == len(heard)
 
 
-def test_a_reply_that_does_not_say_of_how_many_samples_it_is_is_dropped():
+def test_a_reply_without_its_sample_number_is_dropped():
     def forged(reply):
         if reply.metadata.src_node_id == NodesGrid.first_node + 2:
             reply.content[protocol.METRICS] = MetricRecord({**reply.content[protocol.METRICS], "num-examples": 0})
@@ -154,7 +154,7 @@ class Killing(Nodes):
         raise KilledError
 
 
-def test_a_server_that_is_killed_after_the_round_takes_the_mean_from_its_checkpoint(tmp_path):
+def test_a_server_killed_after_the_round_restores_the_mean(tmp_path):
     path, grid = tmp_path / "mean.npz", Nodes()
     centre = mean_of(session=None, checkpoint=path).collect(grid)
     again = mean_of(session=None, checkpoint=path)
@@ -164,7 +164,7 @@ def test_a_server_that_is_killed_after_the_round_takes_the_mean_from_its_checkpo
         MeanOfFeatures(num_features=K + 1, num_clients=MACHINES, seed=1, checkpoint=path).collect(grid)
 
 
-def test_a_server_that_is_killed_in_the_round_asks_again_in_the_same_session(tmp_path, caplog):
+def test_a_server_killed_in_the_round_keeps_its_session(tmp_path, caplog):
     path, grid = tmp_path / "mean.npz", Killing()
     first = mean_of(session=None, checkpoint=path)
     with pytest.raises(KilledError):
@@ -180,7 +180,7 @@ def test_a_server_that_is_killed_in_the_round_asks_again_in_the_same_session(tmp
     assert "used as they lie" in caplog.text
 
 
-def test_a_round_that_gave_nothing_is_asked_for_again_and_not_resumed_as_done(tmp_path):
+def test_an_empty_round_is_asked_again(tmp_path):
     path, grid = tmp_path / "mean.npz", Nodes()
     with pytest.raises(ConfigurationError, match="not-configured"):
         mean_of(session=None, checkpoint=path).collect(Nodes(centring=False))
@@ -233,7 +233,7 @@ def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
         trusted(policy=PrivacyPolicy(1.0, 1, 3, 1.0, trust="trusted-server", order="all", mechanism="independent"))
 
 
-def test_a_machine_that_sends_more_than_its_samples_can_is_dropped_by_a_trusted_server():
+def test_a_trusted_server_drops_oversized_contributions():
     def forged(reply):
         if reply.metadata.src_node_id == NodesGrid.first_node:
             values = np.full(K, 2.0**8)

@@ -95,7 +95,7 @@ def evaluate(grid, strategy=None):
     return (strategy or evaluation()).evaluate(grid, ArrayRecord([MODEL]))
 
 
-def test_without_noise_it_is_the_share_of_right_predictions_and_the_area_of_binned_scores():
+def test_without_noise_an_evaluation_is_accuracy_and_binned_area():
     found = evaluate(Nodes(mechanism="none"))
     right, score, positive = measured(SIZES)
     assert found.accuracy == pytest.approx(right.mean(), abs=1e-4)
@@ -117,9 +117,7 @@ def test_with_noise_it_is_as_far_off_as_is_said():
 
 @pytest.mark.parametrize("mechanism", ["none", ""])
 @pytest.mark.parametrize("bins", [0, BINS])
-def test_samples_that_a_real_machine_could_not_evaluate_are_said_and_nobody_s_noise_is_taken_for_them(
-    monkeypatch, mechanism, bins
-):
+def test_samples_without_an_evaluation_are_reported_apart_from_noise(monkeypatch, mechanism, bins):
     """A failed sample's row is zero, which is half a right prediction; by chance said once in 30,000 times."""
     whole = evaluate(Nodes(mechanism=mechanism, bins=bins), evaluation(bins=bins))
     assert "could not be evaluated" not in whole.sentence
@@ -131,7 +129,7 @@ def test_samples_that_a_real_machine_could_not_evaluate_are_said_and_nobody_s_no
     assert "of them could not be evaluated, and count as half right" in found.sentence
 
 
-def test_what_was_held_out_is_said_to_be_only_if_all_machines_say_so():
+def test_held_out_is_claimed_only_if_all_machines_agree():
     found = evaluate(Nodes(mechanism="none", held_out=10))
     right, _, _ = measured(SIZES, first=-10)
     assert (found.held_out, found.samples) == (True, 10 * MACHINES)
@@ -145,7 +143,7 @@ def test_what_was_held_out_is_said_to_be_only_if_all_machines_say_so():
     assert not evaluate(Nodes(held_out=10, forged=one_not)).held_out
 
 
-def test_machines_that_are_lost_are_in_neither_the_count_nor_the_number_nor_the_noise():
+def test_lost_machines_leave_count_number_and_noise():
     found = evaluate(Nodes(deaf=(0, 4)))
     heard = [str(i) for i in (1, 2, 3)]
     assert (found.samples, found.machines) == (sum(SIZES[name] for name in heard), 3)
@@ -215,7 +213,7 @@ def test_a_server_that_was_killed_after_the_round_has_it_in_its_checkpoint(tmp_p
         evaluation(session=None, checkpoint=path, bins=0).evaluate(Nodes(), ArrayRecord([MODEL]))
 
 
-def test_a_server_that_was_killed_in_the_round_asks_again_in_the_same_session(tmp_path):
+def test_a_server_killed_in_the_round_asks_again(tmp_path):
     path, grid = tmp_path / "evaluation.npz", Killing()
     first = evaluation(session=None, checkpoint=path)
     with pytest.raises(KilledError):
@@ -253,7 +251,7 @@ def of_sums(**options):
     return evaluation(secure_aggregation=SecureAggregation(min_cohort=4, helpers=2), **options)
 
 
-def test_a_sum_is_opened_and_the_noise_is_a_share_of_every_machine_s():
+def test_an_opened_sum_has_every_machines_noise_share():
     """Five standard deviations: by chance once in a million and a half."""
     found = evaluate(Secure(), of_sums())
     right, _, _ = measured(SIZES)
@@ -272,7 +270,7 @@ def test_a_sum_of_too_few_stays_closed_and_nothing_is_said():
         evaluate(grid, of_sums())
 
 
-def test_a_server_that_was_killed_before_a_sum_was_opened_knows_whose_noise_is_in_it(tmp_path):
+def test_a_killed_server_remembers_whose_noise_an_unopened_sum_has(tmp_path):
     path, grid = tmp_path / "evaluation.npz", Secure()
 
     def dying(kind, helper, message):
@@ -312,7 +310,7 @@ def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
         trusted(policy=PrivacyPolicy(1.0, 1, 3, 1.0, trust="trusted-server", order="all", mechanism="independent"))
 
 
-def test_a_machine_that_sends_more_than_its_samples_can_is_dropped_by_a_trusted_server():
+def test_a_trusted_server_drops_oversized_contributions():
     def forged(reply):
         if reply.metadata.src_node_id == NodesGrid.first_node:
             reply.content[protocol.ARRAYS] = ArrayRecord({"0": Array(np.full(2 + 2 * BINS, 2.0**8))})
