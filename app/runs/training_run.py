@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from ...privacy import ConfigurationError, MurmurflError
 from ...strategies import DirectMachines, ReleaseStrategy, RoundReport
 from ..methods.auto_method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
-from ..nodes.flower_internals import log
 from ..settings.run_config import RunConfig
 from ..settings.trust_settings import nothing_gained
 from .experiment import Experiment, prepare
@@ -30,6 +30,8 @@ from .simulated_figures import GradientNorms, OnlineLosses
 
 REAL_NODES = "real-nodes"
 """The engine's name where machines are real."""
+
+log = logging.getLogger("flwr").log
 
 _WORTH_SAYING = 0.05
 """A share of rounds."""
