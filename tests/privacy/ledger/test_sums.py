@@ -25,6 +25,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.ledger.mark import read_mark
 
+from tests.harness.machines import DurableLedger
 from tests.privacy.ledger.nodes import contribution, folder, machine, stream_of
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -281,11 +282,7 @@ def test_a_simulated_machine_whose_local_figure_nothing_bounds_still_takes_part(
     subject.release("s", 0, contribution)
     assert (ledger.account().reserved_mu, ledger.account().reserved_local_mu) == (1.0, math.inf)
     with pytest.raises(ConfigurationError, match="mu_local"):
-        machine(LastingLedger(), SystemKeys(bytes(32)), **far)
-
-
-class LastingLedger(MemoryLedger):
-    durable = True
+        machine(DurableLedger(), SystemKeys(bytes(32)), **far)
 
 
 def test_after_sums_a_machine_states_only_its_local_budget(path):

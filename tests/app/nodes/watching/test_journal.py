@@ -8,9 +8,10 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, MetricR
 from flwr.supercore.task_identity import TaskIdentity
 from murmurfl.app.nodes.watching.journal import Entry, Journal, noting
 from murmurfl.clients import helper_app
-from murmurfl.privacy import ConfigurationError, MemoryOpeningRecord, protocol
+from murmurfl.privacy import ConfigurationError, protocol
 
 from tests.harness.grid import ask_real_node
+from tests.harness.machines import DurableRecord
 from tests.harness.masked_releases import opener_of, round_of
 
 
@@ -94,12 +95,6 @@ def test_a_listener_that_fails_changes_no_answer(caplog: pytest.LogCaptureFixtur
     assert "could not be shown" in caplog.text
 
 
-class _DurableRecord(MemoryOpeningRecord):
-    """Stands in for a record on disk: the test keeps it as long as it must last."""
-
-    durable = True
-
-
 @pytest.mark.parametrize("kind", [protocol.QUERY_OPEN, "train"])
 def test_an_opened_sum_is_noted_with_its_size(kind: str) -> None:
     journal, entries = Journal(), []
@@ -115,7 +110,7 @@ def test_an_opened_sum_is_noted_with_its_size(kind: str) -> None:
         protocol.SIGNATURE: [one.signature for one in releases],
         protocol.SEALS: [seal for one in releases for seal in one.seals],
     }
-    app = noting(helper_app(opener_of(_DurableRecord(), "left")), journal)
+    app = noting(helper_app(opener_of(DurableRecord(), "left")), journal)
     ask_real_node(app, RecordDict({protocol.CONFIG: ConfigRecord(config)}), kind)
     ask_real_node(app, RecordDict({protocol.CONFIG: ConfigRecord({**config, protocol.SESSION: "t"})}), kind)
     ask_real_node(app, RecordDict({protocol.CONFIG: ConfigRecord({protocol.ASK: "x"})}), kind)
