@@ -28,6 +28,8 @@ from murmurfl.privacy import (
 from murmurfl.privacy.machine.clipping import DenseContributions
 from murmurfl.privacy.machine.machine_block import MachineBlock
 
+from tests.app.run_configs import CONTRACTIVE
+
 # Contributions may differ by rounding in float64, which moves a value to a neighbouring point of the grid now and then:
 # about 2^-20 of the noise's standard deviation. PyTorch models are float32.
 RELATIVE, ABSOLUTE, FLOAT32 = 1e-6, 1e-8, 1e-4
@@ -67,19 +69,7 @@ CONFIGURATIONS = {
     "mu2, several passes": replace(BASE, mechanism="blt", passes=3, num_rounds=0, batch_size=40),
     "online": replace(BASE, strategy="online", mechanism="sqrt_toeplitz"),
     "online, mlp, losses": replace(BASE, strategy="online", model="mlp", mechanism="blt", lost_replies=0.3),
-    "online, contractive": replace(
-        BASE,
-        strategy="online",
-        mechanism="banded",
-        clip_unit="contractive",
-        task="synthetic-logistic",
-        partition="own",
-        model="logistic",
-        synthetic_samples=300,
-        synthetic_features=20,
-        clients_per_round=10,
-        num_rounds=10,
-    ),
+    "online, contractive": replace(BASE, **CONTRACTIVE, clients_per_round=10, num_rounds=10),
     "online, no noise": replace(BASE, strategy="online", mechanism="none"),
     "shuffled, interleaved": SHUFFLED,
     "shuffled, dp-shuffleg, losses": replace(SHUFFLED, variant="dp-shuffleg", order="IG", lost_replies=0.3),

@@ -14,26 +14,11 @@ from murmurfl.app.papers.reproduction import run_cells, write_reproduction
 from murmurfl.app.papers.tran_cutkosky_2022 import GradientNormTable, fitted_slope
 from murmurfl.privacy import gdp_mu
 
+from tests.app.run_configs import GRADIENT_NORMS
+
 needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
 
-SMALL = {
-    "task": "synthetic-logistic",
-    "partition": "iid",
-    "preset": "practical",
-    "model": "nonconvex-logistic",
-    "feature-bound": 1.0,
-    "synthetic-features": 6,
-    "synthetic-samples": 400,
-    "num-clients": 1,
-    "clients-per-round": 1,
-    "batch-size": 20,
-    "passes": 3,
-    "clip-norm": 1.1,
-    "evaluate-every": 5,
-    "gradient-norm": True,
-    "noise-quality": "fast",
-    "checkpoint": False,
-}
+SMALL = {**GRADIENT_NORMS, "partition": "iid", "preset": "practical"}
 
 KIND = GradientNormTable(rates={"algorithm 1": -0.5})
 

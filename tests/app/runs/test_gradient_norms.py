@@ -5,22 +5,7 @@ import pytest
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.settings.run_config import RunConfig
 
-SMALL = {
-    "task": "synthetic-logistic",
-    "model": "nonconvex-logistic",
-    "feature-bound": 1.0,
-    "synthetic-features": 6,
-    "synthetic-samples": 400,
-    "num-clients": 1,
-    "clients-per-round": 1,
-    "batch-size": 20,
-    "passes": 3,
-    "clip-norm": 1.1,
-    "evaluate-every": 5,
-    "gradient-norm": True,
-    "noise-quality": "fast",
-    "checkpoint": False,
-}
+from tests.app.run_configs import GRADIENT_NORMS as SMALL
 
 
 def test_the_gradient_norm_is_told_on_request():
