@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from logging import INFO
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from ..privacy import ConfigurationError, MurmurflError
-from .nodes.flower_internals import log, simulation_grid
+from .nodes.flower_internals import simulation_grid
 from .runs.experiment import prepare
 from .runs.outcome import CHECKPOINT_NAME, RESULT_NAME
 from .runs.progress import Progress, RoundLine
@@ -22,6 +22,7 @@ from .runs.training_run import check_deployed, run_experiment
 from .settings.run_config import RunConfig
 
 app = ServerApp()
+logger = logging.getLogger("flwr")
 
 _PULL_INTERVAL_S = 0.02
 """Between two looks for replies of a simulation; a look takes a few hundredths of that."""
@@ -100,15 +101,15 @@ def _run(grid: Grid, config: RunConfig, folder: Path, deployed: bool) -> None:
         check_deployed(config)
     guarantee = expected_guarantee(config, deployed=deployed)
     if choice := prepare(config).choice:
-        log(INFO, "%s", choice)
-    log(INFO, "%s", guarantee)
+        logger.info("%s", choice)
+    logger.info("%s", guarantee)
     checkpoint = folder / CHECKPOINT_NAME if deployed and config.checkpoint else None
     with tracking(config, folder, guarantee) as trackers:
 
         def show(progress: Progress) -> None:
             line = RoundLine.of(progress, config.noise_quality)
             if line.wanted:
-                log(INFO, "%s", line)
+                logger.info("%s", line)
             trackers.round(progress)
 
         result = run_experiment(
@@ -116,6 +117,6 @@ def _run(grid: Grid, config: RunConfig, folder: Path, deployed: bool) -> None:
         )
         write_record(result, folder)
         trackers.result(result.outcome)
-    log(INFO, "")
+    logger.info("")
     for line in [*summary_lines(result.outcome, folder), *(f"  {line}" for line in meaning_lines(result.outcome))]:
-        log(INFO, line)
+        logger.info(line)

@@ -32,7 +32,6 @@ from . import (
     engines,
     fleet,
     footprint,
-    forecast,
     glance,
     large,
     masks,
@@ -414,7 +413,6 @@ BLOCKS = {
             )
         },
     },
-    "docs/swap-in.md": {"machines-needed": forecast.needed},
     "docs/results.md": {
         **{name: lambda name=name: beside(name) for name in ("reshef-levy-2025", "reshef-levy-2024")},
         **{name: lambda name=name: chosen(name) for name in ("plan-grid", "plan-grid-mnist")},

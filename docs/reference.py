@@ -91,6 +91,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "result": result_table,
     "files": file_table,
     "forecast": lambda: forecast.table(json.loads(forecast.DEFAULT.read_text("utf-8"))),
+    "machines-needed": forecast.needed,
     **{package: lambda package=package: name_table(package) for package in PUBLIC},
 }
 

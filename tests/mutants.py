@@ -1790,9 +1790,7 @@ MUTANTS = (
         "clients/adapters/foreign_app.py",
         "        values = error\n",
         "        raise\n",
-        (
-            "tests/clients/adapters/test_noise_mod.py::test_on_a_real_node_an_answer_that_is_no_model_counts_as_an_update_of_zero",
-        ),
+        ("tests/clients/adapters/test_noise_mod.py::test_a_nodes_malformed_answer_counts_as_a_zero_update",),
     ),
     Mutant(
         "under secure aggregation a release is sent as it is",

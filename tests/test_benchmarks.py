@@ -131,7 +131,7 @@ def test_a_message_on_ray_stands_beside_one_of_flowers():
 
 @pytest.mark.long  # PyTorch takes seconds to import
 @pytest.mark.parametrize("dense", [False, True])
-def test_the_bare_loop_and_the_model_that_writes_its_gradients_out_do_what_they_say(dense):
+def test_the_bare_loop_and_written_out_gradients_agree(dense):
     size = bare.Size(features=5, machines=4, per_round=2, rounds=3, dense=dense, target=1.3)
     found = bare.bare(size)
     assert (found["updates"], found["parameters"]) == (6, 60)

@@ -210,6 +210,12 @@ def built(tmp_path_factory):
     return packages.bundle(tmp_path_factory.mktemp("bundle"))
 
 
+@pytest.fixture(scope="module")
+def bundle(built, tmp_path_factory):
+    """The bundle unpacked: the first process that imports it compiles it for the others."""
+    return packages.unpacked(built, tmp_path_factory.mktemp("unpacked"))
+
+
 def test_the_bundle_is_the_four_packages_and_flower_takes_it(built):
     files = (path for folder in FOLDERS for path in (packages.ROOT / folder).rglob("*.py"))
     modules = {path.relative_to(packages.ROOT).as_posix() for path in files}
@@ -217,9 +223,8 @@ def test_the_bundle_is_the_four_packages_and_flower_takes_it(built):
     assert built.stat().st_size <= FAB_MAX_SIZE
 
 
-def test_the_bundle_alone_imports_every_module_and_runs_the_default_run(built, tmp_path):
-    """In an empty folder, beside the dependencies and no installation."""
-    packages.unpacked(built, tmp_path)
+def test_the_bundle_alone_imports_every_module_and_runs_the_default_run(bundle):
+    """Beside the dependencies and no installation."""
     code = """
 import importlib
 from pathlib import Path
@@ -231,12 +236,12 @@ result = murmurfl.app.simulate(started_with({"num-rounds": 2}), engine="inproces
 print(*murmurfl.__path__, len(result.progress))
 """
     # -S: an editable installation of the checkout would stand in for whatever is missing.
-    path = os.pathsep.join([str(tmp_path), sysconfig.get_path("purelib")])
+    path = os.pathsep.join([str(bundle), sysconfig.get_path("purelib")])
     ran = subprocess.run(
-        [sys.executable, "-S", "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True
+        [sys.executable, "-S", "-c", code], cwd=bundle, env={**os.environ, "PYTHONPATH": path}, capture_output=True
     )
     assert ran.returncode == 0, ran.stderr.decode()
-    assert ran.stdout.decode().split() == [str(tmp_path), "2"]
+    assert ran.stdout.decode().split() == [str(bundle), "2"]
 
 
 ASK = """
@@ -276,9 +281,8 @@ def ask_real_machine(bundle, tmp_path, *options, also=None):
     return ran.stdout.split()
 
 
-def test_on_a_real_machine_a_bundle_leaves_the_answer_to_the_installed_murmurfl(built, tmp_path):
+def test_on_a_real_machine_a_bundle_leaves_the_answer_to_the_installed_murmurfl(bundle, tmp_path):
     """And where none is installed it refuses."""
-    bundle = packages.unpacked(built, tmp_path / "bundle")
     began, ended, machine = ask_real_machine(bundle, tmp_path)
     assert Path(began).is_relative_to(bundle)
     assert Path(ended) == packages.ROOT / "app" / "client_app.py"  # that of this environment: the checkout's
@@ -289,9 +293,9 @@ def test_on_a_real_machine_a_bundle_leaves_the_answer_to_the_installed_murmurfl(
     assert int(code) == protocol.NOT_CONFIGURED
 
 
-def test_a_broken_installation_says_nothing_to_the_server_and_mixes_with_nothing(built, tmp_path):
+def test_a_broken_installation_says_nothing_to_the_server_and_mixes_with_nothing(bundle, tmp_path):
     """Its error would be Flower's reply if it got out of the mod; half of it beside the bundle would be worse."""
-    bundle, broken = packages.unpacked(built, tmp_path / "bundle"), tmp_path / "broken" / "murmurfl"
+    broken = tmp_path / "broken" / "murmurfl"
     for name, text in {
         "__init__": "",
         "app/__init__": "",

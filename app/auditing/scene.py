@@ -1,4 +1,4 @@
-"""The scene of an audit: machines with canaries among their samples, and what a server sees of them."""
+"""The scene of an audit: machines whose samples include canaries, and the releases a server sees."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ..runs.experiment import Experiment
 
 _ROW_CACHE_BYTES = 64 << 20
 
-# Canaries and query points to choose from: directions of features, their lengths, and values of all parameters.
+# Candidate canaries and query points: random feature directions, their lengths, and one value for all parameters.
 _DIRECTIONS = 2
 _LENGTHS = (1.0, 1e3)
 _FAR = 100.0
 
 
 class Scene:
-    """A machine of an experiment, the canaries among its samples, and the point it is asked at."""
+    """One machine of an experiment, canaries among its samples, and the point it is queried at."""
 
     def __init__(self, experiment: Experiment) -> None:
-        # Under secure aggregation the machine with the fewest samples settles the policy of all.
+        # Under secure aggregation the smallest machine settles the policy of all.
         chosen = min if experiment.config.secure else max
         machine = chosen(range(len(experiment.shards)), key=lambda i: len(experiment.shards[i]))
         shard, self.policy = experiment.shards[machine], experiment.policy(machine)
@@ -47,9 +47,9 @@ class Scene:
         self._experiment = replace(experiment, data=data)
 
     def shift(self, release: int) -> NDArray[np.float64]:
-        """The move of each release by a canary, found by the same keys with it and without.
+        """How far a canary moves each release, found by releasing with and without it under the same keys.
 
-        In a secret order it is what it would move in the first release.
+        In a secret order every release moves as the first would.
         """
         pair = [self.streams(canary, range(1), self._experiment.config.seed) for canary in (0, release)]
         without, present = (prefix_sums(answers, 1, self.policy.max_participations)[0] for answers in pair)
@@ -57,18 +57,18 @@ class Scene:
         return np.tile(moved[-1], (len(moved), 1)) if self.policy.order == "secret" else moved
 
     def streams(self, canary: int, numbers: range, seed: int, *, summed: int = 1, ignored: bool = False) -> Answers:
-        """The answers of runs of a seed and these numbers, with the other canary in a release, or in none for 0.
+        """Return the answers of several runs whose second canary is in release ``canary``, or in none if 0.
 
         Parameters
         ----------
         summed : int
-            Machines whose releases are seen as one sum: the canary's, and others without any.
+            Machines per opened sum: the canary's, and others without a canary.
         ignored : bool
-            Whether the canary's machine is told that nothing of it ever arrived, and the others what is true.
+            Whether the canary's machine alone is told that none of its releases arrived.
         """
         order = np.arange(self._samples)
         step = 1 if self.policy.order == "secret" else self.policy.batch_size
-        order[::step] = self._samples  # each release's first sample is a canary, in a secret order every one
+        order[::step] = self._samples  # the first sample of each release is a canary; in a secret order every sample is
         other = self._shard(order.copy())
         if canary:
             order[(canary - 1) * step] += 1
@@ -92,7 +92,7 @@ class Scene:
         return answers
 
     def _shard(self, order: NDArray[np.int64]) -> Any:
-        """A machine with these rows; where rows are owners, every sample of an owner is the same."""
+        """A machine with these rows; if rows are owners, an owner's samples are all alike."""
         data, most = self._experiment.data, self.policy.samples_per_owner
         if not most:
             return Shard(data, order)
@@ -101,13 +101,13 @@ class Scene:
 
 
 def _first(shard: Any, part: int) -> NDArray[Any]:
-    """Features, or labels, of the samples of a shard; of each owner those of the first."""
+    """Features (part 0) or labels (1) of a shard; of owners, those of their first sample."""
     values = shard[: len(shard)][part]
     return values[:, 0] if isinstance(shard, OwnedSamples) else values
 
 
 def _sum(releases: Sequence[Release | RefusedError]) -> Release | RefusedError:
-    """The opened sum of releases; a refusal if one of them is."""
+    """The opened sum of releases, or the first refusal."""
     made = [release for release in releases if isinstance(release, Release)]
     if len(made) < len(releases):
         return next(release for release in releases if isinstance(release, RefusedError))
@@ -117,7 +117,7 @@ def _sum(releases: Sequence[Release | RefusedError]) -> Release | RefusedError:
 def canaries(
     model: Model, clip_norm: float, seed: int
 ) -> tuple[list[NDArray[Any]], NDArray[np.float32], NDArray[np.int64]]:
-    """The query point and the two samples whose gradients, clipped, are farthest apart there, of a few tried.
+    """Return the query point and the two samples whose clipped gradients are farthest apart, of a few candidates.
 
     Returns
     -------
@@ -127,7 +127,7 @@ def canaries(
     generator = np.random.Generator(np.random.Philox(key=derived_seed("canary", seed)))
     directions = generator.standard_normal((_DIRECTIONS, model.num_features))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    # The last are the opposites with the same sum, so that a point with all weights alike gives both the same score.
+    # The last are opposites with equal sums, which a point with equal weights scores alike.
     directions = np.concatenate([directions, -directions, 2 * directions.mean(axis=1, keepdims=True) - directions])
     features = np.concatenate([length * directions for length in _LENGTHS]).astype(np.float32)
     labels = np.repeat(np.arange(2), len(features))

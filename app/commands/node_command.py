@@ -44,9 +44,7 @@ def node(
     metrics_address: MetricsAddress = "",
 ) -> None:
     """Take part with this machine's own data, policy and ledger; only code runs that is installed here."""
-    reach = superlink, root_certificates, auth_private_key, insecure
-    serving, shown = Serving(log_json, log_details, verbose), (health_address, metrics_address)
-    _take_part("node", config, reach, serving, shown, check=check, as_json=as_json, run_every=run_every)
+    _take_part("node", **locals())
 
 
 def helper(
@@ -64,43 +62,49 @@ def helper(
     metrics_address: MetricsAddress = "",
 ) -> None:
     """Help a server to sums of releases and to nothing smaller: it gets seeds of masks, never a release."""
-    reach = superlink, root_certificates, auth_private_key, insecure
-    serving, shown = Serving(log_json, log_details, verbose), (health_address, metrics_address)
-    _take_part("helper", config, reach, serving, shown, check=check, as_json=as_json)
+    _take_part("helper", **locals(), run_every=None)
 
 
 def _take_part(
     kind: str,
-    config: Path,
-    reach: tuple[str, Path | None, Path | None, bool],
-    serving: Serving,
-    shown: tuple[str, str],
     *,
+    config: Path,
+    superlink: str,
+    root_certificates: Path | None,
+    auth_private_key: Path | None,
+    insecure: bool,
     check: bool,
+    run_every: float | None,
     as_json: bool,
-    run_every: float | None = None,
+    log_json: bool,
+    log_details: bool,
+    verbose: bool,
+    health_address: str,
+    metrics_address: str,
 ) -> None:
-    """Run a node or a helper, or check it."""
+    """Run a node or a helper, or check it; keywords are the commands' options."""
+    serving = Serving(log_json, log_details, verbose)
     serving.start_log(watched=check)
     with serving.failing():
-        from ..nodes.connections.connection import Connection
+        from ..nodes.connections.connection import Given
         from ..nodes.helper_config import HelperConfig
         from ..nodes.own_app import read_node
-        from ..nodes.preflight import Given, check_helper, check_node
+        from ..nodes.preflight import check_helper, check_node
         from ..nodes.supernode import run_helper, run_node
         from ..nodes.taken_runs import TakenRuns
         from ..nodes.watching.health import Addresses, watched
 
         refuse_without_check(check=check, as_json=as_json, run_every=run_every)
+        given = Given(superlink, root_certificates, auth_private_key, insecure)
         if check:
-            given, is_node = Given(*reach), kind == "node"
+            is_node = kind == "node"
             found = check_node(config, given, run_every_days=run_every) if is_node else check_helper(config, given)
             say_checks_and_end(found, as_json=as_json)
             return
         settings = (read_node if kind == "node" else HelperConfig.read)(config, runs_kept=True)
-        runs, reached, journal = TakenRuns.read(config), Connection.read(config, *reach), serving.journal()
+        runs, reached, journal = TakenRuns.read(config), given.needed_connection(config), serving.journal()
         ledger = None if isinstance(settings, HelperConfig) else Path(settings.ledger)
-        with watched(kind, journal, Addresses(*shown), ledger, reached.root_certificates):
+        with watched(kind, journal, Addresses(health_address, metrics_address), ledger, reached.root_certificates):
             if isinstance(settings, HelperConfig):
                 run_helper(settings, reached, journal, runs)
             else:

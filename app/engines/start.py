@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from logging import INFO
 from pathlib import Path
 from typing import Any
-
-from flwr.common.logger import log
 
 from ...privacy import ConfigurationError
 from ..client_app import app
@@ -123,7 +120,7 @@ def run_cohort(
         machines = CohortMachines(experiment, row_cache_mib=row_cache_mib)
         return run_experiment(machines, config, **told)
     experiment.check_rounds()  # refused before anything is started
-    tell = say or partial(log, INFO)
+    tell = say or logging.getLogger("flwr").info
     spread = opened_pool(
         workers,
         ray_address,

@@ -1,4 +1,4 @@
-"""Flower's internals that the application uses outside of its engines and nodes: log, run, mods, grid, bundle."""
+"""Flower's internals that the application uses outside of its engines and nodes: run, mods, grid, bundle."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flwr.clientapp.typing import ClientAppCallable
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 if TYPE_CHECKING:
     from flwr.superlink.grid import InMemoryGrid
 
-__all__ = ["ClientAppCallable", "Run", "bundle_of", "log", "simulation_grid", "without_log"]
+__all__ = ["ClientAppCallable", "Run", "bundle_of", "simulation_grid", "without_log"]
 
 
 def simulation_grid(grid: Grid) -> InMemoryGrid | None:

@@ -17,7 +17,7 @@ from ...clients.records.sources import file_items
 from ...privacy import MurmurflError, SQLiteLedger, read_ledger
 from ...privacy.files import exposure
 from .allowance import DAY_S, Allowance, Costs, allowance_of
-from .connections.connection import Connection
+from .connections.connection import Given
 from .connections.connection_checks import Check, connection_checks, not_tried, worst
 from .describing import describe, describe_helper, describe_own
 from .helper_config import HelperConfig
@@ -31,20 +31,6 @@ _LEAST_FREE = 16 << 20
 _COMFORTABLE = 4
 _ENOUGH = 0.9
 """Share of records that fit their schema below which a warning is due."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a command says of the connection; see :meth:`~murmurfl.app.nodes.connections.connection.Connection.read`."""
-
-    superlink: str = ""
-    root_certificates: Path | None = None
-    private_key: Path | None = None
-    insecure: bool = False
-
-    def connection(self, path: Path) -> Connection | None:
-        """The connection by these options and the operator's file; None if neither names a SuperLink."""
-        return Connection.where_given(path, self.superlink, self.root_certificates, self.private_key, self.insecure)
 
 
 @dataclass(frozen=True)

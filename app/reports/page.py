@@ -1,4 +1,4 @@
-"""The page of a report: one HTML document, its styles and figures inside it, that loads nothing."""
+"""The page of a report: one HTML document that contains its styles and figures and loads nothing."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ summary { cursor: pointer; font-weight: 600; padding: .2rem 0; }
 </head>
 <body>
 <h1>{{ "Report of a run" if runs | length == 1 else "Report of %d runs" % (runs | length) }}</h1>
-<p class="soft">Made by <code>murmurfl report</code> from what the server wrote down. Nothing here is more than a server
-knows, but what is marked as a simulation's alone.</p>
+<p class="soft">Made by <code>murmurfl report</code> from what the server wrote down. Only what is marked as a
+simulation's exceeds what a server knows.</p>
 
 {% macro figures(plots) %}
 <div class="plots">
@@ -120,7 +120,7 @@ knows, but what is marked as a simulation's alone.</p>
 </div>
 {{ figures(run.plots) }}
 {% if not run.recorded %}
-<p class="soft">This run did not record who was asked when: no heat map, no ε by machine.</p>
+<p class="soft">This run did not record which machines were asked: no heat map, no ε by machine.</p>
 {% endif %}
 {% if run.refusals %}
 <p>Refusals:
@@ -152,8 +152,8 @@ knows, but what is marked as a simulation's alone.</p>
 {% if run.machines.rows %}
 <details><summary>{{ run.machines.title }}</summary>
 {% call listed(run.machines) %}
-What each machine says of itself. "Of its releases" is bookkeeping, true of a number of releases fixed in
-advance; the guarantee is the other. Every ε is in the terms above.
+Each machine's own figures. "Of its releases" is bookkeeping that holds only if the number of releases was
+fixed in advance; the other is the guarantee. Every ε is in the terms above.
 {% if run.left_out %}{{ run.left_out }} more machines are left out.{% endif %}
 {% endcall %}
 </details>
@@ -165,7 +165,7 @@ advance; the guarantee is the other. Every ε is in the terms above.
 <tr><th scope="row">{{ key }}</th><td{% if is_set %} class="set"{% endif %}>{{ value }}</td></tr>
 {% endfor %}
 </tbody>
-<caption>In bold: other than the default.</caption>
+<caption>Bold: differs from the default.</caption>
 </table></div></details>
 {% if folded %}</details>{% endif %}
 {% endfor %}
@@ -175,6 +175,6 @@ advance; the guarantee is the other. Every ε is in the terms above.
 
 
 def page(**parts: Any) -> str:
-    """The document; every text is escaped, figures excepted, which are ours."""
+    """Render the document; all text is escaped except our own figures."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_PAGE).render(**parts)

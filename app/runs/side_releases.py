@@ -7,18 +7,17 @@ share of mu^2, its noise, and the server's half with a session of its own. What 
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from logging import WARNING
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -51,6 +50,8 @@ from ..methods.problem import trained_samples
 from ..models.model import Model
 from ..settings.registry import registry
 from .permitted_run import EVALUATION, MEAN, session_options
+
+logger = logging.getLogger("flwr")
 
 _KEPT = ("delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu")
 """Fields that the policy of a side release shares with that of everything else on a machine."""
@@ -201,7 +202,7 @@ class RunSide(ABC):
 
     @abstractmethod
     def strategy(self, *, deployed: bool = False, checkpoint: Path | None = None) -> MeanOfFeatures | PrivateEvaluation:
-        """The server's half."""
+        """The server's half; ``checkpoint`` is the training's."""
 
     @cached_property
     def plan(self) -> NoisePlan:
@@ -221,8 +222,11 @@ class RunSide(ABC):
         """Mu and share as a result has them; infinite without noise, whatever the configured mu is."""
         return {"mu": self.mu if self.problem.config.private else math.inf, "share": self.share}
 
-    def _server_options(self, deployed: bool, checkpoint: Path | None) -> dict[str, Any]:
-        """Options of the server's half of any side release; a trusted server makes the noise, by a policy."""
+    def _server_options(self, deployed: bool, training: Path | None) -> dict[str, Any]:
+        """Options of the server's half; a trusted server makes the noise, by a policy.
+
+        The checkpoint lies beside the training's: a server that is killed asks again in the same session.
+        """
         config, policy = self.problem.config, self.machine_half().policy
         options: dict[str, Any] = {
             "num_clients": config.num_clients,
@@ -230,17 +234,15 @@ class RunSide(ABC):
             **session_options(config, self.problem.side_session(self.of), self.of, deployed=deployed),
             "largest_value": self.plan.largest_value,
             "node_deadline_s": config.node_deadline_s,
-            "checkpoint": checkpoint,
+            "checkpoint": None
+            if training is None
+            else training.with_name(f"{training.stem}-{self.of}{training.suffix}"),
             **self.problem.summation(),
         }
         if policy.trust == "trusted-server":
             options["policy"] = policy
             options["noise_keys"] = None if deployed else SimulatedKeys(config.seed, f"server, {self.of}")
         return options
-
-    def _checkpoint(self, training: Path | None) -> Path | None:
-        """A file of its own beside the training's: a server that is killed asks again in the same session."""
-        return None if training is None else training.with_name(f"{training.stem}-{self.of}{training.suffix}")
 
 
 @dataclass(frozen=True)
@@ -297,7 +299,7 @@ class MeanSide(RunSide):
 
     def collect(self, grid: Grid | DirectMachines, checkpoint: Path | None, *, deployed: bool) -> FeatureMean:
         """The mean, released by machines now or read from its checkpoint."""
-        strategy = self.strategy(deployed=deployed, checkpoint=self._checkpoint(checkpoint))
+        strategy = self.strategy(deployed=deployed, checkpoint=checkpoint)
         strategy.machines.several_on_a_node = not deployed
         centre = strategy.collect(grid, timeout=self.problem.config.round_timeout_s)
         return FeatureMean(centre, self._half.constant, strategy.history[-1])
@@ -363,10 +365,10 @@ class EvaluationSide(RunSide):
     ) -> tuple[EvaluationResult | None, str]:
         """The machines' evaluation of a model, or None and why there is none: the run keeps its model."""
         centre = None if mean is None else mean.centre
-        strategy = self.strategy(deployed=deployed, checkpoint=self._checkpoint(checkpoint), centre=centre)
+        strategy = self.strategy(deployed=deployed, checkpoint=checkpoint, centre=centre)
         strategy.machines.several_on_a_node = not deployed
         try:
             return strategy.evaluate(grid, model, timeout=self.problem.config.round_timeout_s), ""
         except MurmurflError as error:
-            log(WARNING, "The model was not evaluated privately: %s", error)
+            logger.warning("The model was not evaluated privately: %s", error)
             return None, str(error)

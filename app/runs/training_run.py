@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -18,7 +19,6 @@ from ...privacy import ConfigurationError, Forecast, MurmurflError
 from ...strategies import DirectMachines, ReleaseStrategy, RoundReport
 from ..methods.auto_method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
-from ..nodes.flower_internals import log
 from ..planning.rehearsal import foretold
 from ..settings.run_config import RunConfig
 from ..settings.trust_settings import nothing_gained
@@ -33,6 +33,8 @@ from .simulated_figures import GradientNorms, OnlineLosses
 
 REAL_NODES = "real-nodes"
 """The engine's name where machines are real."""
+
+log = logging.getLogger("flwr").log
 
 _WORTH_SAYING = 0.05
 """A share of rounds."""

@@ -1,6 +1,6 @@
-"""The keys of a run configuration, each declared once, in tables (:mod:`murmurfl.privacy.setting`).
+"""The keys of a run configuration, in tables (:mod:`murmurfl.privacy.setting`).
 
-Those that operators' files share about a machine's privacy stand in :mod:`murmurfl.privacy.machine.tables`.
+Keys about a machine's privacy are in :mod:`murmurfl.privacy.machine.tables`, which operators' files share.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ _PRESETS = "the preset's"
 
 
 def named(key: str, default: str, sentence: str) -> Any:
-    """A setting that names something registered, or ``package.module:Thing`` of one's own."""
+    """Declare a key whose value is a registered name or a user's ``package.module:Thing``."""
     return setting(default, sentence, names=True, choices=partial(registry, key))
 
 
 @table("data")
 class Data:
-    """The data, and how they are split among machines; an operator's file may say the same."""
+    """Data and partition; operators' files have this table too."""
 
     task: str = named("task", "digits", "The data set.")
-    features: str = named("features", "pixels", "A fixed map of a task's images, which costs no privacy.")
+    features: str = named("features", "pixels", "Fixed map applied to a task's images; costs no privacy.")
     data_root: str = setting(
         "", "Folder with the data sets; empty for the environment variable MURMURFL_DATA.", file=True
     )
-    partition: str = named("partition", "iid", "How samples are split among the machines.")
+    partition: str = named("partition", "iid", "How samples are split among machines.")
 
 
 @table("training")
 class Trained:
-    """What is trained, and how; an operator's file may say the same."""
+    """Method and model; operators' files have this table too."""
 
     strategy: str = named("strategy", "mu2", "The method: how machines and server train.")
-    model: str = named("model", "softmax", "What is trained.")
+    model: str = named("model", "softmax", "The model to train.")
     feature_bound: float = setting(
         0.0, "R, a public bound on a sample's norm.", at_least=0, zero="the task's", read_by="model"
     )
@@ -51,7 +51,7 @@ class Trained:
 
 @table("data")
 class DataOfRun:
-    """Data of a simulation."""
+    """Data of a simulated run."""
 
     dirichlet_alpha: float = setting(
         0.5, "Concentration of the label-skewed partition; small is more skewed.", above=0, read_by="partition"
@@ -59,30 +59,22 @@ class DataOfRun:
     download: bool = setting(False, "Whether a missing data set may be downloaded into the data root.")
     public_samples: int = setting(
         0,
-        "Training samples that count as public, for tasks without public samples of their own.",
+        "Training samples treated as public, for tasks that have no public samples.",
         at_least=0,
         read_by="strategy",
     )
     synthetic_samples: int = setting(6000, "Training samples of a synthetic task.", at_least=1, read_by="task")
     synthetic_features: int = setting(784, "Values of a sample of a synthetic task.", at_least=1, read_by="task")
     synthetic_alpha: float = setting(
-        0.1, "How far machines differ in their rules: a variance.", at_least=0, read_by="task"
+        0.1, "Variance of the labelling rule between machines.", at_least=0, read_by="task"
     )
-    synthetic_beta: float = setting(
-        0.1, "How far machines differ in their features: a variance.", at_least=0, read_by="task"
-    )
-    validation_samples: int = setting(
-        0, "Training samples held out and evaluated on in place of the test set, for tuning.", at_least=0
-    )
-    training_samples: int = setting(
-        0, "How many training samples are used, the same ones in every run.", at_least=0, zero="all"
-    )
-    stream: bool = setting(
-        False, "Whether samples come while rounds go on, each to be used as it comes.", read_by="strategy"
-    )
+    synthetic_beta: float = setting(0.1, "Variance of the features between machines.", at_least=0, read_by="task")
+    validation_samples: int = setting(0, "Training samples held out for tuning; they replace the test set.", at_least=0)
+    training_samples: int = setting(0, "Training samples used, the same in every run.", at_least=0, zero="all")
+    stream: bool = setting(False, "Whether samples arrive during training, each used on arrival.", read_by="strategy")
     sample_uses: str = setting(
         "any",
-        "In how many releases a sample may be: `any` number, `few`, which is 4, or `once`.",
+        "Releases that a sample may be in: `any` number, `few` (4) or `once`.",
         choices=("any", "few", "once"),
         read_by="strategy",
     )
@@ -90,68 +82,66 @@ class DataOfRun:
 
 @table("rounds")
 class Rounds:
-    """Who is asked, how often, and how long a round waits."""
+    """Which machines are asked, how often, and how long a round waits."""
 
     num_clients: int = setting(10, "M, machines in all.", at_least=1)
     clients_per_round: int = setting(10, "m, machines asked in a round.", at_least=1)
     wait_for: float = setting(
         1.0,
-        "The share of clients-per-round whose answers end a round; late ones count when they come, where they can. "
-        "Simulated machines are never late.",
+        "Share of clients-per-round whose answers end a round. Later answers count in a later round where the method "
+        "allows it; simulated machines are never late.",
         above=0,
         at_most=1,
     )
-    ask: float = setting(1.0, "How many times clients-per-round machines a round asks, rounded up.", at_least=1)
+    ask: float = setting(1.0, "Machines asked in a round, as a multiple of clients-per-round, rounded up.", at_least=1)
     num_rounds: int = setting(
         0,
-        "T; more than the machines' samples and caps last for are refused.",
+        "T, rounds; more than samples and caps allow are refused.",
         at_least=0,
         zero="one pass over the data; with full batches the preset's",
     )
     run_dry: bool = setting(
-        False, "Whether rounds go on when machines have used up their samples or reached their cap: these refuse then."
+        False, "Whether rounds go on after machines run out of samples or reach their cap, and so refuse."
     )
-    sampling: str = setting(
-        "", "How the machines of a round are drawn; empty for the preset's.", choices=("", *SAMPLINGS)
-    )
-    lost_replies: float = setting(0.0, "Share of replies lost at random, to see what happens.", at_least=0, below=1)
+    sampling: str = setting("", "How a round's machines are drawn; empty for the preset's.", choices=("", *SAMPLINGS))
+    lost_replies: float = setting(0.0, "Share of replies that a simulation loses at random.", at_least=0, below=1)
     seed: int = setting(
-        1, "Of partition, sampling, simulated losses and, in simulation, noise.", at_least=0, below=2**63
+        1, "Seed of partition, sampling, simulated losses and, in simulation, noise.", at_least=0, below=2**63
     )
     round_timeout_s: float = setting(600.0, "Longest wait for a round's replies, in seconds.", above=0)
     node_deadline_s: float = setting(120.0, "Longest wait for enough machines, in seconds.", above=0)
     give_up_after: int = setting(
         3,
-        "Rounds in a row without anything to aggregate after which a run ends with an error.",
+        "Consecutive rounds with nothing to aggregate after which a run fails.",
         at_least=0,
         zero="never",
     )
     permit: str = setting(
         "",
-        "On real machines, the permit of the run's owner (`murmurfl owner permit`), for those that take no other runs.",
+        "On real machines, the owner's permit (`murmurfl owner permit`) for machines that demand one.",
         zero="none",
     )
     schema: str = setting(
         "",
-        "On real machines, the digest of what a record is (`murmurfl schema FILE --digest`): others are not asked.",
+        "On real machines, the digest of the record schema (`murmurfl schema FILE --digest`); others are not asked.",
         zero="any",
     )
 
 
 @table("training")
 class TrainedByServer:
-    """What server and machines of a run make of releases."""
+    """How server and machines of a run train."""
 
-    preset: str = setting("practical", "Where clip, step, ball and schedule come from.", choices=PRESETS)
+    preset: str = setting("practical", "Source of the default clip, step, ball and schedule.", choices=PRESETS)
     diameter: float = setting(
-        0.0, "D, diameter of the ball the model stays in.", at_least=0, zero=_PRESETS, read_by="strategy"
+        0.0, "D, diameter of the ball that holds the model.", at_least=0, zero=_PRESETS, read_by="strategy"
     )
     class_weight: float = setting(
         1.0, "a, the weight of classes in a release of second moments.", above=0, at_most=1.4142, read_by="strategy"
     )
     ridge: float = setting(
         0.0,
-        "What one shot raises smaller eigenvalues to, in units of the noise on a value.",
+        "Lower bound on the eigenvalues of one shot, in units of the noise on a value.",
         at_least=0,
         zero=_PRESETS,
         read_by="strategy",
@@ -164,8 +154,8 @@ class TrainedByServer:
     )
     average: str = setting(
         "",
-        "Which model full batches publish: the last iterate, or an average of all, weighted by their round; empty for "
-        "the preset's.",
+        "Model that full batches publish: the last iterate, or the average of all weighted by round; empty for the "
+        "preset's.",
         choices=("", *AVERAGES),
         read_by="strategy",
     )
@@ -185,24 +175,24 @@ class TrainedByServer:
     )
     gradient_memory_mib: float = setting(
         GRADIENT_MEMORY_MIB,
-        "What a network's gradients of several samples may take in memory at a time, in MiB.",
+        "Memory for a network's per-sample gradients, in MiB.",
         above=0,
         read_by="model",
     )
-    variant: str = setting("interleaved", "What is done with public samples.", choices=VARIANTS, read_by="strategy")
+    variant: str = setting("interleaved", "How public samples are used.", choices=VARIANTS, read_by="strategy")
     order: str = setting("RR", "The order of the private samples in an epoch.", choices=ORDERS, read_by="strategy")
     private_share: float = setting(
         0.5, "p, the share of steps on private samples.", above=0, at_most=1, read_by="strategy"
     )
     accounting: str = setting(
         "amplified",
-        "How an epoch is accounted for; `amplified` is refused where it does not hold.",
+        "Accounting of an epoch; `amplified` is refused where it does not hold.",
         choices=ACCOUNTINGS,
         read_by="strategy",
     )
     release_rule: str = setting(
         "acknowledged",
-        "What a release is built on: the last one acknowledged, or, as in the papers, the last one.",
+        "The release that the next one builds on: the last acknowledged, or the last made, as in the papers.",
         choices=RELEASE_RULES,
         read_by="strategy",
     )
@@ -210,7 +200,7 @@ class TrainedByServer:
 
 @table("clip")
 class ClipOfRun:
-    """How a run chooses what is clipped."""
+    """Clipping as a run chooses it."""
 
     clip_unit: str = setting(
         "",
@@ -220,31 +210,31 @@ class ClipOfRun:
     )
     quantile: float = setting(
         0.0,
-        "Which share of gradients is not to be clipped: the clip of full batches follows from how many are, which is "
-        "released with the same noise, and `clip-norm` is where it starts.",
+        "Target share of unclipped gradients: full batches adapt the clip, from `clip-norm` on, to the clipped share, "
+        "released with the same noise.",
         at_least=0,
         below=1,
-        zero="a clip that stays",
+        zero="a fixed clip",
         read_by="strategy",
     )
 
 
 @table("noise")
 class NoiseOfRun:
-    """Options of mechanisms."""
+    """Options of noise mechanisms."""
 
     decay: float = setting(
         0.0,
-        "How much of its last noise a release takes out.",
+        "Share of its previous noise that a release removes.",
         at_least=0,
         at_most=1,
         zero="the best",
         read_by="mechanism",
     )
     decoder: str = setting("", "Decoder of the tree.", zero="its default", read_by="mechanism")
-    workload: str = setting("", "What the noise is optimal for.", zero="its default", read_by="mechanism")
+    workload: str = setting("", "Workload that the noise is optimal for.", zero="its default", read_by="mechanism")
     bands: int = setting(
-        0, "Diagonals of the encoder, or of its inverse.", at_least=0, zero="its default", read_by="mechanism"
+        0, "Non-zero diagonals of the encoder or of its inverse.", at_least=0, zero="its default", read_by="mechanism"
     )
     buffers: int = setting(0, "Buffers of the linear recurrence.", at_least=0, zero="its default", read_by="mechanism")
     schedule: str = setting(
@@ -255,24 +245,26 @@ class NoiseOfRun:
     )
     shares: str = setting(
         "",
-        "Which part of mu^2 each round of full batches gets; empty for the same.",
+        "Share of mu^2 for each round of full batches; empty for equal shares.",
         choices=("", *SHARES),
         read_by="strategy",
     )
-    noise_quality: str = setting("exact", "`fast` is for long simulations and no guarantee.", choices=NOISE_QUALITIES)
+    noise_quality: str = setting(
+        "exact", "`fast` is for long simulations and guarantees nothing.", choices=NOISE_QUALITIES
+    )
 
 
 @table("secure-aggregation")
 class SumsOfRun:
-    """Sums as a run has them."""
+    """Secure aggregation as a run chooses it."""
 
     helpers: int = setting(
-        2, "Helpers, each of whom must open every sum.", at_least=1, at_most=MOST_HELPERS, read_by="trust"
+        2, "Helpers; each must take part in opening every sum.", at_least=1, at_most=MOST_HELPERS, read_by="trust"
     )
     colluders: int = setting(
         -1,
-        "Machines of a sum that may work with the server: mu is for the h = min-cohort - colluders others; -1 for what "
-        "leaves half of clients-per-round.",
+        "Machines of a sum that may collude with the server: mu protects the other h = min-cohort - colluders; -1 sets "
+        "h to half of clients-per-round.",
         at_least=-1,
         read_by="trust",
     )
@@ -280,21 +272,17 @@ class SumsOfRun:
 
 @table("results")
 class Results:
-    """What is measured and written."""
+    """Evaluation, checkpoints and files of a run."""
 
     gradient_norm: bool = setting(
         False,
-        "Whether every evaluation computes the norm of the training loss's gradient: a simulation's, not private.",
+        "Whether evaluations compute the norm of the training loss's gradient: simulation only, not private.",
     )
-    evaluate_every: int = setting(1, "Rounds between evaluations; the last round is always evaluated.", at_least=1)
-    checkpoint: bool = setting(
-        True, "On real machines, whether the server saves its state after every round; a simulation leaves none."
-    )
-    out_dir: str = setting("", "Where results are written, an absolute path; empty for runs/ where the server runs.")
-    run_name: str = setting("", "Folder under out-dir; empty for one made of strategy, task and seed.")
-    track: str = setting(
-        "", "Where the run is logged as well: tensorboard, mlflow, wandb, separated by commas; empty for nowhere."
-    )
+    evaluate_every: int = setting(1, "Rounds between evaluations; the last is always evaluated.", at_least=1)
+    checkpoint: bool = setting(True, "On real machines, whether the server saves its state after every round.")
+    out_dir: str = setting("", "Folder for results, an absolute path; empty for runs/ where the server runs.")
+    run_name: str = setting("", "Folder in out-dir; empty for strategy, task and seed.")
+    track: str = setting("", "Trackers, separated by commas: tensorboard, mlflow, wandb; empty for none.")
 
 
 @table()
@@ -316,4 +304,4 @@ class RunKeys(
     TrainedByServer,
     Trained,
 ):
-    """One field a run-config key, with underscores for hyphens; :class:`.run_config.RunConfig` checks them."""
+    """All run-config keys, with underscores for hyphens; :class:`.run_config.RunConfig` checks them."""

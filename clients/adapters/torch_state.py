@@ -1,6 +1,6 @@
-"""The memory of a model, put back before every sample of a real machine.
+"""Restore the memory of a model before every sample of a real machine.
 
-A model that keeps something of a sample carries its data to the gradients after it: one sample would move all of them.
+A model that remembers a sample carries its data into all later gradients: one sample would move all of them.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _WELL_KNOWN = """
     torchmetrics torchtext torchvision transformers triton typing_extensions xgboost yaml
 """
 _NOT_ENTERED = frozenset(_THREADED.split())
-"""Packages whose objects are left alone: files, locks, logs and machinery, which threads may write to."""
+"""Packages whose objects are left alone: files, locks, logs and machinery, which other threads may write to."""
 _LIBRARIES = sys.stdlib_module_names | _NOT_ENTERED | frozenset(_WELL_KNOWN.split())
-"""Packages whose modules, functions and classes are not read: of theirs only objects remember a sample."""
+"""Packages whose modules, functions and classes are not read: only their instances remember a sample."""
 _MACHINERY = "torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx", "torch.jit"
 _PLAIN = frozenset(
     (
@@ -55,7 +55,7 @@ _PLAIN = frozenset(
     )
 )
 _LOST = ("contextvars.ContextVar", "_contextvars.ContextVar", "_queue.SimpleQueue", "_thread._local", "mmap.mmap")
-"""Kinds of state that cannot be read, or cannot be put back."""
+"""State that cannot be read or cannot be restored."""
 _OF_GLOBALS = "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"
 _OF_A_DICT = types.MappingProxyType, functools.partial
 _MISSING: Any = object()
@@ -63,7 +63,7 @@ _MT19937_BYTES = 4 * 624 + 4
 
 
 class _Live(Protocol):
-    """A container that gives what is in it whenever it is iterated."""
+    """A container that yields its present contents at each iteration."""
 
     def __len__(self) -> int: ...
 
@@ -71,10 +71,10 @@ class _Live(Protocol):
 
 
 class _Kept(NamedTuple):
-    """A container, or whatever else refers to objects, as it was."""
+    """A snapshot of a container or other object that refers to objects."""
 
     place: str
-    live: tuple[_Live, ...]  # what it refers to now; of a mapping names, then values
+    live: tuple[_Live, ...]  # present references; a mapping's keys, then its values
     before: tuple[Any, ...]
     put_back: Callable[[], Any]
 
@@ -82,7 +82,7 @@ class _Kept(NamedTuple):
         return tuple(itertools.chain.from_iterable(self.live))
 
     def changed(self) -> str | None:
-        """Where it refers to another value than before; None if nowhere."""
+        """The place that refers to another value than before; None if there is none."""
         now, values = self.now(), len(self.before) // 2
         if len(now) != len(self.before):
             known = {name for name in self.before if isinstance(name, str)}
@@ -95,7 +95,7 @@ class _Kept(NamedTuple):
 
 
 class _Value(NamedTuple):
-    """A value that is written to in place and refers to nothing, as it was."""
+    """A snapshot of a value that is written in place and refers to nothing."""
 
     place: str
     read: Callable[[], Any]
@@ -104,7 +104,7 @@ class _Value(NamedTuple):
 
 
 class _Names:
-    """The values of some names of a module."""
+    """The values of some of a module's names."""
 
     def __init__(self, of: dict[str, Any], names: list[str]) -> None:
         self._of, self._names = of, names
@@ -124,7 +124,7 @@ class _Names:
 
 
 class _Slot:
-    """The value in one slot of an object, or in a closure's cell."""
+    """The value in an object's slot or a closure's cell."""
 
     def __init__(self, holder: Any, slot: Any) -> None:
         self._holder, self._slot = holder, slot
@@ -146,17 +146,17 @@ class _Slot:
 
 
 class ModuleState:
-    """Everything that a module and its loss can write to, and the way back to what it was.
+    """A snapshot of all that a module and its loss can write to, and the way back to it.
 
     Notes
     -----
-    Kept is what can be reached from both: attributes and slots, containers nested to any depth, arrays and tensors, and
-    of the project's own functions and classes closures, defaults, class attributes and the globals that their code
-    names. Modules, functions and classes of well-known libraries are not read.
+    The snapshot covers whatever the two can reach: attributes, slots, nested containers, arrays and tensors; and of the
+    project's own functions and classes closures, defaults, class attributes and the globals that their code names.
+    Modules, functions and classes of well-known libraries are not read.
 
-    After :meth:`restore` all that was reached is as it was kept, and so are the random generators of PyTorch, NumPy and
-    Python, for how much a sample draws may depend on it. What is in a file, in a library's own modules or C code, or
-    under a name that is made up at run time is not looked at.
+    :meth:`restore` puts all of it back, and the random generators of PyTorch, NumPy and Python, because how much is
+    drawn may depend on a sample. Files, a library's own modules or C code, and names made up at run time are not
+    covered.
     """
 
     def __init__(self, module: torch.nn.Module, loss: Any) -> None:
@@ -171,16 +171,16 @@ class ModuleState:
             self._generators.append(torch.cuda.default_generators[device.index or 0])
         self.is_kept = False
         """Whether :meth:`keep` was called."""
-        self.note_draws()  # before a sample was read, which may draw as well
+        self.note_draws()  # before any sample is read: reading may draw as well
 
     def add(self, name: str, root: Any) -> None:
-        """Keep what can be reached from another object as well."""
+        """Add another object to the snapshot, with all that it can reach."""
         self._roots.append((name, root))
         if self.is_kept:
             self._walk(root, name)
 
     def keep(self) -> None:
-        """Keep everything as it is now; refused if something can remember and cannot be put back."""
+        """Take the snapshot; raise if something can remember and cannot be restored."""
         self._seen: dict[Any, Any] = {}
         self._kept: list[_Kept] = []
         self._live: list[_Live] = []
@@ -199,11 +199,11 @@ class ModuleState:
             self._walk(root, name)
 
     def note_draws(self) -> None:
-        """Note the states of the random generators of PyTorch, NumPy and Python, for :meth:`restore`."""
+        """Note the states of the random generators that :meth:`restore` puts back."""
         self._torch_drawn = [one.get_state() for one in self._generators]
         self._python_drawn = random.getstate()
         drawn = np.random.get_state(legacy=False)  # noqa: NPY002 - what others draw from
-        # Without the normal in store, which would be used up without a trace in the bits.
+        # Without the stored normal, whose use would leave no trace in the bits.
         self._numpy_drawn = {**drawn, "has_gauss": 0, "gauss": 0.0}
         np.random.set_state(self._numpy_drawn)  # noqa: NPY002
         self._numpy_bits = _numpy_bits()
@@ -220,14 +220,14 @@ class ModuleState:
         )
 
     def written_constants(self) -> list[str] | None:
-        """The names of buffers and frozen parameters that were written to or exchanged; None if none were."""
+        """Names of buffers and frozen parameters that were written to or replaced; None if none were."""
         now = self._versions()
         if now == self._written:
             return None
         return [name for name, state in self._written.items() if now.get(name) != state]
 
     def changed(self) -> str | None:
-        """The place of something that has another value than it was kept with; None if there is none."""
+        """The first place whose value differs from the snapshot; None if there is none."""
         found = (kept.changed() for kept in self._kept)
         values = (one.place for one in self._values if one.read() != one.before)
         tensors = (place for place, tensor, copy in self._tensors if not _is_same(tensor, copy))
@@ -235,10 +235,10 @@ class ModuleState:
         return None if place is None else _readable(place)
 
     def restore(self, *, values: bool) -> None:
-        """Put everything back as it was kept, or keep it if it never was.
+        """Put the snapshot back, or take it if there is none.
 
-        With ``values`` tensors are compared, too: outside of ``torch.func.grad`` one may write to them past PyTorch's
-        count of writes.
+        With ``values`` tensors are compared too: outside of ``torch.func.grad`` a write may escape PyTorch's count of
+        writes.
         """
         if not self.is_kept:
             self.keep()
@@ -259,7 +259,7 @@ class ModuleState:
         self._written = self._versions()
 
     def restore_draws(self) -> None:
-        """Put the random generators back to where they were noted (:meth:`note_draws`)."""
+        """Put the random generators back to their noted states (:meth:`note_draws`)."""
         for generator, state in zip(self._generators, self._torch_drawn, strict=True):
             generator.set_state(state)
         random.setstate(self._python_drawn)
@@ -279,7 +279,7 @@ class ModuleState:
                 self._tensor_versions[number] = tensor._version
 
     def _versions(self) -> dict[str, tuple[int, int]]:
-        """Identity and number of writes of every tensor that is not trained."""
+        """Identity and write count of every tensor that is not trained."""
         frozen = {name: values for name, values in self._module.named_parameters() if not values.requires_grad}
         return {
             name: (id(values), values._version)  # PyTorch's own count of writes, which autograd relies on
@@ -287,7 +287,7 @@ class ModuleState:
         }
 
     def _walk(self, root: Any, name: str) -> None:
-        """Keep all that can be reached from an object."""
+        """Add all that an object can reach to the snapshot."""
         left = [(root, name)]
         while left:
             while left:
@@ -295,12 +295,12 @@ class ModuleState:
                 if type(found) not in _PLAIN and id(found) not in self._seen:
                     self._seen[id(found)] = found
                     left += reversed(list(self._visit(found, place)))
-            for module, place in self._modules.values():  # of which code names something, and code is found on the way
+            for module, place in self._modules.values():  # their names are known only once all code was found
                 names = (self._named & vars(module).keys()) | self._stored
                 left += self._keep_names(vars(module), names, place)
 
     def _visit(self, found: Any, place: str) -> Iterator[tuple[Any, str]]:
-        """Keep an object, and give what it refers to, with where that is."""
+        """Add an object to the snapshot, and yield what it refers to with the place."""
         import torch
 
         kind = type(found)
@@ -330,13 +330,13 @@ class ModuleState:
                 yield found.ravel().tolist(), place
         elif issubclass(kind, torch.nn.Module) or not _is_left_alone(kind) or _name(kind) in _LOST:
             if issubclass(kind, torch.Tensor) and id(found) not in self._trained and not found.is_inference():
-                # What is trained is handed in anew for every sample; tensors of inference cannot be written to.
+                # Trained parameters are handed in anew for every sample; inference tensors cannot be written to.
                 self._tensors.append((place, found, found.detach().clone()))
                 self._tensor_versions.append(found._version)
             yield from self._visit_object(found, place)
 
     def _visit_object(self, found: Any, place: str) -> Iterator[tuple[Any, str]]:
-        """An object with attributes, with items, or of a kind that only its own code knows."""
+        """Visit an object with attributes or items, or an opaque one."""
         kind = type(found)
         attributes, slots = getattr(found, "__dict__", None), list(_slots(kind))
         if type(attributes) is dict:
@@ -346,7 +346,7 @@ class ModuleState:
         if issubclass(kind, dict):
             yield from self._visit_mapping(found, place)
         elif (refill := next((fill for base, fill in _REFILLED.items() if issubclass(kind, base)), None)) is not None:
-            refill(found, tuple(found))  # the order in a set depends on what it went through: from now on on this
+            refill(found, tuple(found))  # a set's order depends on its history: from now on on this
             before = tuple(found)
             self._note(place, (found,), before, functools.partial(refill, found, before))
             yield from ((one, f"{place}[{number}]") for number, one in enumerate(before))
@@ -358,7 +358,7 @@ class ModuleState:
             for one in gc.get_referents(found):
                 if type(one) is not dict or (kind in _OF_A_DICT and "__module__" not in one):
                     yield one, place
-                else:  # of C's own, which may break when somebody writes to it
+                else:  # a dict internal to C code, which writing may break
                     yield from ((value, place) for value in one.values())
         yield kind, f"{place}.<class {kind.__name__}>"
 
@@ -370,13 +370,13 @@ class ModuleState:
             base.clear(found)
             base.update(found, zip(keys, values, strict=True))
 
-        live = (base.keys(found), base.values(found)) if keys else (base.keys(found),)  # most hooks are none
+        live = (base.keys(found), base.values(found)) if keys else (base.keys(found),)  # most hook dicts are empty
         self._note(place, live, keys + values, put_back)
         yield from ((key, place) for key in keys)
         yield from ((value, _at(place, key)) for key, value in zip(keys, values, strict=True))
 
     def _visit_class(self, found: type, place: str) -> Iterator[tuple[Any, str]]:
-        """A class of the project: its attributes and methods, and the classes that it is made of."""
+        """Visit a class: attributes and methods if it is the project's, and its bases."""
         if not _is_library(found.__module__):
             attributes = vars(found)
             before = dict(attributes)
@@ -394,7 +394,7 @@ class ModuleState:
         yield from ((base, f"{place}.<class {base.__name__}>") for base in (*found.__mro__[1:], type(found)))
 
     def _visit_function(self, found: types.FunctionType, place: str) -> Iterator[tuple[Any, str]]:
-        """A function: what is closed over, its defaults and attributes, and the globals that its code names."""
+        """Visit a function: closure, defaults, attributes, and the globals that its code names."""
         module = str(found.__globals__.get("__name__"))
         if _top(module) in _NOT_ENTERED:
             return
@@ -402,14 +402,14 @@ class ModuleState:
             yield cell, f"{place}.<closure {name}>"
         yield from ((value, f"{place}.<default>") for value in found.__defaults__ or ())
         yield found.__kwdefaults__, f"{place}.<default>"
-        if _is_library(module):  # a wrapper, of which only what is in it can be the project's
+        if _is_library(module):  # a library's wrapper may wrap a function of the project
             yield found.__dict__.get("__wrapped__"), place
         else:
             yield found.__dict__, f"{place}."
             yield from self._visit_code(found.__code__, found.__globals__, place)
 
     def _visit_code(self, code: types.CodeType, scope: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]:
-        """The globals that some code names, and the modules that it imports."""
+        """Visit the globals that code names and the modules that it imports."""
         by_step: dict[str, set[str]] = collections.defaultdict(set)
         for step in dis.get_instructions(code):
             if isinstance(step.argval, str):
@@ -422,7 +422,7 @@ class ModuleState:
         names = {name for name in named if name in scope or not hasattr(builtins, name)}
         yield from self._keep_names(scope, names, place)
         parents = str(scope.get("__package__") or "").split(".")
-        for imported in by_step["IMPORT_NAME"]:  # of which a relative one does not say from where
+        for imported in by_step["IMPORT_NAME"]:  # a relative import does not name its parent
             absolute = {".".join([*parents[:depth], imported]).strip(".") for depth in range(len(parents) + 1)}
             yield from ((sys.modules.get(name), name) for name in absolute)
         for inner in code.co_consts:
@@ -430,7 +430,7 @@ class ModuleState:
                 yield from self._visit_code(inner, scope, place)
 
     def _keep_names(self, of: dict[str, Any], names: set[str], place: str) -> list[tuple[Any, str]]:
-        """Keep what stands under some names of a module of the project, and give it."""
+        """Add the values of a module's names to the snapshot, and return them."""
         new = sorted(name for name in names if (id(of), name) not in self._seen)
         if not new:
             return []
@@ -470,14 +470,14 @@ def _is_left_alone(kind: type) -> bool:
 
 
 def _slots(kind: type) -> Iterator[Any]:
-    """The slots that classes written in Python declare."""
+    """Slots declared by classes written in Python."""
     for base in kind.__mro__:
         if "__slots__" in vars(base):
             yield from (one for one in vars(base).values() if type(one) is types.MemberDescriptorType)
 
 
 def _check_put_back(found: Any, place: str) -> None:
-    """Refuse what remembers in C, where nobody can put it back."""
+    """Raise if an object has state in C, which cannot be restored."""
     kind = type(found)
     name = _name(kind)
     unknown = not _is_library(kind.__module__) and not any("__slots__" in vars(base) for base in kind.__mro__)
@@ -489,7 +489,7 @@ def _check_put_back(found: Any, place: str) -> None:
 
 
 def _results(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
-    """The results in a function's cache, without the cache's own mapping, which breaks when it is written to."""
+    """Results in a function's cache, without the cache's own mapping, which breaks when written to."""
     if not cached.cache_info().currsize:
         return []
     found = gc.get_referents(cached)
@@ -500,7 +500,7 @@ def _results(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
 
 
 def _access(found: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    """How to read and to write the contents of what refers to nothing else; None for all other things."""
+    """Reader and writer of an object's contents; None if it may refer to other objects."""
     import torch
 
     if isinstance(found, np.ndarray):
@@ -530,7 +530,7 @@ def _access(found: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None
 
 
 def _numpy_bits() -> bytes:
-    """The state of NumPy's global generator; asking for it as a whole takes 50 microseconds."""
+    """The bits of NumPy's global generator, faster than its whole state (50 microseconds)."""
     generator = np.random.get_bit_generator()  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(generator, np.random.MT19937):
         return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
@@ -544,7 +544,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Whether two tensors are the same to the last bit; assumed of kinds without bits to look at."""
+    """Whether two tensors are equal to the last bit; kinds without readable bits count as equal."""
     import torch
 
     try:
@@ -554,7 +554,7 @@ def _is_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    """Whether something that was exchanged has an equal value: a shape that is noted in every call is no memory."""
+    """Whether a replaced object has an equal value: a shape noted in every call is no memory."""
     import torch
 
     if one is other:
@@ -569,7 +569,7 @@ def _is_equal(one: Any, other: Any) -> bool:
         parts = (list(each.items() if isinstance(each, dict) else each) for each in (one, other))
         return len(one) == len(other) and all(itertools.starmap(_is_equal, zip(*parts, strict=True)))
     if isinstance(one, weakref.ref):
-        return True  # what it refers to is held by something else, or gone
+        return True  # something else holds its referent, or it is gone
     return type(one) in _PLAIN and repr(one) == repr(other)
 
 
@@ -591,10 +591,10 @@ _REFILLED: dict[type, Callable[[Any, tuple[Any, ...]], None]] = {
 
 
 def _at(place: str, key: Any) -> str:
-    """The place of what stands under a key; of an attribute, where the place of the object ends with a dot."""
+    """The place of a key, or of an attribute if ``place`` ends with a dot."""
     return f"{place}{key}" if place.endswith(".") else f"{place}[{str(key)[:40]!r}]"
 
 
 def _readable(place: str) -> str:
-    """A place as people write it: a module's layers and buffers as attributes."""
+    """A place as people write it, with a module's layers and buffers as attributes."""
     return re.sub(r"\._(?:modules|buffers|parameters)\['([^']*)'\]", r".\1", place).rstrip(".")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -149,29 +150,15 @@ class Records:
     def _item(self, number: int) -> Any:
         if number >= self._available:
             raise MisfitError("no record there")
-        try:
+        with _or_misfit("read"):
             return self._items[number]
-        except MisfitError:
-            raise
-        except BaseException as error:
-            if is_interrupt(error):
-                raise
-            logger.exception("A record could not be read; it counts as zero.", extra=OF_DATA)
-            raise MisfitError("a record that cannot be read") from None
 
     def _converted(self, item: Any) -> Record:
-        try:
+        with _or_misfit("converted"):
             record = self.schema.read(item)
             if self._prepared is None:
                 return record
             return Record(self._prepared(record.inputs), record.label, record.owner)
-        except MisfitError:
-            raise
-        except BaseException as error:
-            if is_interrupt(error):
-                raise
-            logger.exception("A record could not be converted; it counts as zero.", extra=OF_DATA)
-            raise MisfitError("a record that cannot be converted") from None
 
     def _owner(self, number: int) -> str:
         try:
@@ -180,6 +167,20 @@ class Records:
             if is_interrupt(error):
                 raise
             return ""
+
+
+@contextmanager
+def _or_misfit(done: str) -> Iterator[None]:
+    """Log any error, whose text may depend on data, and raise a misfit in its place."""
+    try:
+        yield
+    except MisfitError:
+        raise
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        logger.exception("A record could not be %s; it counts as zero.", done, extra=OF_DATA)
+        raise MisfitError(f"a record that cannot be {done}") from None
 
 
 def file_records(

@@ -43,7 +43,7 @@ def config(strategy: str, **changes) -> RunConfig:
 
 
 @pytest.mark.parametrize("strategy", METHODS)
-def test_every_strategy_runs_without_noise_on_every_engine_and_nothing_is_said_to_be_private(strategy):
+def test_noiseless_runs_claim_no_privacy_on_any_engine(strategy):
     ours = config(strategy)
     result, alone = run_cohort(ours), run_in_process(ours)
     for one, other in zip(result.parameters, alone.parameters, strict=True):

@@ -42,7 +42,7 @@ except ConfigurationError as error:
 """
 
 
-def test_the_default_run_needs_no_torch_and_what_does_names_its_key_and_its_extra():
+def test_only_what_needs_torch_asks_for_its_extra():
     ran = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     said = [line for line in ran.stdout.splitlines() if line.startswith("Expected")]

@@ -207,7 +207,7 @@ def test_noisy_sgd_needs_independent_noise():
     assert len(arrays) == len(SHAPES)
 
 
-def test_samples_of_isrl_dp_return_in_order_as_often_as_declared_and_are_paid_for():
+def test_isrl_dp_samples_return_as_declared_and_charged():
     """Three passes over four batches: sigma = Delta sqrt(3) / mu, and no fourth pass."""
     subject = client(IsrlDpClient, max_participations=12, sample_participations=3, min_separation=4)
     seen = []

@@ -175,7 +175,7 @@ def test_a_gradient_that_cannot_be_computed_shows_no_more_than_any_other(kind, g
     check(kind, gradient=gradient)
 
 
-def test_an_update_that_a_bad_sample_takes_with_it_is_seen_to_move_by_more_than_is_charged():
+def test_a_bad_sample_that_zeroes_the_update_is_caught():
     """The bug that the tests above are for, planted: if a sample fails, the whole contractive update is zero."""
 
     class Careless(CarefulGradients):

@@ -83,7 +83,7 @@ class Search:
 
 @pytest.mark.parametrize("kind", [Logistic, Ridge])
 @pytest.mark.parametrize("share", [1.0, 1e-3], ids=["longest step", "short step"])
-def test_no_sample_moves_a_contractive_update_by_more_than_is_charged_from_the_farthest_point(kind, share):
+def test_contractive_sensitivity_holds_from_the_farthest_point(kind, share):
     model = kind(2, 1.0)
     rate = share * 2.0 / model.smoothness
     farthest = farthest_point(check_contractive(model, rate, CLIP), rate, CLIP, STEPS)
@@ -92,7 +92,7 @@ def test_no_sample_moves_a_contractive_update_by_more_than_is_charged_from_the_f
 
 
 @pytest.mark.parametrize(("kind", "unit"), [(Logistic, 8), (Ridge, 1)])
-def test_from_a_point_that_was_accepted_before_a_sample_moves_it_by_many_times_the_charge(kind, unit):
+def test_an_accepted_far_point_would_exceed_the_charge(kind, unit):
     """The bug that the test above is for: machines of 0.1 took such a point from any server."""
     rate, distance = 0.6 * unit, 1.5 * 2.0**52 * unit * np.sqrt(2)  # a step is 0.6 units in the last place
     check_contractive(kind(2, 1.0), rate, CLIP)
@@ -109,7 +109,7 @@ def client(model=None, unit="contractive", name="7", kind=OnlineClient, rate=1.0
     return kind(model, SAMPLES, policy, MemoryLedger(), keys, name=name, learning_rate=rate)
 
 
-def test_a_machine_refuses_points_that_are_farther_away_with_a_text_that_says_nothing_else():
+def test_far_points_are_refused_with_a_fixed_text():
     subject = client()
     direction = np.array([0.6, 0.8])
     farthest = farthest_point(subject.gradients, 1.0, CLIP, 4)

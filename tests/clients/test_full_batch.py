@@ -24,7 +24,7 @@ def answer(client, point, *config, **entries):
     return arrays[0], count, metrics
 
 
-def test_a_reply_is_the_clipped_sum_over_all_samples_and_says_of_how_many():
+def test_a_reply_is_the_clipped_sum_with_its_sample_number():
     point = np.full(D, 0.3)
     values, count, _ = answer(machine(), point)
     nothing, _, _ = answer(machine(samples=np.tile(point, (N, 1))), point)  # gradient zero: the noise alone
@@ -34,7 +34,7 @@ def test_a_reply_is_the_clipped_sum_over_all_samples_and_says_of_how_many():
     assert count == N
 
 
-def test_replacing_a_sample_moves_a_sum_by_no_more_than_is_charged_however_many_samples_there_are():
+def test_any_number_of_samples_keeps_the_sensitivity_of_a_sum():
     far = np.zeros(D)
     for size in (1, N, 3 * N):
         samples = np.zeros((size, D))
@@ -66,7 +66,7 @@ def test_rows_that_count_twice_are_noticed(monkeypatch):
         [(1, 0), (900, 0), (7, 1), (2, 0)],  # whatever was acknowledged, in whatever order
     ],
 )
-def test_a_server_that_asks_for_more_rounds_than_the_cap_is_refused_whatever_it_says(requests):
+def test_rounds_beyond_the_cap_are_refused(requests):
     client = machine()
     for server_round, ack in requests[:K]:
         answer(client, np.zeros(D), server_round, ack)
@@ -94,7 +94,7 @@ def test_policies_of_other_releases_are_refused(changes, said):
 
 
 @pytest.mark.long
-def test_many_samples_of_a_torch_model_are_computed_in_pieces_with_the_same_sum():
+def test_torch_sums_do_not_depend_on_pieces():
     torch = pytest.importorskip("torch")
     from murmurfl.clients import TorchGradients
     from murmurfl.privacy.machine import prefix_sums as release

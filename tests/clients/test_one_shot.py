@@ -41,7 +41,7 @@ def moments_of(features, labels):
 
 
 @pytest.mark.parametrize("real", [False, True])
-def test_a_release_is_the_moments_of_all_samples_and_a_real_machine_makes_them_one_by_one(real):
+def test_a_release_is_all_samples_moments_made_one_by_one(real):
     keys, ledger = (SystemKeys(b"k" * 32), DurableLedger()) if real else (None, None)
     labels = np.where(np.arange(N) % 7 == 0, -1, LABELS)  # some that are no class
     sent, samples, entries = client(keys, ledger, labels=labels).fit([], training_config())

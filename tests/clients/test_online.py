@@ -157,7 +157,7 @@ def test_contractive_is_refused_where_it_does_not_hold():
         client(learning_rate=math.nan)
 
 
-def test_a_real_machine_counts_a_sample_it_fails_on_as_zero_and_says_nothing_else():
+def test_a_failing_sample_counts_as_zero_silently():
     class Failing:
         def __init__(self, model):
             self.model, self.shapes, self.calls = model, model.shapes, 0

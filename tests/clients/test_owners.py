@@ -146,7 +146,7 @@ def test_a_real_machine_adds_whoever_falls_into_a_batch_over_the_public_number(o
             assert np.allclose(found.sum(axis=0), batches.sum(axis=0) * (8 if order == "all" else 1), atol=1e-4)
 
 
-def test_who_has_no_sample_that_fits_counts_as_nothing_and_nobody_else_is_another():
+def test_an_owner_without_fitting_samples_counts_as_zero():
     data, point = Data(), [np.full(D, 0.25)]
     fits = data.names != 3
     fits[np.flatnonzero(data.names == 4)[0]] = False
@@ -162,7 +162,7 @@ def test_who_has_no_sample_that_fits_counts_as_nothing_and_nobody_else_is_anothe
         OwnedSamples((data.values,), samples.owners, fits[:3])
 
 
-def test_a_row_is_the_same_to_the_last_bit_whoever_is_computed_beside_it(monkeypatch):
+def test_a_row_does_not_depend_on_its_neighbours(monkeypatch):
     samples, point = Data().owned(), [np.full(D, 0.3)]
     together = gradients()(point, samples[0:10])
     assert (together == np.concatenate([gradients()(point, samples[i : i + 1]) for i in range(10)])).all()
@@ -178,7 +178,7 @@ def moved(kind, replaced, **changes):
 
 
 @pytest.mark.parametrize("replaced", REPLACED.values(), ids=list(REPLACED))
-def test_all_samples_of_an_owner_move_one_release_by_no_more_than_a_sample_would(replaced):
+def test_an_owner_moves_one_release_like_a_sample(replaced):
     distances, bound = moved(NoisySGDClient, replaced, release_rule="paper")
     place = places_of(Data().owned(), Data().names)[3]
     assert np.flatnonzero(distances).tolist() == [place // 2]
@@ -186,7 +186,7 @@ def test_all_samples_of_an_owner_move_one_release_by_no_more_than_a_sample_would
 
 
 @pytest.mark.parametrize("replaced", REPLACED.values(), ids=list(REPLACED))
-def test_in_full_batches_they_move_each_release_by_no_more_than_a_sample_would(replaced):
+def test_an_owner_moves_full_batches_like_a_sample(replaced):
     distances, bound = moved(FullBatchClient, replaced, **{**ALL, "mechanism": "none"})
     assert (distances <= bound).all()
 
@@ -256,7 +256,7 @@ def seen(kind, samples, **changes):
 
 @kinds
 @pytest.mark.parametrize("replaced", REPLACED.values(), ids=list(REPLACED))
-def test_an_observer_sees_nothing_else_of_an_owner_not_even_how_many_samples_it_has(kind, replaced):
+def test_an_observer_cannot_see_an_owners_sample_count(kind, replaced):
     assert seen(kind, Data(replaced).owned()) == seen(kind, Data().owned())
 
 

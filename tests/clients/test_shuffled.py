@@ -88,7 +88,7 @@ def order_of(subject, release):
     return seen
 
 
-def test_an_interleaved_epoch_takes_private_samples_first_public_ones_then_and_noise_on_all():
+def test_an_interleaved_epoch_takes_private_samples_first():
     public, eta = samples(20, seed=2), 0.01
     subject = machine(public=public, learning_rate=eta, order="IG", private_steps=3, public_steps=5)
     arrays, _, _ = subject.fit(*point_request(np.ones(D)))
@@ -105,7 +105,7 @@ def test_an_interleaved_epoch_takes_private_samples_first_public_ones_then_and_n
     assert (statement["releases"], statement["samples-used"]) == (1, N)
 
 
-def test_amplification_is_refused_where_it_does_not_hold_and_plain_composition_takes_its_place():
+def test_unproved_amplification_is_refused_for_plain_composition():
     public = samples(20, seed=2)
     mixed = {"public": public, "private_steps": 3, "public_steps": 5}
     with pytest.raises(ConfigurationError, match="1 / L"):
@@ -201,7 +201,7 @@ def real_machine(ledger, model):
     return ShuffledClient(model, samples(), policy, ledger, ledger.keys(), name="7", learning_rate=0.01)
 
 
-def test_a_real_machine_that_is_overtaken_throws_its_epoch_away_and_makes_the_next(tmp_path):
+def test_an_overtaken_real_machine_discards_its_epoch(tmp_path):
     """The ledger is free while an epoch is computed, so nobody waits for it; no release is made twice."""
     ledger = SQLiteLedger.create(tmp_path / "ledger", budget_mu=1.5, delta=1e-5)
     model, numbers = Ridge(D, 5.0), []

@@ -24,7 +24,7 @@ SETTINGS = {
 KILLS = [["heard", 1], ["saved", 1]]
 
 
-def test_a_server_killed_in_and_after_the_mean_goes_on_and_nobody_pays_for_it_twice(tmp_path):
+def test_a_server_killed_around_the_mean_costs_nothing_twice(tmp_path):
     folder = tmp_path / "run"
     with federation(configuration(folder, **SETTINGS), folder, 600) as real:
         real.start({"node-0": {}, "node-1": {}})

@@ -63,7 +63,7 @@ def bytes_of(running, name):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".log"}
 
 
-def test_a_check_beside_a_running_node_passes_and_leaves_node_and_ledger_as_they_were(running):
+def test_a_check_leaves_a_running_node_alone(running):
     running.start_node("node-0")
     until(lambda: "Connected to" in said(running, "node-0"), lambda: said(running, "node-0"))
     before, ledger, log = nodes(running), bytes_of(running, "node-0"), said(running, "node-0")
@@ -81,7 +81,7 @@ def test_a_check_beside_a_running_node_passes_and_leaves_node_and_ledger_as_they
     assert said(running, "node-0") == log
 
 
-def test_a_second_node_with_the_same_key_is_told_that_a_session_is_open(running):
+def test_a_second_node_with_one_key_is_told_why(running):
     files = running.files_of("node-1")
     kept = files.private_key.read_bytes()
     files.private_key.write_bytes(running.files_of("node-0").private_key.read_bytes())
@@ -112,7 +112,7 @@ def test_a_node_whose_key_is_not_registered_is_told_so(running, tmp_path):
         files.private_key.write_bytes(kept)
 
 
-def test_a_superlink_that_goes_is_told_with_the_time_of_the_next_try_and_found_again(running):
+def test_a_lost_superlink_is_logged_and_found_again(running):
     running.superlink.terminate()
     running.superlink.wait(30)
     until(

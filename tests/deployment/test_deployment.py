@@ -14,6 +14,8 @@ from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import SQLiteLedger, protocol, read_ledger
 
+from tests.harness import packages
+
 ROUNDS = 2
 MU = 0.5
 SETTINGS = {
@@ -49,7 +51,7 @@ def deployed(tmp_path_factory, make_stealing_app):
         running.add_nodes(nodes)
         for name in nodes:
             running.start_node(name)
-        running.submit(config.to_mapping())
+        running.submit(config.to_mapping(), packages.checkout(tmp_path_factory.mktemp("app") / "checkout"))
         running.result = json.loads((folder / "result.json").read_text())
         running.recorded = {
             name: read_ledger(files.config.parent / "ledger.sqlite") for name, files in running.nodes.items()
@@ -66,7 +68,7 @@ def checkpoint_of(folder):
         return json.loads(str(file["header"]))["plain"]
 
 
-def test_a_run_over_real_nodes_ends_like_any_other_and_leaves_the_same_files(deployed):
+def test_a_real_run_leaves_the_usual_files(deployed):
     assert deployed.result["rounds"] == ROUNDS
     assert deployed.result["aggregated"] == 2 * ROUNDS == deployed.result["releases"]
     assert deployed.result["refusals"] == deployed.result["lost_replies"] == 0

@@ -32,7 +32,7 @@ STEPS = {
 }
 
 
-def test_nodes_killed_at_every_step_come_back_and_nothing_is_sent_twice_or_missing(tmp_path):
+def test_killed_nodes_come_back_without_lost_or_repeated_releases(tmp_path):
     folder = tmp_path / "run"
     config = configuration(folder, num_clients=4, clients_per_round=4, num_rounds=9, **SETTINGS)
     with federation(config, folder, 1200, {"max-participations": 20}) as real:
@@ -83,7 +83,7 @@ def test_a_node_that_commits_after_sending_is_caught(tmp_path):
 SERVER_KILLS = [["asked", 2], ["half saved", 3], ["saved", 4]]
 
 
-def test_a_server_killed_at_every_step_ends_with_the_model_of_an_uninterrupted_run(tmp_path):
+def test_a_server_killed_anywhere_ends_with_the_same_model(tmp_path):
     folder = tmp_path / "run"
     config = configuration(folder, num_clients=2, clients_per_round=2, num_rounds=5, **SETTINGS)
     with federation(config, folder, 900, {"max-participations": 5}) as real:

@@ -50,7 +50,7 @@ def is_connected(path):
     return said[-1:] == ["connected"]
 
 
-def test_a_night_with_a_superlink_that_was_away_is_in_the_log_and_in_the_ledger(tmp_path):
+def test_log_and_ledger_record_a_night_without_superlink(tmp_path):
     config = configuration(tmp_path / "run")
     experiment = prepare(config)
     with deployment(tmp_path / "run", timeout_s=400) as running:

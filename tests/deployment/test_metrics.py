@@ -54,7 +54,7 @@ def healthy(port, within_s=120.0, *, wanted=200):
     raise AssertionError(f"expected {wanted} at {port} within {within_s} s, got {answer and answer.text}")
 
 
-def test_a_fleet_shows_how_it_is_during_a_run_after_it_and_without_its_server(tmp_path, monkeypatch):
+def test_a_fleets_health_is_shown_with_and_without_server(tmp_path, monkeypatch):
     server, nodes = free_port(), {f"node-{i}": free_port() for i in range(2)}
     both = f"--health-address {server} --metrics-address {server}"
     program = script(tmp_path / "murmurfl", f'"$@" {both} --figures "{tmp_path / "figures"}"')

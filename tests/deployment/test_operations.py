@@ -104,7 +104,7 @@ def test_a_schedule_is_enabled_in_place_of_the_service(fleet):
 
 
 @docs
-def test_a_ledger_is_restored_and_keys_are_rotated_and_the_next_run_has_all_nodes(fleet):
+def test_restored_and_rotated_nodes_join_the_next_run(fleet):
     """Node 0 gets its ledger back from the day on which it was enrolled, then another noise key; node 2 another key."""
     made, noise_key = releases_of(fleet.ledger(0)), SQLiteLedger(fleet.ledger(0)).keys().secret_key
     fleet.follow("Restore", 0)
@@ -130,7 +130,7 @@ def test_new_keys_of_secure_aggregation_make_new_cards(fleet):
 
 
 @docs
-def test_in_the_end_every_node_answers_and_none_has_spent_more_than_its_ledger_says(fleet):
+def test_all_nodes_answer_within_their_ledgers(fleet):
     for number in (0, 2):
         assert fleet.is_running(number)
         ledger = read_ledger(fleet.ledger(number))

@@ -179,7 +179,7 @@ def test_murmurfl_and_flower_are_upgraded_within_a_run_and_nothing_is_lost(fleet
         assert (fleet.ledger(number).parent / "before-upgrade.sqlite").exists()
 
 
-def test_a_node_whose_noise_key_is_rotated_within_a_run_is_left_out_of_it(fleet):
+def test_a_rotated_noise_key_leaves_the_node_out(fleet):
     enrolled(fleet)
     run = begun(fleet, "rotated", num_rounds=14)
     fleet.follow("Rotate the noise key", 0)
@@ -192,7 +192,7 @@ def test_a_node_whose_noise_key_is_rotated_within_a_run_is_left_out_of_it(fleet)
     assert again["aggregated"] == 2
 
 
-def test_new_keys_of_a_machine_and_a_helper_are_a_new_roster_and_the_next_run_is_under_it(tmp_path):
+def test_new_keys_make_a_new_roster_for_the_next_run(tmp_path):
     fleet = Fleet(tmp_path)
     try:
         follow_secure_aggregation(fleet)

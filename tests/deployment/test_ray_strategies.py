@@ -9,6 +9,8 @@ from murmurfl.app.engines.start import num_nodes, ray_environment, ray_overrides
 from murmurfl.app.engines.superlink import run_flower_app
 from murmurfl.app.settings.run_config import RunConfig
 
+from tests.app.run_configs import SECURE
+
 pytestmark = pytest.mark.deployment
 
 ROOT = Path(__file__).parent.parent.parent
@@ -49,22 +51,9 @@ CONFIGURATIONS = {
     ),
 }
 
-SECURE = RunConfig(
-    num_clients=6,
-    clients_per_round=5,
-    num_rounds=8,
-    batch_size=3,
-    lost_replies=0.2,
-    trust="secure-aggregation",
-    min_cohort=4,
-    colluders=1,
-    give_up_after=0,
-    checkpoint=False,
-)
-
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_ray_gives_the_same_model_as_the_in_process_engine_to_the_last_bit(name, tmp_path):
+def test_ray_gives_the_in_process_engines_model(name, tmp_path):
     check_same(CONFIGURATIONS[name], num_nodes(CONFIGURATIONS[name]), tmp_path)
 
 

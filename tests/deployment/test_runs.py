@@ -144,7 +144,7 @@ def hostile_app(folder):
     return folder
 
 
-def test_only_the_owners_permit_begins_a_session_and_a_renewed_one_goes_on_with_it(tmp_path):
+def test_only_the_owners_permit_begins_or_continues_a_session(tmp_path):
     """Runs without a permit of the owner's; a hostile server with one; the owner's own, killed and gone on with."""
     with nodes(tmp_path / "run", f'owners = ["{OWNER.public.hex()}"]') as running:
         ours = running.app_dir

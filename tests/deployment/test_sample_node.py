@@ -45,9 +45,7 @@ def written(files, name, number, **values):
     write_schema(files.config.parent / "schema.toml", (64,), bounds=(0, 1))
 
 
-def test_a_training_over_real_nodes_has_the_operators_privacy_and_a_stealing_bundle_gets_nothing(
-    tmp_path, make_stealing_app
-):
+def test_real_nodes_keep_their_policy_against_a_stealing_bundle(tmp_path, make_stealing_app):
     thief = make_stealing_app(2)
     with deployment(tmp_path / "run", timeout_s=400, environment=ENVIRONMENT) as running:
         running.add_nodes({f"clinic-{i}": {**MADE, **BUDGET} for i in range(2)})

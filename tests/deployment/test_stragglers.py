@@ -16,7 +16,7 @@ ROUNDS, MACHINES = 12, 4
 LATE_S = 12.0
 
 
-def test_a_node_that_is_always_late_holds_up_nobody_and_its_releases_enter_the_model_once(tmp_path):
+def test_a_late_nodes_releases_count_once_and_delay_nobody(tmp_path):
     settings = {"num_clients": MACHINES, "clients_per_round": MACHINES, "num_rounds": ROUNDS, "batch_size": 10}
     config = configuration(tmp_path / "run", wait_for=0.75, evaluate_every=ROUNDS, **settings)
     with federation(config, tmp_path / "run", 900) as real:

@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from murmurfl.clients import numpy_client_app
 from murmurfl.clients.simulation.context_ledger import simulated_in_process
 from murmurfl.privacy import derived_seed, protocol
 
@@ -96,6 +97,29 @@ class NodesGrid(Grid):
 
     def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+
+class TamperedNodes(NodesGrid):
+    """Machines made by ``client_of(name, state)``; ``deaf`` ones' replies are lost, ``forged`` changes all others."""
+
+    def __init__(self, client_of, num_nodes, *, deaf=(), forged=lambda reply: reply):
+        def client_fn(context):
+            return client_of(str(context.node_config["partition-id"]), context.state)
+
+        super().__init__(numpy_client_app(client_fn), num_nodes)
+        self.deaf, self.forged = {self.first_node + i for i in deaf}, forged
+
+    def tamper(self, replies):
+        return [self.forged(reply) for reply in replies if reply.metadata.src_node_id not in self.deaf]
+
+
+class KilledError(Exception):
+    """The server is killed before it has heard a reply."""
+
+
+def killing(reply):
+    """What becomes of a reply if the server is killed with it."""
+    raise KilledError
 
 
 class Reliable:

@@ -2,11 +2,26 @@
 
 import numpy as np
 from murmurfl.clients import ContextLedger, numpy_client_app
-from murmurfl.privacy import MemoryLedger, PrivacyPolicy, SimulatedKeys, SystemKeys, protocol, row_key, standard_normals
+from murmurfl.privacy import (
+    MemoryLedger,
+    MemoryOpeningRecord,
+    PrivacyPolicy,
+    SimulatedKeys,
+    SystemKeys,
+    protocol,
+    row_key,
+    standard_normals,
+)
 
 
 class DurableLedger(MemoryLedger):
     """Stands in for a ledger on disk: the tests keep it as long as it must last."""
+
+    durable = True
+
+
+class DurableRecord(MemoryOpeningRecord):
+    """Stands in for an opening record on disk, likewise."""
 
     durable = True
 

@@ -32,16 +32,21 @@ def unpacked(archive: Path, folder: Path) -> Path:
     return folder
 
 
-def wheel(folder: Path) -> Path:
-    """The wheel, by the project's own build backend, from a copy in a folder."""
-    source = folder / "source"
-    source.mkdir()
+def checkout(folder: Path) -> Path:
+    """What is shipped of the checkout, in a new folder: `flwr run` looks at every file beside it, for seconds."""
+    folder.mkdir(parents=True)
     for name in (*FOLDERS, "murmurfl.py", "pyproject.toml", "README.md", "LICENSE"):
         path = ROOT / name
         if path.is_dir():
-            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(path, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
-            shutil.copy(path, source / name)
+            shutil.copy(path, folder / name)
+    return folder
+
+
+def wheel(folder: Path) -> Path:
+    """The wheel, by the project's own build backend, from a copy in a folder."""
+    source = checkout(folder / "source")
     build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
     subprocess.run([sys.executable, "-c", build, str(folder)], cwd=source, check=True, capture_output=True, timeout=120)
     (path,) = folder.glob("*.whl")

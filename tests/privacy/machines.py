@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 from murmurfl.privacy import (
-    MemoryLedger,
     PrivacyPolicy,
     PrivateMachine,
     RefusedError,
     SimulatedKeys,
     row_bytes,
 )
+
+from tests.harness.machines import DurableLedger
 
 D = 6
 
@@ -38,12 +39,6 @@ MECHANISM_OPTIONS = ("bands", "buffers", "decay", "decoder", "workload")
 
 
 mechanisms = pytest.mark.parametrize("options", MECHANISMS, ids=lambda options: "-".join(map(str, options.values())))
-
-
-class DurableLedger(MemoryLedger):
-    """Stands in for a ledger on disk: the tests keep it as long as it must last."""
-
-    durable = True
 
 
 def machine(ledger=None, keys=None, num_samples=200, **changes):

@@ -31,7 +31,7 @@ def noise_and_cost(encoder, chosen, participations):
 
 
 @pytest.mark.parametrize("name", SQUARE)
-def test_no_mechanism_leaves_less_noise_than_the_bound_where_samples_are_in_every_round(name):
+def test_no_mechanism_beats_the_full_batch_bound(name):
     mechanism = make_mechanism(name, ROUNDS)
     encoder = mechanism.materialize()
     sensitivity = mechanism.sensitivity(ROUNDS, 1)  # what a machine charges
@@ -95,7 +95,7 @@ def response(momentum, average):
     return np.array(found)
 
 
-def test_the_shares_of_an_average_are_the_weights_that_the_strategy_gives_its_rounds():
+def test_average_shares_are_the_strategys_round_weights():
     assert response(0.0, average=False) == pytest.approx(np.ones(ROUNDS))
     entries = make_mechanism("independent", ROUNDS, shares="average").materialize().diagonal()
     shares = entries**2 / (entries**2).sum()

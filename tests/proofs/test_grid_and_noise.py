@@ -125,7 +125,7 @@ def awkward(reader, batch, size, clip_unit):
 
 @pytest.mark.parametrize("size", [3, 1000])
 @pytest.mark.parametrize(("batch", "clip_unit"), [(1, "sample"), (3, "sample"), (8, "sample"), (8, "update")])
-def test_rounding_moves_a_release_by_more_than_delta_and_by_no_more_than_is_charged(reader, size, batch, clip_unit):
+def test_rounding_moves_a_release_within_its_charge(reader, size, batch, clip_unit):
     """Every row of the batch is rounded by itself, and one of them is replaced: gamma sqrt(d) once, whatever b is.
 
     Without the charge, the planted bug, mu would be too small by what is between the two.

@@ -297,6 +297,6 @@ def test_each_attack_of_the_list_is_refused_and_leaves_no_trace(attack):
     assert helper.open("s", "3", follow).total.any(), "an honest set is opened all the same"
 
 
-def test_the_mu_of_the_attack_that_a_helper_without_acks_allows_is_that_of_a_machine_by_itself():
+def test_a_helper_that_ignores_acks_leaves_the_local_mu():
     """P_2 - P_0 for one machine beside P_2 - P_1 of the others: their own noise is what is left in the difference."""
     assert math.sqrt(2) * policy().plan(2).mu == pytest.approx(policy().plan(2).mu_local, rel=1e-3)

@@ -190,7 +190,7 @@ def capped_by_rows(names, values):
     return divided_by_b(rows_of(owners, values)[kept], batches[kept])
 
 
-def test_a_cap_that_depends_on_others_and_a_number_that_is_not_public_are_caught():
+def test_caps_and_numbers_that_depend_on_owners_are_caught():
     generator = chance(4)
     pairs = []
     for _ in range(400):

@@ -38,7 +38,7 @@ def exposed(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_sample_on_each_of_several_machines_costs_the_root_of_their_number_whatever_is_acknowledged(name):
+def test_samples_on_several_machines_cost_the_root_of_their_number(name):
     chance, (worst, own) = generator(1), exposed(name)
     for machines in (2, 3, 4):
         acks = {(machine, 1): 0 for machine in range(machines)}
@@ -74,7 +74,7 @@ def test_noise_that_two_machines_share_would_make_it_their_number():
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_several_samples_of_one_machine_cost_their_number_at_most_and_exactly_that_in_one_release(name):
+def test_samples_of_one_machine_cost_their_number_at_most(name):
     seen, (worst, own) = Transcript(stream(name, RELEASES), alone(1, lambda machine, k: k - 1)), exposed(name)
     shown = {
         places: person(seen, [(0, k) for k in places])
@@ -85,7 +85,7 @@ def test_several_samples_of_one_machine_cost_their_number_at_most_and_exactly_th
     assert shown[(worst,) * 3] == pytest.approx(claimed)
 
 
-def test_samples_in_different_releases_cost_between_the_root_of_their_number_and_all_of_it():
+def test_samples_in_different_releases_cost_root_to_full_number():
     """Of independent noise the root; of noise that cancels nearly their number. So what is said is their number."""
     for name, expected in (("independent", math.sqrt(3)), ("cancelling", None)):
         seen = Transcript(stream(name, 50), [[Opened("0", k, k - 1)] for k in range(1, 51)])
@@ -111,7 +111,7 @@ def test_under_secure_aggregation_machines_in_one_sum_cost_their_number(machines
         assert found > person_mu(mu, machines=machines) * 1.4
 
 
-def test_more_machines_than_honest_ones_that_are_counted_on_cost_no_more_than_by_themselves():
+def test_a_persons_many_machines_cost_the_local_mu_at_most():
     """Nine of a person's machines in one sum, where mu counts on four: they are nine honest ones themselves."""
     local = math.sqrt(RELEASES)
     claimed = person_mu(local / 2, machines=9, trust="secure-aggregation", mu_local=local)
@@ -137,7 +137,7 @@ def test_random_sums_never_show_a_person_more_than_is_said():
                 assert person(seen, samples) <= said * ROUNDING
 
 
-def test_under_a_trusted_server_samples_of_one_round_cost_their_number_wherever_they_are():
+def test_samples_cost_their_number_under_a_trusted_server():
     """One noise for all: the published sums are one stream, and j machines move one of its releases j times as far."""
     for name in ("independent", "tree", "blt"):
         seen, (worst, own) = Transcript(stream(name, RELEASES), alone(1, lambda machine, k: k - 1)), exposed(name)

@@ -223,7 +223,7 @@ def adaptive_servers(count, rest):
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0, 5.0])
-def test_shifts_chosen_by_what_was_seen_are_covered_as_long_as_every_path_keeps_the_sum_of_squares(epsilon):
+def test_adaptive_shifts_are_covered_if_every_path_keeps_the_squares(epsilon):
     mu, first = 1.5, 0.9
     rest, worst = math.sqrt(mu**2 - first**2), 0.0
     for server in adaptive_servers(60, rest):
@@ -245,7 +245,7 @@ def test_a_sum_of_squares_kept_on_the_average_only_is_caught():
 
 
 @pytest.mark.parametrize(("figure", "holds"), [("cap", True), ("so far", False)])
-def test_only_the_figure_of_the_cap_survives_a_server_that_chooses_when_to_stop(figure, holds):
+def test_only_the_caps_figure_survives_adaptive_stopping(figure, holds):
     """It stops at the first release whose loss is above the epsilon shown there; delta is what exceeds it.
 
     200,000 paths: the standard error of the estimate is below 4e-4; both answers are 10 of them away or more.
@@ -283,7 +283,7 @@ TWO_SESSIONS = [("a", 0), ("b", 0), ("a", 0), ("b", 1), ("b", 1), ("a", 2)]
 
 @pytest.mark.parametrize("turns", [{}, {"sample_participations": 2, "min_separation": 2}], ids=["once", "returning"])
 @mechanisms
-def test_what_a_ledger_says_of_its_releases_is_never_less_than_what_was_sent(options, turns, reader):
+def test_a_ledger_never_understates_what_was_sent(options, turns, reader):
     """Of every number of releases, from the messages' own coefficients; and of one session no more, either."""
     policy = reader.policy(**options, **turns, budget_mu=3.0)
     for requests in (TWO_SESSIONS, [("a", 0), ("a", 0), ("a", 1), ("a", 2)]):

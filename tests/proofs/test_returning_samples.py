@@ -23,9 +23,7 @@ def requests(acks):
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("rule", ["acknowledged", "paper"])
 @pytest.mark.parametrize(("participations", "separation"), PATTERNS)
-def test_returning_samples_cost_no_more_than_mu_in_the_messages_they_really_were_in(
-    name, rule, participations, separation, reader
-):
+def test_returning_samples_cost_mu_at_most_in_real_messages(name, rule, participations, separation, reader):
     policy = reader.policy(
         mechanism=name, release_rule=rule, sample_participations=participations, min_separation=separation
     )
@@ -64,7 +62,7 @@ class CountsOneTurn(PrivateMachine):
 
 
 @pytest.mark.parametrize("shares", SHARES)
-def test_samples_in_every_release_cost_mu_whatever_was_lost_and_whichever_release_spends_it(shares, reader):
+def test_samples_in_every_release_cost_mu_whatever_is_lost(shares, reader):
     common = {"mechanism": "independent", "release_rule": "paper", "order": "all"}
     policy = reader.policy(**common, mechanism_options={"shares": shares})
     for acks in LOSSES:

@@ -75,7 +75,7 @@ def test_no_pattern_of_three_rounds_tells_more_than_the_theorem_whatever_the_mec
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_no_pattern_of_four_machines_and_of_five_rounds_tells_more_than_the_theorem(name):
+def test_no_pattern_of_four_machines_exceeds_the_theorem(name):
     holds_everywhere(name, 4, 3)
     holds_everywhere(name, 3, 4)
     holds_everywhere(name, 5, 2)
@@ -137,7 +137,7 @@ def test_a_sample_enters_the_sums_once_and_stays(name):
             assert (np.diff(in_total) >= 0).all()
 
 
-def test_covariances_that_are_added_up_resist_at_least_as_much_as_their_parts_in_series():
+def test_added_covariances_resist_at_least_as_their_parts():
     """1 / (v' S^+ v) >= sum of 1 / (v' S_i^+ v), for any covariances, of any rank."""
     chance = generator(5)
     for _ in range(300):
@@ -151,7 +151,7 @@ def test_covariances_that_are_added_up_resist_at_least_as_much_as_their_parts_in
         assert count > 1 or 1 / together < twice * (1 - 1e-6), "the planted bug: a machine that is counted twice"
 
 
-def test_machines_with_other_noise_other_mechanisms_and_other_sensitivities_count_for_what_they_are():
+def test_unequal_machines_count_by_their_own_noise():
     """mu^2 = Delta_victim^2 / sum over the cohort of (Delta_i / mu_i)^2; h times the victim's own is exceeded."""
     chance, exceeded = generator(6), 0
     for _ in range(150):

@@ -76,7 +76,7 @@ def test_the_victims_own_later_releases_are_not_k():
     assert victim_once() <= 50
 
 
-def test_machines_that_ever_took_part_or_whose_noise_is_in_the_total_are_not_h():
+def test_past_participants_do_not_count_as_h():
     """Their noise never changes, and a difference has none."""
     assert others_once() == pytest.approx(49 / 5)
 
@@ -199,13 +199,13 @@ def first_replies_lost():
     return of_turns(sets)
 
 
-def test_the_local_pattern_over_the_root_of_h_is_not_enough_others_own_separations_are_shorter():
+def test_the_local_pattern_over_root_h_is_not_a_bound():
     over_the_claim, over_the_bound = asked_in_these_rounds_only()
     assert over_the_claim > 1.06
     assert over_the_bound <= 1
 
 
-def test_not_even_where_all_machines_are_in_every_sum_if_their_releases_have_other_numbers():
+def test_unequal_release_numbers_break_the_local_pattern_bound():
     over_the_claim, over_the_bound = first_replies_lost()
     assert over_the_claim > 1.20
     assert over_the_bound <= 1
@@ -276,7 +276,7 @@ def known_afterwards(memory, releases=10, honest=10):
     return Transcript(streams, played(fixed(honest, releases))).square("0", 1) / (releases / honest)
 
 
-def test_a_machine_whose_ledger_leaks_after_the_session_is_no_longer_one_of_the_honest():
+def test_a_leaked_ledger_leaves_one_honest_machine_fewer():
     """A key that was secret for the whole session is not enough: noise can be made again as long as key and nonces
     are anywhere. Mechanisms that keep all nonces leave nothing, the others still the noise of what was replaced."""
     assert make_mechanism("cancelling", 10).memory == "last"

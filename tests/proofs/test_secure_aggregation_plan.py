@@ -52,7 +52,7 @@ def smallest_honest(sets, colluders):
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_the_stated_mu_covers_every_sample_against_the_server_and_all_colluders_and_is_attained(name):
+def test_the_stated_mu_is_a_tight_bound_against_colluders(name):
     """20 random courses of 8 rounds with losses and two colluders, and the fixed cohort that attains it."""
     plan, machines = policy(name).plan(D), [str(i) for i in range(8)]
     colluders = machines[: COHORT - HONEST]
@@ -122,7 +122,7 @@ def test_bookkeeping_of_fewer_releases_covers_what_they_tell_when_their_number_i
                 assert whole.returning("0", taken) <= plan.spent_mu(releases) * ROUNDING
 
 
-def test_a_session_of_masked_machines_is_what_its_headers_say_and_tells_no_more_than_mu():
+def test_a_masked_session_follows_its_headers_and_keeps_mu():
     """Real machines and masks, a lost reply and a closed round: the sums are opened by taking the keystreams out."""
     names, chosen = tuple("abcd"), policy(min_honest=2, min_cohort=3)
     roster = Roster.simulated(1, names, ("h", "i"))
@@ -179,7 +179,7 @@ def test_so_many_machines_as_a_sum_may_have_cannot_wrap_it():
     assert one_more > 2**63 - 1
 
 
-def test_the_stated_mu_pays_for_the_normals_of_as_many_machines_as_a_sum_may_have():
+def test_the_stated_mu_pays_for_the_largest_sums_normals():
     """The resolution's mu, of 2^11 machines' normals, is in it in squares: noise is a little above ideal normals'.
 
     It bounds the machines of the sums that a sample is in; the others' noise is alike in both worlds.
@@ -220,7 +220,7 @@ def excess_of_a_sum(sigma, machines):
 
 @pytest.mark.parametrize("machines", [1, 2, 5, 20])
 @pytest.mark.parametrize("sigma", [0.3, 0.5, 0.7, 1.0, 2.0])
-def test_a_sum_of_rounded_gaussians_tells_no_more_than_the_continuous_one_but_for_aliasing(sigma, machines):
+def test_rounded_sums_tell_no_more_but_for_aliasing(sigma, machines):
     """A shift of one grid unit. Ours are 2^20 grid units wide, where e^(-pi^2 sigma^2) is zero."""
     assert excess_of_a_sum(sigma, machines) <= math.exp(-(math.pi**2) * sigma**2) + 1e-9
 

@@ -33,14 +33,14 @@ def stagnating(size, large):
 @pytest.mark.parametrize("large", [1, 2, 8])
 @pytest.mark.parametrize("size", [7850, 8192, 1 << 18, 1 << 20])
 @pytest.mark.parametrize("clip_norm", [1.0, 0.3])
-def test_no_row_is_longer_than_the_clip_in_exact_arithmetic_not_even_one_made_for_its_rounding(clip_norm, size, large):
+def test_no_row_exceeds_the_clip_in_exact_arithmetic(clip_norm, size, large):
     (clipped,) = clip_per_sample(stagnating(size, large)[None], clip_norm)
     assert exact_square(clipped) <= Fraction(clip_norm) ** 2
     assert exact_square(clipped) > Fraction(clip_norm) ** 2 * (1 - Fraction(1, 2**36))
 
 
 @pytest.mark.parametrize("planted", ["no margin", "one running sum"])
-def test_without_the_margin_or_with_one_running_sum_a_row_is_longer_than_the_clip(planted, monkeypatch):
+def test_a_clip_without_margin_or_blocked_sum_is_exceeded(planted, monkeypatch):
     """The planted bugs: 2^-40 is for runs of 8192 values, and what is rounded after them."""
     if planted == "no margin":
         monkeypatch.setattr(clipping_module, "_MARGIN", 1.0)
@@ -63,7 +63,7 @@ def test_one_participation_costs_the_longest_column_in_everything_sent(name, rel
 
 
 @pytest.mark.parametrize("decoder", ["least-squares", "dyadic"])
-def test_a_trees_prefixes_tell_no_more_than_its_nodes_and_a_decoder_of_its_own_cannot_change_that(decoder, reader):
+def test_tree_prefixes_tell_no_more_than_nodes_for_any_decoder(decoder, reader):
     """Data processing: the nodes' mu is an upper bound, attained only where every node can be had back."""
     for releases in range(1, 9):
         policy = reader.policy(mechanism="tree", decoder=decoder, max_participations=releases)
@@ -127,7 +127,7 @@ def test_a_trusted_servers_rounds_all_show_the_sample_and_together_cost_mu():
     assert spent / math.sqrt(ROUNDS) < 0.5 * strategy.trust.mu, "the planted bug: the noise of one round"
 
 
-def test_the_end_of_an_epoch_is_a_function_of_iterates_that_only_one_step_moves():
+def test_one_sample_moves_one_step_of_an_epoch():
     """Plain composition: with the iterates before it given, the sample's step moves by 2 S and no other step at all."""
     generator = np.random.Generator(np.random.Philox(key=41))
     worst = 0.0

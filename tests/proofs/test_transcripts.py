@@ -49,7 +49,7 @@ def test_colluders_noise_hides_nothing_and_other_machines_noise_does():
     assert everybody.square("0", 1) == pytest.approx(1)
 
 
-def test_a_sum_that_is_seen_again_tells_nothing_new_and_one_machine_less_shows_that_machine():
+def test_a_sum_less_one_machine_shows_that_machine():
     stream = Stream.of_mechanism("cancelling", 2)
     again = [[Opened("0", 1, 0)], [Opened("0", 2, 1)], [Opened("0", 2, 0)]]  # P_2 - P_0 after P_1 and P_2 - P_1
     assert Transcript(stream, again).square("0", 1) == pytest.approx(1.0)

@@ -98,7 +98,7 @@ def means(machines, rounds=T):
 
 @pytest.mark.parametrize("missing", [{}, {2: "2", 4: "01"}, {1: "012", 3: "012"}])
 @pytest.mark.parametrize("average", ["last", "linear"])
-def test_machines_of_any_size_and_losses_leave_a_mean_over_the_samples_that_came(missing, average):
+def test_the_mean_is_over_the_samples_that_came(missing, average):
     machines = Machines(SIZES, missing)
     subject, model = trained(machines, average=average)
     iterates = descended(means(machines), 0.6)
@@ -134,7 +134,7 @@ def test_a_round_in_which_nothing_came_changes_nothing():
     assert machines.points[1] == pytest.approx(after_one + 0.6 * after_one)  # w_1 + beta v_1, from rest
 
 
-def test_a_reply_that_does_not_say_how_many_samples_it_counts_for_is_malformed():
+def test_a_reply_without_its_sample_number_is_malformed():
     class Silent(Machines):
         def answer(self, request):
             for reply in super().answer(request):

@@ -98,7 +98,7 @@ def test_what_a_server_keeps_does_not_grow_with_the_trees():
     assert nodes * 4 * size > 10 * peak, "all nodes would be far more"
 
 
-def test_noise_is_the_same_to_the_last_bit_whether_rows_are_kept_or_drawn_again():
+def test_kept_and_redrawn_rows_give_equal_noise():
     nonces = np.random.Generator(np.random.Philox(key=1)).integers(256, size=(ROUNDS, 16), dtype=np.uint8)
     kept, drawn = strategy(), strategy(noise_cache_mib=0.0)
     for t in range(1, ROUNDS + 1):
@@ -141,7 +141,7 @@ def test_steps_that_float64_would_make_longer_are_refused():
         subject.step(subject.initial_state(np.full(D, 1e5)), np.ones(D), 1)
 
 
-def test_bounds_are_those_of_steps_of_one_length_and_never_beyond_twice_the_clip():
+def test_bounds_never_exceed_twice_the_clip():
     subject = strategy(policy=policy(clip_norm=2.0, batch_size=4), smoothness=3.0)
     bounds, rounding = subject.trust.changes(D), subject.trust.policy.plan(D).grid.charge(D)
     assert bounds.anchored == pytest.approx(2 * 2.0 / 4)

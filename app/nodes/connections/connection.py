@@ -47,52 +47,6 @@ class Connection:
         return arguments
 
     @classmethod
-    def read(
-        cls,
-        path: Path,
-        superlink: str = "",
-        root_certificates: Path | None = None,
-        private_key: Path | None = None,
-        insecure: bool = False,
-    ) -> Connection:
-        """The connection that a command's options describe; the operator's file gives what they leave out.
-
-        Relative paths in the file are taken from its folder.
-
-        Raises
-        ------
-        ConfigurationError
-            If neither says where the SuperLink is, or a value is impossible.
-        """
-        found = cls.where_given(path, superlink, root_certificates, private_key, insecure)
-        if found is None:
-            raise ConfigurationError(
-                f"Expected the SuperLink as --superlink HOST:PORT, or as superlink in [connection] of {path}, got "
-                "neither."
-            )
-        return found
-
-    @classmethod
-    def where_given(
-        cls,
-        path: Path,
-        superlink: str = "",
-        root_certificates: Path | None = None,
-        private_key: Path | None = None,
-        insecure: bool = False,
-    ) -> Connection | None:
-        """Like :meth:`read`, but None if neither the file nor the options say where the SuperLink is."""
-        table = cls.table(path)
-        given = {
-            "superlink": superlink or None,
-            "root_certificates": root_certificates,
-            "private_key": private_key,
-            "insecure": insecure or None,
-        }
-        values = {**table, **{name: value for name, value in given.items() if value is not None}}
-        return cls(**values) if values.get("superlink") else None
-
-    @classmethod
     def table(cls, path: Path) -> dict[str, Any]:
         """The table ``[connection]`` of an operator's file, by field name; empty if there is none.
 
@@ -114,6 +68,39 @@ class Connection:
         folder = path.expanduser().resolve().parent
         files = {name: folder / Path(read[name]).expanduser() for name in _FILES if read.get(name)}
         return {**read, **files}
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a command's options say of the connection; the operator's file says the rest."""
+
+    superlink: str = ""
+    root_certificates: Path | None = None
+    private_key: Path | None = None
+    insecure: bool = False
+
+    def connection(self, path: Path) -> Connection | None:
+        """The connection by these options and an operator's file; None if neither names a SuperLink.
+
+        Relative paths in the file are taken from its folder.
+
+        Raises
+        ------
+        ConfigurationError
+            If a value is impossible.
+        """
+        values = Connection.table(path) | {name: value for name, value in vars(self).items() if value}
+        return Connection(**values) if values.get("superlink") else None
+
+    def needed_connection(self, path: Path) -> Connection:
+        """Like :meth:`connection`, but raise if neither names a SuperLink."""
+        found = self.connection(path)
+        if found is None:
+            raise ConfigurationError(
+                f"Expected the SuperLink as --superlink HOST:PORT, or as superlink in [connection] of {path}, got "
+                "neither."
+            )
+        return found
 
 
 _FILES = ("root_certificates", "private_key")

@@ -65,7 +65,7 @@ def config_schema(folder):
 
 
 @pytest.mark.long
-def test_opposite_features_of_the_largest_norm_move_a_mean_by_all_that_is_charged(tmp_path):
+def test_opposite_features_attain_the_means_sensitivity(tmp_path):
     found = audit_node(node(tmp_path, **FULL_BATCH, **BESIDE))
     assert not found.refuted
     assert found.worst == pytest.approx(1.0, abs=1e-4)

@@ -82,7 +82,7 @@ def test_show_says_what_was_spent_on_which_run_and_what_is_left(path):
         assert words in text
 
 
-def test_a_trusted_session_is_shown_with_both_truths_its_mu_and_that_nothing_holds_against_the_server(path):
+def test_a_trusted_session_is_shown_with_its_server_caveat(path):
     release(path, "open", 1)
     before = murmurfl("show", path).stdout
     assert "against the server and everybody else" in before
@@ -240,7 +240,7 @@ def test_a_ledger_rests_on_what_the_most_demanding_of_its_sessions_rests_on(path
     assert guarantee["mu"] == pytest.approx(math.sqrt(4 + 5 + 1)), "of which no other machine takes anything away"
 
 
-def test_a_summed_session_that_a_rollback_forgot_is_shown_by_what_holds_whatever_happens(path):
+def test_a_forgotten_summed_session_is_shown_by_its_local_mu(path):
     murmurfl("set-local-budget", path, "--budget-local-mu", 3.0)
     release(path, "open", 1)
     saved = path.read_bytes()

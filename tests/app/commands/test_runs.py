@@ -121,7 +121,7 @@ def test_a_report_takes_a_folder_of_runs_for_the_runs_in_it(here, tmp_path):
     assert expanded([here / "plain", tmp_path]) == [here / "plain", tmp_path]
 
 
-def test_a_run_without_test_data_shows_what_machines_counted_and_that_it_is_noised(here, tmp_path):
+def test_a_run_without_test_data_shows_noised_counts(here, tmp_path):
     document = json.loads((here / "plain" / "result.json").read_text())
     document |= {"accuracy": None, "private_evaluation": {"accuracy": 0.75}}
     document["config"] = {"strategy": "murmurfl.strategies:Mu2", "task": "own:tumours"}

@@ -28,6 +28,8 @@ from murmurfl.privacy import (
 from murmurfl.privacy.machine.clipping import DenseContributions
 from murmurfl.privacy.machine.machine_block import MachineBlock
 
+from tests.app.run_configs import CONTRACTIVE
+
 # Contributions may differ by rounding in float64, which moves a value to a neighbouring point of the grid now and then:
 # about 2^-20 of the noise's standard deviation. PyTorch models are float32.
 RELATIVE, ABSOLUTE, FLOAT32 = 1e-6, 1e-8, 1e-4
@@ -67,19 +69,7 @@ CONFIGURATIONS = {
     "mu2, several passes": replace(BASE, mechanism="blt", passes=3, num_rounds=0, batch_size=40),
     "online": replace(BASE, strategy="online", mechanism="sqrt_toeplitz"),
     "online, mlp, losses": replace(BASE, strategy="online", model="mlp", mechanism="blt", lost_replies=0.3),
-    "online, contractive": replace(
-        BASE,
-        strategy="online",
-        mechanism="banded",
-        clip_unit="contractive",
-        task="synthetic-logistic",
-        partition="own",
-        model="logistic",
-        synthetic_samples=300,
-        synthetic_features=20,
-        clients_per_round=10,
-        num_rounds=10,
-    ),
+    "online, contractive": replace(BASE, **CONTRACTIVE, clients_per_round=10, num_rounds=10),
     "online, no noise": replace(BASE, strategy="online", mechanism="none"),
     "shuffled, interleaved": SHUFFLED,
     "shuffled, dp-shuffleg, losses": replace(SHUFFLED, variant="dp-shuffleg", order="IG", lost_replies=0.3),
@@ -174,7 +164,7 @@ def test_the_tolerance_would_notice_another_noise():
 
 
 @pytest.mark.parametrize("mib", [0.0, 0.01, 256.0])
-def test_noise_is_the_same_to_the_last_bit_whether_rows_are_kept_or_made_again(mib):
+def test_kept_and_remade_rows_give_equal_noise(mib):
     kept = run_cohort(BASE, row_cache_mib=mib).parameters
     assert all((a == b).all() for a, b in zip(kept, run_cohort(BASE).parameters, strict=True))
 

@@ -47,7 +47,7 @@ def what_nodes_see(nodes=3):
     return [*seen, shown(shared)]
 
 
-def test_what_a_node_changes_in_its_records_reaches_no_other_node_nor_the_server():
+def test_a_nodes_changed_records_reach_nobody_else():
     assert what_nodes_see() == [shown(content())] * 4
 
 

@@ -196,6 +196,7 @@ def test_a_server_app_that_raises_is_a_failure_that_names_the_exception(two_runs
     assert_nothing_left(marker, error.log)
 
 
+@pytest.mark.long
 def test_an_unknown_key_is_refused_in_flowers_words(tmp_path):
     marker = secrets.token_hex(8)
     with pytest.raises(LaunchError, match=r"Invalid run configuration.*'speed'") as caught:

@@ -111,7 +111,7 @@ def test_before_the_first_round_a_hundred_machines_are_asked_at_most():
     assert result.forecast is not None
 
 
-def test_a_round_of_many_machines_is_the_same_as_one_of_a_list_of_them():
+def test_block_and_list_rounds_are_equal():
     """The names of 3,000 machines, as they are not made, and as a list."""
     config = many(3_000)
     experiment = prepare(config)

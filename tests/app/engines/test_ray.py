@@ -16,6 +16,8 @@ from murmurfl.app.engines.superlink import run_flower_app
 from murmurfl.app.settings.run_config import RunConfig
 from typer.testing import CliRunner
 
+from tests.harness import packages
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -42,20 +44,21 @@ def nothing_left(monkeypatch):
     assert not [port for port in ports if launch.is_listening(port)]
 
 
-def test_ray_gives_the_same_model_as_the_in_process_engine_to_the_last_bit(tmp_path, nothing_left):
+def test_ray_gives_the_in_process_engines_model(tmp_path, nothing_left):
     """More machines than nodes, partial participation, losses: everything that could tell engines apart."""
     config = RunConfig(
         num_clients=6, clients_per_round=4, num_rounds=4, lost_replies=0.2, out_dir=str(tmp_path), run_name="a b'\"c"
     )
-    project = (ROOT / "pyproject.toml").read_bytes()
+    app = packages.checkout(tmp_path / "checkout")
+    project = (app / "pyproject.toml").read_bytes()
     lines = []
-    run_flower_app(ROOT, run_config=config.to_mapping(), num_supernodes=4, on_line=lines.append, timeout_s=300)
+    run_flower_app(app, run_config=config.to_mapping(), num_supernodes=4, on_line=lines.append, timeout_s=300)
     expected = run_in_process(replace(config, checkpoint=False))
     with np.load(tmp_path / config.run_name / "model.npz") as model:
         for name, values in zip(expected.experiment.model.names, expected.parameters, strict=True):
             assert model[name].tobytes() == np.asarray(values).tobytes()
     assert sum("round " in line and "accuracy" in line for line in lines) == 4
-    assert (ROOT / "pyproject.toml").read_bytes() == project
+    assert (app / "pyproject.toml").read_bytes() == project
 
 
 @pytest.mark.long
@@ -99,7 +102,7 @@ def make_model(num_features, num_classes):
 
 
 @pytest.mark.long
-def test_a_task_and_a_model_of_the_current_folder_are_found_by_all_of_ray(tmp_path, monkeypatch, nothing_left):
+def test_ray_finds_tasks_and_models_of_the_folder(tmp_path, monkeypatch, nothing_left):
     """The command is started where the module lies, which is on nobody's search path."""
     (tmp_path / "mine_on_ray.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)

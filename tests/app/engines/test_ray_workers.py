@@ -67,7 +67,7 @@ def folders():
     return set(Path(scratch_parent() or tempfile.gettempdir()).glob("mf-*"))
 
 
-def test_a_private_ray_gives_the_same_model_and_its_processes_go_whatever_ends_it(tmp_path, monkeypatch, nothing_left):
+def test_a_private_ray_leaves_no_processes_and_the_same_model(tmp_path, monkeypatch, nothing_left):
     (tmp_path / "mine_on_workers.py").write_text(MINE)
     monkeypatch.syspath_prepend(str(tmp_path))
     said = []

@@ -12,27 +12,16 @@ from murmurfl.app.engines.start import num_nodes, run_cohort, run_in_process
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.progress import participant_names
 from murmurfl.app.runs.training_run import run_experiment
-from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient
 from murmurfl.privacy import ConfigurationError, MemoryLedger, protocol
 from murmurfl.privacy.sums import opening_rule as opening
 from murmurfl.privacy.sums.masking import Masking
 from murmurfl.strategies import WrongSumError
 
+from tests.app.run_configs import CONTRACTIVE
+from tests.app.run_configs import SECURE as BASE
 from tests.harness.machines import training_config
 
-BASE = RunConfig(
-    num_clients=6,
-    clients_per_round=5,
-    num_rounds=8,
-    batch_size=3,
-    lost_replies=0.2,
-    trust="secure-aggregation",
-    min_cohort=4,
-    colluders=1,
-    give_up_after=0,  # so few machines leave several rounds in a row closed
-    checkpoint=False,
-)
 CONFIGURATIONS = {
     "mu2": BASE,
     "mu2, three helpers, nothing lost": replace(BASE, helpers=3, lost_replies=0.0),
@@ -53,17 +42,7 @@ CONFIGURATIONS = {
     "online": replace(BASE, strategy="online"),
     "online, independent": replace(BASE, strategy="online", mechanism="independent"),
     "online, sqrt_toeplitz": replace(BASE, strategy="online", mechanism="sqrt_toeplitz"),
-    "online, contractive": replace(
-        BASE,
-        strategy="online",
-        mechanism="banded",
-        clip_unit="contractive",
-        task="synthetic-logistic",
-        partition="own",
-        model="logistic",
-        synthetic_samples=300,
-        synthetic_features=20,
-    ),
+    "online, contractive": replace(BASE, **CONTRACTIVE),
     "full-batch": replace(BASE, strategy="full-batch", batch_size=8, num_rounds=4),
     "noisy-sgd": replace(BASE, strategy="noisy-sgd"),
     "noisy-sgd, several passes": replace(BASE, strategy="noisy-sgd", passes=2, num_rounds=0, batch_size=80),

@@ -63,7 +63,7 @@ def run_with_workers(monkeypatch, config):
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_whichever_worker_gets_a_machine_the_model_is_that_of_one_process_to_the_last_bit(name, monkeypatch):
+def test_the_model_does_not_depend_on_the_worker(name, monkeypatch):
     config = CONFIGURATIONS[name]
     expected = run_in_process(config)
     travelled, grid = run_with_workers(monkeypatch, config)
@@ -89,9 +89,7 @@ def test_a_worker_that_went_by_the_ledger_it_kept_would_be_noticed(bug, monkeypa
     planted = stays_with_its_first_state if bug == "arrive" else lambda self, reply: None
     monkeypatch.setattr(TravellingLedger, bug, planted)
     with pytest.raises((AssertionError, MurmurflError)):
-        test_whichever_worker_gets_a_machine_the_model_is_that_of_one_process_to_the_last_bit(
-            "mu2, losses", monkeypatch
-        )
+        test_the_model_does_not_depend_on_the_worker("mu2, losses", monkeypatch)
 
 
 def test_a_state_adds_little_to_the_reply_it_goes_back_with(monkeypatch):

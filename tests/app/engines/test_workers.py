@@ -145,7 +145,7 @@ def test_a_machine_is_always_the_same_workers_and_each_is_asked_for_its_own(monk
     assert all(number % 3 == worker for worker, numbers in asked for number in numbers)
 
 
-def test_what_a_worker_sends_of_a_round_is_one_sum_and_three_numbers_a_machine():
+def test_a_worker_sends_one_sum_and_three_numbers_a_machine():
     answers = []
 
     class Watched(HerePool):
@@ -228,7 +228,7 @@ def test_python_refuses_the_same():
     checked_workers(None, "ray")
 
 
-def test_one_worker_is_this_process_and_more_than_there_are_machines_are_not_started():
+def test_one_worker_is_this_process_and_spare_ones_never_start():
     said = []
     with opened_pool(5, most=1, of="machines", say=said.append) as pool:
         assert isinstance(pool, HerePool)
@@ -237,7 +237,7 @@ def test_one_worker_is_this_process_and_more_than_there_are_machines_are_not_sta
     assert_same(run_cohort(config), run_cohort(config, workers=1))
 
 
-def test_whole_tasks_go_to_whoever_is_idle_and_arguments_are_made_when_they_are_wanted():
+def test_idle_workers_take_whole_tasks_with_late_arguments():
     made, finished = [], []
 
     def tasks():
@@ -261,7 +261,7 @@ def test_computing_alone_puts_back_what_it_changed():
 
 
 @pytest.mark.parametrize("rows_stand_alone", [False, True])
-def test_a_search_over_workers_finds_the_same_and_every_ledger_has_as_much_recorded(rows_stand_alone, monkeypatch):
+def test_a_search_over_workers_gives_the_same_ledgers(rows_stand_alone, monkeypatch):
     monkeypatch.setattr(SoftmaxRegression, "rows_stand_alone", rows_stand_alone)
     config = RunConfig(num_clients=5, clients_per_round=4, num_rounds=3, batch_size=4, checkpoint=False, epsilon=8.0)
     candidates = [{"learning_rate": 0.5}, {"learning_rate": 2.0}]
@@ -279,7 +279,7 @@ def test_a_search_over_workers_finds_the_same_and_every_ledger_has_as_much_recor
     assert alone.spent == pytest.approx(config.mu)
 
 
-def test_where_it_was_said_that_nobody_refuses_a_refusal_ends_the_run_and_changes_no_bit(monkeypatch):
+def test_an_unexpected_refusal_ends_the_run_without_changing_bits(monkeypatch):
     """The bug that would be: products of another shape than in one process, and nobody is told."""
     monkeypatch.setattr(Experiment, "shortage", None)
     with pytest.raises(ConfigurationError, match="one refused"):

@@ -60,7 +60,7 @@ def watched(gradients, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_samples_are_computed_together_as_far_as_memory_goes_and_rows_are_the_same(kind, monkeypatch):
+def test_chunks_fit_memory_and_keep_rows(kind, monkeypatch):
     made = module()
     expected = kind(made, LOSS)(point_of(made), SAMPLES)
     for memory in (0.4, 0.8, 2.0):
@@ -95,7 +95,7 @@ def test_a_chunk_that_was_too_large_would_be_seen(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_memory_that_not_one_gradient_fits_into_is_refused_with_how_much_one_needs(kind):
+def test_too_little_gradient_memory_is_refused_with_the_need(kind):
     made = module(hidden=400)
     small = kind(made, LOSS, gradient_memory_mib=0.1)
     with pytest.raises(ConfigurationError, match=r"at least (0\.\d+) MiB, which the gradient of a single") as refusal:

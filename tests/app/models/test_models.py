@@ -34,7 +34,7 @@ def test_initial_parameters_are_functions_of_the_seed():
     assert any((a != b).any() for a, b in zip(first, other, strict=True))
 
 
-def test_the_area_under_the_curve_is_the_share_of_pairs_in_the_right_order():
+def test_the_area_is_the_share_of_ordered_pairs():
     generator = np.random.Generator(np.random.Philox(key=7))
     scores, labels = generator.integers(5, size=60) / 4, generator.integers(2, size=60)
     pairs = [(a > b) + 0.5 * (a == b) for a in scores[labels == 1] for b in scores[labels == 0]]

@@ -12,7 +12,7 @@ KINDS = {"logistic": (Logistic, 2), "ridge": (Ridge, 1), "nonconvex-logistic": (
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [0.5, 30.0], ids=["short features", "features that are bounded"])
-def test_the_applications_model_and_that_of_the_tests_have_the_same_gradients_and_constants(kind, length):
+def test_application_and_test_models_agree(kind, length):
     own, classes = KINDS[kind]
     model, other = make_model(kind, 4, classes, 2.0), own(4, 2.0)
     generator = np.random.Generator(np.random.Philox(key=12))

@@ -120,7 +120,7 @@ def test_a_torch_module_of_ones_own_learns_on_every_engine_in_this_process(strat
         assert one == pytest.approx(two, abs=1e-5)
 
 
-def test_a_torch_module_starts_as_it_says_by_the_seed_and_leaves_the_generator_of_others_alone():
+def test_a_seed_starts_a_module_without_touching_global_generators():
     model = make_model("my_murmurfl_models:started_at_ones", 5, 3)
     torch.manual_seed(3)
     expected = torch.rand(4)

@@ -52,7 +52,7 @@ def test_contact_is_noted_from_its_own_pipe_and_never_from_what_is_printed(caplo
     assert talked([{"event": "released"}, {"no": "event"}, "connected", {"event": "lost"}]) == []
 
 
-def test_lines_have_their_level_and_no_escapes_and_what_follows_an_error_belongs_to_it(caplog):
+def test_log_lines_have_levels_and_errors_keep_their_lines(caplog):
     caplog.set_level(logging.DEBUG, "flwr")
     talked([])
     said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "flwr"]
@@ -107,7 +107,7 @@ def test_an_answer_is_contact_every_few_seconds():
     assert told.events == [("connected", ""), *[("contact", "")] * 10]
 
 
-def test_a_superlink_that_is_lost_is_said_once_and_so_is_that_it_is_back():
+def test_a_superlinks_loss_and_return_are_logged_once():
     told = Told()
     told.contact.answered("ActivateNode")
     for _ in range(3):
@@ -124,7 +124,7 @@ def test_a_superlink_that_is_lost_is_said_once_and_so_is_that_it_is_back():
     ]
 
 
-def test_a_superlink_that_does_not_know_the_node_or_was_left_is_not_connected():
+def test_an_unknown_node_is_not_connected():
     for method, success in (("SendNodeHeartbeat", False), ("DeactivateNode", True)):
         told = Told()
         told.contact.answered("ActivateNode")
@@ -176,7 +176,7 @@ def test_a_cause_is_one_of_those_that_the_diagnosis_knows(cause):
     assert cause in CAUSES
 
 
-def test_a_real_refusal_of_a_port_is_seen_through_all_that_is_wrapped_around_it():
+def test_a_wrapped_port_refusal_is_recognised():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]

@@ -437,7 +437,7 @@ def used_once(path):
         ({"partition": "dirichlet"}, False),
     ],
 )
-def test_a_node_started_again_on_another_partition_or_seed_is_refused_and_says_the_way_out(tmp_path, changes, same):
+def test_a_restarted_node_refuses_another_partition_or_seed(tmp_path, changes, same):
     made(tmp_path)
     used_once(tmp_path / "node.toml")
     again = NodeConfig.read(write(tmp_path, **changes))
@@ -450,7 +450,7 @@ def test_a_node_started_again_on_another_partition_or_seed_is_refused_and_says_t
             configured_client(tmp_path / "node.toml")
 
 
-def test_a_node_whose_own_file_was_written_anew_in_another_order_is_refused_and_new_rows_are_welcome(tmp_path):
+def test_reordered_rows_are_refused_and_new_rows_accepted(tmp_path):
     rng = np.random.default_rng(0)
     features, labels = rng.normal(size=(100, 5)), rng.integers(0, 3, 100)
 

@@ -131,7 +131,7 @@ def test_what_leaves_is_masked_whatever_the_server_asks(operator):
     assert "Machine clinic" in description
 
 
-def test_a_masked_release_is_noted_by_its_number_and_as_many_samples_as_the_server_hears_of(operator):
+def test_a_masked_release_is_noted_by_number_and_public_size(operator):
     journal, entries = Journal(), []
     journal.listen(entries.append)
     answers, _ = machine_of(NodeConfig.read(operator()))

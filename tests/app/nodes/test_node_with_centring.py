@@ -35,7 +35,7 @@ def of_task(folder, **changes):
     return made(folder, **{**TASK, **changes})
 
 
-def test_the_file_decides_what_of_mu_is_for_the_mean_and_what_bounds_it(tmp_path):
+def test_the_file_decides_the_means_share_and_bound(tmp_path):
     client = made(tmp_path, **CENTRED, centring_share=0.2).client()
     mean, rest = client.centring.policy, client.machine.policy
     assert (mean.mu, rest.mu) == (pytest.approx(math.sqrt(0.2)), pytest.approx(math.sqrt(0.8)))
@@ -47,7 +47,7 @@ def test_the_file_decides_what_of_mu_is_for_the_mean_and_what_bounds_it(tmp_path
     assert "Of it mu = 0.4473 is for the mean of its features, which it releases first." in said
 
 
-def test_a_real_machine_s_mean_and_training_spend_its_budget_to_the_last_and_no_more(tmp_path):
+def test_mean_and_training_spend_exactly_the_budget(tmp_path):
     client = made(tmp_path, **CENTRED).client()
     arrays, examples, _ = client.fit([], training_config(session="m", **{protocol.RELEASE_OF: protocol.OF_MEAN}))
     assert (arrays[0].shape, examples) == ((FEATURES,), SAMPLES)
@@ -65,7 +65,7 @@ def test_a_real_machine_s_mean_and_training_spend_its_budget_to_the_last_and_no_
         again.fit([], training_config(session="m", **{protocol.RELEASE_OF: protocol.OF_MEAN}))
 
 
-def test_a_built_in_task_s_features_say_what_bounds_them_and_whether_they_are_centred(tmp_path):
+def test_built_in_features_declare_bounds_and_centring(tmp_path):
     client = of_task(tmp_path).client()
     mean = client.centring.policy
     assert (mean.clip_norm, mean.clip_unit) == (1.0, "nonnegative")

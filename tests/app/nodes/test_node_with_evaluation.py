@@ -56,7 +56,7 @@ def test_beside_a_mean_of_the_features_it_is_all_one_mu(tmp_path):
     assert describe(client).count("Of it mu") == 2
 
 
-def test_a_real_machine_s_training_and_evaluation_spend_its_budget_to_the_last_and_no_more(tmp_path):
+def test_training_and_evaluation_spend_exactly_the_budget(tmp_path):
     client = made(tmp_path, private_evaluation=0.2).client()
     for t in (1, 2, 3):
         client.fit(MODEL, training_config(t))

@@ -112,7 +112,7 @@ def test_file_and_schema_say_the_same_of_owners(tmp_path, most, owner):
         made(tmp_path, samples_per_owner=most, schema="other.toml")
 
 
-def test_an_owner_more_or_less_a_missing_one_and_rows_that_move_change_nothing_that_is_said(tmp_path):
+def test_added_missing_and_moved_owners_change_no_message(tmp_path):
     """And the ledger, which knows owners by their names, lets a machine go on with rows that moved."""
     said, point = [], [np.zeros((2, FEATURES)), np.zeros(2)]
     for counts in (COUNTS, [*COUNTS, 2], COUNTS[:-1]):

@@ -61,7 +61,7 @@ def test_a_file_that_the_server_names_is_never_read(operator, monkeypatch):
     assert set(read) <= {str(operator / "net.pt")}
 
 
-def test_what_carries_a_run_to_other_processes_takes_the_file_and_the_weights_along(operator, monkeypatch):
+def test_other_processes_get_the_file_and_the_weights(operator, monkeypatch):
     monkeypatch.chdir(operator)
     config = RunConfig(features="net.pt")
     assert ray_overrides(config)["features"] == str(operator / "net.pt")

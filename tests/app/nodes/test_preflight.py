@@ -11,12 +11,12 @@ from murmurfl.app.commands.serving import Serving
 from murmurfl.app.engines.loopback import free_port, toml_document
 from murmurfl.app.nodes.allowance import DAY_S
 from murmurfl.app.nodes.cards import make_helper, make_machine, roster_of
-from murmurfl.app.nodes.connections.connection import Connection
+from murmurfl.app.nodes.connections.connection import Connection, Given
 from murmurfl.app.nodes.connections.connection_checks import NAMES, Check, connection_checks, worst
 from murmurfl.app.nodes.connections.diagnosis import CAUSES, Diagnosis
 from murmurfl.app.nodes.deployment import make_node_key
 from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.app.nodes.preflight import Given, _data, _data_files, _disk, check_helper, check_node
+from murmurfl.app.nodes.preflight import _data, _data_files, _disk, check_helper, check_node
 from murmurfl.clients import UpdateNode, UpdatePolicy
 from murmurfl.clients.nodes.roster_files import write_roster
 from murmurfl.clients.nodes.sample_node import SampleNode
@@ -78,7 +78,7 @@ def test_a_check_alters_nothing_and_says_what_was_not_tried(node):
     assert node.bytes() != before, "a release would have been seen"
 
 
-def test_what_a_machine_may_still_release_is_said_with_the_day_on_which_it_ends(node):
+def test_the_check_says_when_the_budget_ends(node):
     _, checks = node.checked(run_every_days=7.0, clock=lambda: NOW)
     assert checks["budget"].sentence == (
         "The budget allows 4 more runs of mu = 1 and up to 6 releases, unused data allow 20 more releases of 2; at a "
@@ -97,7 +97,7 @@ def test_the_pace_of_the_ledgers_own_runs_is_the_default(node):
     assert "the newest run may make 5 more releases" in checks["budget"].sentence
 
 
-def test_a_budget_that_is_spent_is_a_warning_while_a_run_is_open_and_then_a_failure(tmp_path):
+def test_a_spent_budget_fails_the_check_unless_a_run_is_open(tmp_path):
     node = Node(tmp_path, budget_mu=1.0)
     node.release("first", 5)
     assert node.checked()[1]["budget"].state == "warning"
@@ -114,7 +114,7 @@ def test_samples_that_are_used_up_end_it_before_the_budget(tmp_path):
     assert (found.allowance.runs, found.allowance.releases, checks["budget"].state) == (0, 0, "failed")
 
 
-def test_a_run_that_may_be_begun_by_the_check_is_begun_by_the_machine_and_one_more_is_not(tmp_path):
+def test_the_check_allows_exactly_the_runs_that_the_machine_takes(tmp_path):
     node = Node(tmp_path, budget_mu=1.7, **{"max-participations": 1})
     assert node.checked()[0].allowance.runs == 2
     node.release("first")
@@ -139,7 +139,7 @@ def test_every_step_of_a_connection_is_told_apart(node, tmp_path):
     assert failed["refused"] == ["connection"]
 
 
-def test_a_certificate_that_ends_soon_a_clock_that_drifts_and_an_open_key_are_warnings(node, tmp_path):
+def test_expiring_certificates_drifting_clocks_and_open_keys_warn(node, tmp_path):
     make_node_key(tmp_path / "key")
     (tmp_path / "key").chmod(0o644)
     connection = Connection("127.0.0.1:1", tmp_path / "samples.npz", tmp_path / "key")
@@ -171,7 +171,7 @@ def test_a_certificate_that_ends_soon_a_clock_that_drifts_and_an_open_key_are_wa
         (0o666, "failed", "may change"),
     ],
 )
-def test_data_that_others_may_read_are_a_warning_and_that_they_may_change_a_failure(node, mode, state, command):
+def test_readable_data_warn_and_writable_data_fail(node, mode, state, command):
     samples = node.folder / "samples.npz"
     samples.chmod(mode)
     found, checks = node.checked()

@@ -89,7 +89,7 @@ def only_the_operating_system(monkeypatch):
 
 
 @pytest.mark.parametrize("changes", KINDS, ids=lambda changes: "-".join(map(str, changes.values())) or "mu2")
-def test_all_noise_is_of_the_ledgers_key_and_a_nonce_drawn_for_the_release(tmp_path, monkeypatch, changes):
+def test_noise_is_of_the_ledgers_key_and_a_fresh_nonce(tmp_path, monkeypatch, changes):
     client = make_client(tmp_path, **changes)
     key = SQLiteLedger(tmp_path / "ledger.sqlite").keys().secret_key
     assert len(key) == 32
@@ -119,7 +119,7 @@ def test_a_ledger_draws_its_key_of_32_bytes_from_the_operating_system(tmp_path, 
     assert made[0] != made[1]
 
 
-def test_two_nodes_with_all_the_same_but_the_operating_systems_randomness_make_other_noise(tmp_path):
+def test_equal_nodes_draw_different_noise(tmp_path):
     first, second = (values_of(ask(make_client(tmp_path / name), 1, 0)) for name in "ab")
     assert not (first == second).any()
 

@@ -133,7 +133,7 @@ def test_a_permit_names_every_session_of_a_run():
     assert not answered(message(config=entries("night1evaluation", both)))
 
 
-def test_the_bundle_is_the_bytes_that_came_and_not_what_is_said_of_them():
+def test_a_bundle_is_known_by_its_bytes():
     runs = TakenRuns(bundles=frozenset([DIGEST]))
     sent = message(config=entries(text="", **{"bundle": DIGEST, "fab-hash": DIGEST}))
     assert answered(sent, runs)
@@ -194,7 +194,7 @@ def test_a_refusal_is_noted_under_its_name():
     assert [dict(entry.facts)["reason"] for entry in noted] == ["run-not-allowed"]
 
 
-def test_no_app_is_told_of_a_permit_and_one_request_stays_one_under_a_renewed_permit():
+def test_permits_stay_hidden_from_apps_and_renewals_keep_requests():
     """A server that resumes asks its round again, under a new run and with another permit: the same release, once."""
     seen = []
 
@@ -278,7 +278,7 @@ def test_a_table_that_cannot_be_kept_is_refused_with_one_line(tmp_path, table, c
 
 
 @pytest.mark.parametrize("read", [NodeConfig.read, UpdateNode.read, SampleNode.read, HelperConfig.read, read_node])
-def test_a_file_with_the_table_is_read_by_nobody_who_does_not_say_that_it_is_kept(tmp_path, read):
+def test_a_runs_table_is_read_only_where_it_is_enforced(tmp_path, read):
     with pytest.raises(ConfigurationError, match=r"no table \[runs\] where nothing keeps it.*murmurfl node FILE"):
         read(write(tmp_path))
 

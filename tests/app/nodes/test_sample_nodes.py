@@ -173,7 +173,7 @@ def test_clip_noise_and_cap_are_the_files_and_the_servers_settings_stay_outside(
     assert asked(answers, "evaluate").error.code == protocol.EVALUATION_BLOCKED
 
 
-def test_a_sample_that_cannot_be_read_counts_as_zero_and_nothing_else_shows_it(folder, caplog):
+def test_an_unreadable_sample_counts_as_zero_unnoticed(folder, caplog):
     whole = asked(own_client(read_node(write(folder)))[0])
     (folder[0] / "broken").touch()
     SQLiteLedger.create(folder[0] / "other.sqlite", budget_mu=10.0, delta=1e-5)
@@ -318,7 +318,7 @@ def test_check_says_what_the_machine_guarantees(folder):
 
 
 @pytest.mark.parametrize(("app", "complaint"), [("mixing", "mixes samples"), ("remembering", "Expected a model")])
-def test_a_model_that_is_refused_by_its_trials_fails_the_check_whatever_the_samples_are(folder, app, complaint):
+def test_a_refused_model_fails_the_check_for_any_samples(folder, app, complaint):
     path = write(folder, app=app)
     said = {}
     for state in ("whole", "broken"):

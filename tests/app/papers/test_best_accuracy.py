@@ -40,7 +40,7 @@ def two():
 """
 
 
-def test_the_cells_are_all_features_and_methods_at_every_mu_and_other_partitions_and_people():
+def test_the_cells_cover_features_methods_mus_and_partitions():
     assert PAPER.seeds == 5
     cells = PAPER.cells()
     runs = plan_runs(cells, 1, "cohort", PAPER.table)

@@ -29,7 +29,7 @@ def configs(cells):
     return {label: config for (_, label, _, _), config in plan_runs(cells, 1, "cohort").items()}
 
 
-def test_the_cells_are_every_trust_at_both_features_three_mus_and_two_numbers_of_machines():
+def test_the_cells_cover_trusts_features_mus_and_sizes():
     cells = PAPER.cells()
     assert (len(cells), PAPER.seeds) == (24, 5)
     count = Counter()
@@ -56,7 +56,7 @@ def test_the_cells_are_every_trust_at_both_features_three_mus_and_two_numbers_of
     }
 
 
-def test_h_and_the_size_of_a_sum_stay_the_same_shares_of_the_machines_asked():
+def test_h_and_cohort_keep_their_shares_of_machines_asked():
     settings = {"task": "digits", "num-clients": 20, "clients-per-round": 20, "mu": 2.0, "features": "pixels"}
     (cell,) = PAPER.cells_with(settings)
     honest = {label: config.min_honest for label, config in configs([cell]).items() if config.secure}

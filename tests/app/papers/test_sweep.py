@@ -40,7 +40,7 @@ def test_runs_together_are_the_runs_one_by_one(model, order):
     assert losses[0] != pytest.approx(losses[1], rel=1e-4), "the tolerance would notice other noise"
 
 
-def test_a_step_beyond_the_theorem_is_refused_by_silos_and_marked_by_the_sweep():
+def test_steps_beyond_the_theorem_are_refused_and_marked():
     too_large = replace(BASE, learning_rate=0.03)  # L* = 12^2 / 4 = 36
     with pytest.raises(ConfigurationError, match="amplified"):
         run_cohort(too_large)

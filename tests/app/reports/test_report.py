@@ -135,7 +135,7 @@ def test_releases_by_round_end_at_what_machines_state_and_cost_what_they_say(fol
         assert epsilons.max() <= run.outcome.epsilon * (1 + 1e-9)
 
 
-def test_a_request_without_an_answer_counts_until_it_is_known_that_it_cost_nothing():
+def test_an_unanswered_request_counts_until_known_free():
     """Asked in rounds 1 to 6; answers in 3 (release 2) and 5 (release 4); states five releases in the end."""
     rounds = [{"round": t, "asked": 1, "accuracy": None, "loss": None, "refused": {}} for t in range(1, 8)]
     machines = {"rounds": {str(t): {"a": {3: 2, 5: 4}.get(t)} for t in range(1, 7)}, "streams": []}
@@ -171,7 +171,7 @@ def test_texts_of_a_run_are_shown_and_not_obeyed(folders, tmp_path):
     assert "<script" not in text
     assert "<img" not in text
     assert "&lt;img" in text
-    assert "did not record who was asked" in text
+    assert "did not record which machines were asked" in text
 
 
 def test_infinite_and_missing_figures_are_said_and_not_drawn(tmp_path):

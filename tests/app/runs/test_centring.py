@@ -27,7 +27,7 @@ def full():
     return simulate(**FULL)
 
 
-def test_soft_gradients_are_seen_from_their_mean_without_being_asked_and_others_where_it_is_set(full):
+def test_soft_gradients_are_centred_by_default_and_others_on_request(full):
     assert full.experiment.is_centred
     assert not prepare(RunConfig(features="soft-gradients", centring="none")).is_centred
     assert not prepare(RunConfig()).is_centred

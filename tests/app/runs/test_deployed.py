@@ -45,14 +45,14 @@ def grid_of(app, config=CONFIG):
     return InProcessGrid(app, config.num_clients, config.to_mapping())
 
 
-def test_every_training_has_a_session_of_its_own_and_the_guarantee_is_the_machines_word():
+def test_each_training_has_its_own_session_and_guarantee():
     first, second = (run_experiment(grid_of(client_app.app), CONFIG, deployed=True) for _ in range(2))
     assert first.strategy.session != second.strategy.session
     assert first.mu == max(statement["mu-guaranteed"] for statement in first.statements.values())
     assert "Real machines: the figure is what 2 of 2 machines say" in first.guarantee.sentence
 
 
-def test_a_grid_that_is_not_known_to_be_a_simulation_is_taken_for_real_machines():
+def test_an_unknown_grid_counts_as_real_machines():
     """Seeded keys and sessions must not depend on recognising every way to reach a real node."""
 
     class SomeNewGrid(Grid):
@@ -131,7 +131,7 @@ def test_missing_machines_are_named():
         strategy.machines.meet(grid, 2)
 
 
-def test_a_run_on_real_machines_may_take_up_its_checkpoint_and_never_a_finished_run(tmp_path):
+def test_a_real_run_resumes_its_checkpoint_but_no_finished_run(tmp_path):
     config = RunConfig(out_dir=str(tmp_path), run_name="run")
     folder = tmp_path / "run"
     folder.mkdir()

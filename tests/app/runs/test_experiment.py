@@ -122,7 +122,7 @@ def test_losses_are_carried_over_and_the_papers_rule_collapses():
 
 @pytest.mark.long
 @needs_mnist
-def test_on_mnist_losing_a_fifth_of_the_replies_costs_little_and_the_papers_rule_collapses():
+def test_lost_replies_cost_little_except_under_the_papers_rule():
     """On the cohort engine, whose models are the in-process engine's, losses included, and which takes a tenth."""
     config = RunConfig(
         task="mnist", mu=1.0, num_clients=100, clients_per_round=100, batch_size=6, noise_quality="fast",
@@ -141,7 +141,7 @@ def test_the_same_seed_gives_the_same_model_and_another_seed_another():
     assert any(a.tobytes() != b.tobytes() for a, b in zip(first.parameters, other.parameters, strict=True))
 
 
-def test_machines_share_nodes_when_there_are_fewer_nodes_and_the_model_is_the_same():
+def test_sharing_nodes_keeps_the_model():
     config = RunConfig(num_clients=20, clients_per_round=15, batch_size=4, num_rounds=5)
     parameters = []
     for nodes in (20, 10, 3):

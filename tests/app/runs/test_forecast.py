@@ -40,7 +40,7 @@ def test_a_run_without_noise_has_no_forecast():
 
 
 @pytest.mark.parametrize("strategy", ["mu2", "delayed-momentum", "trusted-mu2"])
-def test_where_releases_build_on_each_other_it_is_the_noise_to_signal_of_a_decision(strategy):
+def test_the_forecast_of_dependent_releases_is_noise_to_signal(strategy):
     made = simulate(started_with({"strategy": strategy, "mu": 1.0, "num-clients": 10, "clients-per-round": 10}))
     assert made.forecast.ratio == pytest.approx(noise_to_signal_of(made.experiment), rel=1e-6)
 
@@ -80,7 +80,7 @@ def test_a_forecast_that_forgot_the_number_of_machines_would_be_noticed():
         assert abs(outcome.kept - kept_share(wrong)) > OFF
 
 
-def test_a_small_project_is_useful_where_the_forecast_says_so_and_useless_where_it_says_that():
+def test_a_small_projects_forecast_comes_true():
     training = UpdateTraining("digits", machines=5, rounds=4, learning_rate=0.2)
     useful, useless = training.at(0.3), training.at(20.0)
     assert (useful.forecast.verdict, useless.forecast.verdict) == ("useful", "useless")

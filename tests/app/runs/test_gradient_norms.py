@@ -5,25 +5,10 @@ import pytest
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.settings.run_config import RunConfig
 
-SMALL = {
-    "task": "synthetic-logistic",
-    "model": "nonconvex-logistic",
-    "feature-bound": 1.0,
-    "synthetic-features": 6,
-    "synthetic-samples": 400,
-    "num-clients": 1,
-    "clients-per-round": 1,
-    "batch-size": 20,
-    "passes": 3,
-    "clip-norm": 1.1,
-    "evaluate-every": 5,
-    "gradient-norm": True,
-    "noise-quality": "fast",
-    "checkpoint": False,
-}
+from tests.app.run_configs import GRADIENT_NORMS as SMALL
 
 
-def test_a_run_tells_the_gradient_norm_of_its_training_loss_where_it_was_asked_for():
+def test_the_gradient_norm_is_told_on_request():
     config = RunConfig.from_mapping({**SMALL, "strategy": "reduced-tree-momentum"})
     result = run_cohort(config)
     task, model = result.experiment.data, result.experiment.model

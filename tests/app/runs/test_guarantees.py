@@ -48,7 +48,7 @@ def test_a_machine_that_states_no_local_mu_is_taken_by_the_one_it_states():
     assert stated_figures(EXPECTED, {"a": {"mu-guaranteed": 3.0, "releases": 1}}, 1) == Figures(3.0, 3.0, 4, 5)
 
 
-def test_a_mu_that_a_machine_states_for_many_honest_is_not_said_of_the_few_of_another():
+def test_mu_for_many_honest_machines_is_not_claimed_for_fewer():
     """Machines that do not share sums, or one that is silent, may name fewer than the first needs."""
     statements = {"a": stated(1.0, 7.0711, 50, 60), "b": stated(0.9, 1.2728, 2, 4)}
     found = stated_figures(EXPECTED, statements, 2)
@@ -61,7 +61,7 @@ def test_a_mu_that_a_machine_states_for_many_honest_is_not_said_of_the_few_of_an
     assert alone.mu == 1.5, "never more than what holds whatever happens"
 
 
-def test_a_run_without_sums_says_of_a_machine_that_wants_them_what_holds_whatever_happens():
+def test_a_run_without_sums_states_the_local_mu():
     """Nobody opens its releases, and nobody promised that helpers are honest."""
     assert stated_figures(Figures(1.0), {"a": stated(3.0, 9.0, 2)}, 1) == Figures(9.0)
 
@@ -121,7 +121,7 @@ class Counted(Mu2Method):
         return replace(super().policy(problem, samples), min_honest=3, min_cohort=3)
 
 
-def test_what_a_run_says_its_mu_rests_on_is_the_number_in_its_machines_policies(monkeypatch, request):
+def test_a_runs_honest_number_is_its_policies(monkeypatch, request):
     monkeypatch.setitem(__import__("sys").modules, __name__, request.module)
     config = replace(SUMS, strategy=f"{NAME}Counted")
     assert (config.min_honest, config.cohort_floor) == (2, 4)

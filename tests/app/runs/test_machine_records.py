@@ -56,7 +56,7 @@ def test_the_files_of_very_many_machines_name_groups_of_them(result, tmp_path, m
     assert [{**stream, "machines": []} for stream in machines["streams"]] == summarised["streams"]
 
 
-def test_machines_are_written_a_round_at_a_time_as_they_would_be_at_once(result, tmp_path):
+def test_machines_written_by_round_equal_those_written_at_once(result, tmp_path):
     run_files.write_machines(result, tmp_path / "machines.json")
     at_once = json.dumps(run_files.machines_document(result)) + "\n"
     assert (tmp_path / "machines.json").read_text() == at_once

@@ -23,7 +23,7 @@ def configuration(text, **changes):
     return RunConfig.from_mapping({"num-clients": 2, "clients-per-round": 2, "permit": text, **settings})
 
 
-def test_a_run_on_real_machines_is_in_the_permits_session_and_a_simulation_in_its_own():
+def test_real_runs_use_the_permits_session_and_simulations_their_own():
     experiment = prepare(configuration(permit("night")))
     deployed, simulated = experiment.strategy(deployed=True), experiment.strategy()
     assert deployed.session == "night"

@@ -154,7 +154,7 @@ def test_a_plan_is_of_what_is_left_for_the_training():
     assert request.samples == max(prepare(config).sizes)
 
 
-def test_lost_machines_are_missing_in_it_and_a_run_without_any_keeps_its_model():
+def test_lost_machines_are_missing_and_others_keep_their_model():
     lost = simulate(**{**FULL, "num_clients": 10, "clients_per_round": 10, "lost_replies": 0.3, "seed": 3})
     assert 0 < lost.evaluation.machines < 10
     config = RunConfig(**FULL)

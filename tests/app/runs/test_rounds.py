@@ -145,7 +145,7 @@ def test_real_machines_may_run_dry_where_that_is_asked_for():
     assert [report.aggregated for report in result.strategy.history] == [2, 2, 2, 0]
 
 
-def test_the_operators_caps_count_on_real_machines_and_not_what_the_run_configuration_expects():
+def test_real_machines_keep_their_operators_caps():
     config = replace(CONFIG, max_participations=3, num_rounds=4)
     with pytest.raises(ConfigurationError, match="num-rounds <= 3"):
         run_experiment(InProcessGrid(client_app.app, 2, config.to_mapping()), config)
@@ -171,7 +171,7 @@ def test_machines_that_state_nothing_are_trained_with():
     assert len(run_experiment(grid, CONFIG, deployed=True).progress) == 4
 
 
-def test_what_is_left_of_a_run_that_was_cut_off_is_only_warned_about(tmp_path, caplog):
+def test_the_rest_of_an_interrupted_run_is_a_warning(tmp_path, caplog):
     """A server that was killed asks for a round again; what that costs must not keep the run from going on."""
     grid, _ = real_machines(4, [])
     experiment = prepare(CONFIG)

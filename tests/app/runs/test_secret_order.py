@@ -41,7 +41,7 @@ def test_the_result_says_both_and_epsilon_is_the_one_that_holds_whoever_knows():
     assert plain["epsilon"] == document["epsilon"]
 
 
-def test_of_machines_with_different_numbers_of_samples_the_one_with_the_fewest_releases_counts():
+def test_the_machine_with_the_fewest_releases_counts():
     experiment = prepare(NOISY)
     small = Shard(experiment.data, np.arange(90))
     unequal = replace(experiment, shards=[small, *experiment.shards[1:]])

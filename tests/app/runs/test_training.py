@@ -172,7 +172,7 @@ def test_updates_that_are_nan_are_named_and_others_are_not(caplog):
     assert not [record for record in caplog.records if record.funcName != "log_forecast"]
 
 
-def test_a_model_that_diverges_is_said_to_in_the_log_the_result_and_the_report(tmp_path, monkeypatch, caplog):
+def test_a_diverging_model_is_reported_everywhere(tmp_path, monkeypatch, caplog):
     """0.1 ended such a run with a traceback and without a result."""
     monkeypatch.chdir(tmp_path)
     arguments = ["strategy=trusted-sgd", "num-rounds=3", "learning-rate=1e39"]

@@ -60,7 +60,7 @@ def test_a_configuration_survives_the_way_through_flower():
         ({"mu": [1.0]}, "mu"),
     ],
 )
-def test_what_is_unknown_or_impossible_is_refused_in_one_line_that_names_the_key(values, expected):
+def test_bad_settings_are_refused_in_one_line_naming_the_key(values, expected):
     with pytest.raises(ConfigurationError) as refusal:
         RunConfig.from_mapping(values)
     assert expected in str(refusal.value)

@@ -71,7 +71,7 @@ def test_a_release_has_half_of_a_machines_samples(machines):
     assert fewer["batch-size"] == (samples - 400) // (2 * machines)
 
 
-def test_its_summary_ends_with_what_mu_means_what_noise_cost_and_how_to_do_better(tmp_path):
+def test_the_summary_ends_with_mus_meaning_cost_and_advice(tmp_path):
     folder = ["--out", str(tmp_path)]
     printed = CliRunner().invoke(cli, ["run", "--engine", "cohort", *folder, "--name", "x"]).stdout.splitlines()
     means, without, alone, command = (line.strip() for line in printed[-4:])

@@ -202,7 +202,7 @@ def test_a_simulation_without_a_machine_is_refused(caplog):
             CorrelatedNoiseMod(simulation=policy(), helpers=helpers)
 
 
-def test_a_simulation_with_too_few_machines_for_a_sum_says_how_many_nodes_it_needs(caplog):
+def test_too_few_machines_for_a_sum_say_the_nodes_needed(caplog):
     app = adding(wandering, simulation=policy(min_cohort=4), helpers=HELPERS)
     with pytest.raises(NodesUnavailableError, match="3 answered with not-configured"):
         train(app, nodes=5, rounds=1)

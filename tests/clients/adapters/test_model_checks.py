@@ -198,7 +198,7 @@ def test_a_model_that_branches_on_a_samples_own_values_is_computed_one_by_one():
     assert rows[2] == pytest.approx(gradients(arrays, (IMAGES[2:3], CLASSES[2:3]))[0], abs=1e-6)
 
 
-def test_with_a_function_for_samples_a_schema_is_what_the_model_is_tried_on():
+def test_a_samples_function_tries_the_model_on_its_schema():
     def never(context):
         raise AssertionError("no machine is there yet")
 

@@ -122,7 +122,7 @@ def test_a_place_is_named_as_people_write_it():
             SampleTrials(gradients_of(name))([*ORDINARY, OUTLIER])
 
 
-def test_an_extreme_that_fails_is_no_reason_to_refuse_and_an_ordinary_record_is():
+def test_only_ordinary_records_that_fail_refuse_a_model():
     def loss(output, target):
         if far_out(output):
             raise ValueError("too far out")

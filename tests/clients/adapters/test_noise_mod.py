@@ -348,7 +348,7 @@ def test_a_request_that_is_none_is_refused_before_anything_is_trained(content, c
         {name: np.zeros(shape, dtype=np.int64) for name, shape in SHAPES.items()},
     ],
 )
-def test_a_project_that_replies_with_another_model_is_told_so_in_the_log_only(arrays, caplog):
+def test_another_models_reply_is_named_in_the_log_only(arrays, caplog):
     app = ClientApp(mods=[CorrelatedNoiseMod(simulation=policy())])
 
     @app.train()
@@ -383,7 +383,7 @@ def test_a_project_that_throws_the_ledger_away_is_refused(forget, caplog):
     assert "context.state" in caplog.text
 
 
-def test_training_holds_no_lock_on_the_ledger_and_a_request_in_between_is_no_second_use(node, tmp_path):
+def test_training_holds_no_ledger_lock(node, tmp_path):
     """While a machine trains it answers another request, which takes the part of the data that the first would have."""
     path = tmp_path / "node.toml"
     path.write_text(path.read_text() + "releases-per-pass = 3\n")
@@ -638,9 +638,7 @@ NO_MODELS = {
 
 
 @pytest.mark.parametrize("content", NO_MODELS.values(), ids=NO_MODELS)
-def test_on_a_real_node_an_answer_that_is_no_model_counts_as_an_update_of_zero(
-    content, node, tmp_path, caplog, hushed_noise
-):
+def test_a_nodes_malformed_answer_counts_as_a_zero_update(content, node, tmp_path, caplog, hushed_noise):
     """Whether training gives a model may depend on the data, and a refusal would tell it without being charged."""
     path = tmp_path / "node.toml"
     path.write_text(path.read_text().replace("mu = 1.0", "mu = 8.0"))

@@ -73,7 +73,7 @@ def farthest(kind, size):
 
 
 @pytest.mark.parametrize("size", [1e3, 1e7, 1e12, 1e15])
-def test_a_server_that_cancels_gradients_gets_no_row_that_is_longer_than_the_clip(size):
+def test_a_cancelling_server_gets_no_row_beyond_the_clip(size):
     beyond, apart = farthest(PulledOuterProducts, size)
     assert beyond <= 1e-12
     assert apart <= SUMMING_ERROR
@@ -94,7 +94,7 @@ def test_a_row_that_cannot_be_measured_is_bounded_by_itself(value, residual):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_row_of_a_tiny_and_a_huge_factor_is_as_long_as_it_is_told_or_not_told(bias):
+def test_rows_of_tiny_and_huge_factors_keep_their_length(bias):
     """The squares of the tiny one lose their digits, or are zero: a norm made of them would be too short."""
     for tiny, huge in ((1e-170, 1e154), (3e-161, 2e150), (1e-162, 1e153), (0.0, 1e150), (1e-150, 1e140)):
         residuals, features = np.array([[tiny, 0.3 * tiny], [1.0, 2.0]]), np.array([[huge, 0.7 * huge], [3.0, 4.0]])

@@ -28,7 +28,7 @@ def machine(policy=POLICY):
     return PrivateMachine(policy, D, K, MemoryLedger(), SimulatedKeys(1, "0"))
 
 
-def test_it_says_how_long_its_noise_is_by_itself_and_how_many_like_it_are_needed():
+def test_a_machine_forecasts_its_noise_and_the_machines_needed():
     """2 S / mu on each value of every release, sqrt(6) of them in all, over 6 S."""
     said = own_forecast(machine())
     alone = 2 / MU * np.sqrt(D) / np.sqrt(K)

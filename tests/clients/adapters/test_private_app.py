@@ -8,15 +8,14 @@ from murmurfl.privacy import ConfigurationError, PrivacyPolicy, gdp_mu, protocol
 from murmurfl.strategies import (
     CorrelatedFedAvg,
     FullBatch,
-    Mu2,
     NodesUnavailableError,
-    NoisySGD,
     NothingAggregatedError,
     SecureAggregation,
 )
 
 from tests.harness.grid import NodesGrid, ask, ask_real_node
 from tests.harness.machines import training_config
+from tests.harness.sample_methods import each_method
 
 torch = pytest.importorskip("torch")
 
@@ -100,15 +99,7 @@ def test_batches_for_fedavg_are_means_and_a_lost_one_is_carried_over(lost):
     assert moved(result) == pytest.approx(-1e-3 / (2 * MACHINES) * first.sum(axis=0), abs=2e-5)
 
 
-@pytest.mark.parametrize(
-    ("method", "strategy", "options"),
-    [
-        ("mu2", Mu2, {"learning_rate": 0.1}),
-        ("noisy-sgd", NoisySGD, {"learning_rate": 0.1}),
-        ("fedavg", CorrelatedFedAvg, {}),
-        ("full-batch", FullBatch, {"learning_rate": 0.1}),
-    ],
-)
+@each_method
 @pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
 def test_every_method_trains_with_its_strategy_under_both_kinds_of_trust(method, strategy, options, trust):
     batch = {} if method in ("full-batch", "fedavg") else {"batch_size": 2}
@@ -398,7 +389,7 @@ def test_a_trained_model_goes_back_into_a_module():
         load_trainable(torch.nn.Linear(3, 4), result.arrays)
 
 
-def test_a_whole_state_dict_ends_the_training_at_once_and_says_what_to_start_with(caplog):
+def test_a_whole_state_dict_ends_training_with_advice(caplog):
     strategy = FullBatch(learning_rate=2.0, **OPTIONS)
     whole = ArrayRecord({"more": Array(np.zeros(3)), **trainable_arrays(make_module())})
     with pytest.raises(NothingAggregatedError, match=r"start the strategy with murmurfl.clients.trainable_arrays"):

@@ -6,11 +6,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from murmurfl.clients import LinearEstimator, private_client_app
 from murmurfl.clients.adapters.outer_products import OuterProducts, PulledOuterProducts
 from murmurfl.privacy import protocol
-from murmurfl.strategies import CorrelatedFedAvg, FullBatch, Mu2, NoisySGD, SecureAggregation
+from murmurfl.strategies import FullBatch, SecureAggregation
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 
 from tests.harness.grid import NodesGrid
 from tests.harness.machines import training_config
+from tests.harness.sample_methods import each_method
 
 MACHINES, EACH, FEATURES, CLIP = 5, 24, 3, 0.5
 HUGE = 1e4  # a mu with next to no noise
@@ -55,15 +56,7 @@ def test_with_next_to_no_noise_full_batches_end_where_scikit_learn_does(classes,
 
 
 @pytest.mark.parametrize("estimator", [LogisticRegression(), SGDClassifier(), SGDClassifier(loss="log_loss")])
-@pytest.mark.parametrize(
-    ("method", "strategy", "options"),
-    [
-        ("mu2", Mu2, {"learning_rate": 0.1}),
-        ("noisy-sgd", NoisySGD, {"learning_rate": 0.1}),
-        ("fedavg", CorrelatedFedAvg, {}),
-        ("full-batch", FullBatch, {"learning_rate": 0.1}),
-    ],
-)
+@each_method
 @pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
 def test_every_method_trains_every_estimator_under_both_kinds_of_trust(estimator, method, strategy, options, trust):
     model, sums, nodes = linear(estimator), {}, MACHINES

@@ -106,7 +106,7 @@ def test_more_classes_are_each_against_the_rest(loss):
         (SGDClassifier(alpha=0.0), 2),
     ],
 )
-def test_what_is_not_written_out_is_the_same_at_several_points_and_with_weights_a_sample(estimator, classes):
+def test_factored_gradients_match_at_several_weighted_points(estimator, classes):
     gradients = LinearEstimator(estimator, FEATURES, range(classes), num_samples=9).gradients
     samples = data(classes)
     points = [[np.random.default_rng(k).normal(size=shape) for shape in gradients.shapes] for k in (1, 2)]
@@ -237,7 +237,7 @@ def test_samples_are_arrays_lists_or_data_frames(kind):
     assert np.array_equal(those, numbers[10:13])
 
 
-def test_a_real_machine_reads_samples_one_by_one_and_nothing_shows_of_a_bad_one():
+def test_a_real_machine_reads_samples_singly_and_hides_bad_ones():
     features, labels = data(2)
     texts = features.astype(object)
     texts[7, 1] = "patient 4711"

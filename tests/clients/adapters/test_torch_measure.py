@@ -8,7 +8,7 @@ from murmurfl.clients.adapters.torch_model import ModuleGradients
 
 
 @pytest.mark.parametrize("low", [0.0, -1.0])
-def test_one_output_is_right_of_classes_0_and_1_and_of_minus_1_and_1(low):
+def test_one_output_fits_classes_0_1_and_minus_1_1(low):
     """Losses of margins have the second; counted as another class they would be wrong without a word."""
     measure = ModuleMeasure(ModuleGradients(torch.nn.Linear(1, 1, bias=False), torch.nn.functional.mse_loss))
     inputs, targets = torch.tensor([[-2.0], [3.0], [-1.0], [4.0]]), torch.tensor([low, 1.0, 1.0, low])

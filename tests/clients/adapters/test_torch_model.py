@@ -205,7 +205,7 @@ def test_a_module_that_writes_to_its_buffers_after_all_is_stopped():
     assert np.array_equal(gradients(point_of(module), (IMAGES[:1], CLASSES[:1])), before)
 
 
-def test_a_function_makes_the_same_frozen_weights_in_every_process_and_leaves_the_generator_alone():
+def test_frozen_weights_are_equal_in_every_process():
     state = torch.random.get_rng_state()
     first, second = (torch_machine_model(Adapter, None, seed=4, chunk=None).gradients.module for _ in range(2))
     assert torch.equal(first.frozen.weight, second.frozen.weight)

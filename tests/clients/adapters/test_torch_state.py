@@ -146,7 +146,7 @@ def far_out(output):
 
 
 @pytest.mark.parametrize("name", REVIEWED)
-def test_one_sample_moves_a_release_by_no_more_than_is_charged_whatever_the_loss_remembers(name):
+def test_a_remembering_loss_keeps_the_sensitivity(name):
     apart, charged = moved(lambda: ModuleGradients(*memories.made(name, far_out)))
     assert apart <= charged
 

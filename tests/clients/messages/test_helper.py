@@ -20,17 +20,12 @@ from murmurfl.privacy import (
 )
 
 from tests.harness.grid import ask, ask_real_node
+from tests.harness.machines import DurableRecord
 from tests.harness.masked_releases import ATTACKS, MACHINES, ROSTER, SEED, D, mask_of, opener_of, round_of
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 REFUSAL = "this helper does not open this set of releases; its own log says why"
 SECRET = "patient 4711 has blood group AB"
-
-
-class DurableRecord(MemoryOpeningRecord):
-    """Stands in for a record on disk: the tests keep it as long as it must last."""
-
-    durable = True
 
 
 def app_of(record=None, helper="left"):

@@ -61,7 +61,7 @@ class Hostile:
 @pytest.mark.parametrize(
     "who", [10**5000, Hostile(), object(), {"a": 1}, [["p"]], 1j, "x" * 10**6], ids=lambda who: type(who).__name__
 )
-def test_an_owner_that_is_no_name_is_nobody_and_keeps_no_machine_from_starting(who):
+def test_an_owner_without_a_name_is_nobody(who):
     schema = Schema(inputs=(Part(shape=(1,), bounds=(0, 10)),), label=Label(classes=2), owner="who")
     items = [([i], i % 2, f"p{i % 3}") for i in range(8)]
     known = Records(items, schema, together=True).by_owner(2, places=16, secret=bytes(32))
@@ -121,7 +121,7 @@ def test_a_model_that_sees_other_samples_is_refused_on_made_up_records(change, s
         check_rows_alone(Gradients(change), EXAMPLES)
 
 
-def test_a_model_of_one_sample_at_a_time_is_taken_though_it_fails_on_outliers():
+def test_a_single_sample_model_may_fail_on_outliers():
     def overflows(self, rows, samples):
         if np.abs(samples[0]).max() > 8.99:
             raise OverflowError

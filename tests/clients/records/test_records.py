@@ -110,7 +110,7 @@ def test_a_reader_of_the_whole_file_is_caught(tmp_path):
         others_of(Records(Whole(written(tmp_path / "b.csv", LINES["unclosed quote"])), SCHEMA, count=len(ROWS)), base)
 
 
-def test_a_line_break_within_quotes_is_two_rows_and_the_number_of_rows_is_the_operators(tmp_path):
+def test_a_quoted_line_break_makes_two_rows(tmp_path):
     path = written(tmp_path / "a.csv", b'23,"0.\n3",b,1,p3')
     records = Records(file_items(path, SCHEMA), SCHEMA, count=len(ROWS))
     assert len(records) == len(ROWS)
@@ -271,7 +271,7 @@ def test_an_item_that_cannot_be_read_counts_as_zero(raised, caplog):
     assert all(line.of_data for line in caplog.records), "the operator's own log alone, among what depends on data"
 
 
-def test_in_a_simulation_a_record_that_does_not_fit_is_marked_and_stood_in_for():
+def test_a_simulation_marks_and_replaces_unfit_records():
     items = pairs("old")
     records = Records(items_of(items), ARRAYS, together=True)
     inputs, labels = records[0 : len(ROWS)]

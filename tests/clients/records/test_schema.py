@@ -216,7 +216,7 @@ def test_a_file_that_is_no_schema_says_what_drafts_one(tmp_path):
             Schema.read_file(path)
 
 
-def test_real_nodes_take_what_a_person_has_reviewed_and_what_is_said_in_full():
+def test_real_nodes_take_reviewed_complete_schemas_only():
     with pytest.raises(ConfigurationError, match="reviewed = true"):
         TABLE.check_for_real_nodes()
     Schema(**{**TABLE.model_dump(), "reviewed": True}).check_for_real_nodes()

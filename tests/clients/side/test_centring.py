@@ -77,7 +77,7 @@ def gradient_request(subject, t=1, ack=0, centre=CENTRE, session="rest", **entri
     return points, training_config(t, ack, session, **{protocol.CENTRE: content, **entries})
 
 
-def test_the_mean_is_the_sum_of_the_features_and_says_of_how_many_samples():
+def test_the_mean_is_a_feature_sum_with_its_sample_number():
     subject = client(trust={"mechanism": "none"})
     arrays, examples, metrics = subject.fit(*mean_request())
     assert examples == COUNT
@@ -89,7 +89,7 @@ def test_the_mean_is_the_sum_of_the_features_and_says_of_how_many_samples():
     assert metrics[protocol.SENSITIVITY] == subject.centred.machine.plan.sensitivity
 
 
-def test_negative_and_long_rows_and_those_that_are_none_are_bounded_and_not_refused():
+def test_bad_rows_are_bounded_and_not_refused():
     rows = np.array([[-1.0, 0.6, 0.8], [0.0, 3.0, 4.0], [math.nan, 1.0, 0.0], [-1.0, -1.0, -1.0]], np.float32)
     subject = client(data=Labelled(rows, np.zeros(4, int)), trust={"mechanism": "none"})
     arrays, examples, _ = subject.fit(*mean_request())
@@ -107,7 +107,7 @@ def test_gradients_are_those_of_the_samples_seen_from_the_centre(kind):
     )
 
 
-def test_another_centre_is_taken_the_next_time_though_a_simulation_keeps_what_it_saw():
+def test_a_simulation_takes_a_new_centre():
     subject = client(trust={"mechanism": "none"})
     for t, centre in enumerate((CENTRE, CENTRE, -CENTRE, CENTRE), 1):
         subject.gradients.seen.clear()
@@ -116,7 +116,7 @@ def test_another_centre_is_taken_the_next_time_though_a_simulation_keeps_what_it
 
 
 @pytest.mark.parametrize("simulated", [True, False])
-def test_a_hostile_centre_moves_a_release_by_no_more_than_the_clip_and_every_row_by_itself(simulated):
+def test_a_hostile_centre_leaves_rows_separate_and_clipped(simulated):
     """Two data sets that differ in one sample, the same noise: only that sample's clipped rows differ."""
     other = FEATURES.astype(np.float32).copy()
     other[5] = [-1e30, math.nan, 1e30]
@@ -197,7 +197,7 @@ def test_all_of_it_is_one_budget_and_the_statement_says_the_whole():
             subject.fit(*gradient_request(subject, session=session))
 
 
-def test_a_server_that_asks_for_mean_after_mean_gets_no_more_than_the_budget():
+def test_repeated_means_stay_within_the_budget():
     subject = client(ledger=DurableLedger(), keys=SystemKeys.generate())
     for number in range(round(MU**2 / MEAN_MU**2)):
         subject.fit(*mean_request(f"session{number}"))
@@ -242,7 +242,7 @@ def test_a_policy_that_does_not_go_with_the_mean_s_is_refused(changes, words):
                   centring=Centring(mean_policy(), K))  # fmt: skip
 
 
-def test_a_mean_has_the_policy_of_one_and_a_machine_of_local_steps_has_none():
+def test_only_a_mean_has_a_centring_policy():
     for changes in ({"max_participations": 2}, {"mechanism": "cancelling"}, {"release_rule": "acknowledged"}):
         with pytest.raises(ConfigurationError, match="centring_policy"):
             Centring(replace(mean_policy(), sample_participations=1, **changes), K)

@@ -67,7 +67,7 @@ def moved(clip, model):
 
 
 @pytest.mark.parametrize("model", [Quadratic, Closed])
-def test_whatever_clip_a_server_sends_a_replaced_sample_moves_a_release_by_no_more_than_is_charged(model):
+def test_any_clip_keeps_a_counted_release_within_its_sensitivity(model):
     charged = machine().machine.plan.sensitivity
     assert charged < 2.01
     found = [moved(clip, model) for clip in HOSTILE]
@@ -97,7 +97,7 @@ def test_rows_that_are_written_and_sums_in_closed_form_are_the_same(clip):
     assert answer(machine(), clip, point[0]) == pytest.approx(answer(machine(model=Closed), clip, point[0]), abs=1e-5)
 
 
-def test_a_release_is_the_sum_of_clipped_gradients_over_the_clip_and_of_marks():
+def test_a_release_sums_scaled_gradients_and_marks():
     values = answer(machine(), 1.5) - answer(machine(np.full((N, D), np.nan)), 1.5)  # which count as nothing
     norms = np.linalg.norm(SAMPLES, axis=1)
     gradient, within = CountedRows(SHARE).read(values / N, 1.5)

@@ -109,7 +109,7 @@ def gradient_request(subject, t=1, session="rest"):
 
 
 @pytest.mark.parametrize("kind", [FullBatchClient, Mu2Client])
-def test_the_answer_is_the_sum_of_the_rows_and_what_is_public_of_it(kind):
+def test_the_answer_is_the_row_sum_and_public_facts(kind):
     subject = client(kind, trust={"mechanism": "none"})
     arrays, examples, metrics = subject.fit(*request())
     rows = subject.evaluated.rows
@@ -135,9 +135,7 @@ def test_nothing_of_the_reply_but_the_release_depends_on_data():
 
 @pytest.mark.parametrize("simulated", [True, False])
 @pytest.mark.parametrize("held_out", [0, HELD])
-def test_whatever_model_a_server_sends_a_replaced_sample_moves_the_release_by_no_more_than_is_charged(
-    simulated, held_out
-):
+def test_any_model_keeps_the_evaluation_within_its_sensitivity(simulated, held_out):
     """Two data sets that differ in one sample, the same noise: only that sample's row differs."""
     moved = []
     for place in (2, COUNT - 1):
@@ -157,7 +155,7 @@ def test_whatever_model_a_server_sends_a_replaced_sample_moves_the_release_by_no
         assert all(length == 0 for place, length in moved if place < COUNT - held_out)
 
 
-def test_a_measure_that_gives_anything_at_all_moves_it_by_no_more_and_one_that_fails_shows_nothing():
+def test_any_measure_moves_the_sum_by_the_sensitivity_at_most():
     def hostile(parameters, samples):
         if samples[1][0] == 9:
             raise ValueError("secret")
@@ -194,7 +192,7 @@ def test_samples_that_are_set_aside_are_evaluated_on_and_never_trained_on():
         assert subject.machine.num_samples == COUNT - HELD
 
 
-def test_a_ledger_knows_all_rows_whoever_used_them_and_training_goes_on_after_an_evaluation():
+def test_a_ledger_knows_rows_of_training_and_evaluation():
     ledger, keys = DurableLedger(), SystemKeys(b"k" * 32)
     first = client(ledger=ledger, keys=keys, held_out=HELD)
     first.fit(*gradient_request(first, 1))
@@ -229,7 +227,7 @@ def test_all_of_it_is_one_budget_and_the_statement_says_the_whole():
         assert refusal.value.code == protocol.BUDGET_EXHAUSTED
 
 
-def test_a_server_that_asks_for_model_after_model_gets_no_more_than_the_budget():
+def test_repeated_evaluations_stay_within_the_budget():
     subject = client(ledger=DurableLedger(), keys=SystemKeys.generate())
     possible = round(MU**2 / OWN_MU**2)
     for number in range(possible):
@@ -266,7 +264,7 @@ def test_one_session_is_of_one_kind():
     ],
     ids=str,
 )
-def test_a_request_that_is_none_is_refused_with_a_fixed_text_and_spends_nothing(points, entries):
+def test_a_malformed_request_is_refused_and_spends_nothing(points, entries):
     texts = set()
     for rows in (DATA.features, DATA.features * 0):
         subject = client(data=Labelled(rows, DATA.labels))

@@ -179,7 +179,7 @@ def test_a_linear_estimator_is_evaluated():
         assert found.accuracy == pytest.approx(expected, abs=1e-3)
 
 
-def test_every_session_costs_the_same_again_and_a_machine_without_an_evaluation_makes_none():
+def test_every_session_costs_anew_and_needs_an_evaluation():
     grid = NodesGrid(made(evaluation=0.3), MACHINES)
     for number in range(3):  # 3 x 0.3 of mu^2
         evaluated(None, grid=grid, session=f"again{number}")
@@ -215,7 +215,7 @@ def test_a_policy_that_says_everything_is_of_both():
     own.check_beside(trained)
 
 
-def test_outputs_that_nobody_knows_how_to_read_end_a_simulation_with_what_to_say():
+def test_unreadable_outputs_end_a_simulation_with_advice():
     app = made(model=lambda: make_module(3), loss=torch.nn.MSELoss(), samples=lambda context: (INPUTS[0], INPUTS[0]))
     from murmurfl.clients.adapters.torch_machine import torch_machine_model
 

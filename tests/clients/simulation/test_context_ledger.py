@@ -75,7 +75,7 @@ def assert_says(state, stream=STREAM):
             assert all((a == b).all() and a.dtype == b.dtype for a, b in zip(ours, theirs, strict=True))
 
 
-def test_a_release_that_was_sent_weighs_nothing_beside_its_reply_and_can_be_read_as_before():
+def test_a_sent_release_adds_no_weight_and_stays_readable():
     (ledger, state), sent = recorded(), reply(COUNTS * SPACING)
     ledger.leave(sent)
     (other, plain), _ = recorded(), None
@@ -86,7 +86,7 @@ def test_a_release_that_was_sent_weighs_nothing_beside_its_reply_and_can_be_read
     assert_says(pickle.loads(pickle.dumps((sent, state)))[1])
 
 
-def test_nothing_is_in_the_state_before_a_message_leaves_and_nothing_of_it_in_the_next_one():
+def test_each_message_carries_its_own_state_only():
     ledger, state = recorded()
     assert not state
     ledger.arrive(other := RecordDict())
@@ -128,7 +128,7 @@ def one_bit_off(values):
     ],
     ids=["float32", "fewer", "one bit off", "signs", "masked", "zeros", "nan"],
 )
-def test_a_reply_that_does_not_say_the_release_to_the_last_bit_is_not_kept_for_it(other):
+def test_an_inexact_reply_is_not_kept_for_its_release(other):
     ledger, state = recorded()
     ledger.leave(reply(other(COUNTS * SPACING)))
     assert "pending-2" in state["murmurfl/7/arrays/s"]

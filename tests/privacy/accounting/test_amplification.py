@@ -39,7 +39,7 @@ def test_independent_noise_has_a_proof_and_its_figure_is_that_of_the_accountant(
     assert fast.epsilon < found.epsilon
 
 
-def test_half_of_what_replacing_moves_is_what_zeroing_does_and_rounding_is_charged_whole():
+def test_zeroing_moves_half_and_pays_rounding_whole():
     made = policy()
     plan = made.plan(D)
     assert zero_out_shift(made, plan) == pytest.approx(plan.sensitivity / 2 / plan.noise_std, rel=1e-3)

@@ -58,7 +58,7 @@ def forecast(one, machines=50, per_round=None, rounds=K, parameters=D):
 
 
 @pytest.mark.parametrize("machines", [1, 10, 400])
-def test_updates_of_whole_machines_have_noise_of_a_length_that_clip_and_rounds_do_not_change(machines):
+def test_relative_update_noise_is_independent_of_clip_and_rounds(machines):
     found = forecast(stated(UPDATES, unit="machine"), machines)
     assert found.ratio == pytest.approx(2 * math.sqrt(D / machines) / MU, rel=ROUNDING)
     assert found.clip_unit == "update"
@@ -228,7 +228,7 @@ def test_words_that_nobody_knows_are_taken_for_the_usual_ones():
     assert (found.clip_unit, found.unit, found.alone) == ("sample", "sample", False)
 
 
-def test_what_a_machine_states_does_not_depend_on_its_data_or_what_it_released():
+def test_statements_do_not_depend_on_data_or_releases():
     policy = PrivacyPolicy(**FULL)
     machine = PrivateMachine(policy, D, K, MemoryLedger(), SimulatedKeys(1, "0"))
     before = stated_noise(machine.policy, machine.plan, machine.num_samples)

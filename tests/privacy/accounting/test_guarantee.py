@@ -167,7 +167,7 @@ def test_a_caption_says_what_holds_whatever_happens_of_each():
     assert "whatever happens (a)." in text
 
 
-def test_a_caption_beside_columns_for_both_says_h_and_whatever_happens_in_words_and_once():
+def test_a_caption_beside_both_columns_explains_each_once():
     several = [
         (f"{honest}", Guarantee(1.0, 1e-5, "tree noise", trust="secure-aggregation", mu_local=3.0, min_honest=honest))
         for honest in (1, 9)

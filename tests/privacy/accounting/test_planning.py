@@ -66,9 +66,7 @@ def test_a_sample_that_is_used_once_is_hidden_by_h_machines(mechanism):
 @pytest.mark.parametrize("returning", [{}, {"sample_participations": 3, "min_separation": 4}], ids=["once", "returns"])
 @pytest.mark.parametrize("honest", [1, 2, H])
 @pytest.mark.parametrize("quality", ["exact", "fast"])
-def test_the_local_figure_is_what_the_noise_of_one_machine_guarantees_and_never_less(
-    mechanism, returning, honest, quality
-):
+def test_the_local_mu_is_one_machines_guarantee(mechanism, returning, honest, quality):
     made = summed(mechanism=mechanism, min_honest=honest, noise_quality=quality, **returning)
     plan = made.plan(SIZE)
     encoder = make_mechanism(mechanism, 12)
@@ -87,7 +85,7 @@ def test_a_machine_by_itself_has_one_figure():
         assert plan.sums is None
 
 
-def test_the_mu_of_sums_is_the_ideal_one_and_what_all_machines_normals_tell():
+def test_the_mu_of_sums_charges_all_machines_normals():
     plan = summed(mu=0.01).plan(10**6)
     ideal = plan.sensitivity * plan.mechanism.sensitivity() / plan.noise_std / 4
     told = resolution_mu(10**6 * 12 * MOST_SUMMED, plan.grid.spacing / (plan.noise_std * math.sqrt(12.0)))
@@ -128,7 +126,7 @@ def test_a_sum_never_shows_more_than_its_releases_would():
         assert plan.mu == pytest.approx(plan.mu_local, rel=1e-9)
 
 
-def test_what_is_spent_after_some_releases_counts_on_machines_that_have_made_all_of_theirs():
+def test_spent_mu_counts_machines_that_made_all_releases():
     plan = summed().plan(SIZE)
     assert plan.spent_mu(0) == 0.0
     assert plan.spent_mu(12) == plan.mu

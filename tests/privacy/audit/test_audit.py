@@ -182,7 +182,7 @@ def test_a_cancel_that_takes_out_the_noise_just_added_is_caught():
     caught(audit(policy_of(), plant=planted(TakesOutItsOwnNoise)), least_mu=math.inf)
 
 
-def test_a_cancel_that_takes_out_older_noise_is_not_accused_for_it_leaves_noise_and_bares_nothing():
+def test_a_cancel_of_older_noise_is_not_accused():
     assert not audit(policy_of(), plant=planted(TakesOutOlderNoise)).violated
 
 
@@ -330,7 +330,7 @@ def test_bounds_of_errors_are_those_of_clopper_and_pearson():
 
 
 @pytest.mark.parametrize("delta", [1e-5, 0.05])
-def test_errors_on_the_curve_of_a_mu_give_that_mu_and_no_more_than_its_epsilon(delta):
+def test_errors_on_a_gdp_curve_give_its_mu_and_epsilon(delta):
     from scipy.special import ndtr
 
     thresholds = np.linspace(-3, 5, 400)
@@ -360,7 +360,7 @@ def one_run(noise=1.0, loud=False):
     return audit_one_run(scores, present, policy.delta), policy.plan(CANARIES).epsilon(policy.delta)
 
 
-def test_one_run_with_many_canaries_stays_below_the_claim_and_catches_a_quarter_of_the_noise():
+def test_an_audit_of_one_run_catches_a_quarter_noise():
     result, claimed = one_run()
     assert claimed == pytest.approx(2.0)
     assert 0.1 < result.measured_epsilon < claimed

@@ -111,7 +111,7 @@ def test_a_ledger_under_the_number_of_one_whose_key_was_exchanged_is_refused(pat
     assert all("damaged or no ledger" in said for said in refusals(path))
 
 
-def test_a_ledger_whose_key_was_exchanged_does_not_pass_for_one_with_its_first_key(path):
+def test_a_ledger_with_an_exchanged_key_is_refused(path):
     run(path, 3)
     rotate_key(path, row_bytes(range(200)), 200)
     assert read_ledger(path).mark_problem == ""
@@ -163,7 +163,7 @@ def test_a_copy_without_a_log_gets_one_again_once_it_is_believed(path):
     refusals(path)
 
 
-def test_a_ledger_with_its_first_key_and_one_with_another_are_both_gone_on_with(path):
+def test_ledgers_with_first_and_rotated_keys_continue(path):
     assert run(path, 2)[-1].release == 2
     rotate_key(path, row_bytes(range(200)), 200)
     with closing(sqlite3.connect(path)) as connection:

@@ -78,7 +78,7 @@ def exact_mu(policy, releases):
 
 
 @kinds
-def test_no_figure_is_less_than_what_the_rows_drawn_by_then_show_of_a_sample(options):
+def test_figures_cover_what_the_drawn_rows_show(options):
     policy = policy_of(**options)
     lines = history_of([session_of(policy)], rows()).lines
     for k, line in enumerate(lines, start=1):
@@ -118,7 +118,7 @@ def test_a_figure_that_is_too_small_is_caught(bug, monkeypatch):
 
 
 @kinds
-def test_of_sums_a_figure_is_what_the_first_releases_show_beside_machines_that_have_made_all_of_theirs(options):
+def test_sum_epsilon_with_exhausted_machines(options):
     policy = policy_of(**options)
     if policy.trust != "secure-aggregation":
         return
@@ -172,7 +172,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("changes", WHOLE.values(), ids=WHOLE)
-def test_a_session_of_which_no_part_is_certain_counts_whole_from_its_first_line_on(changes):
+def test_an_uncertain_session_counts_whole_from_its_start(changes):
     sure, unsure = session_of(policy_of(mu=1.0), 1, "a"), replace(session_of(policy_of(), 3, "b"), **changes)
     made = [
         ReleaseRow("a", 1, 1.0, 2),

@@ -25,6 +25,8 @@ from murmurfl.privacy.ledger import ledger_file as ledger_format
 from murmurfl.privacy.ledger import mark as ledger_mark
 from murmurfl.privacy.machine.prefix_sums import ReleaseRule
 
+from tests.harness.kill_points import lethal
+
 D = 6
 RELEASES = 200
 DATA = np.random.Generator(np.random.Philox(key=6)).normal(size=(2 * RELEASES, D))
@@ -60,60 +62,20 @@ def exit_code(target):
     return child.exitcode
 
 
-def lethal(point, at):
-    """Install a kill -9 at a named point of release ``at``, in this process."""
-    armed = {"release": 0}
-
-    def here():
-        if armed["release"] == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    statements = {
-        "begin": "BEGIN IMMEDIATE",
-        "read account": "SELECT session, mu, local FROM reserved ORDER",
-        "write": "DELETE FROM arrays",
-        "log": "INSERT INTO releases",
-        "seal": "UPDATE state SET seal",
-        "commit": "COMMIT",
-    }
-    real_connect = ledger_format.connect
-
-    def connect(*arguments):
-        connection = real_connect(*arguments)
-        committed = []
-
-        def trace(statement):
-            if point in statements and statement.startswith(statements[point]):
-                here()
-            if point == "committed" and committed and statement == "BEGIN IMMEDIATE":
-                here()
-            committed.extend([statement] if statement == "COMMIT" else [])
-
-        connection.set_trace_callback(trace)
-        return connection
-
-    ledger_format.connect = connect
-
-    def around(owner, name, before=None, after=None):
-        real = getattr(owner, name)
-
-        def wrapped(*arguments, **options):
-            if point == before:
-                here()
-            result = real(*arguments, **options)
-            if point == after:
-                here()
-            return result
-
-        setattr(owner, name, wrapped)
-
-    around(PrivateMachine, "_contribution_counts", "gradient", "gradient made")
-    around(ReleaseRule, "advance", "noise", "noise made")
-    around(ledger_mark.LedgerState, "write_mark", "mark", "marked")
-    around(Path, "replace", "mark written", "mark renamed")
-    return armed, here
-
-
+STATEMENTS = {
+    "begin": "BEGIN IMMEDIATE",
+    "read account": "SELECT session, mu, local FROM reserved ORDER",
+    "write": "DELETE FROM arrays",
+    "log": "INSERT INTO releases",
+    "seal": "UPDATE state SET seal",
+    "commit": "COMMIT",
+}
+METHODS = [
+    (PrivateMachine, "_contribution_counts", "gradient", "gradient made"),
+    (ReleaseRule, "advance", "noise", "noise made"),
+    (ledger_mark.LedgerState, "write_mark", "mark", "marked"),
+    (Path, "replace", "mark written", "mark renamed"),
+]
 POINTS = """begin, read account, gradient, gradient made, noise, noise made, write, log, seal, commit, committed, mark,
 mark written, mark renamed, marked, send, sent, aggregated""".replace("\n", " ").split(", ")
 
@@ -133,22 +95,21 @@ def heard(path):
 
 def serve(path, releases, point=None, at=None, make_ledger=SQLiteLedger):
     """A node and its server, until so many releases were made; with a point, killed there in release ``at``."""
-    armed, here = lethal(point, at) if point else ({}, lambda: None)
+    making = None
+    here = lethal(point, STATEMENTS, METHODS, lambda: making == at)
     ledger = make_ledger(path)
     subject = machine(ledger)
     made = subject.statement("s").releases
     while made < releases:
-        armed["release"] = made + 1
+        making = made + 1
         release = subject.release("s", heard(path)[0], contribution)
         made = release.release
         line = json.dumps([made, release.ack, [value.hex() for value in release.values]]) + "\n"
         for log, before, after in (("sent", "send", "sent"), ("aggregated", None, "aggregated")):
-            if point and point == before:
-                here()
+            here(before)
             with path.with_name(log).open("a") as file:
                 file.write(line)
-            if point == after:
-                here()
+            here(after)
         getattr(ledger, "sent", lambda: None)()
 
 

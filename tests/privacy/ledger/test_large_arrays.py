@@ -51,7 +51,7 @@ def rows(path):
     return {(kind, number): (rowid, rest) for kind, number, rowid, *rest in found}
 
 
-def test_large_arrays_come_back_to_the_last_bit_and_only_when_they_are_asked_for(path, read):
+def test_large_arrays_are_loaded_exactly_on_demand(path, read):
     pending, state = {1: counts(1), 2: counts(2), 3: counts(3, 5)}, (counts(4).astype(np.float32), np.ones(3))
     commit(path, pending, state=state)
     with SQLiteLedger(path).exclusive() as page:
@@ -114,7 +114,7 @@ def test_a_flipped_bit_in_a_large_array_is_refused_before_it_is_asked_for(path):
         page.stream("s")
 
 
-def test_an_array_that_is_asked_for_too_late_is_an_error_that_says_so(path):
+def test_asking_for_an_array_too_late_is_an_error(path):
     commit(path, {1: counts(1)})
     with SQLiteLedger(path).exclusive() as page:
         stream = page.stream("s")

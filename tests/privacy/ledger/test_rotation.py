@@ -53,7 +53,7 @@ def test_a_new_key_forgets_nothing_that_was_spent(path):
     ]
 
 
-def test_no_session_goes_on_under_a_new_key_and_a_new_one_opens_with_fresh_samples(path):
+def test_a_new_key_closes_sessions_and_opens_fresh_ones(path):
     run(path, 2)
     rotated(path)
     subject = machine(SQLiteLedger(path))
@@ -75,7 +75,7 @@ def test_a_node_that_still_runs_with_the_old_key_releases_nothing_more(path):
     assert folder(path) == before
 
 
-def test_the_old_key_its_nonces_and_its_sums_are_in_no_file_any_more(path):
+def test_rotation_erases_old_key_nonces_and_sums(path):
     run(path, 2)
     key, stream = SQLiteLedger(path).keys().secret_key, stream_of(path)
     (pending,) = [values.tobytes() for release, values in stream.pending.items() if release == 2]
@@ -110,7 +110,7 @@ def test_data_are_compared_under_the_old_key_and_known_under_the_new_one(path):
     assert run(path, 1, "next")[0].release == 1
 
 
-def test_a_key_in_a_file_of_its_own_gets_another_file_and_the_old_one_goes(tmp_path):
+def test_rotation_replaces_a_separate_key_file(tmp_path):
     path, first, second = (tmp_path / name for name in ("ledger.db", "first.key", "second.key"))
     SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5, key_file=first)
     run(path, 1)
@@ -167,7 +167,7 @@ def test_a_ledger_that_was_copied_back_gets_no_new_key(path):
 
 
 @pytest.mark.parametrize("own_file", [False, True])
-def test_a_crash_before_the_commit_leaves_the_old_key_and_one_after_it_the_new_one(path, monkeypatch, own_file):
+def test_a_crash_during_rotation_leaves_one_whole_key(path, monkeypatch, own_file):
     run(path, 2)
     options = {"key_file": path.parent / "noise.key"} if own_file else {}
     key = SQLiteLedger(path).keys().secret_key

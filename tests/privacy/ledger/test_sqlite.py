@@ -357,7 +357,7 @@ def test_the_budget_is_shared_by_all_sessions_and_all_restarts(path):
     assert read_ledger(path).left_mu == 0.0
 
 
-def test_an_acknowledgement_of_a_release_the_ledger_does_not_know_is_refused_with_a_hint(path, caplog):
+def test_an_unknown_acknowledgement_is_refused_with_a_hint(path, caplog):
     run(path, 2)
     saved = folder(path)
     run(path, 1, first=3)

@@ -25,6 +25,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.ledger.mark import read_mark
 
+from tests.harness.machines import DurableLedger
 from tests.privacy.ledger.nodes import contribution, folder, machine, stream_of
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -72,7 +73,7 @@ def test_both_figures_and_the_names_of_releases_come_back(path):
     assert state["budget_local_mu"] == 3.0
 
 
-def test_a_release_is_known_by_a_name_of_its_own_and_by_that_of_the_one_it_is_built_on(path):
+def test_a_release_has_its_own_id_and_that_of_its_base(path):
     one, two, three = release(path, count=1, **SUMS) + release(path, count=2, first=2, **SUMS)
     assert len({one.release_id, two.release_id, three.release_id}) == 3
     assert (one.ack_id, two.ack_id, three.ack_id) == (bytes(16), one.release_id, two.release_id)
@@ -105,7 +106,7 @@ def test_releases_that_are_seen_by_themselves_count_in_both_budgets(tmp_path):
     assert account.left_local_mu == pytest.approx(math.sqrt(2.1**2 - 4.25))
 
 
-def test_who_has_not_decided_that_budget_has_that_of_all_releases_and_is_told_what_to_do(undecided):
+def test_an_undecided_local_budget_is_the_main_one(undecided):
     ledger = SQLiteLedger(undecided)
     assert ledger.budget_local_mu == 2.0
     with pytest.raises(
@@ -249,7 +250,7 @@ def test_of_two_histories_the_larger_local_figure_counts(path, known, counts):
         assert page.account().reserved_local["s"] == pytest.approx(counts, rel=1e-8)
 
 
-def test_a_rollback_to_before_that_budget_was_decided_keeps_it_and_what_was_spent_since(undecided):
+def test_a_rollback_keeps_a_later_budget_and_spending(undecided):
     release(undecided, "plain")
     saved = undecided.read_bytes()
     set_local_budget(undecided, 3.0)
@@ -263,7 +264,7 @@ def test_a_rollback_to_before_that_budget_was_decided_keeps_it_and_what_was_spen
         release(undecided, "t", mu=1.3, **SUMS)
 
 
-def test_what_was_begun_under_other_terms_is_stated_by_the_larger_of_its_figures():
+def test_changed_terms_are_stated_by_the_larger_figure():
     ledger = MemoryLedger()
     keys = SimulatedKeys(1, "m")
     machine(ledger, keys, **SUMS).release("s", 0, contribution)
@@ -281,14 +282,10 @@ def test_a_simulated_machine_whose_local_figure_nothing_bounds_still_takes_part(
     subject.release("s", 0, contribution)
     assert (ledger.account().reserved_mu, ledger.account().reserved_local_mu) == (1.0, math.inf)
     with pytest.raises(ConfigurationError, match="mu_local"):
-        machine(LastingLedger(), SystemKeys(bytes(32)), **far)
+        machine(DurableLedger(), SystemKeys(bytes(32)), **far)
 
 
-class LastingLedger(MemoryLedger):
-    durable = True
-
-
-def test_a_machine_that_had_sums_states_no_budget_against_any_server_but_the_local_one(path):
+def test_after_sums_a_machine_states_only_its_local_budget(path):
     """The mu of a session of sums rests on others; a session without sums promises that nobody has to be honest."""
     plain = machine(SQLiteLedger(path), mu=1.0, budget_mu=2.0)
     assert plain.statement("plain").mu_budget == 2.0

@@ -195,7 +195,7 @@ def test_torch_tensors_are_known_by_their_values():
     assert row_bytes(_Row(tensor))(0) == row_bytes(_Row(np.ones(2, np.float32)))(0)
 
 
-def test_a_real_machine_must_be_told_its_rows_and_a_simulated_one_does_not_look_at_them(path):
+def test_only_a_real_machine_needs_its_rows_digest(path):
     policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=4, mu=1.0, budget_mu=3.0)
     ledger = SQLiteLedger(path)
     with pytest.raises(ConfigurationError, match="row_bytes"):
@@ -226,7 +226,7 @@ def test_a_ledger_whose_releases_counted_for_any_data_knows_rows_from_the_next_o
         release(start(path, changed(0)))
 
 
-def test_a_session_begun_with_the_noise_of_another_version_is_refused_and_says_why(path):
+def test_a_session_with_another_versions_noise_is_refused(path):
     release(start(path))
     ledger = SQLiteLedger(path)
     with ledger.exclusive() as page:
@@ -240,7 +240,7 @@ def test_a_session_begun_with_the_noise_of_another_version_is_refused_and_says_w
     release(start(path), "t")
 
 
-def test_rows_of_a_kind_that_cannot_be_known_are_said_in_the_machines_own_log(path, caplog):
+def test_unrecognisable_rows_are_reported_in_the_machines_log(path, caplog):
     class Unknowable:
         def __len__(self):
             return ROWS
@@ -267,7 +267,7 @@ def test_tensors_numpy_has_no_type_for_are_known_by_their_bytes():
     assert masked[0] != masked[1]
 
 
-def test_an_accepted_rollback_to_before_any_row_was_known_keeps_the_digest_its_mark_has(path):
+def test_a_rollback_before_any_row_keeps_the_marks_digest(path):
     """With samples that return, both know of as many used rows; only the mark has their digest."""
     passes = {"sample_participations": 2, "min_separation": 2, "max_participations": 4}
     release(start(path, known=any_data, **passes), times=2)

@@ -60,7 +60,7 @@ def test_a_real_machine_insists_on_a_ledger_that_lasts():
         machine(MemoryLedger(), SystemKeys(bytes(32)))
 
 
-def test_a_machine_that_has_trusted_a_server_states_no_bound_against_servers_and_opens_no_session_for_others():
+def test_after_a_trusted_server_no_other_session_opens():
     ledger = MemoryLedger()
     trusted = machine(ledger, trust="trusted-server", budget_mu=100.0)
     own = machine(ledger, budget_mu=100.0)
@@ -99,7 +99,7 @@ def test_what_is_left_of_a_session_is_stated():
 
 
 @pytest.mark.parametrize("changes", [{"mechanism": "none"}, {"trust": "trusted-server"}])
-def test_a_machine_without_noise_of_its_own_states_no_bound_before_its_first_release_or_after(changes):
+def test_a_machine_without_own_noise_states_no_bound(changes):
     subject = machine(ledger=MemoryLedger(), **changes)
     for releases in range(2):
         stated = subject.statement("s")

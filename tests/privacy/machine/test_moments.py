@@ -36,7 +36,7 @@ def circle(classes):
 
 
 @cases
-def test_two_samples_rows_are_never_further_apart_than_the_distance_and_some_are_as_far(classes, weight):
+def test_the_row_distance_is_a_tight_bound(classes, weight):
     bound = bound_of(classes, weight)
     rows = np.array([row_of(bound, *sample) for sample in circle(classes)])
     squares = (rows**2).sum(axis=1)

@@ -30,7 +30,7 @@ def test_every_sample_returns_in_every_release_until_the_cap():
         subject.release("s", 0, contribution)
 
 
-def test_a_real_machine_adds_up_what_it_can_compute_and_a_sample_that_fails_counts_as_zero():
+def test_a_failing_sample_counts_as_zero_in_the_sum():
     def failing(samples):
         assert samples.stop - samples.start == 1
         if samples.start == 5:

@@ -129,7 +129,7 @@ def test_rows_that_are_added_move_nobody():
     assert sorted(rows_of(grouped(more))) == [*sorted(rows_of(grouped(NAMES))), [7, 9]]  # of ann there were three
 
 
-def test_in_simulation_every_owner_has_a_place_of_its_own_in_an_order_of_the_secret():
+def test_simulated_owners_have_places_of_their_own_in_secret_order():
     names = np.repeat(np.arange(40), 2)
     orders = [Owners.one_each(names, 2, secret=secret) for secret in (SECRET, bytes(32), SECRET)]
     assert [one.num_places for one in orders] == [40, 40, 40]
@@ -282,7 +282,7 @@ def test_a_policy_of_owners_says_so_and_clips_rows_of_gradients():
             PrivacyPolicy(1.0, 2, 3, mu=1.0, samples_per_owner=wrong)
 
 
-def test_a_session_belongs_to_its_number_of_samples_per_owner_and_older_ones_go_on():
+def test_a_session_keeps_its_samples_per_owner():
     plain, owned = (PrivacyPolicy(1.0, 2, 3, mu=1.0, samples_per_owner=most) for most in (0, 4))
     assert plain.plan(5).fingerprint != owned.plan(5).fingerprint
     assert "samples_per_owner" not in plain.terms(5)  # as in the terms of sessions that were begun without owners

@@ -21,6 +21,7 @@ from murmurfl.privacy import (
     standard_normals,
 )
 
+from tests.harness.machines import FixedNonces
 from tests.privacy.machines import (
     DATA,
     D,
@@ -192,16 +193,6 @@ def test_one_bad_sample_moves_a_release_by_no_more_than_is_charged():
     shift = np.linalg.norm(shifts[0] - shifts[1])
     assert 0 < shift <= subject.plan.sensitivity
     assert shift < 1.0 / 10, "far from the whole clip norm"
-
-
-class FixedNonces(SystemKeys):
-    """Real keys with a nonce that repeats, for tests that compare two runs."""
-
-    def __init__(self):
-        super().__init__(bytes(32))
-
-    def nonce(self, session, release):
-        return release.to_bytes(16, "little")
 
 
 def test_a_real_machine_computes_every_sample_by_itself():

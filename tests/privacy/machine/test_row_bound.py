@@ -67,7 +67,7 @@ def test_automatic_clipping_bounds_rows_whose_norm_is_lost_to_rounding_too():
         PrivacyPolicy(**policy, clip_stability=1e-300)
 
 
-def test_rows_without_negative_entries_are_as_far_apart_as_the_root_of_two_and_others_further():
+def test_nonnegative_rows_are_root_two_apart_at_most():
     bound, rows = BOUNDS["nonnegative"], np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
     kept = bound.rows(rows)
     assert np.linalg.norm(kept[0] - kept[1]) == pytest.approx(math.sqrt(2) * 0.7, rel=1e-9)
@@ -131,7 +131,7 @@ def test_a_policy_refuses_orders_and_clippings_that_contradict_the_rest(changes)
         PrivacyPolicy(**{**fields, **changes})
 
 
-def test_a_full_batch_costs_the_root_of_its_rounds_and_the_distance_of_two_rows():
+def test_full_batches_cost_root_rounds_times_row_distance():
     fields = {"clip_norm": 0.5, "batch_size": 1, "mu": 1.0, "mechanism": "independent", "order": "all"}
     for rounds, unit, distance in ((1, "sample", 1.0), (9, "sample", 1.0), (9, "nonnegative", math.sqrt(0.5))):
         policy = PrivacyPolicy(max_participations=rounds, clip_unit=unit, release_rule="paper", **fields)

@@ -32,7 +32,7 @@ def without_noise(mechanism="independent", **changes):
     return np.array([made.values - noise.values for made, noise in pairs])
 
 
-def test_every_sample_is_in_one_release_and_its_row_bounded_and_divided_by_b():
+def test_every_sample_is_in_one_bounded_release():
     slots = slots_of(SimulatedKeys(1, "m").secret_key, SimulatedKeys(1, "m").nonce("s", 0), len(DATA), SLOTS)
     expected = np.array([ROWS[slots == k].sum(axis=0) / 20 for k in range(1, SLOTS + 1)])
     assert without_noise() == pytest.approx(expected, abs=1e-5)
@@ -53,7 +53,7 @@ def test_how_many_samples_a_release_holds_is_left_to_chance():
     assert len(set(counts)) > 3, "no permutation with a fixed number"
 
 
-def test_a_samples_release_depends_on_key_nonce_and_row_and_not_on_how_many_rows_there_are():
+def test_a_samples_release_depends_on_key_nonce_and_row_only():
     slots = slots_of(KEY, NONCE, 50, SLOTS)
     assert (slots_of(KEY, NONCE, 80, SLOTS)[:50] == slots).all()
     assert (slots_of(KEY, b"m" * 16, 50, SLOTS) != slots).any()
@@ -76,7 +76,7 @@ def test_all_samples_are_computed_for_every_release_whichever_are_in_it():
         assert asked == [(i, i + 1) for i in range(200)]
 
 
-def test_a_sample_that_fails_counts_as_zero_and_does_not_show_whichever_release_it_is_in():
+def test_a_failing_sample_shows_in_no_secret_release():
     def failing(samples):
         if samples.start in (3, 7):
             raise ValueError("of this sample")
@@ -148,7 +148,7 @@ def test_samples_of_a_secret_order_are_in_no_other_session(order):
     refused(protocol.SAMPLES_USED_UP, machine(ledger=ledger, keys=SystemKeys(KEY), **other, budget_mu=9.0), "t", 0)
 
 
-def test_samples_that_return_or_come_in_turn_are_refused_after_a_secret_order_too():
+def test_other_orders_are_refused_after_a_secret_order():
     ledger = DurableLedger()
     machine(ledger=ledger, keys=SystemKeys(KEY), **SECRET, budget_mu=9.0).release("s", 0, contribution)
     turn = machine(ledger=ledger, keys=SystemKeys(KEY), budget_mu=9.0)

@@ -69,7 +69,7 @@ def test_no_step_that_contracts_loses_more_than_is_claimed(factor, private, publ
     assert exact_mu(factor, private, public) <= epoch_mu(S, SIGMA, public) * (1 + 1e-12)
 
 
-def test_the_claim_is_met_by_steps_that_keep_distances_and_broken_by_steps_that_expand():
+def test_amplification_needs_non_expansive_steps():
     assert exact_mu(1.0, 1, 40) == pytest.approx(epoch_mu(S, SIGMA, 40))
     assert exact_mu(1.05, 1, 40) > 1.4 * epoch_mu(S, SIGMA, 40), "without eta <= 2 / L the bound is false"
     assert exact_mu(1.05, 1, 40) <= epoch_mu(S, SIGMA, 40, "composed")

@@ -66,7 +66,7 @@ def test_a_pattern_is_charged_the_sum_of_its_shares(shares):
         assert bound.value**2 == pytest.approx(max(squares[list(chosen)].sum() for chosen in allowed))
 
 
-def test_shares_that_there_are_not_and_machines_that_cannot_count_on_each_other_are_refused():
+def test_unknown_shares_and_unshared_machines_are_refused():
     with pytest.raises(ConfigurationError, match="shares one of"):
         policy("all at once", 4)
     sums = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 3}

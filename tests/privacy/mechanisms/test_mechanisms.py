@@ -191,7 +191,7 @@ class Alternating(Mechanism):
     initial_state = increment = row_std = memory_bytes = None
 
 
-def test_negative_overlaps_give_a_bound_that_says_so_and_never_the_plain_sum_of_columns():
+def test_negative_overlaps_give_a_bound_not_a_sum():
     mechanism = type("Concrete", (Alternating,), {"__abstractmethods__": frozenset()})(8)
     encoder = mechanism.materialize()
     generator = np.random.Generator(np.random.Philox(key=13))

@@ -18,14 +18,14 @@ def error(mechanism, workload="mu2"):
 
 
 @pytest.mark.parametrize("n", [16, 64, pytest.param(256, marks=pytest.mark.long)])
-def test_decay_needs_13_to_14_percent_less_noise_than_uniform_and_is_nearly_optimal_for_mu2(n):
+def test_decay_is_nearly_optimal_for_mu2(n):
     made = error(make_mechanism("decay", n))
     assert 0.130 <= 1 - made / error(make_mechanism("cancelling", n)) <= 0.1425
     assert 1.0 < made / error(make_mechanism("optimal", n, workload="mu2")) <= 1.012
 
 
 @pytest.mark.parametrize("n", [16, 64, 256])
-def test_the_output_of_mu2_has_7_to_8_percent_less_noise_and_its_last_step_4_more(n):
+def test_decay_leaves_less_noise_in_the_output_of_mu2(n):
     """x is the mean of w_1, w_2, ... with weights 1, 2, ...: w_1 without noise, each other a sum of prefix sums."""
 
     def noises(name):
@@ -93,7 +93,7 @@ def test_bisr_is_the_square_roots_inverse_with_fewer_diagonals():
 
 
 @pytest.mark.parametrize("n", [60, 400])
-def test_the_first_column_of_bisr_never_rises_so_the_earliest_releases_are_the_worst(n):
+def test_the_first_column_of_bisr_never_rises(n):
     for bands in (1, 2, 3, 5, 8, 16, 17, 40):
         column = make_mechanism("bisr", n, bands=bands).encoder_column
         assert (column >= 0).all()

@@ -113,7 +113,7 @@ def a_path(rng, bounds, steps, place, epoch):
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.2, 1.0])
-def test_no_path_of_gradients_within_the_bounds_costs_more_than_mu_and_a_gap_does(gamma):
+def test_bounded_gradient_paths_cost_at_most_mu(gamma):
     """The mu of the published momenta themselves, by linear algebra: what a distinguisher of two data sets has."""
     steps, epoch, rng = 48, 6, np.random.default_rng(6)
     trees, bounds = ReconstructionTrees(steps, epoch, 0.2, gamma), changes(epoch, moved=0.1)
@@ -170,7 +170,7 @@ def test_every_interval_lemma_17_asks_for_is_made_of_few_nodes():
         assert len(trees.row(t)[0]) <= 4 * (1 + math.ceil(math.log2(20))) * (t // 20 + 1) + math.log2(t) + 1
 
 
-def test_noise_is_less_than_algorithm_1s_where_an_epochs_path_is_short_and_more_where_nothing_is_known():
+def test_noise_beats_algorithm_1_only_on_short_paths():
     steps, epoch, alpha = 320, 20, 0.1
     plain = MomentumTree(steps, epoch, alpha)
     reference = float(((plain.decoder() * plain.noise_stds(2.0, 1.0)) ** 2).sum() / steps)

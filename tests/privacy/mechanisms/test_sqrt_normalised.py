@@ -17,7 +17,7 @@ def test_its_columns_are_those_of_the_square_root_with_norm_one(n):
     assert np.linalg.norm(encoder, axis=0) == pytest.approx(np.ones(n), abs=1e-12)
 
 
-def test_at_1024_releases_it_has_the_papers_error_between_the_square_root_and_the_optimum():
+def test_error_at_1024_releases_is_the_papers():
     assert error(make_mechanism("sqrt_normalised", 1024)) == pytest.approx(2.991, abs=0.001)
     assert error(make_mechanism("sqrt_toeplitz", 1024)) == pytest.approx(3.110, abs=0.001)
 
@@ -35,7 +35,7 @@ def test_rows_of_long_streams_are_those_of_b():
     )
 
 
-def test_of_fewer_releases_the_longest_column_counts_and_it_is_no_formula_of_the_first():
+def test_fewer_releases_are_charged_their_longest_column():
     mechanism = make_mechanism("sqrt_normalised", 40)
     for n in (1, 5, 39, 40):
         norms = np.linalg.norm(mechanism.materialize(n), axis=0)

@@ -24,7 +24,7 @@ def test_the_papers_example_of_four_releases():
 
 
 @pytest.mark.parametrize("height", range(6))
-def test_the_variance_of_an_estimate_is_that_of_the_best_unbiased_one_from_below(height):
+def test_the_estimates_variance_is_the_least_unbiased_one(height):
     """2^h / (2^{h+1} - 1): the least variance of any combination of the nodes inside a complete subtree."""
     n = 2**height
     mechanism = make_mechanism("tree", n)

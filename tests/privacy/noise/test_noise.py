@@ -71,7 +71,7 @@ def test_the_overlap_test_catches_a_shifted_row():
     assert np.abs(spectrum).max() > 6 / np.sqrt(len(one))
 
 
-def test_keys_of_a_real_machine_are_fresh_and_those_of_a_simulation_are_functions_of_their_names():
+def test_real_keys_are_fresh_and_simulated_keys_follow_names():
     real = SystemKeys.generate()
     assert len({real.nonce("s", 1) for _ in range(50)}) == 50
     assert real.secret_key != SystemKeys.generate().secret_key

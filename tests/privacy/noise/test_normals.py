@@ -134,7 +134,7 @@ def a_billion_values():
     return edge_words(10**9)
 
 
-def test_the_observer_learns_nothing_from_a_billion_values_at_any_grid_a_policy_chooses(a_billion_values):
+def test_the_observer_learns_nothing_from_a_billion_values(a_billion_values):
     words, names = a_billion_values
     halves = pairs_of(*words, lambda row, pair: _tail_words(*names[pair]))
     assert len(chosen_grids()) > 20
@@ -154,7 +154,7 @@ def test_the_observer_refutes_the_wrong_data_set_under_53_bit_noise(a_billion_va
     assert (false == 0).sum() >= 1
 
 
-def test_the_observer_refutes_53_bit_noise_in_the_tail_even_at_the_coarsest_grid():
+def test_the_observer_refutes_53_bit_noise_on_any_grid():
     """By forcing the uniforms: what happens once in 2^45 pairs happens in every one."""
     words = random_words((2, 10_000)) >> np.array([[45], [0]], np.uint64)
     shifted = np.array([[0.5], [0.0]])
@@ -295,7 +295,7 @@ def test_small_uniforms_have_more_than_53_bits(depth):
 # What is charged.
 
 
-def test_the_low_bit_of_a_count_is_a_fair_coin_to_what_is_charged():
+def test_a_counts_low_bit_is_a_fair_coin():
     """2^24 values at the finest grid. A hint of mu_n would move the count by less than a standard error; so it does.
 
     False alarm: 1e-6 (4.9 standard errors).
@@ -326,7 +326,7 @@ def test_ideal_mu_and_the_resolution_add_up_in_squares():
     assert math.isnan(ideal_mu(1e-6, 10**9, 2.0**-25))
 
 
-def test_a_shift_within_the_range_is_charged_less_than_delta_and_one_beyond_is_refused():
+def test_shifts_beyond_the_range_are_refused():
     """What the range costs, by the exact probability of the pair: exp(-(R_max - s)^2 / 2) for each value moved by s."""
     for delta, mu in ((1e-5, 4.0), (1e-9, 9.0), (1e-5, 12.0)):
         most = largest_shift(delta, 1.0)

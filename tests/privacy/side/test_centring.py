@@ -46,7 +46,7 @@ def largest_move(subject, of=ROWS):
 
 
 @pytest.mark.parametrize(("nonnegative", "distance"), [(True, math.sqrt(2)), (False, 2.0)])
-def test_replacing_a_sample_moves_the_sum_by_no_more_than_is_charged_whatever_rows_there_are(nonnegative, distance):
+def test_replacing_a_sample_moves_the_mean_by_the_sensitivity(nonnegative, distance):
     subject = machine(ROWS[:3], nonnegative=nonnegative, mechanism="none")
     charged = machine(ROWS[:3], nonnegative=nonnegative).plan
     assert charged.sensitivity == pytest.approx(distance * S, rel=2e-3)
@@ -70,7 +70,7 @@ def test_a_mean_s_noise_is_that_of_its_sensitivity_and_its_mu():
         assert length / mu < plan.noise_std < 1.01 * length / mu
 
 
-def test_a_mean_is_the_only_release_of_its_session_and_another_session_costs_the_same_again():
+def test_each_mean_session_has_one_release_and_pays_anew():
     mean, rest = divided_mu(1.0, 0.05)
     rows, ledger = ROWS[:3], MemoryLedger()
     subject = machine(rows, ledger=ledger, mu=mean, budget=1.0)
@@ -114,7 +114,7 @@ CENTRES = [
 
 
 @pytest.mark.parametrize("centre", CENTRES, ids=str)
-def test_features_seen_from_any_centre_have_norm_1_and_depend_on_their_own_sample_alone(centre):
+def test_centred_features_have_norm_1_and_stand_alone(centre):
     seen = centred(FINITE, centre, 0.3)
     assert seen.dtype == np.float32
     assert np.linalg.norm(seen.astype(np.float64), axis=1) == pytest.approx(np.ones(len(FINITE)), rel=1e-6)

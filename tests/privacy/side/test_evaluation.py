@@ -51,7 +51,7 @@ def largest_move(subject, rows_of):
 
 
 @pytest.mark.parametrize("rows", [EvaluationRows(), EvaluationRows(2), EvaluationRows(5, 0.9)], ids=str)
-def test_replacing_a_sample_moves_the_sum_by_no_more_than_is_charged_and_by_that_much_where_it_matters(rows):
+def test_replacing_a_sample_moves_the_sum_by_the_sensitivity(rows):
     made = rows.rows(Measured(*SAMPLES.T))
     charged = machine(rows.width).plan.sensitivity
     assert charged >= math.sqrt(2) * (1 + SUMMING_ERROR)
@@ -74,7 +74,7 @@ def test_rows_that_somebody_else_made_are_bounded_as_well():
     assert largest_move(planted, hostile) > machine(3).plan.sensitivity
 
 
-def test_a_real_machine_computes_each_sample_by_itself_and_one_that_fails_moves_the_sum_by_no_more():
+def test_a_failing_sample_moves_the_sum_by_the_sensitivity_at_most():
     def of(failing, chosen):
         if chosen.start == failing:
             raise ValueError("secret")
@@ -94,7 +94,7 @@ def test_a_real_machine_computes_each_sample_by_itself_and_one_that_fails_moves_
     assert 0 < moved <= subject.plan.sensitivity
 
 
-def test_an_evaluation_is_the_only_release_of_its_session_and_another_session_costs_the_same_again():
+def test_each_evaluation_session_has_one_release_and_pays_anew():
     ledger, rows = MemoryLedger(), np.eye(2)[[0, 1, 0]]
     subject = machine(2, ledger=ledger, mu=0.6, budget_mu=1.0)
     subject.release("first", 0, rows.__getitem__)
@@ -143,7 +143,7 @@ def test_the_stated_deviations_are_those_of_the_noise():
     assert only.right_std(evaluation_policy(0.5).plan(2).noise_std) == pytest.approx(2.0, rel=1e-2)
 
 
-def test_what_is_no_number_counts_as_wrong_and_what_is_no_class_is_in_no_bin():
+def test_nan_counts_as_wrong_and_unknown_classes_have_no_bin():
     rows = EvaluationRows(2)
     made = rows.rows(Measured([math.nan, 1.0, 1.0, 1.0], [0.9, math.nan, 0.9, 0.9], [1, 1, 2, 1]))
     assert made[0, 0] == 0

@@ -28,6 +28,7 @@ from murmurfl.privacy.sums import opening_rule as opening
 from murmurfl.privacy.sums.opening_file import OpeningPlace
 from murmurfl.privacy.sums.opening_rule import LastOpened, OpenedSet, SessionTerms
 
+from tests.harness.kill_points import lethal
 from tests.harness.masked_releases import MACHINES, SEED, id_of, mask_of, opener_of, release_of, round_of
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -325,7 +326,7 @@ def test_a_machines_ledger_is_no_record(tmp_path):
 
 
 @pytest.mark.parametrize("version", [0, 2, 7])
-def test_a_record_of_another_format_is_refused_and_what_a_crash_left_in_its_log_stays_there(path, version, tmp_path):
+def test_a_record_of_another_format_is_refused_and_kept(path, version, tmp_path):
     copy = tmp_path / "copy" / path.name
     copy.parent.mkdir()
     with closing(sqlite3.connect(path)) as connection:
@@ -346,7 +347,7 @@ def test_a_record_of_another_format_is_refused_and_what_a_crash_left_in_its_log_
     assert files_of(copy) == before
 
 
-def test_a_record_that_came_back_without_a_log_gets_one_again_once_it_is_believed(path):
+def test_a_believed_record_gets_its_log_back(path):
     helper(path).open("s", "1", FIRST)
     folded(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -571,56 +572,20 @@ STATEMENTS = {
     "write the machines": "INSERT OR REPLACE INTO machines",
     "commit": "COMMIT",
 }
+METHODS = [
+    (OpeningPlace, "write_mark", "mark", "marked"),
+    (Path, "replace", "mark written", "mark renamed"),
+    (opening, "add_mask", "add up", None),
+    (HelperKey, "sign", "sign", None),
+]
 RECORDED = POINTS[POINTS.index("committed") :]
-
-
-def lethal(point):
-    """Install a kill -9 at a named point, in this process; gives what to call at points outside of the helper."""
-
-    def here(passed):
-        if passed == point:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    real_connect = ledger_format.connect
-
-    def connect(*arguments):
-        connection, committed = real_connect(*arguments), []
-
-        def trace(statement):
-            if point in STATEMENTS and statement.startswith(STATEMENTS[point]):
-                here(point)
-            if committed and statement == "BEGIN IMMEDIATE":
-                here("committed")
-            committed.extend([statement] if statement == "COMMIT" else [])
-
-        connection.set_trace_callback(trace)
-        return connection
-
-    ledger_format.connect = connect
-
-    def around(owner, name, before=None, after=None):
-        real = getattr(owner, name)
-
-        def wrapped(*arguments, **options):
-            here(before)
-            result = real(*arguments, **options)
-            here(after)
-            return result
-
-        setattr(owner, name, wrapped)
-
-    around(OpeningPlace, "write_mark", "mark", "marked")
-    around(Path, "replace", "mark written", "mark renamed")
-    around(opening, "add_mask", "add up")
-    around(HelperKey, "sign", "sign")
-    return here
 
 
 def serve(path, name, releases, point=None, record_of=SQLiteOpeningRecord):
     """A helper that is asked for one set and writes its answer where the server finds it; killed at a point."""
     record = record_of(path)
     opener = opener_of(record)
-    here = lethal(point) if point else lambda passed: None
+    here = lethal(point, STATEMENTS, METHODS)
     here("asked")
     answer = opener.open("s", name, releases)
     here("send")
@@ -712,7 +677,7 @@ class ForgetfulRecord(MemoryOpeningRecord):
         super().__init__()
 
 
-def test_a_record_in_memory_opens_two_sets_of_one_name_once_it_was_killed(path):
+def test_a_memory_record_forgets_sets_when_killed(path):
     assert exit_code(path, "1", FIRST, "sent", ForgetfulRecord) == -signal.SIGKILL
     ((_, before, total, _),) = answers_of(path)
     after = opener_of(ForgetfulRecord(path)).open("s", "1", FIRST[:5])

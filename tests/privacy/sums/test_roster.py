@@ -238,7 +238,7 @@ def test_a_text_that_names_anything_twice_is_refused():
         Roster.from_json(twice)
 
 
-def test_a_signature_is_one_of_this_key_on_this_message_and_has_no_second_form():
+def test_a_signature_fits_one_key_message_and_form():
     key = MachineKey.simulated(3, "north")
     signature = key.sign(b"message")
     assert is_signed(key.public, signature, b"message")

@@ -70,7 +70,7 @@ def test_without_noise_it_is_equation_12_written_out(lost):
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.3])
-def test_noise_on_q_is_the_last_noise_of_the_machines_that_answered_over_m(lost):
+def test_noise_on_q_is_the_last_noise_over_m(lost):
     policy = PrivacyPolicy(1.0, 1, 40, 2.0)
     strategy, releases = DelayedMomentum(**options()), dict.fromkeys("012345", 0)
     zeros = app(lambda _: np.zeros((40, D)))
@@ -132,7 +132,7 @@ def test_the_squared_gradient_error_is_larger_than_that_of_mu2_by_the_delay(samp
     assert math.sqrt(delayed / ours) > 0.9 * math.sqrt(12 / 3)
 
 
-def test_a_machine_that_is_overtaken_corrects_against_its_last_point_and_not_an_earlier_one(tmp_path):
+def test_an_overtaken_machine_corrects_against_its_last_point(tmp_path):
     """The machine answers another request after it read the last query point and before it releases."""
     ledger = SQLiteLedger.create(tmp_path / "ledger", budget_mu=3e6, delta=1e-5)
     policy = PrivacyPolicy(1e3, 1, 3, 1.0, budget_mu=3e6, trust="trusted-server")

@@ -70,7 +70,7 @@ def refusal(made, **given):
     return str(raised.value)
 
 
-def test_every_argument_of_every_strategy_of_flowers_is_taken_or_refused_by_its_name():
+def test_flowers_strategy_arguments_are_taken_or_refused_by_name():
     flowers = arguments_of_flower()
     assert {"weighted_by_key", "proximal_mu", "eta", "on_fit_config_fn", "fraction_fit"} <= flowers
     taken = {*HONOURED, "arrayrecord_key", "configrecord_key"}
@@ -206,6 +206,6 @@ def test_impossible_numbers_of_machines_are_refused(given):
         CorrelatedFedAvg(**given)
 
 
-def test_sums_of_more_machines_than_a_round_asks_are_refused_once_that_is_known():
+def test_sums_larger_than_a_round_are_refused():
     with pytest.raises(ConfigurationError, match="min_cohort of at most clients_per_round = 2"):
         CorrelatedFedAvg(num_clients=4, fraction_train=0.5, secure_aggregation=SecureAggregation(min_cohort=3))

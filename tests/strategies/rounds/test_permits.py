@@ -92,7 +92,7 @@ def test_the_other_kinds_of_rounds_carry_it_as_well():
     assert [entries[protocol.RELEASE_OF] for entries in asked] == ["mean", "evaluation"]
 
 
-def test_a_training_is_in_the_permits_session_and_in_none_that_it_does_not_name():
+def test_a_training_uses_the_permits_sessions_only():
     two = permit("first", "second")
     assert rounds.session_of(None, None) != rounds.session_of(None, None)
     assert build(session=None, permit=two).session == "first"
@@ -132,7 +132,7 @@ class Dying(Watching, NodesGrid):
 
 
 @pytest.mark.parametrize("first", [None, permit("s")])
-def test_a_training_goes_on_with_a_renewed_permit_and_with_one_that_it_began_without(tmp_path, first):
+def test_a_training_continues_with_renewed_and_new_permits(tmp_path, first):
     made, checkpoint, renewed = machines(masked=False), tmp_path / "checkpoint.npz", permit("s", ends=7 * 3600)
     grid = Dying(made.app, 6)
     own = {"run_dry": True, "session": None}  # without a permit its session has a name that nobody chose

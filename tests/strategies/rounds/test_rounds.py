@@ -320,7 +320,7 @@ def with_a_double(nodes):
     return grid
 
 
-def test_of_two_nodes_with_one_name_the_one_met_first_has_it_and_the_run_goes_on(caplog):
+def test_the_first_of_two_nodes_keeps_their_name(caplog):
     strategy = mu2(clients_per_round=6)
     grid = with_a_double(7)
     strategy.start(grid, START, num_rounds=2)

@@ -81,7 +81,7 @@ def test_more_machines_a_round_than_there_are_cannot_be_dealt():
 
 @pytest.mark.parametrize("sampling", ["uniform", "balanced"])
 @pytest.mark.parametrize("seed", range(10))
-def test_the_first_machine_that_is_asked_too_often_is_found_as_one_by_one(sampling, seed):
+def test_block_and_single_search_find_the_same_exhausted_machine(sampling, seed):
     names = [str(i) for i in range(9)]
     limits = np.random.default_rng(seed).integers(0, 9, size=9)
     found = first_asked_too_often(lambda t: sample_numbers(9, 4, seed, t, sampling), range(1, 12), limits)

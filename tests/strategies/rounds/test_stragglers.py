@@ -101,7 +101,7 @@ def checked_run(seed, rounds, **options):
     return strategy.history
 
 
-def test_whatever_is_late_or_lost_the_server_has_the_machines_prefix_sums_and_nothing_else():
+def test_late_and_lost_replies_leave_exact_prefix_sums():
     history = [report for seed, end in enumerate(ENDS) for report in checked_run(seed, 10, **end)]
     assert sum(report.overdue for report in history) > 5
     assert sum(report.lost for report in history) > 2
@@ -114,7 +114,7 @@ def test_so_it_is_in_many_trainings_in_trouble():
     assert sum(report.lost for report in history) > 100
 
 
-def test_a_server_that_takes_a_late_answer_whatever_it_was_built_on_is_caught(monkeypatch):
+def test_a_server_that_ignores_a_late_answers_base_is_caught(monkeypatch):
     """It asks machines again while they compute, and believes both answers: what the first one has counts twice."""
     monkeypatch.setattr(ReleaseStrategy, "_is_late", lambda self, reply: False)
     monkeypatch.setattr(OpenRequests, "machines", frozenset())
@@ -144,7 +144,7 @@ def test_what_a_machine_sends_late_adds_up_to_what_it_sends_in_time():
     assert np.array_equal(reference.state.release_sum, heard), "prefix sums do not depend on when they are heard"
 
 
-def test_a_round_does_not_wait_for_a_fifth_that_is_late_and_asks_none_of_it_again_meanwhile():
+def test_a_round_neither_waits_for_late_machines_nor_asks_them_again():
     grids = [LateGrid(app(), 10, slow_fifth) for _ in range(2)]
     patient = trained(grids[0], 18, wait_for=0.8)
     trained(grids[1], 18)
@@ -202,7 +202,7 @@ def test_a_run_is_resumed_with_requests_open_and_nothing_of_them_counts_twice(tm
     assert_the_sum_is_that_of_the_prefix_sums(again, grid)
 
 
-def test_an_answer_to_a_request_that_was_given_up_is_carried_over_by_the_next():
+def test_an_abandoned_requests_answer_is_carried_over():
     grid = LateGrid(app(), 4, lambda name, t: 30.0 if name == "0" and t == 1 else FAST)
     strategy = trained(grid, 15, wait_for=0.75, timeout=10.0)
     assert sum(report.lost for report in strategy.history) >= 1
@@ -225,7 +225,7 @@ def test_a_machine_that_comes_back_on_another_node_is_asked_at_once():
     assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
 
 
-def test_a_full_batch_drops_a_gradient_of_a_model_that_is_gone_and_says_so(caplog):
+def test_full_batches_drop_gradients_of_older_models(caplog):
     policy = {"order": "all", "mechanism": "independent", "release_rule": "paper", "sample_participations": 20}
     slow = LateGrid(app(4, kind=FullBatchClient, max_participations=20, **policy), 5, twelve_seconds)
     strategy = trained(slow, 8, kind=FullBatch, wait_for=0.8)
@@ -294,7 +294,7 @@ class LateSecureGrid(Late, SecureGrid):
 
 
 @pytest.mark.parametrize("floor", [3, 5])
-def test_a_late_release_under_masks_is_in_the_sum_of_the_round_in_which_it_comes(floor):
+def test_a_late_masked_release_joins_the_round_it_reaches(floor):
     """The model is that of the same releases without masks, and no sum is opened of fewer than min_cohort."""
     options = {"clients_per_round": 6, "wait_for": 0.8}
     runs = []
@@ -311,7 +311,7 @@ def test_a_late_release_under_masks_is_in_the_sum_of_the_round_in_which_it_comes
     assert sum(report.overdue for report in history) >= 2
 
 
-def test_a_trusted_server_takes_a_late_contribution_once_and_divides_by_all_that_it_asks():
+def test_late_contributions_count_once_over_all_asked():
     policy = {"trust": "trusted-server", "max_participations": 30}
     grid = LateGrid(app(**policy), 4, twelve_seconds)
     own = PrivacyPolicy(1.0, 1, 30, 2.0, trust="trusted-server")
@@ -328,7 +328,7 @@ def unequal():
     return LateGrid(made, 5, lambda name, server_round: FAST)
 
 
-def test_machines_with_fewer_samples_leave_and_the_log_says_when_before_the_first_round(caplog):
+def test_the_log_says_when_small_machines_leave(caplog):
     strategy = trained(unequal(), 8, wait_for=0.6)
     assert strategy.leaving.after == {"0": 4, "1": 6}
     assert [strategy.leaving.left(t) for t in (4, 5, 6, 7, 8)] == [5, 4, 4, 3, 3]
@@ -340,7 +340,7 @@ def test_machines_with_fewer_samples_leave_and_the_log_says_when_before_the_firs
     assert sum(report.refusals for report in strategy.history) == 0
 
 
-def test_a_training_for_which_too_few_would_stay_is_refused_before_anything_is_spent():
+def test_a_training_that_too_few_finish_is_refused_beforehand():
     grid = unequal()
     with pytest.raises(ConfigurationError, match="at most 6 rounds, got 8: from round 7 on 3 machines"):
         trained(grid, 8, wait_for=0.8)

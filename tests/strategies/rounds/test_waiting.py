@@ -91,7 +91,7 @@ def test_a_simulation_with_too_few_nodes_ends_at_once_and_names_the_number():
     assert start(with_mod(**SUMS), 6, secure=True).history[-1].aggregated == 4
 
 
-def test_the_nodes_of_a_simulation_are_made_one_after_the_other_and_are_waited_for(monkeypatch):
+def test_simulated_nodes_are_waited_for_as_they_start(monkeypatch):
     """The sibling of the test above: a server that counted at its first look would end every run."""
     monkeypatch.setattr("murmurfl.strategies.rounds.known_machines.is_simulation", lambda grid: True)
 
@@ -115,7 +115,7 @@ def test_the_nodes_of_a_simulation_are_made_one_after_the_other_and_are_waited_f
 
 @pytest.mark.parametrize("simulated", [True, False])
 @pytest.mark.parametrize("kind", [CorrelatedFedAvg, Mu2])
-def test_a_client_that_does_not_know_murmurfl_is_named_at_once_with_the_line_to_write(simulated, kind, request):
+def test_a_foreign_client_is_named_with_the_line_to_write(simulated, kind, request):
     if simulated:
         request.getfixturevalue("simulation")
     expected = {CorrelatedFedAvg: r"Write app = ClientApp\(mods=\[CorrelatedNoiseMod\(", Mu2: "private_client_app"}
@@ -133,7 +133,7 @@ def test_a_client_of_the_legacy_kind_is_told_of_the_adapter():
 
 
 @pytest.mark.usefixtures("simulation")
-def test_a_legacy_client_behind_the_mod_ends_the_run_after_a_round_and_says_what_to_write():
+def test_a_legacy_client_behind_the_mod_ends_with_advice():
     with pytest.raises(NothingAggregatedError, match=r"legacy-client-app .* write app = numpy_client_app\(client_fn"):
         start(ClientApp(client_fn, mods=[CorrelatedNoiseMod(simulation=policy())]), 4, rounds=5)
 
@@ -166,12 +166,12 @@ def test_a_mod_without_masks_and_a_strategy_with_them_are_told_at_once():
 
 
 @pytest.mark.usefixtures("simulation")
-def test_a_numpy_client_without_the_mod_is_named_as_such_and_not_asked_to_train():
+def test_a_numpy_client_without_the_mod_is_named():
     with pytest.raises(NodesUnavailableError, match=r"no mod of murmurfl's around it.*CorrelatedNoiseMod\("):
         start(numpy_client_app(client_fn), 4)
 
 
-def test_a_whole_state_dict_is_answered_with_the_function_that_picks_what_is_trained():
+def test_a_whole_state_dict_is_answered_with_trainable_arrays():
     whole = ArrayRecord({"weight": Array(np.zeros(3)), "num_batches_tracked": Array(np.zeros(1, dtype=np.int64))})
     strategy = FullBatch(num_clients=4, learning_rate=0.1, node_deadline_s=FOR_EVER)
     with pytest.raises(ConfigurationError, match=r"int64 in 'num_batches_tracked'.*trainable_arrays\(module\)"):
@@ -186,7 +186,7 @@ def test_a_mod_under_a_strategy_of_another_kind_is_not_said_to_be_missing():
         )
 
 
-def test_who_waited_in_vain_for_nodes_that_answered_something_else_is_sent_to_their_logs():
+def test_unexpected_answers_point_to_the_nodes_logs():
     seen = Attending(**{**SIMULATED, "machines": [], "said": "; 4 answered with not-configured"})
     assert "say in their own logs what is wrong" in shortage(Needed(4), seen, 1.0)
     assert "logs" not in shortage(Needed(4), Attending(**{**SIMULATED, "machines": []}), 1.0)

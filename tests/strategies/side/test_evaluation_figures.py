@@ -84,7 +84,7 @@ def test_the_noise_of_an_area_is_what_is_said_of_it():
         assert np.std(areas) == pytest.approx(stated, rel=0.15)
 
 
-def test_the_interval_of_an_area_has_it_in_at_least_95_of_100_cases():
+def test_the_area_interval_covers_95_percent():
     draw, std, bins = generator(8), 4.0, 12
     many = draw.random(200_000) < 0.4
     scores = np.clip(draw.normal(0.4 + 0.2 * many, 0.2), 0, 1)

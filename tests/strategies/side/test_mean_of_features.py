@@ -2,12 +2,13 @@
 
 import math
 import runpy
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
-from murmurfl.clients import Centring, ContextLedger, FullBatchClient, numpy_client_app
+from murmurfl.clients import Centring, ContextLedger, FullBatchClient
 from murmurfl.privacy import (
     ConfigurationError,
     PrivacyPolicy,
@@ -20,7 +21,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.strategies import CheckpointError, FullBatch, MeanOfFeatures, TrustedMeanOfFeatures
 
-from tests.harness.grid import NodesGrid
+from tests.harness.grid import KilledError, NodesGrid, TamperedNodes, killing
 from tests.harness.machines import Labelled
 
 K, MACHINES, MU = 4, 5, 2.0
@@ -57,18 +58,8 @@ def client_of(name, state, *, centring=True, mechanism="", **trust):
     return FullBatchClient(Model(), samples_of(name), policy, ledger, keys, name=name, **own)
 
 
-class Nodes(NodesGrid):
-    """Machines with centring; ``deaf`` ones' replies are lost, and ``forged`` is what becomes of a reply."""
-
-    def __init__(self, *, deaf=(), forged=lambda reply: reply, **changes):
-        def client_fn(context):
-            return client_of(str(context.node_config["partition-id"]), context.state, **changes)
-
-        super().__init__(numpy_client_app(client_fn), MACHINES)
-        self.deaf, self.forged = {self.first_node + i for i in deaf}, forged
-
-    def tamper(self, replies):
-        return [self.forged(reply) for reply in replies if reply.metadata.src_node_id not in self.deaf]
+def nodes_of(*, deaf=(), forged=lambda reply: reply, **changes):
+    return TamperedNodes(partial(client_of, **changes), MACHINES, deaf=deaf, forged=forged)
 
 
 def mean_of(**options):
@@ -84,36 +75,36 @@ def noise_bound(machines):
 
 def test_it_is_the_mean_over_all_samples_with_everybody_s_noise():
     strategy = mean_of()
-    centre = strategy.collect(Nodes())
+    centre = strategy.collect(nodes_of())
     assert centre.dtype == np.float32
     assert centre == pytest.approx(ALL.mean(axis=0), abs=noise_bound(range(MACHINES)))
     assert not np.allclose(centre, ALL.mean(axis=0), atol=1e-6)
     (report,) = strategy.history
     assert (report.asked, report.aggregated, report.samples) == (MACHINES, MACHINES, len(ALL))
-    assert mean_of().collect(Nodes(mechanism="none")) == pytest.approx(ALL.mean(axis=0), abs=1e-4)
+    assert mean_of().collect(nodes_of(mechanism="none")) == pytest.approx(ALL.mean(axis=0), abs=1e-4)
 
 
 def test_machines_that_are_lost_are_in_neither_the_sum_nor_the_number():
     strategy = mean_of()
-    centre = strategy.collect(Nodes(deaf=(0, 4), mechanism="none"))
+    centre = strategy.collect(nodes_of(deaf=(0, 4), mechanism="none"))
     heard = np.concatenate([samples_of(str(i)).features for i in (1, 2, 3)])
     assert centre == pytest.approx(heard.mean(axis=0), abs=1e-4)
     assert strategy.history[0].samples == len(heard)
 
 
-def test_a_reply_that_does_not_say_of_how_many_samples_it_is_is_dropped():
+def test_a_reply_without_its_sample_number_is_dropped():
     def forged(reply):
         if reply.metadata.src_node_id == NodesGrid.first_node + 2:
             reply.content[protocol.METRICS] = MetricRecord({**reply.content[protocol.METRICS], "num-examples": 0})
         return reply
 
     strategy = mean_of()
-    strategy.collect(Nodes(forged=forged))
+    strategy.collect(nodes_of(forged=forged))
     assert strategy.history[0].malformed == 1
 
 
 def test_a_training_goes_on_around_it_and_machines_see_nothing_else():
-    grid = Nodes(mechanism="none")
+    grid = nodes_of(mechanism="none")
     centre = mean_of().collect(grid)
     strategy = FullBatch(
         num_clients=MACHINES, clients_per_round=MACHINES, learning_rate=1.0, centre=centre, session="rest", run_dry=True
@@ -137,41 +128,30 @@ def test_a_training_goes_on_around_it_and_machines_see_nothing_else():
 )
 def test_nothing_at_all_ends_a_training_before_it_begins_with_what_was_said(nodes, words):
     with pytest.raises(ConfigurationError, match=words):
-        mean_of().collect(Nodes(**nodes))
+        mean_of().collect(nodes_of(**nodes))
 
 
 # A server that is killed.
 
 
-class KilledError(Exception):
-    pass
-
-
-class Killing(Nodes):
-    """The server dies with the replies, or before they are heard."""
-
-    def tamper(self, replies):
-        raise KilledError
-
-
-def test_a_server_that_is_killed_after_the_round_takes_the_mean_from_its_checkpoint(tmp_path):
-    path, grid = tmp_path / "mean.npz", Nodes()
+def test_a_server_killed_after_the_round_restores_the_mean(tmp_path):
+    path, grid = tmp_path / "mean.npz", nodes_of()
     centre = mean_of(session=None, checkpoint=path).collect(grid)
     again = mean_of(session=None, checkpoint=path)
-    assert np.array_equal(again.collect(Nodes(deaf=range(MACHINES))), centre)
+    assert np.array_equal(again.collect(nodes_of(deaf=range(MACHINES))), centre)
     assert again.session
     with pytest.raises(CheckpointError, match="num_features"):
         MeanOfFeatures(num_features=K + 1, num_clients=MACHINES, seed=1, checkpoint=path).collect(grid)
 
 
-def test_a_server_that_is_killed_in_the_round_asks_again_in_the_same_session(tmp_path, caplog):
-    path, grid = tmp_path / "mean.npz", Killing()
+def test_a_server_killed_in_the_round_keeps_its_session(tmp_path, caplog):
+    path, grid = tmp_path / "mean.npz", nodes_of(forged=killing)
     first = mean_of(session=None, checkpoint=path)
     with pytest.raises(KilledError):
         first.collect(grid)
     assert path.exists()
     second = mean_of(session=None, checkpoint=path)
-    second_grid = Nodes()
+    second_grid = nodes_of()
     second_grid.contexts = grid.contexts  # the machines' ledgers are as they were
     # No machine of a test repeats its last answer, as real nodes do: what was released is lost, and spent once.
     assert not second.collect(second_grid).any()
@@ -180,10 +160,10 @@ def test_a_server_that_is_killed_in_the_round_asks_again_in_the_same_session(tmp
     assert "used as they lie" in caplog.text
 
 
-def test_a_round_that_gave_nothing_is_asked_for_again_and_not_resumed_as_done(tmp_path):
-    path, grid = tmp_path / "mean.npz", Nodes()
+def test_an_empty_round_is_asked_again(tmp_path):
+    path, grid = tmp_path / "mean.npz", nodes_of()
     with pytest.raises(ConfigurationError, match="not-configured"):
-        mean_of(session=None, checkpoint=path).collect(Nodes(centring=False))
+        mean_of(session=None, checkpoint=path).collect(nodes_of(centring=False))
     assert mean_of(session=None, checkpoint=path).collect(grid).any()
 
 
@@ -192,7 +172,7 @@ def test_a_training_around_another_centre_is_another_training(tmp_path):
         options = {"num_clients": MACHINES, "clients_per_round": MACHINES, "learning_rate": 1.0, "seed": 1}
         return FullBatch(**options, centre=centre, run_dry=True, checkpoint=tmp_path / "c.npz")
 
-    grid, start = Nodes(), ArrayRecord([np.zeros(K + 1)])
+    grid, start = nodes_of(), ArrayRecord([np.zeros(K + 1)])
     strategy(np.full(K, 0.5)).start(grid, start, num_rounds=1)
     with pytest.raises(CheckpointError, match="entries"):
         strategy(np.full(K, 0.6)).start(grid, start, num_rounds=1)
@@ -223,7 +203,7 @@ def trusted(**options):
 
 def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
     strategy = trusted()
-    centre = strategy.collect(Nodes(trust="trusted-server"))
+    centre = strategy.collect(nodes_of(trust="trusted-server"))
     std = strategy.trust.noise_std(K)
     assert math.sqrt(2) / MEAN_MU < std < 1.01 * math.sqrt(2) / MEAN_MU
     normals = strategy.trust.fresh_normals(1, K)
@@ -233,7 +213,7 @@ def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
         trusted(policy=PrivacyPolicy(1.0, 1, 3, 1.0, trust="trusted-server", order="all", mechanism="independent"))
 
 
-def test_a_machine_that_sends_more_than_its_samples_can_is_dropped_by_a_trusted_server():
+def test_a_trusted_server_drops_oversized_contributions():
     def forged(reply):
         if reply.metadata.src_node_id == NodesGrid.first_node:
             values = np.full(K, 2.0**8)
@@ -241,16 +221,18 @@ def test_a_machine_that_sends_more_than_its_samples_can_is_dropped_by_a_trusted_
         return reply
 
     strategy = trusted()
-    strategy.collect(Nodes(trust="trusted-server", forged=forged))
+    strategy.collect(nodes_of(trust="trusted-server", forged=forged))
     assert (strategy.history[0].malformed, strategy.history[0].aggregated) == (1, MACHINES - 1)
 
 
 def test_a_trusted_server_that_was_killed_after_the_round_publishes_the_same_centre(tmp_path):
-    path, grid = tmp_path / "mean.npz", Nodes(trust="trusted-server")
+    path, grid = tmp_path / "mean.npz", nodes_of(trust="trusted-server")
     centre = trusted(noise_keys=None, session=None, checkpoint=path).collect(grid)
-    again = trusted(noise_keys=None, session=None, checkpoint=path).collect(Nodes(deaf=range(MACHINES)))
+    again = trusted(noise_keys=None, session=None, checkpoint=path).collect(nodes_of(deaf=range(MACHINES)))
     assert np.array_equal(again, centre)
-    assert not np.array_equal(trusted(noise_keys=SystemKeys.generate()).collect(Nodes(trust="trusted-server")), centre)
+    assert not np.array_equal(
+        trusted(noise_keys=SystemKeys.generate()).collect(nodes_of(trust="trusted-server")), centre
+    )
 
 
 def test_the_example_of_the_documents_trains():

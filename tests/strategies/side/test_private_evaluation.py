@@ -1,6 +1,7 @@
 """The round after a training: how good a model is on everybody's samples, under all three kinds of trust."""
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,7 +29,7 @@ from murmurfl.strategies import (
     TrustedPrivateEvaluation,
 )
 
-from tests.harness.grid import NodesGrid
+from tests.harness.grid import KilledError, NodesGrid, TamperedNodes, killing
 from tests.harness.machines import Labelled
 from tests.harness.secure import HELPERS, SEED, SecureGrid
 
@@ -72,18 +73,8 @@ def client_of(name, state, *, masking=None, evaluates=True, mechanism="", bins=B
     return FullBatchClient(Model(), samples_of(name), policy, ledger, keys, name=name, masking=masking, **own)
 
 
-class Nodes(NodesGrid):
-    """Machines that evaluate; ``deaf`` ones' replies are lost, and ``forged`` is what becomes of a reply."""
-
-    def __init__(self, *, deaf=(), forged=lambda reply: reply, **changes):
-        def client_fn(context):
-            return client_of(str(context.node_config["partition-id"]), context.state, **changes)
-
-        super().__init__(numpy_client_app(client_fn), MACHINES)
-        self.deaf, self.forged = {self.first_node + i for i in deaf}, forged
-
-    def tamper(self, replies):
-        return [self.forged(reply) for reply in replies if reply.metadata.src_node_id not in self.deaf]
+def nodes_of(*, deaf=(), forged=lambda reply: reply, **changes):
+    return TamperedNodes(partial(client_of, **changes), MACHINES, deaf=deaf, forged=forged)
 
 
 def evaluation(**options):
@@ -95,8 +86,8 @@ def evaluate(grid, strategy=None):
     return (strategy or evaluation()).evaluate(grid, ArrayRecord([MODEL]))
 
 
-def test_without_noise_it_is_the_share_of_right_predictions_and_the_area_of_binned_scores():
-    found = evaluate(Nodes(mechanism="none"))
+def test_without_noise_an_evaluation_is_accuracy_and_binned_area():
+    found = evaluate(nodes_of(mechanism="none"))
     right, score, positive = measured(SIZES)
     assert found.accuracy == pytest.approx(right.mean(), abs=1e-4)
     assert (found.samples, found.machines, found.held_out) == (sum(SIZES.values()), MACHINES, False)
@@ -108,7 +99,7 @@ def test_without_noise_it_is_the_share_of_right_predictions_and_the_area_of_binn
 
 def test_with_noise_it_is_as_far_off_as_is_said():
     """Five standard deviations: by chance once in a million and a half."""
-    found = evaluate(Nodes())
+    found = evaluate(nodes_of())
     right, _, _ = measured(SIZES)
     std = evaluation_policy(OWN_MU).plan(2 + 2 * BINS).noise_std
     assert found.right_std == pytest.approx(std * math.sqrt(MACHINES) / math.sqrt(2) / math.sqrt(0.5), rel=1e-9)
@@ -117,22 +108,20 @@ def test_with_noise_it_is_as_far_off_as_is_said():
 
 @pytest.mark.parametrize("mechanism", ["none", ""])
 @pytest.mark.parametrize("bins", [0, BINS])
-def test_samples_that_a_real_machine_could_not_evaluate_are_said_and_nobody_s_noise_is_taken_for_them(
-    monkeypatch, mechanism, bins
-):
+def test_samples_without_an_evaluation_are_reported_apart_from_noise(monkeypatch, mechanism, bins):
     """A failed sample's row is zero, which is half a right prediction; by chance said once in 30,000 times."""
-    whole = evaluate(Nodes(mechanism=mechanism, bins=bins), evaluation(bins=bins))
+    whole = evaluate(nodes_of(mechanism=mechanism, bins=bins), evaluation(bins=bins))
     assert "could not be evaluated" not in whole.sentence
     real = EvaluationRows.rows
     monkeypatch.setattr(EvaluationRows, "rows", lambda self, measured: 0.0 * real(self, measured))
-    found = evaluate(Nodes(mechanism=mechanism, bins=bins), evaluation(bins=bins))
+    found = evaluate(nodes_of(mechanism=mechanism, bins=bins), evaluation(bins=bins))
     assert found.accuracy == pytest.approx(0.5, abs=5 * found.noise_std + 1e-6)
     assert found.silent == pytest.approx(sum(SIZES.values()), abs=5 * found.silent_std + 1e-6)
     assert "of them could not be evaluated, and count as half right" in found.sentence
 
 
-def test_what_was_held_out_is_said_to_be_only_if_all_machines_say_so():
-    found = evaluate(Nodes(mechanism="none", held_out=10))
+def test_held_out_is_claimed_only_if_all_machines_agree():
+    found = evaluate(nodes_of(mechanism="none", held_out=10))
     right, _, _ = measured(SIZES, first=-10)
     assert (found.held_out, found.samples) == (True, 10 * MACHINES)
     assert found.accuracy == pytest.approx(right.mean(), abs=1e-4)
@@ -142,14 +131,14 @@ def test_what_was_held_out_is_said_to_be_only_if_all_machines_say_so():
             reply.content[protocol.METRICS] = MetricRecord({**reply.content[protocol.METRICS], "held-out": 0})
         return reply
 
-    assert not evaluate(Nodes(held_out=10, forged=one_not)).held_out
+    assert not evaluate(nodes_of(held_out=10, forged=one_not)).held_out
 
 
-def test_machines_that_are_lost_are_in_neither_the_count_nor_the_number_nor_the_noise():
-    found = evaluate(Nodes(deaf=(0, 4)))
+def test_lost_machines_leave_count_number_and_noise():
+    found = evaluate(nodes_of(deaf=(0, 4)))
     heard = [str(i) for i in (1, 2, 3)]
     assert (found.samples, found.machines) == (sum(SIZES[name] for name in heard), 3)
-    assert found.right_std == pytest.approx(evaluate(Nodes()).right_std * math.sqrt(3 / 5))
+    assert found.right_std == pytest.approx(evaluate(nodes_of()).right_std * math.sqrt(3 / 5))
 
 
 FORGED = {
@@ -173,7 +162,7 @@ def test_a_reply_that_does_not_say_what_it_is_of_is_dropped(said):
         return reply
 
     strategy = evaluation()
-    assert evaluate(Nodes(forged=forged), strategy).machines == MACHINES - 1
+    assert evaluate(nodes_of(forged=forged), strategy).machines == MACHINES - 1
     assert strategy.history[0].malformed == 1
 
 
@@ -189,38 +178,29 @@ def test_a_reply_that_does_not_say_what_it_is_of_is_dropped(said):
 )
 def test_where_nobody_answers_it_says_what_was_said(nodes, words):
     with pytest.raises(NotEvaluatedError, match=words):
-        evaluate(Nodes(**nodes))
+        evaluate(nodes_of(**nodes))
 
 
 # A server that is killed.
 
 
-class KilledError(Exception):
-    pass
-
-
-class Killing(Nodes):
-    def tamper(self, replies):
-        raise KilledError
-
-
 def test_a_server_that_was_killed_after_the_round_has_it_in_its_checkpoint(tmp_path):
     path = tmp_path / "evaluation.npz"
-    found = evaluate(Nodes(), evaluation(session=None, checkpoint=path))
-    again = evaluate(Nodes(deaf=range(MACHINES)), evaluation(session=None, checkpoint=path))
+    found = evaluate(nodes_of(), evaluation(session=None, checkpoint=path))
+    again = evaluate(nodes_of(deaf=range(MACHINES)), evaluation(session=None, checkpoint=path))
     assert again.document == found.document
     with pytest.raises(CheckpointError, match="start"):  # another model is another evaluation
-        evaluation(session=None, checkpoint=path).evaluate(Nodes(), ArrayRecord([-MODEL]))
+        evaluation(session=None, checkpoint=path).evaluate(nodes_of(), ArrayRecord([-MODEL]))
     with pytest.raises(CheckpointError, match="bins"):
-        evaluation(session=None, checkpoint=path, bins=0).evaluate(Nodes(), ArrayRecord([MODEL]))
+        evaluation(session=None, checkpoint=path, bins=0).evaluate(nodes_of(), ArrayRecord([MODEL]))
 
 
-def test_a_server_that_was_killed_in_the_round_asks_again_in_the_same_session(tmp_path):
-    path, grid = tmp_path / "evaluation.npz", Killing()
+def test_a_server_killed_in_the_round_asks_again(tmp_path):
+    path, grid = tmp_path / "evaluation.npz", nodes_of(forged=killing)
     first = evaluation(session=None, checkpoint=path)
     with pytest.raises(KilledError):
         evaluate(grid, first)
-    second, second_grid = evaluation(session=None, checkpoint=path), Nodes()
+    second, second_grid = evaluation(session=None, checkpoint=path), nodes_of()
     second_grid.contexts = grid.contexts  # the machines' ledgers are as they were
     # No machine of a test repeats its last answer, as real nodes do: what was released is lost, and spent once.
     with pytest.raises(NotEvaluatedError, match=r"killed before it had their answers.*cap-reached"):
@@ -253,7 +233,7 @@ def of_sums(**options):
     return evaluation(secure_aggregation=SecureAggregation(min_cohort=4, helpers=2), **options)
 
 
-def test_a_sum_is_opened_and_the_noise_is_a_share_of_every_machine_s():
+def test_an_opened_sum_has_every_machines_noise_share():
     """Five standard deviations: by chance once in a million and a half."""
     found = evaluate(Secure(), of_sums())
     right, _, _ = measured(SIZES)
@@ -272,7 +252,7 @@ def test_a_sum_of_too_few_stays_closed_and_nothing_is_said():
         evaluate(grid, of_sums())
 
 
-def test_a_server_that_was_killed_before_a_sum_was_opened_knows_whose_noise_is_in_it(tmp_path):
+def test_a_killed_server_remembers_whose_noise_an_unopened_sum_has(tmp_path):
     path, grid = tmp_path / "evaluation.npz", Secure()
 
     def dying(kind, helper, message):
@@ -300,7 +280,7 @@ def trusted(**options):
 
 def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
     strategy, width = trusted(), 2 + 2 * BINS
-    found = evaluate(Nodes(trust="trusted-server"), strategy)
+    found = evaluate(nodes_of(trust="trusted-server"), strategy)
     std = strategy.trust.noise_std(width)
     assert math.sqrt(2) / OWN_MU < std < 1.01 * math.sqrt(2) / OWN_MU
     right, _, _ = measured(SIZES)
@@ -312,21 +292,21 @@ def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
         trusted(policy=PrivacyPolicy(1.0, 1, 3, 1.0, trust="trusted-server", order="all", mechanism="independent"))
 
 
-def test_a_machine_that_sends_more_than_its_samples_can_is_dropped_by_a_trusted_server():
+def test_a_trusted_server_drops_oversized_contributions():
     def forged(reply):
         if reply.metadata.src_node_id == NodesGrid.first_node:
             reply.content[protocol.ARRAYS] = ArrayRecord({"0": Array(np.full(2 + 2 * BINS, 2.0**8))})
         return reply
 
     strategy = trusted()
-    assert evaluate(Nodes(trust="trusted-server", forged=forged), strategy).machines == MACHINES - 1
+    assert evaluate(nodes_of(trust="trusted-server", forged=forged), strategy).machines == MACHINES - 1
     assert strategy.history[0].malformed == 1
 
 
 def test_a_trusted_server_that_was_killed_after_the_round_publishes_the_same_figures(tmp_path):
     path = tmp_path / "evaluation.npz"
-    found = evaluate(Nodes(trust="trusted-server"), trusted(noise_keys=None, session=None, checkpoint=path))
-    again = evaluate(Nodes(deaf=range(MACHINES)), trusted(noise_keys=None, session=None, checkpoint=path))
+    found = evaluate(nodes_of(trust="trusted-server"), trusted(noise_keys=None, session=None, checkpoint=path))
+    again = evaluate(nodes_of(deaf=range(MACHINES)), trusted(noise_keys=None, session=None, checkpoint=path))
     assert again.document == found.document
-    other = evaluate(Nodes(trust="trusted-server"), trusted(noise_keys=SystemKeys.generate()))
+    other = evaluate(nodes_of(trust="trusted-server"), trusted(noise_keys=SystemKeys.generate()))
     assert other.right != found.right

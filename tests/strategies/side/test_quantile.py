@@ -70,7 +70,7 @@ def test_a_share_that_is_misread_leads_the_clip_elsewhere(monkeypatch):
     assert abs(within(trained(Machine())) - 0.3) > 0.2
 
 
-def test_a_step_is_along_the_mean_clipped_gradient_and_shorter_where_the_clip_was_too_long():
+def test_a_step_follows_the_clipped_mean_and_shortens_with_it():
     for first_clip in (0.1, 100.0):
         strategy = trained(Machine(), rounds=1, learning_rate=1.0, first_clip=first_clip)
         mean = (GRADIENTS * np.minimum(1.0, first_clip / NORMS)[:, None]).mean(axis=0)

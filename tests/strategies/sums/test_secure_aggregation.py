@@ -35,7 +35,7 @@ from tests.harness.secure_training import (
 
 
 @pytest.mark.parametrize(("mechanism", "lost"), [*((one, 0.2) for one in MECHANISMS), ("blt", 0.0)])
-def test_the_model_is_that_of_the_same_releases_without_masks_to_the_last_bit(mechanism, lost):
+def test_masks_do_not_change_the_models_bits(mechanism, lost):
     changes = {**ONE_POINT, "mechanism": mechanism}
     strategy = trained(build(OnlineFedSGD, secure={}), SecureGrid(machines(**changes), lost=lost))
     assert same(strategy, plain_run(OnlineFedSGD, lost=lost, closed=closed_rounds(strategy), **changes))

@@ -154,7 +154,7 @@ def test_a_helper_that_is_reached_and_then_silent_does_not_close_a_resumed_round
     assert same(trained(build(secure={}, checkpoint=checkpoint), grid), plain_run())
 
 
-def test_a_server_killed_before_a_set_is_saved_asks_its_machines_again_and_no_helper(tmp_path, monkeypatch):
+def test_a_server_killed_before_saving_asks_machines_only(tmp_path, monkeypatch):
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
     with monkeypatch.context() as patch:
         real = rounds.save_checkpoint
@@ -191,7 +191,7 @@ def test_a_bug_that_saves_the_set_too_late_is_seen(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("rounds_down", [1, 2])
-def test_a_helper_that_is_down_before_a_set_is_opened_costs_rounds_and_no_release(rounds_down):
+def test_a_helper_down_before_opening_costs_rounds_only(rounds_down):
     grid = SecureGrid(machines())
     seen = []
 
@@ -211,7 +211,7 @@ def test_a_helper_that_is_down_before_a_set_is_opened_costs_rounds_and_no_releas
     assert sum(kind == "open" for kind, _ in grid.asked) == 2 * (ROUNDS - rounds_down), "nobody was asked to open them"
 
 
-def test_a_helper_that_stays_away_ends_the_run_with_its_name_and_the_run_can_be_resumed(tmp_path):
+def test_an_absent_helper_ends_a_resumable_run_by_name(tmp_path):
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
     strategy = build(secure={}, checkpoint=checkpoint)
     strategy._on_round = lambda report, _: grid.down.add("helper-1") if report.server_round == 2 else None
@@ -228,7 +228,7 @@ def test_a_helper_that_stays_away_ends_the_run_with_its_name_and_the_run_can_be_
 
 @pytest.mark.parametrize("when", ["asked", "answers"])
 @pytest.mark.parametrize("helper", HELPERS)
-def test_a_helper_that_fails_once_others_may_have_opened_is_asked_for_the_same_set_again(when, helper):
+def test_a_failing_helper_is_asked_for_the_same_set_again(when, helper):
     grid = SecureGrid(machines())
     failures = iter([None, None if when == "asked" else refusal(helper, protocol.LEDGER_UNUSABLE)])
 
@@ -242,7 +242,7 @@ def test_a_helper_that_fails_once_others_may_have_opened_is_asked_for_the_same_s
 
 
 @pytest.mark.parametrize("when", ["asked", "answers"])
-def test_a_helper_that_does_not_open_what_others_have_ends_the_run_and_the_set_waits(when, tmp_path):
+def test_an_unopened_set_outlives_the_run_it_ends(when, tmp_path):
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
     in_round(grid, when, HELPERS[1], lambda message: None)
     strategy = build(secure={"patience": 2}, checkpoint=checkpoint)
@@ -378,7 +378,7 @@ def test_only_what_the_helper_signed_for_this_very_set_is_an_answer(change, said
     assert same(trained(build(secure={}, checkpoint=checkpoint), grid), plain_run())
 
 
-def test_the_answer_of_an_earlier_set_does_not_pass_for_that_of_a_later_one():
+def test_an_earlier_sets_answer_does_not_pass_for_a_later():
     grid, kept = SecureGrid(machines()), []
 
     def replay(kind, helper, reply):

@@ -72,7 +72,7 @@ def reformatted(masked):
         (header(min_cohort=7), "insists on sums of at least 7 releases, and a round has at most 6"),
     ],
 )
-def test_a_machine_that_fits_no_sum_is_left_out_with_its_name_and_the_rest_is_opened(change, said, caplog):
+def test_an_unfit_machine_is_named_and_the_rest_opened(change, said, caplog):
     strategy, _ = broken(change)
     assert [(report.aggregated, report.malformed) for report in strategy.history] == [(5, 1)] * 4
     assert "2" not in strategy.acks

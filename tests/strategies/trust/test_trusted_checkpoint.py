@@ -58,7 +58,7 @@ def refused(folder, match, **changes):
     return str(caught.value)
 
 
-def test_key_mark_and_checkpoint_are_its_owners_alone_and_there_before_the_first_request(tmp_path):
+def test_private_files_exist_before_the_first_request(tmp_path):
     class Looking(Machines):
         def answer(self, request):
             assert sorted(files(tmp_path / "made")) == NAMES
@@ -96,7 +96,7 @@ def test_a_checkpoint_of_another_history_with_as_many_saves_is_refused(folder, t
     refused(folder, "of another history")
 
 
-def test_one_save_behind_is_a_crash_and_two_are_a_mark_that_was_copied_back(folder):
+def test_a_mark_two_saves_behind_was_copied_back(folder):
     mark, document = folder / "checkpoint.mark", json.loads((folder / "checkpoint.mark").read_text())
     document |= {"saves": document["saves"] - 2, "stamp": "0" * 32}
     mark.write_text(json.dumps(document))
@@ -122,7 +122,7 @@ def test_what_is_lost_is_named_with_the_way_out(folder, lost, match):
     assert "Or start anew: remove" in said
 
 
-def test_with_all_of_it_removed_a_new_training_has_a_new_key_and_a_new_session(folder):
+def test_removing_all_files_starts_a_new_key_and_session(folder):
     key, session = (folder / "checkpoint.key").read_bytes(), train(folder, 4).session
     for name in NAMES:
         (folder / name).unlink()
@@ -214,7 +214,7 @@ def test_keys_of_the_callers_own_are_the_callers_to_keep(tmp_path):
     train(made, 4, noise_keys=keys)
 
 
-def test_seeded_keys_have_neither_key_file_nor_mark_and_are_not_taken_for_real_ones(tmp_path):
+def test_seeded_keys_have_no_files_and_are_not_real(tmp_path):
     made, seeded = tmp_path / "made", SimulatedKeys(1, "server")
     train(made, 2, noise_keys=seeded)
     assert sorted(files(made)) == ["checkpoint"]

@@ -152,9 +152,7 @@ def test_interrupted_at_every_point_equals_uninterrupted_bit_for_bit(kind, scrip
 @pytest.mark.parametrize("kind", ["trusted-mu2", "reduced tree"])
 @pytest.mark.parametrize("server_round", [0, 1, 3, 6])
 @pytest.mark.parametrize("point", POINTS)
-def test_wherever_a_server_dies_a_round_has_one_model_and_the_training_one_session(
-    kind, server_round, point, monkeypatch, tmp_path
-):
+def test_a_dying_server_leaves_one_model_a_round(kind, server_round, point, monkeypatch, tmp_path):
     """Round 0 is the checkpoint before the first request."""
     deaths, machines = Deaths(monkeypatch, [(point, server_round)]), Machines(policy(kind), 7, empty=False)
     _, restarts = run(lambda: strategy(kind, tmp_path / "checkpoint"), machines, deaths, num_rounds=6)
@@ -167,7 +165,7 @@ def test_wherever_a_server_dies_a_round_has_one_model_and_the_training_one_sessi
     assert all(len(versions) == 1 for versions in models.values())
 
 
-def test_a_round_that_is_asked_again_gets_other_noise_and_only_that_is_published(monkeypatch, tmp_path):
+def test_a_repeated_round_publishes_fresh_noise_only(monkeypatch, tmp_path):
     """The server dies between noise and checkpoint: nobody sees the noise of the first try."""
     columns, machines = Columns(monkeypatch), Machines(policy("tree"))
     deaths = Deaths(monkeypatch, [("noise drawn", 5)])

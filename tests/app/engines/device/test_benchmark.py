@@ -5,7 +5,7 @@ from benchmarks import device
 ROW = {"machines": 20, "parameters": 1_000_000, "device": 30.0, "one_core": 60.0}
 
 
-def test_without_a_gpu_the_table_says_so_and_calls_the_cpu_backend_what_it_is():
+def test_the_device_table_names_the_cpu_without_a_gpu():
     table = device.table({"gpu": "", "backend": "torch-cpu", "rows": [ROW]})
     assert "| 1,000,000 | 20 | not measured: no GPU was found | 60 | |" in table
     assert "PyTorch's CPU backend on one core, the same path without a GPU: 30 at d = 1,000,000 updates/s." in table

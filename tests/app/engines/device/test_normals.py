@@ -43,7 +43,7 @@ def drawn():
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 1037])
-def test_a_row_has_the_same_bits_alone_and_among_others_and_however_it_is_cut(size):
+def test_a_rows_bits_depend_on_nothing_beside_it(size):
     keys = [key(i) for i in range(5)]
     together = rows(keys, size)
     assert together.shape == (5, size)

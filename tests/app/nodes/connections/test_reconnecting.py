@@ -42,7 +42,7 @@ def bench(caplog):
     return Bench(caplog)
 
 
-def test_pauses_double_up_to_a_quarter_of_a_minute_and_begin_again_after_a_minute_that_held(bench):
+def test_pauses_double_to_fifteen_seconds_and_reset_after_a_minute(bench):
     assert [bench.attempt() for _ in range(6)] == [1, 2, 4, 8, 15, 15]
     assert bench.attempt(61.0, "connected") == 1
     assert bench.attempt() == 2
@@ -67,7 +67,7 @@ def test_the_same_cause_is_said_once_an_hour_and_another_one_at_once(bench):
     assert len(bench.said()) == 3
 
 
-def test_a_supernode_that_was_turned_away_although_nothing_is_wrong_has_a_session_open(bench):
+def test_an_unexplained_rejection_means_an_open_session(bench):
     bench.cause = "reached"
     bench.attempt(2.0, "turned-away")
     bench.attempt(2.0, "connected")

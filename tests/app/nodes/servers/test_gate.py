@@ -86,7 +86,7 @@ def test_no_other_credential_commands(owners, headers):
     assert "`murmurfl owner login KEY CONNECTION`" in json.loads(body)["detail"]
 
 
-def test_who_is_taken_out_of_the_list_is_out_and_without_a_list_nobody_is_in(owners, caplog):
+def test_removed_owners_and_a_missing_list_are_kept_out(owners, caplog):
     kept = owners.read_text()
     owners.write_text("")
     assert asked(owners, RUNS, bearer(LOGIN))[0] == 403

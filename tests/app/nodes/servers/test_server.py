@@ -253,7 +253,7 @@ def impostor():
         server.server_close()
 
 
-def test_what_else_has_the_port_is_not_taken_for_the_server_and_gets_nothing_to_run(monkeypatch):
+def test_another_process_on_the_port_is_given_nothing(monkeypatch):
     started = []
     superlink(monkeypatch, "import time; time.sleep(60)", started)
     with impostor() as port, pytest.raises(ServerError, match="another program has that port"):

@@ -8,9 +8,10 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, MetricR
 from flwr.supercore.task_identity import TaskIdentity
 from murmurfl.app.nodes.watching.journal import Entry, Journal, noting
 from murmurfl.clients import helper_app
-from murmurfl.privacy import ConfigurationError, MemoryOpeningRecord, protocol
+from murmurfl.privacy import ConfigurationError, protocol
 
 from tests.harness.grid import ask_real_node
+from tests.harness.machines import DurableRecord
 from tests.harness.masked_releases import opener_of, round_of
 
 
@@ -43,7 +44,7 @@ def test_a_release_is_noted_with_its_number_and_without_control_characters() -> 
     assert dict(entry.facts) == {"run": 1, "session": "s [31m", "round": 3, "release": 2, "samples": 8}
 
 
-def test_a_refusal_is_noted_by_its_name_and_with_the_text_only_if_that_is_a_fixed_one() -> None:
+def test_a_refusal_is_noted_with_fixed_texts_only() -> None:
     (entry,) = _noted(Error(protocol.CAP_REACHED, "the cap is\nreached" + "x" * 999))
     assert entry.kind == "refused"
     why = "the cap is reached" + "x" * 282
@@ -53,7 +54,7 @@ def test_a_refusal_is_noted_by_its_name_and_with_the_text_only_if_that_is_a_fixe
 
 
 @pytest.mark.parametrize("versions", [1, 2])
-def test_a_release_is_noted_of_the_session_that_the_machine_read_whatever_stands_beside_it(versions: int) -> None:
+def test_a_release_is_noted_under_the_machines_session(versions: int) -> None:
     message, journal, entries = _request(), Journal(), list[Entry]()
     beside = ConfigRecord({protocol.SESSION: "another", protocol.SERVER_ROUND: 9})
     if versions == 2:  # who reads the record of this name reads no other; all others refuse
@@ -94,14 +95,8 @@ def test_a_listener_that_fails_changes_no_answer(caplog: pytest.LogCaptureFixtur
     assert "could not be shown" in caplog.text
 
 
-class _DurableRecord(MemoryOpeningRecord):
-    """Stands in for a record on disk: the test keeps it as long as it must last."""
-
-    durable = True
-
-
 @pytest.mark.parametrize("kind", [protocol.QUERY_OPEN, "train"])
-def test_a_sum_that_a_helper_opens_is_noted_with_how_many_releases_are_in_it(kind: str) -> None:
+def test_an_opened_sum_is_noted_with_its_size(kind: str) -> None:
     journal, entries = Journal(), []
     journal.listen(entries.append)
     releases = round_of()
@@ -115,7 +110,7 @@ def test_a_sum_that_a_helper_opens_is_noted_with_how_many_releases_are_in_it(kin
         protocol.SIGNATURE: [one.signature for one in releases],
         protocol.SEALS: [seal for one in releases for seal in one.seals],
     }
-    app = noting(helper_app(opener_of(_DurableRecord(), "left")), journal)
+    app = noting(helper_app(opener_of(DurableRecord(), "left")), journal)
     ask_real_node(app, RecordDict({protocol.CONFIG: ConfigRecord(config)}), kind)
     ask_real_node(app, RecordDict({protocol.CONFIG: ConfigRecord({**config, protocol.SESSION: "t"})}), kind)
     ask_real_node(app, RecordDict({protocol.CONFIG: ConfigRecord({protocol.ASK: "x"})}), kind)
@@ -128,7 +123,7 @@ def test_a_sum_that_a_helper_opens_is_noted_with_how_many_releases_are_in_it(kin
     ]
 
 
-def test_a_release_that_leaves_once_more_is_noted_as_repeated_and_a_new_session_counts_anew() -> None:
+def test_a_repeated_release_is_noted_and_sessions_count_anew() -> None:
     journal, entries = Journal(), []
     journal.listen(entries.append)
     answers = [("a", 1), ("a", 1), ("b", 1), ("a", 2), ("a", 2), ("b", 1)]

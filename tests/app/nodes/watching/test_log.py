@@ -61,7 +61,7 @@ def some_facts(kind):
 
 
 @pytest.mark.parametrize("kind", sorted(FACTS))
-def test_every_kind_of_entry_is_one_line_for_people_and_one_object_for_programs(kind, log_of):
+def test_every_entry_is_one_line_or_one_object(kind, log_of):
     for as_json in (False, True):
         said = log_of(as_json=as_json, verbose=True)
         EntryWriter()(Entry(kind, NOON, some_facts(kind)))
@@ -79,7 +79,7 @@ def test_every_kind_of_entry_is_one_line_for_people_and_one_object_for_programs(
             assert told.keys() == FACTS[kind], "all that is known, and nothing else"
 
 
-def test_the_run_is_a_text_for_its_64_bits_are_more_than_readers_of_json_keep(log_of):
+def test_json_logs_have_run_ids_as_text(log_of):
     said = log_of(as_json=True)
     EntryWriter()(Entry("released", NOON, {"run": 2**64 - 1, "release": 1}))
     assert json.loads(said()[0])["run"] == str(2**64 - 1)
@@ -122,7 +122,7 @@ def test_the_documentation_shows_lines_as_they_are(log_of):
     assert [line for line in said() if f"`{line.split('Z ', 1)[1]}`" not in page] == []
 
 
-def test_while_the_same_keeps_a_superlink_away_it_is_said_once_an_hour_and_in_a_verbose_log_each_time(log_of):
+def test_a_lasting_failure_is_logged_once_an_hour(log_of):
     def night(said, now):
         writer = EntryWriter(clock=lambda: now[0])
         for cause, seconds in [("refused", 15.0)] * 300 + [("clock", 15.0)]:
@@ -158,7 +158,7 @@ def test_flowers_own_logger_has_no_other_way_out(log_of, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_lines_of_flowers_process_are_shown_from_warnings_on_or_in_a_verbose_log(log_of):
+def test_flowers_lines_are_shown_from_warnings_or_verbose(log_of):
     for verbose in (False, True):
         said = log_of(verbose=verbose, as_json=True)
         flower_line(logging.INFO, "Received successfully")
@@ -177,7 +177,7 @@ def fail(error):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_what_an_exception_says_is_shown_only_if_it_is_murmurfls_own_or_details_are_asked_for(as_json, log_of):
+def test_an_exceptions_text_needs_log_details_unless_ours(as_json, log_of):
     said = log_of(as_json=as_json)
     fail(ValueError(f"could not convert {SECRET}"))
     fail(LedgerError("Expected room on a disk that works."))
