@@ -29,6 +29,7 @@ from murmurfl.privacy.accounting.guarantee import WHATEVER_HAPPENS
 from . import (
     bare,
     device,
+    drift,
     engines,
     fleet,
     footprint,
@@ -386,6 +387,7 @@ BLOCKS = {
         "masks": part("masks", masks.table),
         "peers": other_frameworks,
     },
+    "docs/which.md": {"drift": lambda: drift.table(json.loads(drift.DEFAULT.read_text()))},
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/tuning.md": {
         "bounded-step": bounded_steps,

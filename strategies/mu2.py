@@ -174,7 +174,7 @@ class AnytimeMu2(Mu2):
     Parameters
     ----------
     learning_rate : float
-        eta, about how far a parameter moves in a round; 0.2 / R does well for features with norms up to R.
+        eta, about how far a parameter moves in a round; 0.5 / (R d^(1/8)) does well for features with norms up to R.
     window : int
         W, rounds after which the past is forgotten; 0, the default, for never.
     **options
