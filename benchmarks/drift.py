@@ -8,8 +8,9 @@ judged: that of the moment. What moves, at u = 1/2 or slowly from 0 to 1:
 * ``features, suddenly``: columns change places; ``features, slowly``: pairs of them turn by 90 degrees,
 * ``shares, slowly``: the first half of the classes becomes rare and the other frequent.
 
-Noisy SGD and online learning have the best of eight clips and steps for every stream, found with a seed of its own;
-DP-mu^2-FL has one rule for all. Noise is of ``fast`` quality: the same law, and no guarantee.
+Beside them stand streams of fewer portions in which nothing moves. Noisy SGD and online learning have the best of eight
+clips and steps for every stream, found with a seed of its own; DP-mu^2-FL has one rule for all. Noise is of ``fast``
+quality: the same law, and no guarantee.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from .situations import TASKS, Rows
 
 DEFAULT = Path(__file__).resolve().parents[1] / "docs" / "results" / "drift.json"
 ROUNDS, WINDOW = 24, 8
+FEWER = (4, 8, 12)
+"""Portions of streams in which nothing moves."""
 SEEDS, SEARCHED = range(1, 6), 101
 MOVED: Mapping[str, tuple[str, bool]] = {
     "nothing": ("", False),
@@ -51,6 +54,7 @@ MOVED: Mapping[str, tuple[str, bool]] = {
 STREAMS: Mapping[str, Mapping[str, Any]] = {
     "digits": {"num-clients": 10, "epsilon": 8.0},
     "clouds-of-1": {"num-clients": 50, "epsilon": 3.0},
+    "people-a": {"num-clients": 50, "epsilon": 2.0},
 }
 """Data of :mod:`.situations`, machines and epsilon at delta = 1e-5."""
 
@@ -143,24 +147,29 @@ class Watched(Experiment):
         return super().evaluate(arrays)
 
 
-def accuracies(data: str, drift: str, settings: Mapping[str, Any], seed: int) -> list[float]:
+def accuracies(data: str, drift: str, settings: Mapping[str, Any], seed: int, rounds: int = ROUNDS) -> list[float]:
     """Accuracy in percent of the model after each round, on the distribution of the moment."""
     sessions = settings.get("sessions", 1)
     found: list[float] = []
     for part in range(sessions):
         task = f"benchmarks.drift:{data.replace('-', '_')}__{list(MOVED).index(drift)}__{part}__{sessions}"
         given = {
-            "task": task, "partition": "benchmarks.drift:in_turn", "seed": seed, "noise-quality": "fast",
-            **STREAMS[data], "clients-per-round": STREAMS[data]["num-clients"], "num-rounds": ROUNDS // sessions,
+            "task": task,
+            "partition": "benchmarks.drift:in_turn",
+            "seed": seed,
+            "noise-quality": "fast",
+            **STREAMS[data],
+            "clients-per-round": STREAMS[data]["num-clients"],
+            "num-rounds": rounds // sessions,
             **{name: value for name, value in settings.items() if name != "sessions"},
         }
-        config = RunConfig.from_mapping({**given, "batch-size": _portion(data)})
+        config = RunConfig.from_mapping({**given, "batch-size": _portion(data, rounds)})
         made = prepare(config)
         watched = Watched(**{one.name: getattr(made, one.name) for one in fields(Experiment)})
         run_experiment(CohortMachines(watched), config, experiment=watched, engine="cohort")
         rows = (made.data.test_features, made.data.test_labels)
         for model in watched.models:
-            at = (len(found) + 1) / ROUNDS
+            at = (len(found) + 1) / rounds
             x, y = moved(rows, np.full(len(rows[1]), at), drift, made.data.num_classes)
             heavy = weights(y, at, drift, made.data.num_classes)
             scores = x @ np.asarray(model[0], np.float64).reshape(made.data.num_classes, -1).T + model[1]
@@ -169,9 +178,9 @@ def accuracies(data: str, drift: str, settings: Mapping[str, Any], seed: int) ->
 
 
 @cache
-def _portion(data: str) -> int:
+def _portion(data: str, rounds: int) -> int:
     samples = len(TASKS[data].rows()[1])
-    return (samples - samples // 5) // STREAMS[data]["num-clients"] // ROUNDS
+    return (samples - samples // 5) // STREAMS[data]["num-clients"] // rounds
 
 
 def searched(data: str, strategy: str) -> list[dict[str, Any]]:
@@ -182,79 +191,90 @@ def searched(data: str, strategy: str) -> list[dict[str, Any]]:
         for travel in (2, 6, 20, 60):
             own = {"strategy": strategy, "clip-norm": share * norm, "learning-rate": travel / (share * norm**2)}
             if strategy == "online":  # the server's step is eta tau
-                own |= {"learning-rate": own["learning-rate"] / _portion(data), "mechanism": "optimal"}
+                own |= {"learning-rate": own["learning-rate"] / _portion(data, ROUNDS), "mechanism": "optimal"}
             made.append(own | ({"diameter": 1e9} if strategy == "noisy-sgd" else {}))
     return made
 
 
-def _papers(data: str) -> dict[str, Any]:
+def _papers(data: str, rounds: int = ROUNDS) -> dict[str, Any]:
     norm = math.hypot(TASKS[data].norm(), 1.0)
     clip = 0.15 * norm
-    return {"strategy": "mu2", "clip-norm": clip, "learning-rate": 640 / (clip * norm * ROUNDS**2), "diameter": 1e9}
+    return {"strategy": "mu2", "clip-norm": clip, "learning-rate": 640 / (clip * norm * rounds**2), "diameter": 1e9}
 
 
 ANYTIME = {"strategy": "mu2", "steps": "anytime"}
+ENDS = "`mu2`, steps for the end"
 WAYS: Mapping[str, Callable[[str], Sequence[dict[str, Any]]]] = {
     "`noisy-sgd`": lambda data: searched(data, "noisy-sgd"),
     "`online`": lambda data: searched(data, "online"),
-    "`mu2`, steps for the end": lambda data: [_papers(data)],
+    ENDS: lambda data: [_papers(data)],
     "`mu2`, anytime": lambda _: [ANYTIME],
     "the same, `cancelling`": lambda _: [{**ANYTIME, "mechanism": "cancelling"}],
     "the same, begun anew every 8 rounds": lambda _: [{**ANYTIME, "sessions": ROUNDS // WINDOW}],
     "the same, `window = 8`": lambda _: [{**ANYTIME, "window": WINDOW, "mechanism": "decay", "decay": 1 - 1 / WINDOW}],
 }
 """Settings to choose from, by the data's name."""
+STILL = ("`noisy-sgd`", ENDS, "`mu2`, anytime")
+"""What is tried where nothing moves and portions are few."""
 
 
 def measure() -> list[dict[str, Any]]:
     """A row a stream and way: mean accuracy over the stream, and at its end, of every seed."""
     made = []
     for data in STREAMS:
-        for drift in MOVED:
+        for drift in MOVED if data != "people-a" else ():
+            made += [_row(data, drift, ROUNDS, way, choices(data)) for way, choices in WAYS.items()]
+        for rounds in FEWER:
             for way, choices in WAYS.items():
-                given = choices(data)
-                best = (
-                    given[0]
-                    if len(given) == 1
-                    else max(given, key=lambda one: fmean(accuracies(data, drift, one, SEARCHED)))
-                )
-                runs = [accuracies(data, drift, best, seed) for seed in SEEDS]
-                row = {"data": data, "moves": drift, "way": way, "settings": best}
-                made.append({**row, "mean": [fmean(run) for run in runs], "end": [run[-1] for run in runs]})
-                print(data, drift, way, _shown(made[-1]["mean"]), _shown(made[-1]["end"]), flush=True)
+                if way in STILL:
+                    given = [_papers(data, rounds)] if way == ENDS else choices(data)
+                    made.append(_row(data, "nothing", rounds, way, given))
     return made
+
+
+def _row(data: str, drift: str, rounds: int, way: str, given: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    best = given[0]
+    if len(given) > 1:
+        best = max(given, key=lambda one: fmean(accuracies(data, drift, one, SEARCHED, rounds)))
+    runs = [accuracies(data, drift, best, seed, rounds) for seed in SEEDS]
+    row = {"data": data, "moves": drift, "portions": rounds, "way": way, "settings": best}
+    row |= {"mean": [fmean(run) for run in runs], "end": [run[-1] for run in runs]}
+    print(data, drift, rounds, way, _shown(row["mean"]), _shown(row["end"]), flush=True)
+    return row
 
 
 def _shown(runs: Sequence[float]) -> str:
     return f"{fmean(runs):.1f} ± {stdev(runs) / math.sqrt(len(runs)):.1f}"
 
 
-def table(document: Sequence[Mapping[str, Any]]) -> str:
+def table(document: Sequence[Mapping[str, Any]], moving: bool = True) -> str:
     """Mean over the stream / at its end, percent, as Markdown; the best mean of a column is bold."""
-    columns = list(dict.fromkeys((row["data"], row["moves"]) for row in document))
-    cells = {(row["way"], row["data"], row["moves"]): row for row in document}
-    ways = list(dict.fromkeys(row["way"] for row in document))
-    best = {at: max(ways, key=lambda way: fmean(cells[(way, *at)]["mean"])) for at in columns}
-    lines = []
-    for data in dict.fromkeys(row["data"] for row in document):
-        mine = [at for at in columns if at[0] == data]
-        lines += [f"| {data} | {' | '.join(moves for _, moves in mine)} |", f"|---|{'---|' * len(mine)}"]
+    chosen = [row for row in document if moving is (row["portions"] == ROUNDS)]
+    lines: list[str] = []
+    for data in dict.fromkeys(row["data"] for row in chosen):
+        mine = {(row["way"], _column(row, moving)): row for row in chosen if row["data"] == data}
+        ways, columns = dict.fromkeys(way for way, _ in mine), dict.fromkeys(column for _, column in mine)
+        best = {column: max(ways, key=lambda way, at=column: fmean(mine[way, at]["mean"])) for column in columns}
+        lines += [f"| {data} | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
         for way in ways:
             shown = []
-            for at in mine:
-                row = cells[(way, *at)]
-                mean = _shown(row["mean"])
-                shown.append(f"{f'**{mean}**' if best[at] == way else mean} / {_shown(row['end'])}")
+            for column in columns:
+                mean, end = (_shown(mine[way, column][part]) for part in ("mean", "end"))
+                shown.append(f"{f'**{mean}**' if best[column] == way else mean} / {end}")
             lines.append(f"| {way} | {' | '.join(shown)} |")
         lines.append("")
     return "\n".join(lines[:-1])
+
+
+def _column(row: Mapping[str, Any], moving: bool) -> str:
+    return row["moves"] if moving else f"{row['portions']} portions"
 
 
 def main() -> None:
     """Measure and write."""
     document = measure()
     DEFAULT.write_text(json.dumps(document, indent=1) + "\n")
-    print(table(document))
+    print(table(document), table(document, moving=False), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -57,6 +57,8 @@ class Mu2Method(Method):
             raise refusal("window", "0 without steps = 'anytime'", config.window)
         if config.steps == "anytime" and config.preset == "paper":
             raise refusal("steps", "'constant' with preset = 'paper'", config.steps)
+        if config.steps == "anytime" and self.strategy_type is not Mu2:
+            raise refusal("steps", "'constant' with a strategy of your own", config.steps)
 
     def strategy(self, problem: Problem, common: Mapping[str, Any], *, deployed: bool) -> ReleaseStrategy[Any]:
         if problem.config.steps != "anytime":

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 from murmurfl.app import simulate
+from murmurfl.app.methods.mu2_methods import Mu2Method
 from murmurfl.clients import Mu2Client
 from murmurfl.privacy import ConfigurationError
+from murmurfl.strategies import Mu2
 
 STREAM = {"num-clients": 6, "clients-per-round": 6, "batch-size": 20, "mu": 2.0}
 ANYTIME = {"steps": "anytime"}
@@ -55,6 +57,21 @@ def test_noise_and_guarantee_are_those_of_the_papers_steps():
     assert np.array_equal(papers.strategy.state.release_sum, anytime.strategy.state.release_sum)
     assert papers.statements == anytime.statements == windowed.statements
     assert papers.mu == anytime.mu == windowed.mu
+
+
+class Own(Mu2):
+    """Somebody's own strategy, whose steps nobody else's may replace."""
+
+
+class OwnMethod(Mu2Method):
+    """Its method."""
+
+    strategy_type = Own
+
+
+def test_a_strategy_of_ones_own_keeps_its_steps():
+    with pytest.raises(ConfigurationError, match="'constant' with a strategy of your own"):
+        simulate({**STREAM, "num-rounds": 2, **ANYTIME, "strategy": f"{__name__}:OwnMethod"})
 
 
 @pytest.mark.parametrize(
