@@ -387,7 +387,10 @@ BLOCKS = {
         "masks": part("masks", masks.table),
         "peers": other_frameworks,
     },
-    "docs/which.md": {"drift": lambda: drift.table(json.loads(drift.DEFAULT.read_text()))},
+    "docs/which.md": {
+        "portions": lambda: drift.table(json.loads(drift.DEFAULT.read_text()), moving=False),
+        "drift": lambda: drift.table(json.loads(drift.DEFAULT.read_text())),
+    },
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/tuning.md": {
         "bounded-step": bounded_steps,

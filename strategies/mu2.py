@@ -15,10 +15,10 @@ noise over an authenticated, encrypted link, and the step is along q_t + Y_t, Y_
 accumulated. One sample changes q by at most Delta / m and stays in it to the end, so with T rounds
 sigma^2 = (Delta / m)^2 T / mu^2 makes the whole run mu-GDP.
 
-Anytime steps need no T. The papers' eta is of the order of 1 / T^2, so that a model is good at the end and poor before
-it. Here a step is as long as q is loud: with the root mean square of the values of q_1 .. q_t,
+Anytime steps need no T. A constant eta must be of the order of 1 / T^2, which makes a model that is good at the end and
+poor before it. Here eta is divided by the root mean square of the values of q_1 .. q_t:
 
-    eta_t   = eta / rms_t,    rms_t^2 = (||q_1||^2 + .. + ||q_t||^2) / (t d)
+    eta_t   = eta / rms_t, half of it for t = 1,    rms_t^2 = (||q_1||^2 + .. + ||q_t||^2) / (t d)
     w_{t+1} = Project_K(w_t - eta_t q_t),    x_{t+1} as above,    and w_{t+1} is published
 
 so that a parameter moves by about eta in a round, whatever clip, noise and batch are. With a window of W rounds the
@@ -162,7 +162,8 @@ def anytime_mu2_step(
     total = kept * state.release_sum + release_sum
     q = total / clients_per_round
     mean_square = state.mean_square + (np.mean(np.square(q)) - state.mean_square) / weight
-    eta = learning_rate / math.sqrt(mean_square[0]) if mean_square[0] else 0.0  # nothing came yet
+    first = 0.5 if server_round == 1 else 1.0  # nothing shows yet how far one can go
+    eta = first * learning_rate / math.sqrt(mean_square[0]) if mean_square[0] else 0.0  # nothing came yet
     w = project_to_ball(state.w - drawn * (state.w - state.start) - eta * q, state.start, diameter / 2)
     a = 2.0 / (weight + 2)
     return AnytimeMu2State(state.start, w, (1.0 - a) * state.x + a * w, state.x, total, mean_square)

@@ -68,6 +68,7 @@ def test_anytime_steps_are_as_long_as_all_momenta_so_far_are_loud(window, loudne
             shares = [fading[0] / window] * window + list(fading[1:] / window)
         rms = math.sqrt(sum(share * np.mean(q**2) for share, q in zip(shares, momenta, strict=True)))
         drawn = start + (1 - 1 / (2 * window)) * (w - start) if forgets else w
+        rms *= 2 if t == 1 else 1
         w = project_to_ball(drawn - eta / rms * momenta[-1], start, diameter / 2)
         a = 2 / (min(t, window or t) + 2)
         x = (1 - a) * x + a * w
