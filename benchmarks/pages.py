@@ -29,6 +29,7 @@ from murmurfl.privacy.accounting.guarantee import WHATEVER_HAPPENS
 from . import (
     bare,
     device,
+    drift,
     engines,
     fleet,
     footprint,
@@ -391,6 +392,10 @@ BLOCKS = {
         "footprint": lambda: footprint.table(document("footprint")),
         "masks": part("masks", masks.table),
         "peers": other_frameworks,
+    },
+    "docs/which.md": {
+        "portions": lambda: drift.table(json.loads(drift.DEFAULT.read_text()), moving=False),
+        "drift": lambda: drift.table(json.loads(drift.DEFAULT.read_text())),
     },
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/tuning.md": {

@@ -377,6 +377,8 @@ class PrivateClient(NumPyClient):
         if config.get(protocol.MACHINE, self.name) != self.name:
             raise malformed("the request names another machine")
         server_round = integer_entry(config, protocol.SERVER_ROUND, 1, protocol.LARGEST_ROUND)
+        if protocol.WEIGHED_AS in config:
+            server_round = integer_entry(config, protocol.WEIGHED_AS, 1, protocol.LARGEST_ROUND)
         ack = integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND)
         session = session_entry(config)
         of, centre = read_release_of(config, self.parts)

@@ -18,6 +18,7 @@ METRICS = "metrics"
 # Entries of a request's ConfigRecord.
 VERSION = "protocol-version"
 SERVER_ROUND = "server-round"
+WEIGHED_AS = "weighed-as"  # the round by whose weights gradients are combined, where it is not the server's
 SESSION = "session"
 MACHINE = "machine"
 ACK = "ack"

@@ -14,7 +14,7 @@ from .full_batch import (
     full_batch_start,
     full_batch_step,
 )
-from .mu2 import Mu2, Mu2State, TrustedMu2, mu2_start, mu2_step
+from .mu2 import AnytimeMu2, Mu2, Mu2State, TrustedMu2, mu2_start, mu2_step
 from .one_shot import OneShot, OneShotState, ridge_scores
 from .online import OnlineFedSGD, OnlineState, online_step
 from .optimizers import (
@@ -68,6 +68,7 @@ __all__ = [
     "REGULARIZERS",
     "SAMPLINGS",
     "VARIANTS",
+    "AnytimeMu2",
     "AverageState",
     "CheckpointError",
     "CorrelatedFedAvg",

@@ -14,16 +14,31 @@ With a trusted server (appendix F; reshef-levy-2024, algorithm 2; ALGORITHMS 2.1
 noise over an authenticated, encrypted link, and the step is along q_t + Y_t, Y_t fresh in every round and never
 accumulated. One sample changes q by at most Delta / m and stays in it to the end, so with T rounds
 sigma^2 = (Delta / m)^2 T / mu^2 makes the whole run mu-GDP.
+
+Anytime steps need no T. A constant eta must be of the order of 1 / T^2, which makes a model that is good at the end and
+poor before it. Here eta is divided by the root mean square of the values of q_1 .. q_t:
+
+    eta_t   = eta / rms_t, half of it for t = 1,    rms_t^2 = (||q_1||^2 + .. + ||q_t||^2) / (t d)
+    w_{t+1} = Project_K(w_t - eta_t q_t),    x_{t+1} as above,    and w_{t+1} is published
+
+so that a parameter moves by about eta in a round, whatever clip, noise and batch are. With a window of W rounds the
+past is forgotten, for streams that drift: in rounds t > W machines weigh as in round W, and
+
+    q_t     = (1 - 1 / W) q_{t-1} + s_t,    a = 2 / (W + 2),    rms_t^2 = (1 - 1 / W) rms_{t-1}^2 + ||q_t||^2 / (W d)
+    w_{t+1} = Project_K(w_1 + (1 - 1 / (2 W)) (w_t - w_1) - eta_t q_t)
+
+A release's noise leaves q as fast as the decay lambda = 1 - 1 / W takes it out, and then no noise depends on T either.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
+from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, protocol
 from .projected import ProjectedOptions, ProjectedStrategy, project_to_ball
 from .rounds.layout import Vector
 from .trust.server_trust import FreshNoise, TrustedStrategy
@@ -40,7 +55,7 @@ class Mu2State:
     w, x, x_previous : ndarray of shape (d,)
         Iterate, query point and previous query point.
     release_sum : ndarray of shape (d,)
-        m q: the sum of all releases aggregated, exact multiples of the machines' grid.
+        m q: the sum of all releases aggregated, exact multiples of the machines' grid where nothing is forgotten.
     """
 
     start: Vector
@@ -122,6 +137,83 @@ class Mu2(ProjectedStrategy[Mu2State]):
 
     def model(self, state: Mu2State) -> Vector:
         return state.x
+
+
+@dataclass(frozen=True)
+class AnytimeMu2State(Mu2State):
+    """State of mu^2-SGD with anytime steps: rms_t^2, of shape (1,), beside the others."""
+
+    mean_square: Vector
+
+
+def anytime_mu2_step(
+    state: AnytimeMu2State,
+    release_sum: Vector,
+    server_round: int,
+    *,
+    clients_per_round: int,
+    learning_rate: float,
+    diameter: float,
+    window: int = 0,
+) -> AnytimeMu2State:
+    """One round with anytime steps: a pure function; parameters as in :func:`mu2_step` and :class:`AnytimeMu2`."""
+    weight = min(server_round, window or server_round)
+    kept, drawn = (1.0, 0.0) if weight == server_round else (1.0 - 1.0 / window, 0.5 / window)
+    total = kept * state.release_sum + release_sum
+    q = total / clients_per_round
+    mean_square = state.mean_square + (np.mean(np.square(q)) - state.mean_square) / weight
+    first = 0.5 if server_round == 1 else 1.0  # nothing shows yet how far one can go
+    eta = first * learning_rate / math.sqrt(mean_square[0]) if mean_square[0] else 0.0  # nothing came yet
+    w = project_to_ball(state.w - drawn * (state.w - state.start) - eta * q, state.start, diameter / 2)
+    a = 2.0 / (weight + 2)
+    return AnytimeMu2State(state.start, w, (1.0 - a) * state.x + a * w, state.x, total, mean_square)
+
+
+class AnytimeMu2(Mu2):
+    """DP-mu^2-FL with an untrusted server and steps that need no horizon: for streams whose every model is used.
+
+    Parameters
+    ----------
+    learning_rate : float
+        eta, about how far a parameter moves in a round; 0.5 / (R d^(1/8)) does well for features with norms up to R.
+    window : int
+        W, rounds after which the past is forgotten; 0, the default, for never.
+    **options
+        See :class:`~murmurfl.strategies.projected.ProjectedStrategy`.
+
+    Notes
+    -----
+    Machines are those of :class:`Mu2`, and so is their guarantee: it holds for whatever weights a server asks for, and
+    steps are computed from noisy releases alone.
+
+    The published model after round t is w_{t+1}. Nothing depends on the number of rounds: a training that ends after
+    round t publishes what a longer one published then.
+    """
+
+    state_type: ClassVar[type[Mu2State]] = AnytimeMu2State
+
+    def __init__(self, *, window: int = 0, **options: Unpack[ProjectedOptions]) -> None:
+        super().__init__(**options)
+        if isinstance(window, bool) or not isinstance(window, int) or window < 0 or window == 1:
+            raise ConfigurationError(f"Expected window of at least 2 rounds, or 0 for none, got {window!r}.")
+        self.window = window
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "steps": "anytime", "window": self.window}
+
+    def round_entries(self, server_round: int) -> dict[str, Any]:
+        return {protocol.WEIGHED_AS: self.window} if 0 < self.window < server_round else {}
+
+    def initial_state(self, start: Vector) -> AnytimeMu2State:
+        return AnytimeMu2State(start, start, start, start, np.zeros_like(start), np.zeros(1))
+
+    def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:
+        if not isinstance(state, AnytimeMu2State):
+            raise ConfigurationError(f"Expected a state of anytime steps, got {type(state).__name__}.")
+        return anytime_mu2_step(state, release_sum, server_round, window=self.window, **self.step_options())
+
+    def model(self, state: Mu2State) -> Vector:
+        return state.w
 
 
 class TrustedMu2(TrustedStrategy, Mu2):

@@ -135,7 +135,8 @@ class CohortMachines:
             here = [name for name in request.acks if self._here is None or name in self._here]
             yield from (Refusal(protocol.MALFORMED_REQUEST) for _ in here)  # as a client that reads messages
             return
-        asked = (request.server_round, request.session, request.acks, points, request.entries)
+        weighed_as = request.entries.get(protocol.WEIGHED_AS, request.server_round)
+        asked = (weighed_as, request.session, request.acks, points, request.entries)
         with observing() as observer:
             for answer in self.cohort.answers(*asked):
                 if isinstance(answer, BlockAnswer):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ...clients import DelayedMomentumClient, Mu2Client
-from ...strategies import DelayedMomentum, Mu2, TrustedMu2
+from ...privacy.setting import refusal
+from ...strategies import AnytimeMu2, DelayedMomentum, Mu2, ReleaseStrategy, TrustedMu2
 from ..models.model import Model
 from ..settings.run_config import RunConfig
 from .method import BOUNDING, Method
-from .presets import PaperConstants, largest_step, mu2_scaled, tuned, wanted_mu
-from .problem import Hyperparameters
+from .presets import PaperConstants, largest_step, mu2_scaled, tuned, usual_norm, wanted_mu
+from .problem import Hyperparameters, Problem
+
+ANYTIME_CLIP, ANYTIME_RATE = 0.3, 0.5
+"""Of anytime steps: S / R, and eta R d^(1/8). Steps of all sizes from half to twice that do about as well."""
 
 
 class Mu2Method(Method):
@@ -19,7 +25,7 @@ class Mu2Method(Method):
 
     name = "mu2"
     sentence = "DP-mu^2-FL: the machines' noise cancels itself, the server is not trusted and runs mu^2-SGD."
-    keys = Method.keys | {"diameter", "schedule", "release-rule", "secret-order"} | BOUNDING
+    keys = Method.keys | {"diameter", "schedule", "release-rule", "secret-order", "steps", "window"} | BOUNDING
     presets = ("practical", "paper")
     default_mechanism = "decay"
     sums_suffice = True
@@ -35,6 +41,10 @@ class Mu2Method(Method):
             eta = self.paper_step(config, num_rounds, model, clip_norm)
             schedule = "uniform" if config.asked_per_round == config.num_clients else "paper"
             return Hyperparameters(clip_norm, eta, constants.diameter, schedule, "balanced")
+        if config.steps == "anytime":
+            norm = usual_norm(config, model)
+            eta = ANYTIME_RATE / (norm * model.num_parameters**0.125)
+            return Hyperparameters(ANYTIME_CLIP * norm, eta, math.inf)
         # w moves by eta times a momentum that grows with t: eta = mu2_rate x mu^mu2_power / T^2.
         chosen = tuned(config)
         if chosen is None:
@@ -42,6 +52,20 @@ class Mu2Method(Method):
         eta = chosen.mu2_rate * self.noise_mu(config) ** chosen.mu2_power / num_rounds**2
         eta = min(eta, largest_step(config, chosen.mu2_most, num_rounds, model))
         return Hyperparameters(chosen.mu2_clip_norm, eta, chosen.diameter)
+
+    def check(self, config: RunConfig) -> None:
+        super().check(config)
+        if config.steps != "anytime" and config.window:
+            raise refusal("window", "0 without steps = 'anytime'", config.window)
+        if config.steps == "anytime" and config.preset == "paper":
+            raise refusal("steps", "'constant' with preset = 'paper'", config.steps)
+        if config.steps == "anytime" and self.strategy_type is not Mu2:
+            raise refusal("steps", "'constant' with a strategy of your own", config.steps)
+
+    def strategy(self, problem: Problem, common: Mapping[str, Any], *, deployed: bool) -> ReleaseStrategy[Any]:
+        if problem.config.steps != "anytime":
+            return super().strategy(problem, common, deployed=deployed)
+        return AnytimeMu2(**common, **self.strategy_options(problem), window=problem.config.window)
 
     def mechanism(self, config: RunConfig) -> str:
         # The papers' noise, where their constants or one of its schedules are asked for by name.

@@ -240,7 +240,9 @@ def _one_pass(situation: Situation, strategy: str, *, usual: bool = False) -> li
     for rounds in sorted({*_ROUNDS, min(most or 1, max(_ROUNDS))}):
         batch = int(situation.fewest // max(rounds * share, 1.0))
         if batch >= 1 and (most is None or rounds <= most):
-            settings = {"batch-size": batch, "num-rounds": rounds}
+            settings: Settings = {"batch-size": batch, "num-rounds": rounds}
+            if strategy == "mu2" and rounds > 1:
+                settings = {**settings, "steps": "anytime"}
             made.setdefault(batch, _Way(strategy, settings, 0.0 if usual and not made else _OTHER))
     if made:
         return list(made.values())

@@ -136,6 +136,19 @@ class TrainedByServer:
     diameter: float = setting(
         0.0, "D, diameter of the ball that holds the model.", at_least=0, zero=_PRESETS, read_by="strategy"
     )
+    steps: str = setting(
+        "constant",
+        "What the server's steps of mu2 are for: the model after the last round, or the model after every round.",
+        choices=("constant", "anytime"),
+        read_by="strategy",
+    )
+    window: int = setting(
+        0,
+        "Rounds after which anytime steps forget the past, for streams that drift.",
+        at_least=0,
+        zero="nothing is forgotten",
+        read_by="strategy",
+    )
     class_weight: float = setting(
         1.0, "a, the weight of classes in a release of second moments.", above=0, at_most=1.4142, read_by="strategy"
     )

@@ -23,7 +23,7 @@ class Request:
     """A training request that has passed every check."""
 
     server_round: int
-    """t, from 1."""
+    """t, from 1, by which gradients are weighed."""
     session: str
     """The training this request belongs to."""
     ack: int

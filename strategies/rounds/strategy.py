@@ -297,6 +297,10 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     def step(self, state: StateT, release_sum: Vector, server_round: int) -> StateT:
         """The next state from the sum of a round's releases: pure."""
 
+    def round_entries(self, server_round: int) -> dict[str, Any]:
+        """Entries of a round's requests beside those that all rounds have; no guarantee depends on them."""
+        return {}
+
     def next_state(self, state: StateT, release_sum: Vector, report: RoundReport) -> StateT:
         """The state after a round: :meth:`step`, unless a subclass's step also depends on the report."""
         return self.step(state, release_sum, report.server_round)
@@ -583,7 +587,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             check_permitted(said[protocol.PERMIT], self.session)  # of a training that was begun under another one
         request = RoundRequest(
             *(server_round, self.session, acks, self.acks if self.acknowledges else {}),
-            *(self.query_points(self.state), {**self.entries, **said}),
+            *(self.query_points(self.state), {**self.entries, **said, **self.round_entries(server_round)}),
             sums_suffice=self.sums_suffice and not self.trust.adds_noise,
         )
         self.roll.ask(names, acks)

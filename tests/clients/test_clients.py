@@ -118,6 +118,8 @@ BAD = {
     "round as text": request(t="1"),
     "round as bool": request(t=True),
     "round as float": request(t=1.5),
+    "weighed as round 0": request(**{protocol.WEIGHED_AS: 0}),
+    "weighed as text": request(**{protocol.WEIGHED_AS: "1"}),
     "no session": request(**{protocol.SESSION: None}),
     "session with a slash": request(**{protocol.SESSION: "a/b"}),
     "long session": request(**{protocol.SESSION: "a" * 65}),

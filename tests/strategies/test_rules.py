@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, SystemKeys
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, SystemKeys, protocol
 from murmurfl.strategies import (
+    AnytimeMu2,
     DelayedMomentum,
     DelayedMomentumState,
     IsrlDp,
@@ -44,6 +45,44 @@ def test_mu2_is_anytime_averaging_of_projected_steps_along_the_momentum():
         assert state.x == pytest.approx(weights @ np.array(w) / weights.sum())
         assert state.w == pytest.approx(w[-1])
         assert state.release_sum / m == pytest.approx(q)
+
+
+@pytest.mark.parametrize("window", [0, 4])
+@pytest.mark.parametrize("loudness", [1.0, 1e-3])
+def test_anytime_steps_are_as_long_as_all_momenta_so_far_are_loud(window, loudness):
+    """Whatever the releases' scale; beyond a window everything of the past fades by 1 - 1 / W."""
+    start, m, eta, diameter = rng.normal(size=5), 4, 0.3, 3.0
+    strategy = AnytimeMu2(num_clients=m, learning_rate=eta, diameter=diameter, window=window)
+    state, w, x, momenta, past = strategy.initial_state(start), start, start, [], []
+    for t in range(1, 12):
+        releases = loudness * rng.normal(size=5)
+        forgets = bool(window) and t > window
+        past = [(1 - 1 / window) * one for one in past] if forgets else past
+        past.append(releases / m)
+        momenta.append(np.sum(past, axis=0))
+        assert strategy.query_points(state)[0] is state.x
+        state = strategy.step(state, releases, t)
+        shares = [1 / t] * t
+        if window and t > window:
+            fading = (1 - 1 / window) ** np.arange(t - window, -1, -1.0)
+            shares = [fading[0] / window] * window + list(fading[1:] / window)
+        rms = math.sqrt(sum(share * np.mean(q**2) for share, q in zip(shares, momenta, strict=True)))
+        drawn = start + (1 - 1 / (2 * window)) * (w - start) if forgets else w
+        rms *= 2 if t == 1 else 1
+        w = project_to_ball(drawn - eta / rms * momenta[-1], start, diameter / 2)
+        a = 2 / (min(t, window or t) + 2)
+        x = (1 - a) * x + a * w
+        assert state.w == pytest.approx(w)
+        assert state.x == pytest.approx(x)
+        assert strategy.model(state) is state.w
+        assert strategy.round_entries(t) == ({protocol.WEIGHED_AS: window} if forgets else {})
+
+
+def test_anytime_steps_wait_where_nothing_came():
+    strategy = AnytimeMu2(num_clients=4, learning_rate=0.1)
+    state = strategy.step(strategy.initial_state(np.ones(3)), np.zeros(3), 1)
+    assert (state.w == 1).all()
+    assert np.isfinite(strategy.step(state, np.ones(3), 2).w).all()
 
 
 def test_the_previous_query_point_is_the_one_asked_for_before():
@@ -225,6 +264,7 @@ def test_a_trusted_server_stops_at_the_rounds_it_was_calibrated_for():
         lambda: NoisySGD(num_clients=3, clients_per_round=3, learning_rate=math.nan),
         lambda: DelayedMomentum(num_clients=3, clients_per_round=3, learning_rate=-1.0),
         lambda: IsrlDp(num_clients=3, clients_per_round=3, learning_rate=1.0, diameter=0.0),
+        lambda: AnytimeMu2(num_clients=3, clients_per_round=3, learning_rate=1.0, window=1),
         lambda: IsrlDp(num_clients=3, clients_per_round=3, learning_rate=1.0, variant="fast"),
         lambda: trusted(policy=policy(trust="untrusted-server")),
         lambda: trusted(num_rounds=0),

@@ -119,6 +119,7 @@ CONFIGURATIONS = {
         BASE, strategy="trusted-sgd", passes=3, num_rounds=0, batch_size=30, clients_per_round=10
     ),
     "delayed-momentum": replace(BASE, strategy="delayed-momentum"),
+    "mu2, anytime, window, losses": replace(BASE, steps="anytime", window=2, lost_replies=0.3),
     "delayed-momentum, papers' schedule, losses": replace(
         BASE, strategy="delayed-momentum", preset="paper", batch_size=1, lost_replies=0.3, num_rounds=12
     ),

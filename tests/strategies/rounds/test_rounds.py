@@ -19,6 +19,7 @@ from murmurfl.clients import (
 )
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, protocol
 from murmurfl.strategies import (
+    AnytimeMu2,
     CheckpointError,
     CorrelatedMomentum,
     DelayedMomentum,
@@ -469,6 +470,8 @@ def make(kind, checkpoint, on_round=None):
     options |= {"num_clients": 6, "clients_per_round": 3, "learning_rate": 0.05, "seed": 1, "session": "s"}
     if kind == "sgd":
         return NoisySGD(**options)
+    if kind == "anytime":
+        return AnytimeMu2(window=5, **options)
     if kind == "full batch":
         return FullBatch(momentum=0.6, average="linear", **options)
     if kind == "trusted full batch":
@@ -490,7 +493,10 @@ def make(kind, checkpoint, on_round=None):
     ("kind", "sampling"),
     [
         ("mu2", "uniform"),
-        *((kind, "balanced") for kind in ("mu2", "trusted", "sgd", "full batch", "trusted full batch", "delayed")),
+        *(
+            (kind, "balanced")
+            for kind in ("mu2", "anytime", "trusted", "sgd", "full batch", "trusted full batch", "delayed")
+        ),
         *((kind, "balanced") for kind in ("accelerated", *MOMENTUM)),
     ],
 )

@@ -1,0 +1,90 @@
+"""Anytime steps of mu2: no horizon, machines that weigh by the round they are told, and who reads the settings."""
+
+import numpy as np
+import pytest
+from murmurfl.app import simulate
+from murmurfl.app.methods.mu2_methods import Mu2Method
+from murmurfl.clients import Mu2Client
+from murmurfl.privacy import ConfigurationError
+from murmurfl.strategies import Mu2
+
+STREAM = {"num-clients": 6, "clients-per-round": 6, "batch-size": 20, "mu": 2.0}
+ANYTIME = {"steps": "anytime"}
+WINDOW = {**ANYTIME, "window": 3, "mechanism": "decay", "decay": 0.6}
+
+
+def losses(rounds, settings):
+    """Of the model after each round of one stream; independent noise is the same however many rounds there are."""
+    noise = {"mechanism": "independent", "learning-rate": 0.1}
+    return [one.loss for one in simulate({**STREAM, "num-rounds": rounds, **noise, **settings}).progress]
+
+
+@pytest.mark.parametrize("settings", [ANYTIME, {**ANYTIME, "window": 3}])
+def test_a_run_that_ends_early_publishes_what_a_longer_one_published_then(settings):
+    whole = losses(8, settings)
+    assert len(set(whole)) == 8
+    for rounds in (1, 2, 5):
+        assert losses(rounds, settings) == whole[:rounds], "to the last bit"
+
+
+def test_the_papers_steps_know_the_end():
+    """The sibling: the test above fails for steps that depend on the number of rounds, as the preset's do."""
+    assert losses(5, {"learning-rate": 0.0}) != losses(8, {"learning-rate": 0.0})[:5]
+
+
+@pytest.mark.parametrize("engine", ["cohort", "inprocess"])
+def test_machines_weigh_as_in_the_last_round_of_the_window(engine, monkeypatch):
+    told = []
+    weights = Mu2Client.point_weights
+
+    def point_weights(self, server_round):
+        told.append(server_round)
+        return weights(self, server_round)
+
+    monkeypatch.setattr(Mu2Client, "point_weights", point_weights)
+    simulate({**STREAM, "num-rounds": 6, **WINDOW}, engine=engine)
+    assert list(dict.fromkeys(told)) == [1, 2, 3]
+    told.clear()
+    simulate({**STREAM, "num-rounds": 6, **ANYTIME}, engine=engine)
+    assert list(dict.fromkeys(told)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_noise_and_guarantee_are_those_of_the_papers_steps():
+    """With a clip of almost nothing a release is its noise: the sums of releases are equal to the last bit."""
+    same = {**STREAM, "num-rounds": 6, "clip-norm": 1e-300, "mechanism": "decay", "decay": 0.6}
+    papers, anytime = simulate({**same, "learning-rate": 1.0}), simulate({**same, **ANYTIME})
+    windowed = simulate({**same, **WINDOW})
+    assert np.array_equal(papers.strategy.state.release_sum, anytime.strategy.state.release_sum)
+    assert papers.statements == anytime.statements == windowed.statements
+    assert papers.mu == anytime.mu == windowed.mu
+
+
+class Own(Mu2):
+    """Somebody's own strategy, whose steps nobody else's may replace."""
+
+
+class OwnMethod(Mu2Method):
+    """Its method."""
+
+    strategy_type = Own
+
+
+def test_a_strategy_of_ones_own_keeps_its_steps():
+    with pytest.raises(ConfigurationError, match="'constant' with a strategy of your own"):
+        simulate({**STREAM, "num-rounds": 2, **ANYTIME, "strategy": f"{__name__}:OwnMethod"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"window": 4}, "window"),
+        ({**ANYTIME, "preset": "paper"}, "steps"),
+        ({**ANYTIME, "window": 1}, "window"),
+        ({**ANYTIME, "strategy": "noisy-sgd"}, "steps"),
+        ({**ANYTIME, "strategy": "trusted-mu2"}, "steps"),
+        ({**ANYTIME, "strategy": "delayed-momentum"}, "steps"),
+    ],
+)
+def test_settings_that_nothing_reads_are_refused(settings, message):
+    with pytest.raises(ConfigurationError, match=f"Expected {message}"):
+        simulate({**STREAM, "num-rounds": 2, **settings})
