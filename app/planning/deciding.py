@@ -21,7 +21,7 @@ from ...privacy.setting import Value
 from ..methods import METHODS, Problem
 from ..methods.full_batch_method import has_table
 from ..settings.registry import registry
-from .rehearsal import mean_kept
+from .rehearsal import kept_alone, mean_kept
 from .situation import Situation, WorkedOut
 
 
@@ -72,6 +72,11 @@ class Option:
     def kept(self) -> float:
         """What it keeps of what can be learnt, on average over made-up data; 0 where it cannot be rehearsed."""
         return mean_kept(self.problem, self.worked_out)
+
+    @cached_property
+    def kept_alone(self) -> float | None:
+        """What one machine keeps without the others and without noise; None where it cannot be rehearsed."""
+        return kept_alone(self.problem, self.worked_out)
 
     @property
     def score(self) -> float:

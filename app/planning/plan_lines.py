@@ -75,6 +75,7 @@ def _option_document(option: Option) -> dict[str, Any]:
         "centring": "private" if option.problem.is_centred else "none",
         "noise_to_signal": option.noise_to_signal,
         "kept": option.kept,
+        "kept_alone": option.kept_alone,
         "settings": dict(option.settings),
     }
 
@@ -101,12 +102,28 @@ def decision_lines(choice: Choice) -> list[str]:
     told += [f"  {name:<{width}}  {text}" for name, text in rows.items() if text]
     told.append(f"Guarantee: {guarantee.sentence}")
     told += [f"In plain words: {guarantee.meaning}"] if guarantee.meaning else []
+    told += worth_lines(chosen)
     told += [f"Not {one.strategy}: {decision.why_not(one)}." for one in decision.others]
     told += [f"Not {one.strategy}: {one.why.rstrip('.')}." for one in decision.impossible]
     told += ["Run it:", f"    {choice.command}"]
     if choice.made_up:
         told.append("There it runs on made-up data of these sizes; --set task=package.module:make_task names yours.")
     return told
+
+
+def worth_lines(chosen: Option) -> list[str]:
+    """Whether federating is worth it, by rehearsal; empty where nothing was rehearsed."""
+    alone = chosen.kept_alone
+    if alone is None:
+        return []
+    figures = f"on made-up data it keeps {100 * chosen.kept:.0f} % of what can be learnt"
+    one = f"one machine alone, without noise, {100 * max(alone, 0.0):.0f} %"
+    if chosen.kept > alone:
+        return [f"Worth federating, likely: {figures}, {one}."]
+    return [
+        f"Not worth federating, likely: {figures}, {one}. More machines, sums (--trust secure-aggregation) or a larger "
+        "epsilon would change that."
+    ]
 
 
 def late_lines(config: RunConfig) -> list[str]:

@@ -14,9 +14,10 @@ mu sqrt(h).
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -64,19 +65,25 @@ class Played:
 
     Parameters
     ----------
-    score, floor, ceiling : float
-        Accuracy of the run, of always naming the most frequent class, and of central training without noise; for a
-        regression R^2, 0 and R^2.
+    score, floor, ceiling, alone : float
+        Accuracy of the run, of always naming the most frequent class, of central training without noise, and of the
+        same on one machine's samples; for a regression R^2, and 0 for the floor.
     """
 
     score: float
     floor: float
     ceiling: float
+    alone: float
 
     @property
     def kept(self) -> float:
         """The share of what central training learns beyond the floor."""
         return (self.score - self.floor) / (self.ceiling - self.floor)
+
+    @property
+    def kept_alone(self) -> float:
+        """The same of one machine alone, without noise."""
+        return (self.alone - self.floor) / (self.ceiling - self.floor)
 
 
 @dataclass(frozen=True)
@@ -136,18 +143,25 @@ class MadeUp:
     @cached_property
     def bounds(self) -> tuple[float, float]:
         """The floor and the ceiling of a score."""
-        data = self.dataset
         if self.classes == 1:
-            from sklearn.linear_model import Ridge
+            return 0.0, self.learnt(self.samples)
+        counts = np.bincount(self.dataset.test_labels)
+        return float(counts.max() / counts.sum()), self.learnt(self.samples)
 
-            fitted = Ridge(alpha=1e-3).fit(data.train_features, data.train_labels)
-            return 0.0, float(fitted.score(data.test_features, data.test_labels))
+    @cache  # noqa: B019 - an object of these is itself kept in a cache
+    def learnt(self, samples: int) -> float:
+        """The score of central training without noise on so many of the samples."""
         from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+        from sklearn.linear_model import Ridge
 
-        fitted = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
-        fitted.fit(data.train_features, data.train_labels)
-        counts = np.bincount(data.test_labels)
-        return float(counts.max() / counts.sum()), float(fitted.score(data.test_features, data.test_labels))
+        data = self.dataset
+        rows, labels = data.train_features[:samples], data.train_labels[:samples]
+        if self.classes > 1 and len(np.unique(labels)) == 1:
+            return float((data.test_labels == labels[0]).mean())
+        fitted = Ridge(1e-3) if self.classes == 1 else LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
+        with warnings.catch_warnings():  # of classes with one sample
+            warnings.simplefilter("ignore")
+            return float(fitted.fit(rows, labels).score(data.test_features, data.test_labels))
 
 
 made_up = lru_cache(maxsize=16)(MadeUp)
@@ -157,6 +171,12 @@ def mean_kept(problem: Problem, worked_out: WorkedOut) -> float:
     """What a run keeps of what can be learnt, on average over :data:`FAMILY`; 0 where it cannot be rehearsed."""
     played = rehearse(problem, worked_out)
     return fmean(one.kept for one in played) if played else 0.0
+
+
+def kept_alone(problem: Problem, worked_out: WorkedOut) -> float | None:
+    """What one machine alone keeps without noise, likewise; None where the run cannot be rehearsed."""
+    played = rehearse(problem, worked_out)
+    return fmean(one.kept_alone for one in played) if played else None
 
 
 def foretold(problem: Problem, worked_out: WorkedOut) -> tuple[float, float] | None:
@@ -232,7 +252,7 @@ def _played(problem: Problem, worked_out: WorkedOut, member: Member, seed: int) 
         del finite["learning-rate"]
     made = RunConfig.from_mapping({**kept, **finite, **own_settings})
     floor, ceiling = data.bounds
-    return Played(_score(made, data, groups, worked_out), floor, ceiling)
+    return Played(_score(made, data, groups, worked_out), floor, ceiling, data.learnt(max(round(samples), 1)))
 
 
 _LEFT = ("schedule", "sampling")
@@ -252,7 +272,8 @@ class _Machines:
 
     def answer(self, request: RoundRequest) -> Iterator[Outcome]:
         points = [self._arrays(point) for point in request.points]
-        asked = (request.server_round, request.session, request.acks, points, request.entries)
+        weighed_as = request.entries.get(protocol.WEIGHED_AS, request.server_round)
+        asked = (weighed_as, request.session, request.acks, points, request.entries)
         for name, outcome in self._cohort.releases(*asked):
             if isinstance(outcome, RefusedError):
                 yield Refusal(outcome.code)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from murmurfl.app import simulate
 from murmurfl.app.data.task import Dataset
-from murmurfl.app.planning import rehearsal
+from murmurfl.app.planning import decide, rehearsal
+from murmurfl.app.planning.plan_lines import worth_lines
 from murmurfl.app.planning.rehearsal import FAMILY, MadeUp, foretold, mean_kept, rehearse
-from murmurfl.app.runs.experiment import prepare, worked_out
+from murmurfl.app.runs.experiment import prepare, situation_of, worked_out
 from murmurfl.app.settings.run_config import RunConfig
 
 SHAPE = {"samples": 400, "features": 12, "classes": 3, "norm": 2.0}
@@ -91,6 +92,15 @@ def test_less_noise_keeps_more_and_the_range_says_so():
     assert kept == sorted(kept)
     low, high = foretold(experiment(strategy="full-batch", mu=2.0), worked_out)
     assert 0.5 < low < high <= 1
+
+
+@pytest.mark.parametrize(("samples", "mu", "worth"), [(40_000, 0.05, False), (500, 1.0, True)])
+def test_whether_federating_is_worth_it_depends_on_what_a_machine_has_alone(samples, mu, worth):
+    settings = {**EVERYBODY, "synthetic-samples": samples, "strategy": "auto", "mu": mu}
+    chosen = decide(situation_of(RunConfig.from_mapping(settings))).chosen
+    (line,) = worth_lines(chosen)
+    assert line.startswith("Worth federating" if worth else "Not worth federating")
+    assert f"{100 * chosen.kept:.0f} % of what can be learnt" in line
 
 
 def test_a_model_that_cannot_learn_from_made_up_rows_is_not_rehearsed(monkeypatch):
