@@ -94,7 +94,7 @@ def test_less_noise_keeps_more_and_the_range_says_so():
     assert 0.5 < low < high <= 1
 
 
-@pytest.mark.parametrize(("samples", "mu", "worth"), [(40_000, 0.05, False), (500, 1.0, True)])
+@pytest.mark.parametrize(("samples", "mu", "worth"), [(40_000, 0.05, False), (500, 8.0, True)])
 def test_whether_federating_is_worth_it_depends_on_what_a_machine_has_alone(samples, mu, worth):
     settings = {**EVERYBODY, "synthetic-samples": samples, "strategy": "auto", "mu": mu}
     chosen = decide(situation_of(RunConfig.from_mapping(settings))).chosen
