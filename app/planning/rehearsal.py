@@ -17,7 +17,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -148,9 +148,17 @@ class MadeUp:
         counts = np.bincount(self.dataset.test_labels)
         return float(counts.max() / counts.sum()), self.learnt(self.samples)
 
-    @cache  # noqa: B019 - an object of these is itself kept in a cache
     def learnt(self, samples: int) -> float:
         """The score of central training without noise on so many of the samples."""
+        if samples not in self._learnt:
+            self._learnt[samples] = self._trained_on(samples)
+        return self._learnt[samples]
+
+    @cached_property
+    def _learnt(self) -> dict[int, float]:
+        return {}
+
+    def _trained_on(self, samples: int) -> float:
         from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
         from sklearn.linear_model import Ridge
 
@@ -182,8 +190,7 @@ def kept_alone(problem: Problem, worked_out: WorkedOut) -> float | None:
 def foretold(problem: Problem, worked_out: WorkedOut) -> tuple[float, float] | None:
     """Between which shares of what can be learnt a run keeps; None where it cannot be rehearsed.
 
-    An estimate: the means over made-up data whose classes lie close together, and far apart. docs/accuracy.md says how
-    often it held.
+    An estimate: the means over made-up data whose classes lie close together, and far apart (docs/tuning.md).
     """
     by_distance: dict[bool, list[float]] = {}
     for member in FAMILY:
@@ -195,6 +202,9 @@ def foretold(problem: Problem, worked_out: WorkedOut) -> tuple[float, float] | N
     return max(min(means) - _AROUND, 0.0), min(max(max(means) + _AROUND, 0.0), 1.0)
 
 
+_MOST_ROUNDS = 200
+_MOST_UPDATES = 5_000_000
+"""Parameters times rounds."""
 _AROUND = 0.03
 _NEAR = 0.2
 _SEEDS = (1, 2)
@@ -203,7 +213,7 @@ _SEEDS = (1, 2)
 def rehearse(
     problem: Problem, worked_out: WorkedOut, *, members: Sequence[Member] = FAMILY, seeds: Sequence[int] = (1,)
 ) -> list[Played]:
-    """Try a run on made-up data; empty where its model cannot learn from them.
+    """Try a run on made-up data; empty where its model cannot learn from them, or that would take minutes.
 
     Parameters
     ----------
@@ -212,6 +222,8 @@ def rehearse(
     worked_out : callable
         Works a run configuration out on data (:func:`~murmurfl.app.runs.experiment.worked_out`).
     """
+    if problem.num_rounds > _MOST_ROUNDS or problem.model.num_parameters * problem.num_rounds > _MOST_UPDATES:
+        return []
     try:
         return [_played(problem, worked_out, member, seed) for member in members for seed in seeds]
     except Exception:  # a model of the user's own may do anything with rows that are not its records

@@ -103,6 +103,12 @@ def test_whether_federating_is_worth_it_depends_on_what_a_machine_has_alone(samp
     assert f"{100 * chosen.kept:.0f} % of what can be learnt" in line
 
 
+@pytest.mark.parametrize("settings", [{"num-rounds": 201}, {"num-rounds": 190, "synthetic-features": 3000}])
+def test_what_would_take_minutes_is_not_rehearsed(settings, monkeypatch):
+    monkeypatch.setattr(rehearsal, "_score", lambda *_: pytest.fail("rehearsed"))
+    assert rehearse(experiment(strategy="full-batch", **settings), worked_out) == []
+
+
 def test_a_model_that_cannot_learn_from_made_up_rows_is_not_rehearsed(monkeypatch):
     monkeypatch.setattr(rehearsal, "_score", lambda *_: math.nan / 0)
     assert rehearse(experiment(strategy="full-batch"), worked_out) == []
