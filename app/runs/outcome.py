@@ -249,7 +249,7 @@ class Foreseen(_Part):
     typical: float = _said("Which part of the longest a typical one is taken to be.")
     kept: float = _said("Which part of what is learnt without noise is likely to be left: an estimate.")
     kept_range: tuple[float, float] | None = _or_null(
-        "Between which parts it keeps on made-up data; null if not tried."
+        "The parts it keeps of hard and of easy made-up data; null if not tried."
     )
     machines_needed: int = _count("Machines like these at which it would be useful.")
     parameters_needed: int = _count("Values of a model that would be useful; 0 if one is too many.")

@@ -92,7 +92,7 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
         said = f"noise {longest} times the longest update, {typical} times a typical one (estimate)"
         if forecast.kept_range is not None:
             low, high = (100 * share for share in forecast.kept_range)
-            said = f"on made-up data it keeps {low:.0f} to {high:.0f} % of what can be learnt (estimate)"
+            said = f"keeps {low:.0f} % of what can be learnt from hard made-up data, {high:.0f} % from easy ones"
         rows.append(("forecast", f"{forecast.verdict}: {said}"))
     if (evaluation := outcome.private_evaluation) is not None:
         samples = ""

@@ -136,8 +136,9 @@ TYPICAL: Mapping[ClipUnit, float] = {
 """Which part of the longest path a typical training uses, by what is clipped: an estimate. Updates of a machine agree
 with each other far more than gradients do, which shrink while a training goes on."""
 
-USEFUL_SHARE = 0.5
-"""A run that keeps half of what can be learnt on made-up data is called useful."""
+USEFUL_SHARE, LEAST_SHARE = 0.5, 0.25
+"""A run is called useful if it keeps half of what can be learnt even on hard made-up data, and useless if it does not
+keep a quarter on easy ones."""
 MOST_USEFUL = 1.0
 """Up to this ratio of the noise to a typical update a training is called useful: it keeps nine tenths."""
 LEAST_USELESS = 5.0
@@ -236,8 +237,8 @@ class Forecast:
     def verdict(self) -> Verdict:
         """``useful``, ``noisy`` or ``useless``, by the rehearsal, or else by the noise over a typical update."""
         if self.rehearsed is not None:
-            most = max(self.rehearsed)
-            return "useful" if self.kept >= USEFUL_SHARE else "noisy" if most >= USEFUL_SHARE else "useless"
+            least, most = self.rehearsed
+            return "useful" if least >= USEFUL_SHARE else "noisy" if most >= LEAST_SHARE else "useless"
         if self.typical_ratio <= MOST_USEFUL:
             return "useful"
         return "noisy" if self.typical_ratio <= LEAST_USELESS else "useless"
@@ -334,9 +335,9 @@ class Forecast:
             low, high = (100 * share for share in self.rehearsed)
             return (
                 f"Forecast before the first round: {self.verdict}. Rehearsed on made-up data of its shape, with its "
-                f"noise, the run keeps {low:.0f} to {high:.0f} % of what can be learnt beyond always giving the usual "
-                f"answer: an estimate. The noise in the average of all releases is {shortest(self.ratio)} times as "
-                "long as the longest update."
+                f"noise, the run keeps {low:.0f} % of what can be learnt beyond always giving the usual answer where "
+                f"that is hard, and {high:.0f} % where it is easy: an estimate. The noise in the average of all "
+                f"releases is {shortest(self.ratio)} times as long as the longest update."
             )
         percent = 100 * self.kept
         left = "next to nothing" if percent < _NEXT_TO_NOTHING else f"about {percent:.0f} %"
