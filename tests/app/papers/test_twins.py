@@ -49,7 +49,7 @@ def test_every_kind_of_table_and_picture_shows_it(case, tmp_path, monkeypatch):
     for cell in document["cells"]:
         assert cell["algorithms"][WITHOUT]["epsilon"]["mean"] is None
     first, *_ = write_reproduction(document, "small", kind, tmp_path)
-    assert f"Without noise, and not private: {WITHOUT}." in first.caption
+    assert f"Without noise, and not private: {WITHOUT}" in first.caption
     assert WITHOUT in (tmp_path / "small.md").read_text()
     known = {label for cell in cells for label in cell.algorithms}
     # The same without it is another picture: it is drawn, and not only listed.
