@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...clients.records.schema import check_majority
 from ...privacy import ConfigurationError, derived_seed
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
@@ -154,7 +155,10 @@ class _Wanted:
 
 @lru_cache(maxsize=4)
 def _loaded(wanted: Any) -> Dataset:
-    dataset = checked(wanted.task.load(wanted.config, wanted.root), f"task = {wanted.config.task!r}")
+    setting = f"task = {wanted.config.task!r}"
+    dataset = checked(wanted.task.load(wanted.config, wanted.root), setting)
+    if wanted.task.majority:
+        check_majority(wanted.task.majority, dataset.num_classes, f"majority of {setting}")
     declared = wanted.config.feature_bound or wanted.task.feature_bound
     own = ":" in wanted.config.task  # the house's own tasks keep to what they declare, or their models see to it
     return cut_to(dataset, declared) if own and declared else dataset

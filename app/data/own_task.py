@@ -9,6 +9,7 @@ randomness in it comes from a seed.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...clients.records.schema import Schema
 from ...privacy import ConfigurationError, clip_per_sample
 from ..settings.run_config import RunConfig
 from .task import Dataset, Task
@@ -26,14 +28,21 @@ _ARRAYS = 4
 class FunctionTask(Task):
     """A task made of a user's function, with one parameter, the run configuration, or none.
 
-    An attribute ``feature_bound`` of the function declares R, as the run-config key does.
+    An attribute ``feature_bound`` of the function declares R, as the run-config key does, and ``majority`` the most
+    frequent class's share; ``schema``, a :class:`~murmurfl.clients.Schema`, both of them.
     """
 
     keys = frozenset({"feature-bound"})
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.name = name
-        self.feature_bound = float(getattr(function, "feature_bound", 0.0))
+        schema = getattr(function, "schema", None)
+        if schema is not None and not isinstance(schema, Schema):
+            raise ConfigurationError(f"Expected schema of task = {name!r} to be a Schema, got {type(schema).__name__}.")
+        bound = 0.0 if schema is None or math.isinf(schema.norm_bound) else schema.norm_bound
+        majority = 0.0 if schema is None else schema.label.majority or 0.0
+        self.feature_bound = float(getattr(function, "feature_bound", bound))
+        self.majority = float(getattr(function, "majority", majority))
         self.sentence = "data of your own"
         self._function = function
 

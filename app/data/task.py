@@ -127,6 +127,9 @@ class Task(ABC):
     feature_bound : float
         R, a bound on the norm of a row of features, to which longer rows are cut; 0 where none is declared. Public
         knowledge, never taken from the data. Clip and step of the presets are in its units.
+    majority : float
+        The most frequent class's share, which forecasts rehearse; 0 where none is declared: then classes are taken as
+        equal. Public knowledge likewise.
     regularizer, regularizer_strength : str, float
         psi of ``shuffled`` and its lambda or radius.
     tuned : mapping of str to Tuned
@@ -143,6 +146,7 @@ class Task(ABC):
     public: bool = False
     constant: bool = False
     feature_bound: float = 0.0
+    majority: float = 0.0
     regularizer: Regularizer = "none"
     regularizer_strength: float = 0.0
     tuned: ClassVar[Mapping[str, Tuned]] = {}
