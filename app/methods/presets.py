@@ -153,6 +153,12 @@ def usual_norm(config: RunConfig, model: Model) -> float:
     return math.sqrt(usual_squared_norm(config, model))
 
 
+def usual_smoothness(config: RunConfig, model: Model) -> float:
+    """L of a usual sample: what the model's kind declares, or that of the softmax regression; a rule for steps."""
+    declared = registry("model")[config.model].declared_smoothness(model.num_features, feature_bound(config))
+    return usual_squared_norm(config, model) / 2 if declared is None else declared
+
+
 def constant_feature(config: RunConfig) -> bool:
     """Whether the features have a constant of their own, so that a linear model needs no bias."""
     return bool(getattr(registry("features")[config.features], "constant", False)) or the_task(config).constant
