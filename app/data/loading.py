@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import math
 import os
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
@@ -160,8 +161,14 @@ def _loaded(wanted: Any) -> Dataset:
     if wanted.task.majority:
         check_majority(wanted.task.majority, dataset.num_classes, f"majority of {setting}")
     declared = wanted.config.feature_bound or wanted.task.feature_bound
-    own = ":" in wanted.config.task  # the house's own tasks keep to what they declare, or their models see to it
-    return cut_to(dataset, declared) if own and declared else dataset
+    if ":" not in wanted.config.task:  # the house's own tasks keep to what they declare, or their models see to it
+        return dataset
+    norm = math.sqrt(wanted.task.squared_norm_bound(wanted.features, dataset.num_features, declared))
+    longer = int((np.linalg.norm(dataset.train_features, axis=1) > _FAR * norm).sum())
+    return replace(cut_to(dataset, declared) if declared else dataset, far_longer=longer)
+
+
+_FAR = 2.0
 
 
 def _held_out(dataset: Dataset, count: int) -> Dataset:

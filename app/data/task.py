@@ -30,6 +30,8 @@ class Dataset:
         Samples that are nobody's secret, like those for training.
     owner_of : ndarray of shape (samples,), int64, optional
         Owner of each training sample, read with ``samples-per-owner``.
+    far_longer : int
+        Training samples of one's own whose features were more than twice as long as R; counted when they are loaded.
     """
 
     train_features: NDArray[np.float32]
@@ -41,6 +43,7 @@ class Dataset:
     public_features: NDArray[np.float32] | None = None
     public_labels: NDArray[np.int64] | None = None
     owner_of: NDArray[np.int64] | None = None
+    far_longer: int = 0
 
     @property
     def num_features(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +15,7 @@ from ...privacy.machine.clipping_figures import TrainingFigures
 from ...privacy.machine.tables import NONE, PRIVATE
 from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy
 from ...strategies.side.evaluation_figures import EVALUATION_FIGURES
+from ..methods.presets import the_task
 from .alone import alone
 from .experiment import Experiment
 from .machine_statements import releases_made, stated
@@ -173,12 +175,34 @@ class RunResult:
             asked={name: config.to_mapping()[name] for name in WORKED_OUT},
             centring=self._centring(),
             private_evaluation=self._evaluation(),
+            warnings=self._warnings(),
             clip=self._clip(),
             online=self.online,
             gradient_norms=self.gradient_norms,
             training=self._training(),
             **stated(self.statements),
         )
+
+    def _warnings(self) -> list[str]:
+        """What is odd about the model's loss and, in a simulation alone, about the length of the samples."""
+        experiment, found = self.experiment, []
+        classes, config = experiment.model.num_classes, experiment.config
+        penalty = experiment.method.objective(experiment, self.parameters, 0.0)
+        loss = next((p.loss for p in reversed(self.progress) if p.loss is not None), 0.0) - penalty
+        if classes > 1 and loss > math.log(classes):
+            found.append(
+                f"The loss on the test set ends at {loss:.3g}, above log({classes}) = {math.log(classes):.3g}, which "
+                "equal probabilities have: rely on no probability of this model. A shorter step (learning-rate), more "
+                "machines or a larger epsilon may help."
+            )
+        if (longer := experiment.data.far_longer) and not self.deployed:
+            declared = config.feature_bound or the_task(config).feature_bound
+            what = f"the declared {declared:.3g} and were cut to it" if declared else "values from -1 to 1 would be"
+            found.append(
+                f"{longer:,} training samples are more than twice as long as {what}: scale their columns by public "
+                "bounds, or declare feature-bound."
+            )
+        return found
 
     def _clip(self) -> dict[str, Any] | None:
         """The first and last clip, where it followed the gradients; arithmetic on releases."""

@@ -87,6 +87,7 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
         rows.append(("one alone", f"{shown_accuracy(alone)}: without the others and noise; simulated, not private"))
     if (training := outcome.training) is not None and training.worrying:
         rows.append(("training", training.sentence))
+    rows += [("warning", words) for words in outcome.warnings]
     if (forecast := outcome.forecast) is not None:
         longest, typical = shortest(forecast.noise_over_longest), shortest(forecast.noise_over_typical)
         said = f"noise {longest} times the longest update, {typical} times a typical one (estimate)"
