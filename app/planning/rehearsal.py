@@ -179,7 +179,7 @@ class MadeUp:
         rows, labels = data.train_features[:samples], data.train_labels[:samples]
         if self.classes > 1 and len(np.unique(labels)) == 1:
             return 0.5 if self.majority else float((data.test_labels == labels[0]).mean())
-        fitted = Ridge(1e-3) if self.classes == 1 else LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
+        fitted: Any = Ridge(1e-3) if self.classes == 1 else LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
         with warnings.catch_warnings():  # of classes with one sample
             warnings.simplefilter("ignore")
             fitted.fit(rows, labels)
