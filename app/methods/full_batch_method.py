@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...clients import CountedGradients, FullBatchClient, PrivateClient
+from ...clients.nodes.sample_methods import FULL_BATCH, MOMENTUM
 from ...privacy import PrivacyPolicy
 from ...privacy.setting import refusal
 from ...privacy.side.clipped_share import COUNTED_CLIP_NORM
@@ -22,7 +23,7 @@ from ...strategies import FullBatch, TrustedFullBatch
 from ..models.model import Model
 from ..settings.run_config import RunConfig, run_keys
 from .method import BOUNDING, Method, bounding
-from .presets import Scale, in_unit_range, the_task, tuned, usual_norm, usual_squared_norm, wanted_mu
+from .presets import in_unit_range, scaled, the_task, tuned, usual_norm, usual_squared_norm, wanted_mu
 from .problem import Hyperparameters, Problem
 
 QUANTILE = frozenset({"quantile", "quantile-share"})
@@ -60,10 +61,7 @@ _TWO_CLASSES, _FEWEST_CLASSES = 0.5, 2
 """Steps as a share of the table's with two classes: residuals are then opposite, and twice as steep."""
 
 
-SCALE = Scale(0.1, 120.0)
-"""Clip and step for other data, in units of the longest row; the travel is that of all rounds together."""
 USUAL_ROUNDS = 12
-_MOMENTUM = 0.9
 
 
 @dataclass(frozen=True)
@@ -126,8 +124,8 @@ class FullBatchMethod(Method):
 
     def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
         if not has_table(config):
-            values = SCALE.values(usual_norm(config, model), slower=num_rounds)
-            return Descent(values.clip_norm, values.learning_rate, math.inf, sampling="balanced", momentum=_MOMENTUM)
+            values = scaled(FULL_BATCH, usual_norm(config, model), slower=num_rounds)
+            return Descent(values.clip_norm, values.learning_rate, math.inf, sampling="balanced", momentum=MOMENTUM)
         row, squares = _row(self.noise_mu(config, sizes)), usual_squared_norm(config, model)
         return Descent(
             clip_norm=row.clip_norm * math.sqrt(squares),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -73,6 +74,7 @@ class PrivateClientApp(ClientApp):
         schema: Schema | None = None,
         evaluation: EvaluationShare | None = None,
         mods: list[Mod] | None = None,
+        bound: float = math.inf,
     ) -> None:
         super().__init__(mods=[self._as_participant, *(mods or [])])
         self.model = model
@@ -80,6 +82,7 @@ class PrivateClientApp(ClientApp):
         self.policy = policy
         self.evaluation = evaluation
         self.schema = schema
+        self._bound = bound
         self._inferred = False
         self._samples = samples
         self._seed = seed
@@ -90,6 +93,19 @@ class PrivateClientApp(ClientApp):
             register()(self._answer)
         # Flower hands an app's mods no message of a kind that the app has no function for, and helpers answer in one.
         self.query("open")(_not_a_helper)
+
+    def steps(self) -> dict[str, float]:
+        """Step, and momentum of full batches, for the server's strategy: ``FullBatch(..., **app.steps())``.
+
+        They go with the clip of the app's policy, and follow from the schema and the model as that does
+        (docs/tuning.md). Real machines whose operators set other clips need other steps.
+        """
+        if math.isinf(self._bound):
+            raise ConfigurationError(
+                "Expected a schema with bounds of every number, from which steps follow, got none: pass schema=, or "
+                "choose a learning_rate."
+            )
+        return self.method.steps(self.policy.clip_norm, self._bound, self.policy.max_participations)
 
     def records(
         self, context: Context, schema: Schema, items: Items | None = None, *, count: int, evaluated: bool
@@ -271,7 +287,7 @@ def private_client_app(
     epsilon: float | None = None,
     mu: float | None = None,
     delta: float = 1e-5,
-    clip_norm: float = 1.0,
+    clip_norm: float | None = None,
     rounds: int | None = None,
     batch_size: int | None = None,
     trust: Trust = "untrusted-server",
@@ -304,8 +320,10 @@ def private_client_app(
         The server's strategy: ``FullBatch``, ``Mu2``, ``NoisySGD`` or ``CorrelatedFedAvg``.
     epsilon, mu : float
         Privacy of all releases of one training together; exactly one of them. Epsilon is at ``delta``.
-    clip_norm : float
-        S, the L2 bound on one sample's gradient.
+    clip_norm : float, optional
+        S, the L2 bound on one sample's gradient. By default the method's share of R, how long a record of ``schema``
+        can be; of a module, of its gradients for records made up from it. 1 without such a schema. A real machine's
+        clip is its operator's.
     rounds : int
         K, the most releases of one training.
     batch_size : int, optional
@@ -355,11 +373,22 @@ def private_client_app(
         raise ConfigurationError(
             "Expected samples, got none: pass a function of Flower's context that gives (inputs, targets)."
         )
+    if policy is None and rounds is None:
+        raise ConfigurationError(
+            "Expected rounds, the most releases of one training, got none: noise is made for so many."
+        )
+    share = EvaluationShare.of(evaluation)
+    made = _machine_model(model, loss, seed=seed, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
+    bound, known = math.inf, schema
+    if known is None and not _is_function(samples):
+        known = made.schema or inferred(items_of(samples))
+    if known is not None:
+        made.check_schema(known, None if share is None or made.measure is None else made.measure(share.right))
+    if schema is not None:  # one that was inferred is made from all records
+        bound = made.bound(schema)
     if policy is None:
-        if rounds is None:
-            raise ConfigurationError(
-                "Expected rounds, the most releases of one training, got none: noise is made for so many."
-            )
+        if clip_norm is None:
+            clip_norm = 1.0 if math.isinf(bound) else chosen.scale.clip * bound
         policy = chosen.policy(
             batch_size=batch_size,
             clip_norm=clip_norm,
@@ -382,14 +411,8 @@ def private_client_app(
             raise ConfigurationError(
                 f"Expected policy or {', '.join(named)}, got both: a PrivacyPolicy says everything."
             )
-    share = EvaluationShare.of(evaluation)
     chosen.check(policy if share is None else share.training(policy))
-    made = _machine_model(model, loss, seed=seed, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
-    if schema is None and not _is_function(samples):
-        schema = made.schema or inferred(items_of(samples))
-    if schema is not None:
-        made.check_schema(schema, None if share is None or made.measure is None else made.measure(share.right))
-    of_simulation = {"helpers": helpers, "seed": seed, "schema": schema}
+    of_simulation = {"helpers": helpers, "seed": seed, "schema": known, "bound": bound}
     return PrivateClientApp(made, chosen, samples, policy, evaluation=share, mods=mods, **of_simulation)
 
 

@@ -328,7 +328,10 @@ def estimator_model(model: Any, loss: Any = None) -> MachineModel:
                 f"this order, as the estimator has them, got {got[0]} and {', '.join(got[1]) or 'none'}."
             )
 
-    return MachineModel(made.gradients, made.names, check, partial(_measure, made), own)
+    def bound(schema: Schema) -> float:
+        return math.hypot(schema.norm_bound, made.fit_intercept)
+
+    return MachineModel(made.gradients, made.names, check, partial(_measure, made), bound, own)
 
 
 def _measure(model: LinearEstimator, right: Any) -> Measure:
