@@ -707,8 +707,15 @@ MUTANTS = (
     Mutant(
         "the digest of a schema leaves its label out",
         "clients/records/schema.py",
-        'exclude={"reviewed", "separator"}',
-        'exclude={"reviewed", "separator", "label"}',
+        '"label": {"majority"}}',
+        '"label": True}',
+        (SCHEMA,),
+    ),
+    Mutant(
+        "a record longer than the declared norm stays as it is",
+        "clients/records/schema.py",
+        "if length <= self.norm:",
+        "if length:",
         (SCHEMA,),
     ),
     Mutant(
