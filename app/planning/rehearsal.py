@@ -139,16 +139,15 @@ class MadeUp:
             noise = generator.standard_normal(count) * math.sqrt(1 / (4 * share) - 1) if share < 0.25 else 0.0
             labels = told / told.std() + noise
             return rows, labels / (4 * labels.std())
-        shares = None
         labels = generator.integers(0, self.classes, count)
         if self.majority:
-            shares = np.array([self.majority, *[(1 - self.majority) / (self.classes - 1)] * (self.classes - 1)])
-            labels = generator.choice(self.classes, count, p=shares)
+            rest = (1 - self.majority) / (self.classes - 1)
+            labels = generator.choice(self.classes, count, p=[self.majority, *[rest] * (self.classes - 1)])
         within = min(max(2 * (self.classes - 1), 1), self.features)  # the directions in which centres lie
         centres = np.zeros((self.classes, self.features))
         centres[:, :within] = generator.standard_normal((self.classes, within))
-        centres -= np.average(centres, axis=0, weights=shares)
-        centres *= math.sqrt(share / (1 - share) / np.average(np.square(centres).sum(axis=1), weights=shares))
+        centres -= centres.mean(axis=0)  # classes lie as far apart whatever their shares are
+        centres *= math.sqrt(share / (1 - share) / np.square(centres).sum(axis=1).mean())
         return centres[labels] + generator.standard_normal((count, self.features)) * scale, labels
 
     @cached_property
