@@ -43,12 +43,23 @@ def fit(
     helpers: Annotated[
         int, typer.Option(help="With --trust secure-aggregation: helpers, of which one is honest.", show_default="2")
     ] = 0,
+    real: Annotated[
+        bool,
+        typer.Option(
+            "--real", help="For a model to be used: this computer as a trusted curator, with --schema and a ledger."
+        ),
+    ] = False,
+    budget: Annotated[
+        float,
+        typer.Option(help="With --real, for a new ledger: epsilon of all calls.", show_default="this call's epsilon"),
+    ] = 0.0,
+    ledger: Annotated[Path | None, typer.Option(help="With --real: its file.", show_default="FILE.ledger")] = None,
     assignments: Assignments = None,
     out: Annotated[Path, typer.Option(help="Folder for the run's own folder.")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="Name of the run's folder.", show_default="from the time")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a private model of a table, as its sites would together: a rehearsal on this computer."""
+    """Train a private model of a table, as its sites would together: a rehearsal on this computer, unless --real."""
     from ..runs import fitting
     from ..runs.outcome import RESULT_NAME
     from ..runs.run_files import write_record
@@ -65,6 +76,7 @@ def fit(
                 fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")
             options: dict[str, Any] = {} if "mu" in settings else {"epsilon": epsilon}
             options |= {"label": label, "site": site, "machines": machines, "schema": schema, "trust": trust}
+            options |= {"real": real, "budget": budget, "ledger": ledger}
             result = fitting.fit(table, **options, **settings)
             write_record(result, folder)
             model = result.save(folder / _MODEL)

@@ -22,6 +22,7 @@ from ..settings.layers import layered
 from ..settings.run_config import RunConfig
 from .outcome import Alone, Outcome, Twin, infinite
 from .progress import Progress
+from .real_fit import LEDGER_ENDING, fit_for_real
 from .result import RunResult
 from .without_noise import without_noise
 
@@ -29,7 +30,7 @@ MACHINES = 5
 """Machines that rows are dealt to where no column says whose they are."""
 HELD_OUT_SHARE = 0.2
 """Of the rows, for the figure."""
-_MOST_NAMED, _TWO, _GUESSING = 4, 2, 0.5
+_MOST_NAMED, _TWO, _GUESSING, _ERRORS = 4, 2, 0.5, 2.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,13 @@ class FittedTable:
     majority: float
     variance: float
 
+    @property
+    def error_of_guessing(self) -> float:
+        """The standard error of the AUC of a model of two classes that guesses, on the rows held out."""
+        frequent = self.majority * self.tested
+        pairs = frequent * (self.tested - frequent)
+        return math.sqrt((self.tested + 1) / (12 * pairs)) if pairs else math.inf
+
     def document(self) -> dict[str, Any]:
         """For the model's card."""
         schema = "drafted from these rows" if self.drafted else "given"
@@ -82,6 +90,9 @@ def fit(
     epsilon: float = 0.0,
     schema: Schema | Path | str | None = None,
     trust: str = "",
+    real: bool = False,
+    budget: float = 0.0,
+    ledger: Path | str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     **settings: Value,
 ) -> RunResult:
@@ -102,6 +113,13 @@ def fit(
     schema : Schema or path, optional
         How rows are read; default a draft from these very rows, which shows something of them.
     trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
+    real : bool
+        Whether the model may be used: this computer takes the place of a trusted curator, and only what is released
+        with noise is shown. It needs a file and a reviewed schema; ``site``, ``machines`` and ``trust`` stay out.
+    budget : float
+        With ``real``: epsilon of everything that is ever released of these rows, for a new ledger; default this call's.
+    ledger : path, optional
+        With ``real``: the ledger's file; default the table's with ``.ledger`` behind it.
     on_progress : callable, optional
         Called after every round.
     **settings
@@ -119,8 +137,9 @@ def fit(
 
     Notes
     -----
-    **Formal guarantees.** None: keys are seeded and a drafted schema was made from the rows, so nobody is protected.
-    :attr:`RunResult.guarantee` says what the same run would guarantee on real machines with a reviewed schema.
+    **Formal guarantees.** Of a rehearsal none: keys are seeded and a drafted schema was made from the rows, so nobody
+    is protected; :attr:`RunResult.guarantee` says what the same run would guarantee on real machines with a reviewed
+    schema. With ``real`` model and figure are mu-GDP for replacement of one row (:mod:`.real_fit`).
 
     Examples
     --------
@@ -132,6 +151,17 @@ def fit(
     ['no', 'yes']
     """
     found = ReadTable.of(table, label=label, site=site, schema=schema)
+    own: dict[str, Value] = {
+        "strategy": "auto",
+        "model": "ridge" if found.schema.num_classes == 1 else "softmax",
+        **{name.replace("_", "-"): value for name, value in settings.items()},
+    }
+    given = {"epsilon": epsilon, "trust": trust}
+    own = layered(own, {name: value for name, value in given.items() if value})
+    if real:
+        return _for_real(found, table, own, ledger, budget, simulated=bool(site or machines or trust))
+    if budget or ledger:
+        raise ConfigurationError("Expected budget and ledger with real=True (--real) only: a rehearsal spends nothing.")
     if site and machines:
         raise ConfigurationError("Expected site or machines, got both: each site is a machine.")
     read = found.read(site)
@@ -139,17 +169,8 @@ def fit(
     dataset = held_out(read, found.schema, HELD_OUT_SHARE, seed)
     task = TableTask(found.schema, dataset)
     many = len(read.sites) or machines or MACHINES
-    own: dict[str, Value] = {
-        "strategy": "auto",
-        "model": "ridge" if found.schema.num_classes == 1 else "softmax",
-        **{name.replace("_", "-"): value for name, value in settings.items()},
-        "task": task.name,
-        "partition": "own" if site else "iid",
-        "num-clients": many,
-        "clients-per-round": many,
-    }
-    given = {"epsilon": epsilon, "trust": trust}
-    config = RunConfig.from_mapping(layered(own, {name: value for name, value in given.items() if value}))
+    dealt = {"task": task.name, "partition": "own" if site else "iid", "num-clients": many, "clients-per-round": many}
+    config = RunConfig.from_mapping({**own, **dealt})
     with _quiet():
         result = run_cohort(config, on_progress=on_progress, rehearsed=True)
     labels = dataset.test_labels
@@ -176,6 +197,29 @@ def fit(
     return made
 
 
+def _for_real(
+    found: ReadTable, table: Any, own: dict[str, Value], ledger: Path | str | None, budget: float, *, simulated: bool
+) -> RunResult:
+    if simulated:
+        raise ConfigurationError(
+            "Expected no site, machines or trust in a real fit, in which this computer has all rows, got some: leave "
+            "them out, or give each site a node (docs/deployment.md)."
+        )
+    if found.drafted or not isinstance(table, str | Path):
+        raise ConfigurationError(
+            "Expected a file and a reviewed schema for a real fit, got a drafted one or no file: a draft shows "
+            "something of the rows. `murmurfl schema FILE --out SCHEMA.toml` makes a draft to review."
+        )
+    where = Path(ledger) if ledger else Path(f"{Path(table).expanduser()}{LEDGER_ENDING}")
+    with _quiet():
+        result = fit_for_real(found, own, where, budget)
+    rows = len(found.rows)
+    figures = {"majority": 0.0, "variance": 0.0}  # of rows, and not released
+    counts = {"rows": rows, "trained": rows, "tested": 0, "misfits": 0}
+    described = FittedTable(found.name, found.schema, drafted=False, site="", left_out={}, **counts, **figures)
+    return replace(result, table=described)
+
+
 def figure(of: Outcome | Twin | Alone, table: FittedTable) -> float:
     """What a model is judged by: the AUC of two classes, the accuracy of several, R^2 of numbers."""
     if table.schema.num_classes == 1:
@@ -198,7 +242,7 @@ def is_useless(outcome: Outcome, table: FittedTable) -> bool:
     """Whether a fitted model tells no more than the usual answer does."""
     if table.schema.num_classes == 1:
         return not figure(outcome, table) > 0.0
-    if table.schema.num_classes == _TWO and not figure(outcome, table) <= _GUESSING:
+    if table.schema.num_classes == _TWO and figure(outcome, table) > _GUESSING + _ERRORS * table.error_of_guessing:
         return False  # it ranks, even where one class is so rare that nobody is given it
     return not (outcome.accuracy or 0.0) > table.majority
 
@@ -207,6 +251,8 @@ def fit_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str]:
     """A fitted model, saved in a folder, in about ten lines for people."""
     outcome, config = result.outcome, result.experiment.config
     schema, lines = table.schema, list[str]()
+    if result.deployed:
+        return _real_lines(result, table, folder)
     if is_useless(outcome, table):
         usual = "their mean" if schema.num_classes == 1 else f"the usual answer, {100 * table.majority:.1f} %"
         lines.append(f"This model is no better than always giving {usual}: do not use it.")
@@ -228,6 +274,22 @@ def fit_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str]:
     wide = max(len(name) for name, _ in rows)
     lines += [f"{name:<{wide}}  {value}" for name, value in rows]
     return lines
+
+
+def _real_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str]:
+    """A model that was fitted for real: nothing but what was released with noise."""
+    evaluation, outcome = result.outcome.private_evaluation, result.outcome
+    measured = "none was released" if evaluation is None else evaluation.sentence or evaluation.failure
+    rows = [
+        ("table", f"{table.name}: {table.rows:,} rows, whose number is public"),
+        ("label", _label_words(table.schema)),
+        ("method", f"{result.experiment.config.strategy}, {outcome.rounds} rounds"),
+        ("figure", f"{measured}"),
+        ("privacy", f"REAL: {result.guarantee}"),
+        ("saved", f"{folder}: `murmurfl predict {folder} NEW.csv` adds a column"),
+    ]
+    wide = max(len(name) for name, _ in rows)
+    return [f"{name:<{wide}}  {value}" for name, value in rows]
 
 
 def _label_words(schema: Schema) -> str:
