@@ -9,6 +9,7 @@ import typer
 from ..version import __version__
 from .audit_command import audit
 from .completion import in_any_shell
+from .fit_command import fit, predict
 from .keys_command import keys, list_names
 from .ledger_command import ledger_cli
 from .list_command import list_runs
@@ -42,7 +43,7 @@ def _commands(
     """Private federated learning whose noise cancels itself."""
 
 
-for command in (run, search, reproduce, report, audit, plan):
+for command in (fit, predict, run, search, reproduce, report, audit, plan):
     cli.command()(command)
 cli.command("list")(list_runs)
 cli.command("names")(list_names)

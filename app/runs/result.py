@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import Forecast, Guarantee
@@ -15,7 +17,8 @@ from ...privacy.machine.clipping_figures import TrainingFigures
 from ...privacy.machine.tables import NONE, PRIVATE
 from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy
 from ...strategies.side.evaluation_figures import EVALUATION_FIGURES
-from ..methods.presets import the_task
+from ..methods.presets import constant_feature, feature_bound, the_task
+from ..models.model import CENTRE_ARRAY, CONSTANT_ARRAY
 from .alone import alone
 from .experiment import Experiment
 from .machine_statements import releases_made, stated
@@ -23,6 +26,10 @@ from .outcome import Alone, Outcome
 from .progress import Progress
 from .run_guarantees import Figures, epsilon_of, run_guarantee
 from .side_releases import FeatureMean
+
+if TYPE_CHECKING:
+    from ..models.trained_model import TrainedClassifier, TrainedModel, TrainedRegressor
+    from .fitting import FittedTable
 
 WORKED_OUT = ("num-rounds", "clip-norm", "learning-rate", "diameter", "centring", "schedule", "sampling")
 """Keys of ``config`` under which a result has what preset and data made of them; ``asked`` has what was asked for."""
@@ -74,6 +81,8 @@ class RunResult:
         With a private evaluation, how good the model is on the machines' samples.
     evaluation_failure : str
         Why there is none, though it was asked for.
+    table : FittedTable or None
+        The table that it was fitted to, where it was one (:func:`murmurfl.app.fit`).
 
     Notes
     -----
@@ -103,6 +112,7 @@ class RunResult:
     mean: FeatureMean | None = None
     evaluation: EvaluationResult | None = None
     evaluation_failure: str = ""
+    table: FittedTable | None = None
 
     delta = _recorded("delta", "Where epsilon is shown.")
     rounds = _recorded("rounds", "How many rounds were made.")
@@ -120,6 +130,57 @@ class RunResult:
         """The guarantee, in figures and words; no epsilon is shown without it."""
         figures = Figures(self.mu, self.mu_local, self.min_honest, self.min_cohort)
         return run_guarantee(self.experiment, figures, deployed=self.deployed, statements=self.statements)
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The model's arrays by name, with what its inputs are seen from: the contents of ``model.npz``."""
+        arrays: dict[str, Any] = dict(zip(self.experiment.model.names, self.parameters, strict=True))
+        if self.mean is not None:  # without which nobody could use the model
+            arrays |= {CENTRE_ARRAY: self.mean.centre, CONSTANT_ARRAY: np.float64(self.mean.constant)}
+        return arrays
+
+    @cached_property
+    def model(self) -> TrainedModel:
+        """The trained model with its card, for predictions and to be saved."""
+        from ..models.trained_model import TrainedModel
+        from .model_card import card
+
+        experiment = self.experiment
+        model, config = experiment.model, experiment.config
+        return TrainedModel(
+            kind=config.model,
+            num_features=model.num_features,
+            num_classes=model.num_classes,
+            feature_bound=feature_bound(config),
+            constant=constant_feature(config) or self.mean is not None,
+            arrays=self.arrays,
+            schema=None if self.table is None else self.table.schema,
+            card=card(self),
+        )
+
+    def predict(self, rows: Any) -> NDArray[Any]:
+        """The class, or the number, that the model predicts for each row.
+
+        Parameters
+        ----------
+        rows : path, DataFrame, list of mappings, or array of shape (rows, features)
+            Of a run of :func:`murmurfl.app.fit` rows of a table like its own; of another run features as its task
+            gives them.
+        """
+        return self.model.predict(rows)
+
+    def save(self, folder: Path | str) -> Path:
+        """Write the model into a folder: weights, schema and a card of what was promised; no figure without noise."""
+        from .model_card import card_text
+
+        return self.model.save(folder, card_text(self.model.card))
+
+    @staticmethod
+    def load(folder: Path | str) -> TrainedClassifier | TrainedRegressor:
+        """A model that :meth:`save` wrote, as a scikit-learn estimator with ``predict`` and ``predict_proba``."""
+        from ..models.trained_model import load_model
+
+        return load_model(folder)
 
     @property
     def forecast(self) -> Forecast | None:

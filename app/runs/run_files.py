@@ -21,19 +21,13 @@ from .run_summary import noise_note, shown, shown_accuracy
 
 MACHINES_NAME = "machines.json"
 
-CENTRE_ARRAY, CONSTANT_ARRAY = "centring.centre", "centring.constant"
-"""Arrays of ``model.npz`` beside the model's own: what its inputs are seen from (:func:`murmurfl.privacy.centred`)."""
-
 _MOST_POINTS = 200
 
 
 def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
     """Write what a run leaves into a folder; the contents of ``result.json`` are returned."""
     folder.mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, Any] = dict(zip(result.experiment.model.names, result.parameters, strict=True))
-    if result.mean is not None:  # without which nobody could use the model
-        arrays |= {CENTRE_ARRAY: result.mean.centre, CONSTANT_ARRAY: np.float64(result.mean.constant)}
-    np.savez(folder / "model.npz", **arrays)
+    np.savez(folder / "model.npz", **result.arrays)
     plot_accuracy(result.outcome, folder / "accuracy.png")
     write_machines(result, folder / MACHINES_NAME)
     write_outcome(result.outcome, folder)  # last: whoever finds a result.json finds a finished run

@@ -120,6 +120,10 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
             return name
         return str((folder or Path.cwd()).resolve() / Path(name).expanduser())
 
+    def give(self, name: str, thing: ThingT) -> None:
+        """Let a name with a colon mean an object of this process, in the place of one to be imported."""
+        self._own[name] = thing
+
     def reading(self, key: str) -> list[str]:
         """The built-in names of those that read a run-config key."""
         return [name for name, thing in self._things.items() if key in thing.keys]  # type: ignore[attr-defined]
