@@ -214,9 +214,9 @@ def _for_real(
     with _quiet():
         result = fit_for_real(found, own, where, budget)
     rows = len(found.rows)
-    figures = {"majority": 0.0, "variance": 0.0}  # of rows, and not released
-    counts = {"rows": rows, "trained": rows, "tested": 0, "misfits": 0}
-    described = FittedTable(found.name, found.schema, drafted=False, site="", left_out={}, **counts, **figures)
+    # What else is of the rows was not released.
+    unknown: dict[str, Any] = {"tested": 0, "misfits": 0, "majority": 0.0, "variance": 0.0, "left_out": {}}
+    described = FittedTable(found.name, found.schema, drafted=False, rows=rows, trained=rows, site="", **unknown)
     return replace(result, table=described)
 
 

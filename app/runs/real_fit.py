@@ -132,12 +132,12 @@ class _Ordered:
 def _of_nobody(count: int, schema: Schema) -> Dataset:
     """A data set of the table's shape, in which nothing is a row's."""
     width, classes = schema.num_features + (schema.num_classes == 1), schema.num_classes
-    kind = np.int64 if classes > 1 else np.float32
-    test = np.arange(max(classes, _TWO)) % classes
-    return Dataset(
-        np.zeros((count, width), np.float32), np.zeros(count, kind), np.zeros((len(test), width), np.float32),
-        test.astype(kind), classes,
-    )  # fmt: skip
+    test: NDArray[Any] = np.arange(max(classes, _TWO)) % classes
+    train: NDArray[Any] = np.zeros(count, np.int64)
+    if classes == 1:
+        train, test = train.astype(np.float32), test.astype(np.float32)
+    features = np.zeros((count, width), np.float32)
+    return Dataset(features, train, features[: len(test)], test, classes)
 
 
 def _evaluation(experiment: Experiment, policy: PrivacyPolicy) -> dict[str, Any]:
