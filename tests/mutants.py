@@ -1312,8 +1312,8 @@ MUTANTS = (
     Mutant(
         "a plain meaning of sums leaves out what holds without anybody's honesty",
         "privacy/accounting/guarantee.py",
-        'f"at most {_percent(mu_local)}" if math.isfinite(mu_local)',
-        'f"at most {_percent(mu)}" if math.isfinite(mu_local)',
+        'f"at most {right_at_most(mu_local)}" if math.isfinite(mu_local)',
+        'f"at most {right_at_most(mu)}" if math.isfinite(mu_local)',
         ("tests/privacy/accounting/test_plain_words.py",),
     ),
     Mutant(
