@@ -1,4 +1,4 @@
-"""Rounds of a run as people see them: a bar on a terminal, lines elsewhere, whatever carries the run."""
+"""Rounds of a run as people see them: a bar on a terminal, a few lines elsewhere, whatever carries the run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from ...privacy import Guarantee
 from ..runs.progress import RoundLine
 from .terminal import say, width
 
+_LINES = 4
+"""Rounds that are shown elsewhere beside the first."""
+
 
 def is_worrying(line: str) -> bool:
     """Whether a line of Flower's log is for the eyes of whoever started the run."""
@@ -21,17 +24,17 @@ def is_worrying(line: str) -> bool:
 
 
 class RunDisplay:
-    """Rounds as they come: a bar on a terminal, a line each elsewhere; the guarantee once, above them.
+    """Rounds as they come: a bar on a terminal, a few lines elsewhere.
 
     Parameters
     ----------
-    guarantee : Guarantee
-        Of the whole run, which every line's epsilon belongs to.
+    guarantee : Guarantee, optional
+        Of the whole run: it stands above the rounds, and each has its epsilon. Without it no epsilon is shown.
     console : Console, optional
         Default standard output.
     """
 
-    def __init__(self, guarantee: Guarantee, console: Console | None = None) -> None:
+    def __init__(self, guarantee: Guarantee | None = None, console: Console | None = None) -> None:
         self._guarantee = guarantee
         self._console = Console() if console is None else console
         self._bar = Bar(
@@ -47,7 +50,8 @@ class RunDisplay:
         self._measured = ""
 
     def __enter__(self) -> RunDisplay:
-        self.message(self._guarantee.sentence)
+        if self._guarantee is not None:
+            self.message(self._guarantee.sentence)
         self._bar.start()
         return self
 
@@ -59,18 +63,18 @@ class RunDisplay:
     def show(self, line: RoundLine) -> None:
         """One round is done."""
         if not self._console.is_terminal:
-            if line.wanted:
+            if self._guarantee is not None and line.wanted:
                 self.message(line.within(width()))
+            elif self._guarantee is None and (line.server_round == 1 or line.among(_LINES)):
+                self.message(line.measured)
             return
         # A round without an evaluation goes on showing the last one's figures.
         if line.loss is not None:
             accuracy = "" if line.accuracy is None else f"accuracy {100 * line.accuracy:.1f} %  "
             self._measured = f"{accuracy}loss {line.loss:.4g}  "
         left = line.time_left
-        said = (
-            f"{self._measured}epsilon {line.epsilon_text}  replies {line.aggregated}/{line.asked}"
-            f"{f'  {left} left' if left else ''}"
-        )
+        epsilon = "" if self._guarantee is None else f"epsilon {line.epsilon_text}  "
+        said = f"{self._measured}{epsilon}replies {line.aggregated}/{line.asked}{f'  {left} left' if left else ''}"
         self._bar.update(self._task, completed=line.server_round, total=line.num_rounds, said=said)
 
     def read(self, text: str) -> bool:

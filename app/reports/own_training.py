@@ -18,8 +18,9 @@ from ...privacy import ConfigurationError, Guarantee, stated_words
 from ...strategies import ReleaseStrategy
 from ...strategies.side.evaluation_figures import EvaluationResult
 from ..runs.outcome import MEASURES, Outcome
-from ..runs.run_files import plot_accuracy, write_outcome
+from ..runs.run_files import write_outcome
 from ..runs.run_guarantees import Figures, stated_figures
+from ..runs.run_summary import plot_accuracy
 
 Statements = Mapping[str, Mapping[str, Any]]
 

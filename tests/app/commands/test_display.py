@@ -1,6 +1,7 @@
-"""Rounds as people see them: a bar on a terminal, lines elsewhere, the guarantee once above them."""
+"""Rounds as people see them: a bar on a terminal, lines elsewhere, no epsilon unless the guarantee is above them."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from murmurfl.app.commands.display import RunDisplay
@@ -33,6 +34,24 @@ def test_on_a_terminal_a_bar_moves_below_the_guarantee():
     assert "7/120" in text
     assert "accuracy 87.3 %  loss 0.4375  epsilon 4.38  replies 9/10  1:02:05 left" in text
     assert str(FULL) not in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_without_a_guarantee_above_them_rounds_show_no_epsilon_and_are_few(terminal):
+    screen = io.StringIO()
+    with RunDisplay(console=Console(file=screen, force_terminal=terminal, width=120, color_system=None)) as display:
+        for number in range(1, 121):
+            display.show(replace(FULL, server_round=number))
+    text = screen.getvalue()
+    assert "epsilon" not in text
+    assert "accuracy" in text
+    assert terminal or [line.split()[1] for line in text.splitlines()] == [
+        "1/120",
+        "30/120",
+        "60/120",
+        "90/120",
+        "120/120",
+    ]
 
 
 @pytest.mark.parametrize(
