@@ -28,6 +28,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo, CommandFunctionType
 
 from ...privacy import MurmurflError
+from ..settings.registry import TABLES
 
 FAILED = 1
 MISUSED = 2
@@ -79,6 +80,27 @@ class _Command(TyperCommand):
             if isinstance(parameter, TyperArgument) and not parameter.help:
                 declared = getattr(hints.get(parameter.name or ""), "__metadata__", ())
                 parameter.help = next((info.help for info in declared if isinstance(info, ArgumentInfo)), None)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, and name the way out where a run-config key or a table stands in the place of an option."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if any("--set" in one.opts for one in self.params):
+                error.message += _as_setting(error.option_name.lstrip("-"))
+            raise
+        except click.UsageError as error:
+            if table := next((one for one in given if one.lower().endswith(TABLES)), ""):
+                error.message += f". `murmurfl fit {table} --label COLUMN` trains on a table."
+            raise
+
+
+def _as_setting(name: str) -> str:
+    """How a run-config key is set; empty for another word."""
+    from ..settings.run_config import run_keys
+
+    return f" It is a run-config key: --set {name}=VALUE." if name in run_keys() else ""
 
 
 class _Commands(TyperGroup):
