@@ -95,11 +95,12 @@ def own_model(found: Any, name: str) -> ModelKind:
     Raises
     ------
     ConfigurationError
-        If it is neither a function nor a module.
+        If it is neither a function nor a module of this process.
     """
-    if _is_module(found):
+    # One that was given in this process has its class's name; imported, each process would start from another.
+    if _is_module(found) and name.startswith(f"{type(found).__module__}:{type(found).__qualname__}"):
         return FunctionKind(lambda *_: copy.deepcopy(found), name)
-    if isinstance(found, type) or not callable(found):
+    if isinstance(found, type) or not callable(found) or _is_module(found):
         kind = found.__name__ if isinstance(found, type) else type(found).__name__
         raise ConfigurationError(
             f"Expected model = {name!r} to be a function of the numbers of features and classes, which gives a Model "
