@@ -22,13 +22,8 @@ from typing import Any, NoReturn, get_type_hints
 
 import click
 import typer
-from rich.console import Console
-from rich.table import Table
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo, CommandFunctionType
-
-from ...privacy import MurmurflError
-from ..settings.registry import TABLES
 
 FAILED = 1
 MISUSED = 2
@@ -51,19 +46,23 @@ def failing_clearly() -> Iterator[None]:
     """
     try:
         yield
-    except MurmurflError as error:
-        fail(str(error))
-    except OSError as error:
-        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
     except KeyboardInterrupt:
         fail("Interrupted.", INTERRUPTED)
+    except Exception as error:
+        from ...privacy import MurmurflError  # takes longer than a command's help
+
+        if isinstance(error, MurmurflError):
+            fail(str(error))
+        if isinstance(error, OSError):
+            fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        raise
 
 
 class CommandLine(typer.Typer):
     """A :class:`typer.Typer` whose commands show their arguments' help, with one hint at a mistyped command."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"cls": _Commands, "no_args_is_help": True, **options})
+        super().__init__(**{"cls": CommandsWithHint, "no_args_is_help": True, **options})
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
         """Like Typer's; the command shows the help of its arguments."""
@@ -91,6 +90,8 @@ class _Command(TyperCommand):
                 error.message += _as_setting(error.option_name.lstrip("-"))
             raise
         except click.UsageError as error:
+            from ..settings.registry import TABLES
+
             if table := next((one for one in given if one.lower().endswith(TABLES)), ""):
                 error.message += f". `murmurfl fit {table} --label COLUMN` trains on a table."
             raise
@@ -103,7 +104,9 @@ def _as_setting(name: str) -> str:
     return f" It is a run-config key: --set {name}=VALUE." if name in run_keys() else ""
 
 
-class _Commands(TyperGroup):
+class CommandsWithHint(TyperGroup):
+    """Commands with one hint at a mistyped one, whatever click is installed."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         if hasattr(click, "NoSuchCommand"):  # click gives the hint itself
@@ -224,6 +227,9 @@ def _print(
     folded: Mapping[str, int],
     available: int,
 ) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=title)
     for name in columns:
         side = "left" if name in labels else "right"

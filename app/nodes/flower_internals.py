@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +21,8 @@ __all__ = ["ClientAppCallable", "Run", "bundle_of", "simulation_grid", "without_
 
 def simulation_grid(grid: Grid) -> InMemoryGrid | None:
     """``grid`` if it is that of Flower's simulation, else None."""
-    from flwr.superlink.grid import InMemoryGrid  # half a second, for the ServerApp alone
-
-    return grid if isinstance(grid, InMemoryGrid) else None
+    module = sys.modules.get("flwr.superlink.grid")  # half a second to import: whoever made such a grid has done so
+    return grid if module is not None and isinstance(grid, module.InMemoryGrid) else None
 
 
 def bundle_of(folder: Path) -> bytes:
