@@ -2038,7 +2038,7 @@ MUTANTS = (
     ),
     Mutant(
         "a mu for many honest machines is said of the few of another",
-        "app/runs/run_guarantees.py",
+        "privacy/accounting/stated.py",
         "mu * math.sqrt(max(honest / fewest, 1.0))",
         "mu * math.sqrt(max(honest / honest, 1.0))",
         ("tests/app/runs/test_guarantees.py",),

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, protocol
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
+from ...privacy.accounting.stated import Statements, stated_guarantee, stated_values
 from ...privacy.machine.clipping_figures import TrainingFigures, observing
 from ..sums.secure_aggregation import Helpers, SecureAggregation
 from ..sums.secure_rounds import SecureRounds
@@ -228,6 +229,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         """The number of the release aggregated of each machine that the last round asked, or None."""
         self.history: list[RoundReport] = []
         self.forecast: Forecast | None = None
+        self.says_guarantee = True
+        self._stated_before: Statements = {}
         """Forecast of the noise in the model, from machines' statements before the first round; None without noise."""
         self.rehearse: Callable[[Forecast], tuple[float, float] | None] | None = None
         """Tells which share of what can be learnt the run keeps on made-up data, at least and at most."""
@@ -387,7 +390,9 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
         Notes
         -----
-        Before the first round the log says how much of the model will be noise; :attr:`forecast` keeps it.
+        Before the first round the log says how much of the model will be noise; :attr:`forecast` keeps it. After the
+        last one it says what machines guarantee, by what they stated before the first: every release that their caps
+        allow in this training. What is asked of them besides, such as a private evaluation, has a statement of its own.
         """
         if self.history:
             raise ConfigurationError(
@@ -429,6 +434,9 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         logger.info("%s finished in %.1f s.", type(self).__name__, time.monotonic() - started)
         if self.must_aggregate:
             check_something_came(self.history, self._reasons)
+        stated = self._stated_before
+        if self.says_guarantee and stated and "trusted-server" not in stated_values(stated, "trust"):
+            logger.info("Guarantee: %s", stated_guarantee(stated, self.num_clients))
         return result
 
     def summary(self) -> None:
@@ -503,6 +511,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         simulated = isinstance(grid, DirectMachines) or self.machines.several_on_a_node
         # For how long a training lasts all machines matter; for how loud the noise is a few of them will do.
         statements = self._statements(grid, timeout, _FEW if self.run_dry and simulated else None)
+        self._stated_before = statements
         if not self.run_dry:
             self._check_statements(statements)
             if simulated or self.roll.attendance.waits_for_all:

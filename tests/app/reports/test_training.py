@@ -10,9 +10,12 @@ from flwr.clientapp import ClientApp
 from murmurfl.app import record_training
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.outcome import result_schema
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy.accounting.stated import stated_guarantee
 from murmurfl.strategies import CorrelatedFedAvg, SecureAggregation
 from typer.testing import CliRunner
 
@@ -108,3 +111,19 @@ def test_nobody_is_spoken_for(tmp_path, trained):
     with pytest.raises(ConfigurationError, match="murmurfl run"):
         record_training(tmp_path, strategy, result, statements, task="x")
     assert not (tmp_path / "result.json").exists()
+
+
+def test_log_ends_with_what_machines_guarantee(trained, caplog):
+    with caplog.at_level("INFO", logger="flwr"):
+        _, _, statements = trained(6, SecureAggregation(min_cohort=3, helpers=2), **SUMS)
+    said = caplog.messages[-1]
+    assert said == f"Guarantee: {stated_guarantee(statements, 4)}", "the same as what they state in the end"
+    assert "It is what 4 of 4 machines say of themselves" in said
+    assert "epsilon = " in said
+    assert "whatever happens" in said
+
+
+def test_run_of_our_own_app_says_its_guarantee_itself(caplog):
+    with caplog.at_level("INFO", logger="flwr"):
+        run_cohort(RunConfig(num_rounds=1))
+    assert not [message for message in caplog.messages if message.startswith("Guarantee: ")]
