@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -11,6 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from ...privacy import Guarantee
+from ...strategies.rounds.look_ahead import log_forecast
 from ..runs.progress import RoundLine
 from .terminal import say, width
 
@@ -29,7 +33,8 @@ class RunDisplay:
     Parameters
     ----------
     guarantee : Guarantee, optional
-        Of the whole run: it stands above the rounds, and each has its epsilon. Without it no epsilon is shown.
+        Of the whole run: it stands above the rounds, and each has its epsilon. Without it no epsilon is shown, and no
+        forecast, for the summary has both.
     console : Console, optional
         Default standard output.
     """
@@ -48,6 +53,7 @@ class RunDisplay:
         )
         self._task = self._bar.add_task("", total=None, said="")
         self._measured = ""
+        self._edges = 0
 
     def __enter__(self) -> RunDisplay:
         if self._guarantee is not None:
@@ -87,8 +93,31 @@ class RunDisplay:
         """Show what matters of a line of Flower's log: rounds as such, and warnings; with verbose all as it is."""
         if verbose:
             self.message(line)
+        elif self._guarantee is None and self._of_forecast(line):
+            return
         elif not self.read(line.removeprefix("INFO :").strip()) and is_worrying(line):
             self.message(line, error=True)
+
+    def _of_forecast(self, line: str) -> bool:
+        """Whether a line of a log is of a forecast's banner, which is between three lines of equal signs."""
+        if not line.startswith("WARNING :"):
+            return False
+        edge = line.endswith("=" * 20)
+        self._edges += edge
+        return edge or self._edges % 3 != 0
+
+    @contextmanager
+    def of_log(self, logger: logging.Logger) -> Iterator[None]:
+        """Hold a forecast back from a logger of this process where the summary has it, until the block ends."""
+
+        def kept(record: logging.LogRecord) -> bool:
+            return self._guarantee is not None or record.funcName != log_forecast.__name__
+
+        logger.addFilter(kept)
+        try:
+            yield
+        finally:
+            logger.removeFilter(kept)
 
     def message(self, text: str, *, error: bool = False) -> None:
         """Something else to say, above the bar."""

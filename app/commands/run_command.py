@@ -75,10 +75,10 @@ def run(
             if choice := prepare(config).choice:
                 say(choice)
             if engine == "ray":
-                _run_on_ray(config, folder, timeout, verbose)
+                _run_on_ray(config, guarantee if details else None, folder, timeout, verbose)
             else:
                 spread = {"workers": workers, "ray_address": ray, "device": device} if engine == "cohort" else {}
-                _run_here(config, guarantee, engine, folder, **spread)
+                _run_here(config, guarantee, engine, folder, details, **spread)
         outcome = Outcome.read(folder) if twin is False else add_alone(folder)
         if twin or (twin is None and outcome.seconds is not None and outcome.seconds <= _SHORT):
             outcome = add_without_noise(folder)
@@ -93,7 +93,7 @@ def _from_here(folder: Path) -> Path:
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
-def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
+def _run_on_ray(config: RunConfig, shown: Guarantee | None, folder: Path, timeout: float, verbose: bool) -> None:
     from ..engines.start import app_folder, num_nodes, ray_environment, ray_overrides
     from ..engines.superlink import run_flower_app
     from ..runs.outcome import RESULT_NAME
@@ -101,7 +101,7 @@ def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) 
 
     say(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "flower.log").open("w") as log, RunDisplay() as display:
+    with (folder / "flower.log").open("w") as log, RunDisplay(shown) as display:
 
         def show(line: str) -> None:
             log.write(line + "\n")
@@ -119,7 +119,7 @@ def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) 
         fail(f"Expected the run to write {folder / RESULT_NAME}, but it did not; see {folder / 'flower.log'}.")
 
 
-def _run_here(config: RunConfig, guarantee: Guarantee, engine: str, folder: Path, **spread: Any) -> None:
+def _run_here(config: RunConfig, guarantee: Guarantee, engine: str, folder: Path, details: bool, **spread: Any) -> None:
     import logging
 
     from ..engines.start import run_cohort, run_in_process
@@ -128,9 +128,10 @@ def _run_here(config: RunConfig, guarantee: Guarantee, engine: str, folder: Path
     from ..runs.trackers import tracking
     from .display import RunDisplay
 
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    logger, shown = logging.getLogger("flwr"), guarantee if details else None
+    logger.setLevel(logging.WARNING)
     start = run_cohort if engine == "cohort" else run_in_process
-    with tracking(config, folder, guarantee) as trackers, RunDisplay() as display:
+    with tracking(config, folder, guarantee) as trackers, RunDisplay(shown) as display, display.of_log(logger):
 
         def show(progress: Progress) -> None:
             display.show(RoundLine.of(progress, config.noise_quality))

@@ -86,14 +86,16 @@ class _Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if any("--set" in one.opts for one in self.params):
-                error.message += _as_setting(error.option_name.lstrip("-"))
+            setting = _as_setting(error.option_name.lstrip("-")) if any("--set" in o.opts for o in self.params) else ""
+            if setting:
+                raise click.UsageError(f"{error.message}{setting}", ctx) from error
             raise
         except click.UsageError as error:
             from ..settings.registry import TABLES
 
             if table := next((one for one in given if one.lower().endswith(TABLES)), ""):
-                error.message += f". `murmurfl fit {table} --label COLUMN` trains on a table."
+                way_out = f"`murmurfl fit {table} --label COLUMN` trains on a table."
+                raise click.UsageError(f"{error.message}. {way_out}", ctx) from error
             raise
 
 

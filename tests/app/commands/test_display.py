@@ -1,12 +1,13 @@
 """Rounds as people see them: a bar on a terminal, lines elsewhere, no epsilon unless the guarantee is above them."""
 
 import io
+import logging
 from dataclasses import replace
 
 import pytest
 from murmurfl.app.commands.display import RunDisplay
 from murmurfl.app.runs.progress import RoundLine
-from murmurfl.privacy import Guarantee
+from murmurfl.privacy import Forecast, Guarantee
 from rich.console import Console
 
 GUARANTEE = Guarantee(1.0, 1e-5, "tree noise on each machine")
@@ -52,6 +53,23 @@ def test_without_a_guarantee_above_them_rounds_show_no_epsilon_and_are_few(termi
         "90/120",
         "120/120",
     ]
+
+
+@pytest.mark.parametrize("guarantee", [None, GUARANTEE])
+def test_forecast_is_left_to_the_summary_where_that_has_the_guarantee(guarantee, capsys):
+    useless = Forecast(40.0, 650, 10, 10, rounds=5, mu=1.0, delta=1e-5, unit="machine")
+    lines = [f"WARNING :   {line}" for line in useless.banner(64)]
+    with RunDisplay(guarantee, Console(file=io.StringIO())) as display:
+        for line in [*lines, "WARNING :   the model has diverged"]:
+            display.log_line(line, verbose=False)
+        logger = logging.getLogger("murmurfl.test-display")
+        with display.of_log(logger):
+            record = logging.LogRecord("x", logging.WARNING, "", 1, "said", None, None, func="log_forecast")
+            assert bool(logger.filter(record)) == (guarantee is not None)
+        assert logger.filter(record)
+    said = capsys.readouterr().err
+    assert ("USELESS" in said) == (guarantee is not None)
+    assert said.endswith("WARNING :   the model has diverged\n")
 
 
 @pytest.mark.parametrize(
