@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ...privacy import rounded_up
+from ...privacy import caption, rounded_up
 from ...privacy.accounting.guarantee import AGAINST, UNIT_WORDS, right_at_most
 from ..engines.start import ENGINES
 from ..planning.noise_plans import Person
@@ -26,7 +26,7 @@ OF_THE_FOLDER = ("run-name", "out-dir")
 REHEARSAL, REAL, STATED = "REHEARSAL", "REAL", "AS STATED"
 _STATUS = {
     REHEARSAL: "Nobody was protected: machines were simulated, and whoever knows the seed can take their noise out. "
-    "The figures are those that the same run on real machines would have.",
+    "The epsilons are what real machines that keep to this configuration would guarantee.",
     REAL: "Real machines trained. Their records are protected as this card says.",
     STATED: "A program of somebody's own trained. Real machines' records are protected as this card says, simulated "
     "machines' are not: what was there, its files do not tell.",
@@ -39,6 +39,8 @@ _WHOSE = {
     "machine": ("one machine", "a person with records on {} machines"),
 }
 _DIGITS = 16
+_IN_SENTENCES = 2
+"""Runs whose guarantees stand in whole sentences."""
 
 Questions = dict[str, Callable[[Outcome], str]]
 """Questions, and what answers each for a run."""
@@ -70,9 +72,22 @@ def card(groups: Sequence[Group]) -> dict[str, Any]:
         "figures": [] if alone is None else _figures(alone),
         "below": said(groups, _delta),
         "compared": said(groups, lambda one: " ".join(compared_lines(one))),
-        "full": said(groups, lambda one: one.guarantee),
-        "plain": said(groups, plain_words),
+        "full": _in_full(groups),
+        "plain": said(groups, plain_words) if len(groups) <= _IN_SENTENCES else [],
     }
+
+
+def _in_full(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """The guarantees in their sentences; of many runs their terms and notes, each once, for the figures are a table."""
+    terms = [(str(number), group.outcome.terms) for number, group in enumerate(groups, 1)]
+    known = [(number, one) for number, one in terms if one is not None]
+    if len(groups) <= _IN_SENTENCES or len(known) < len(terms):
+        return said(groups, lambda one: one.guarantee)
+    notes: dict[str, list[int]] = {}
+    for number, group in enumerate(groups, 1):
+        for note in group.outcome.privacy.notes if group.outcome.privacy is not None else ():
+            notes.setdefault(note, []).append(number)
+    return [(caption(known), ""), *((note, _runs(numbers, len(groups))) for note, numbers in notes.items())]
 
 
 def status(outcome: Outcome) -> tuple[str, str]:
@@ -97,7 +112,12 @@ def _alike(groups: Sequence[Group], of: Callable[[Outcome], Any]) -> list[tuple[
     found: dict[Any, list[int]] = {}
     for number, group in enumerate(groups, 1):
         found.setdefault(of(group.outcome), []).append(number)
-    return [(one, f"Run {_listed(numbers)}" if len(found) > 1 else "") for one, numbers in found.items()]
+    return [(one, _runs(numbers, len(groups))) for one, numbers in found.items()]
+
+
+def _runs(numbers: Sequence[int], every: int) -> str:
+    """Which runs; empty for all."""
+    return f"Run {_listed(numbers)}" if len(numbers) < every else ""
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -178,7 +198,7 @@ def _quality(outcome: Outcome) -> str:
 def _protected(outcome: Outcome) -> str:
     if (terms := outcome.terms) is None or outcome.mu is None:
         return "nobody" if outcome.mu is None else "as the guarantee in full says"
-    return f"{UNIT_WORDS[terms.unit]}: nobody can tell it from any other in its place, but for the figures below"
+    return f"{UNIT_WORDS[terms.unit]}: that it was there, and not any other in its place"
 
 
 def _against(outcome: Outcome) -> str:

@@ -169,8 +169,11 @@ def test_what_runs_say_alike_stands_once(folders):
     runs = [Group(str(number), [lossy]) for number in range(12)]
     alike = card(runs)
     assert [runs for _, _, runs in alike["status"]] == [""]
-    assert [names for _, names in alike["full"]] == [""]
+    assert alike["full"][0][0].startswith("Epsilon is at delta = 1e-05, for replacement of one sample of one machine")
+    assert {names for _, names in alike["full"]} == {""}
     other = card([*runs, Group("trusted", [trusted])])
+    assert ("Simulated with seeded keys.", "") in other["full"]
+    assert any(text.startswith("Fast simulation noise") and names == "Run 13" for text, names in other["full"])
     assert [names for _, names in other["who"]["From whom"]] == ["Run 1 to 12", "Run 13"]
     assert other["warned"] == [("Fast noise is for research and protects nobody.", "Run 13")]
 
