@@ -67,8 +67,8 @@ def record_training(
     written that the server does not know.
     """
     notes = (_NOT_PRIVATE,) if result.evaluate_metrics_clientapp else ()
-    guarantee = stated_guarantee(statements, strategy.num_clients, notes)
     sums = strategy.secure_aggregation
+    guarantee = stated_guarantee(statements, strategy.num_clients, notes, masked=sums is not None)
     outcome = Outcome.made(
         guarantee,
         strategy.history,

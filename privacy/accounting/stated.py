@@ -83,7 +83,9 @@ def _stated(statement: Mapping[str, Any]) -> tuple[float, float, int]:
     return mu, float(statement.get("mu-local", mu)), int(statement.get("min-honest", 1))
 
 
-def stated_guarantee(statements: Statements, num_clients: int, notes: tuple[str, ...] = ()) -> Guarantee:
+def stated_guarantee(
+    statements: Statements, num_clients: int, notes: tuple[str, ...] = (), *, masked: bool
+) -> Guarantee:
     """The guarantee that machines state, in one sentence that is true of all of them.
 
     Parameters
@@ -94,6 +96,8 @@ def stated_guarantee(statements: Statements, num_clients: int, notes: tuple[str,
         Machines in all.
     notes : tuple of str
         Further sentences about what the figure rests on.
+    masked : bool
+        Whether the training had sums of masked releases: without it nothing is said of sums, whatever machines state.
 
     Raises
     ------
@@ -117,7 +121,7 @@ def stated_guarantee(statements: Statements, num_clients: int, notes: tuple[str,
             "machines cannot say. Run it with murmurfl's own app (`murmurfl run`), which knows it."
         )
     # Only if all of them hide their releases: what is said of sums is not true of a machine without masks.
-    secure = trusts == {"secure-aggregation"}
+    secure = masked and trusts == {"secure-aggregation"}
     own = max(float(one["mu-guaranteed"]) for one in statements.values())
     figures = stated_figures(Figures(own, own if secure else None), statements, len(statements))
     # Whoever protects all data of a machine protects each sample.

@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, protocol
+from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
 from ...privacy.accounting.stated import Statements, stated_guarantee, stated_values
 from ...privacy.machine.clipping_figures import TrainingFigures, observing
@@ -434,10 +434,18 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         logger.info("%s finished in %.1f s.", type(self).__name__, time.monotonic() - started)
         if self.must_aggregate:
             check_something_came(self.history, self._reasons)
-        stated = self._stated_before
-        if self.says_guarantee and stated and "trusted-server" not in stated_values(stated, "trust"):
-            logger.info("Guarantee: %s", stated_guarantee(stated, self.num_clients))
+        if self.says_guarantee:
+            self._say_guarantee(self._stated_before)
         return result
+
+    def _say_guarantee(self, stated: Statements) -> None:
+        """Log what machines guarantee by their own word; whatever they state, the training has ended well."""
+        try:
+            if stated and "trusted-server" not in stated_values(stated, "trust"):
+                said = stated_guarantee(stated, self.num_clients, masked=self._secure is not None)
+                logger.info("Guarantee: %s", said)
+        except (KeyError, TypeError, ValueError, MurmurflError) as error:
+            logger.warning("What machines state makes no guarantee that could be said: %s", error)
 
     def summary(self) -> None:
         """Log the strategy's settings."""

@@ -1,6 +1,7 @@
 """A training of one's own project leaves a folder that is reported and listed, with its machines' own guarantee."""
 
 import json
+import math
 
 import jsonschema
 import numpy as np
@@ -117,13 +118,30 @@ def test_log_ends_with_what_machines_guarantee(trained, caplog):
     with caplog.at_level("INFO", logger="flwr"):
         _, _, statements = trained(6, SecureAggregation(min_cohort=3, helpers=2), **SUMS)
     said = caplog.messages[-1]
-    assert said == f"Guarantee: {stated_guarantee(statements, 4)}", "the same as what they state in the end"
+    assert said == f"Guarantee: {stated_guarantee(statements, 4, masked=True)}", (
+        "the same as what they state in the end"
+    )
     assert "It is what 4 of 4 machines say of themselves" in said
     assert "epsilon = " in said
     assert "whatever happens" in said
+
+
+def test_nothing_is_said_of_sums_where_the_server_has_none(trained):
+    _, _, statements = trained(6, SecureAggregation(min_cohort=3, helpers=2), **SUMS)
+    alone, summed = (stated_guarantee(statements, 4, masked=masked) for masked in (False, True))
+    assert summed.trust == "secure-aggregation"
+    assert (alone.trust, alone.mu) == ("untrusted-server", pytest.approx(summed.mu_local))
 
 
 def test_run_of_our_own_app_says_its_guarantee_itself(caplog):
     with caplog.at_level("INFO", logger="flwr"):
         run_cohort(RunConfig(num_rounds=1))
     assert not [message for message in caplog.messages if message.startswith("Guarantee: ")]
+
+
+@pytest.mark.parametrize("stated", [{"trust": "untrusted-server"}, {"mu-guaranteed": math.nan, "delta": 1e-5}])
+def test_statement_that_makes_no_sense_is_logged_and_ends_nothing(stated, caplog):
+    CorrelatedFedAvg(num_clients=4)._say_guarantee({"a": stated})
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.message.startswith("What machines state makes no guarantee")
