@@ -1319,8 +1319,8 @@ MUTANTS = (
     Mutant(
         "a plain meaning of sums leaves out what holds without anybody's honesty",
         "privacy/accounting/guarantee.py",
-        'f"at most {_percent(mu_local)}" if math.isfinite(mu_local)',
-        'f"at most {_percent(mu)}" if math.isfinite(mu_local)',
+        'f"at most {right_at_most(mu_local)}" if math.isfinite(mu_local)',
+        'f"at most {right_at_most(mu)}" if math.isfinite(mu_local)',
         ("tests/privacy/accounting/test_plain_words.py",),
     ),
     Mutant(
@@ -2045,7 +2045,7 @@ MUTANTS = (
     ),
     Mutant(
         "a mu for many honest machines is said of the few of another",
-        "app/runs/run_guarantees.py",
+        "privacy/accounting/stated.py",
         "mu * math.sqrt(max(honest / fewest, 1.0))",
         "mu * math.sqrt(max(honest / honest, 1.0))",
         ("tests/app/runs/test_guarantees.py",),

@@ -64,6 +64,8 @@ class FunctionTask(Task):
                 f"Expected {setting} to give a Dataset or four arrays (train_features, train_labels, test_features, "
                 f"test_labels), got {got}."
             )
+        for part, features in (("train_features", made[0]), ("test_features", made[2])):
+            _refuse_text(features, f"{part} of {setting}")
         train_features, train_labels, test_features, test_labels = map(np.asarray, made)
         return Dataset(train_features, train_labels, test_features, test_labels, _classes(train_labels, test_labels))
 
@@ -74,12 +76,15 @@ def own_task(found: Any, name: str) -> Task:
     Raises
     ------
     ConfigurationError
-        If it is no function.
+        If it is neither a function nor data.
     """
+    if isinstance(found, Dataset | tuple | list):
+        return FunctionTask(lambda: found, name)
     if isinstance(found, type) or not callable(found):
         kind = found.__name__ if isinstance(found, type) else type(found).__name__
         raise ConfigurationError(
-            f"Expected task = {name!r} to be a Task or a function that gives a data set, got {kind}."
+            f"Expected task = {name!r} to be a Task, a Dataset, four arrays, or a function that gives one, got {kind}: "
+            "a table with a column of labels is for murmurfl.app.fit(table, label=...)."
         )
     return FunctionTask(found, name)
 
@@ -161,7 +166,19 @@ def _classes(*labels: NDArray[Any]) -> int:
     return int(max(part.max() for part in labels)) + 1
 
 
+def _refuse_text(values: Any, what: str) -> None:
+    """Refuse a pandas table with columns that are no numbers; the first of them is named."""
+    if not hasattr(values, "select_dtypes"):
+        return
+    if text := list(values.select_dtypes(exclude=["number", "bool"]).columns):
+        raise ConfigurationError(
+            f"Expected {what} to be numbers, got others in column {text[0]!r}: encode it, or let `murmurfl fit FILE "
+            "--label COLUMN` do so."
+        )
+
+
 def _features(values: Any, what: str) -> NDArray[np.float32]:
+    _refuse_text(values, what)
     array = np.asarray(values)
     if array.ndim != 2 or array.dtype.kind not in "fiub" or not array.size:
         raise ConfigurationError(

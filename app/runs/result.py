@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +28,7 @@ from .machine_statements import releases_made, stated
 from .outcome import Alone, Outcome
 from .progress import Progress
 from .run_guarantees import Figures, epsilon_of, run_guarantee
+from .run_summary import plot_accuracy, shown, shown_measure
 from .side_releases import FeatureMean
 
 if TYPE_CHECKING:
@@ -124,6 +128,33 @@ class RunResult:
     per_round = _recorded("per_round", "What became of every round.")
     accuracy = _recorded("accuracy", "On the test set, after the last round; None where the model has none.")
     auc = _recorded("auc", "The area under the ROC curve, likewise; None unless there are two classes.")
+
+    def __repr__(self) -> str:
+        """The run in a few lines, its guarantee among them."""
+        rows = [f"  {name:<9}  {text}" for name, text in self._rows]
+        return "\n".join([f"RunResult of {self._named}", *rows, f"  {self.guarantee}"])
+
+    def _repr_html_(self) -> str:
+        """A small table and a plot, for notebooks."""
+        picture = io.BytesIO()
+        plot_accuracy(self.outcome, picture)
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._rows)
+        plot = f'<img alt="" width="480" src="data:image/png;base64,{b64encode(picture.getvalue()).decode()}">'
+        return f"<b>{escape(self._named)}</b><table>{rows}</table><p>{escape(str(self.guarantee))}</p>{plot}"
+
+    @property
+    def _named(self) -> str:
+        config = self.config
+        return f"{config['strategy']} on {config['task']}"
+
+    @property
+    def _rows(self) -> list[tuple[str, str]]:
+        return [
+            ("accuracy" if self.accuracy is not None else "test loss", shown_measure(self.outcome)),
+            ("epsilon", f"{shown(self.outcome.epsilon)} at delta = {self.delta:g}"),
+            ("machines", f"{self.num_clients:,}"),
+            ("rounds", f"{self.rounds:,}"),
+        ]
 
     @property
     def guarantee(self) -> Guarantee:
