@@ -22,6 +22,7 @@ from .run_command import run
 from .schema_command import schema
 from .search_command import search
 from .server_command import server
+from .statistics_command import statistics
 from .terminal import CommandLine
 
 cli = CommandLine(help="Private federated learning whose noise cancels itself.", pretty_exceptions_enable=False)
@@ -42,7 +43,7 @@ def _commands(
     """Private federated learning whose noise cancels itself."""
 
 
-for command in (run, search, reproduce, report, audit, plan):
+for command in (run, search, reproduce, report, audit, plan, statistics):
     cli.command()(command)
 cli.command("list")(list_runs)
 cli.command("names")(list_names)

@@ -15,8 +15,10 @@ from ..messages.requests import malformed
 from ..mu2_client import Mu2Client
 from ..noisy_sgd_client import NoisySGDClient
 from ..private_client import PrivateClient
+from ..table_statistics_client import StatisticsClient
 
 _EVERY_SAMPLE: Mapping[str, Any] = {"order": "all", "mechanism": "independent", "release_rule": "paper"}
+_COUNTED: Mapping[str, Any] = {"clip_unit": "nonnegative", "max_participations": 1}
 _TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
 
 
@@ -66,6 +68,7 @@ _KNOWN = (
     SampleMethod("mu2", Mu2Client, "Mu2", batched={"mechanism": "cancelling"}),
     SampleMethod("noisy-sgd", NoisySGDClient, "NoisySGD", batched={"mechanism": "independent"}),
     SampleMethod("fedavg", GradientUpdateClient, "CorrelatedFedAvg", batched={"mechanism": "blt"}, whole=_EVERY_SAMPLE),
+    SampleMethod("statistics", StatisticsClient, "Statistics", whole={**_EVERY_SAMPLE, **_COUNTED}),
 )
 SAMPLE_METHODS: Mapping[str, SampleMethod] = {method.name: method for method in _KNOWN}
 

@@ -435,6 +435,11 @@ class Schema(_Said):
             raise MisfitError(f"{self.owner}: a missing owner")
         return Record(inputs, _within(self.label.column or "label", self.label.encode, label), whose)
 
+    def cells(self, item: Any) -> list[Any]:
+        """The cells of a table's record as they were handed over, the label's last; MisfitError if they are others."""
+        cells, label, _ = self._cells(item)
+        return [*cells, label]
+
     def owner_of(self, item: Any) -> str:
         """The owner of a record, whether or not the rest of it fits; empty if it does not say."""
         try:
