@@ -2,11 +2,13 @@
 
 import pytest
 from flwr.app import ConfigRecord, RecordDict
+from murmurfl.app.commands.main import cli
 from murmurfl.app.nodes.describing import describe
 from murmurfl.app.nodes.own_app import installed_app, own_client, read_node
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_mu, protocol, statistics_policy
+from typer.testing import CliRunner
 
 from tests.harness.grid import ask_real_node
 from tests.harness.machines import training_config
@@ -79,6 +81,13 @@ def test_a_real_node_releases_statistics_under_its_own_policy_and_budget(node):
     assert counts[1].counts == pytest.approx([1, 1, 0, 2], abs=0.3)
     assert asked(answers, "second").error.code == protocol.BUDGET_EXHAUSTED
     assert "up to 1 releases" in describe(client)
+
+
+def test_an_audit_of_the_node_finds_no_strange_record_that_shows(node, tmp_path):
+    node()
+    result = CliRunner().invoke(cli, ["audit", "--node", str(tmp_path / "node.toml")])
+    assert result.exit_code == 0, result.output
+    assert "none moves more than is charged" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("wrong", [{"clip_norm": 2.0}, {"releases": 2}], ids=str)

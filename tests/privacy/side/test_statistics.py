@@ -53,6 +53,16 @@ def test_replacing_a_record_moves_the_sum_by_the_sensitivity(columns):
     assert np.linalg.norm(made, axis=1).max() == pytest.approx(1.0, abs=1e-12)
 
 
+@pytest.mark.parametrize("fields", [{}, {"trust": "secure-aggregation", "min_honest": 4, "min_cohort": 5}], ids=str)
+@pytest.mark.parametrize("mu", [0.02, 0.3, 2.0])
+def test_the_noise_is_that_of_its_sensitivity_and_its_mu(mu, fields):
+    plan = statistics_policy(mu, **fields).plan(257)
+    share = math.sqrt(fields.get("min_honest", 1))
+    assert plan.mu == mu
+    assert plan.mu_local == pytest.approx(mu * share, rel=1e-3)
+    assert ROOT_OF_TWO / mu < plan.noise_std * share < 1.01 * ROOT_OF_TWO / mu
+
+
 def test_a_record_at_places_of_its_own_has_a_row_of_length_one():
     rows = StatisticsRows((HEIGHT, AGE, WARD))
     every = np.array([*itertools.product(range(0, 256, 17), range(4), (0, 1, 2, math.nan))])
