@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.tables`` writes ``docs/results/tables.json`` and prints a table of it. Two tables of people and
 communities lie under MURMURFL_DATA; the four made ones have categories, blanks, columns without use and rare classes;
-the small ones come with scikit-learn. *Central* is scikit-learn's linear model on the same columns of all rows, *central
-private* one machine that has all rows and adds its own noise.
+the small ones come with scikit-learn. *Central* is scikit-learn's linear model on the same columns of all rows, and
+*central private* one machine that has all rows and adds its own noise.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ TAKEN_RUNS = "tests/app/nodes/test_runs.py"
 CENTRING = "tests/privacy/side/test_centring.py"
 CENTRED = "tests/clients/side/test_centring.py"
 EVALUATION = "tests/privacy/side/test_evaluation.py"
+STATISTICS = "tests/privacy/side/test_statistics.py"
 EVALUATED = "tests/clients/side/test_evaluation.py"
 RECORDS = "tests/clients/records/test_records.py"
 SCHEMA = "tests/clients/records/test_schema.py"
@@ -528,6 +529,27 @@ MUTANTS = (
         "return math.sqrt(self.scores_share) if self.bins else 0.0",
         "return 1.0 if self.bins else 0.0",
         (EVALUATION,),
+    ),
+    Mutant(
+        "statistics are twice as loud as is charged",
+        "privacy/side/statistics_query.py",
+        "return evaluation_policy(mu, mechanism=mechanism, **fields)",
+        "return evaluation_policy(2 * mu, mechanism=mechanism, **fields)",
+        (STATISTICS,),
+    ),
+    Mutant(
+        "each column of statistics has all of a row's length",
+        "privacy/side/statistics_query.py",
+        "return 1.0 / math.sqrt(len(self.columns))",
+        "return 1.0",
+        (STATISTICS,),
+    ),
+    Mutant(
+        "a cell without a value is nowhere",
+        "privacy/side/statistics_query.py",
+        "found[none, part.stop - 1] = self.weight",
+        "found[none, part.stop - 1] = 0.0",
+        (STATISTICS,),
     ),
     Mutant(
         "samples that could not be evaluated are not counted",

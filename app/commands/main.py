@@ -22,6 +22,7 @@ _COMMANDS = {
     "run": "run_command:run",
     "search": "search_command:search",
     "reproduce": "reproduce_command:reproduce",
+    "statistics": "statistics_command:statistics",
     "report": "report_command:report",
     "audit": "audit_command:audit",
     "plan": "plan_command:plan",

@@ -35,6 +35,7 @@ from ..records.sources import Items, file_items, items_of
 from ..side.evaluation_client import EvaluationShare, Measure
 from ..simulation.context_ledger import in_simulation
 from ..simulation.foreign_sums import SimulatedSums, simulated_machine
+from ..table_statistics_client import statistics_model
 from .numpy_app import handled
 from .per_sample_gradients import GRADIENT_MEMORY_MIB
 from .private_model import MachineModel
@@ -306,9 +307,10 @@ def private_client_app(
 
     Parameters
     ----------
-    model : torch.nn.Module, callable or LinearEstimator
+    model : torch.nn.Module, callable, LinearEstimator or Schema
         A module, or a function without arguments that makes one; what has ``requires_grad`` is trained. Or an estimator
-        of scikit-learn's, in a :class:`~murmurfl.clients.LinearEstimator`.
+        of scikit-learn's, in a :class:`~murmurfl.clients.LinearEstimator`. For ``statistics`` the table's
+        :class:`~murmurfl.clients.Schema`.
     loss : callable, optional
         ``loss(output, target) -> scalar``, as PyTorch's criteria; default the cross-entropy.
     samples : callable, or samples
@@ -316,8 +318,8 @@ def private_client_app(
         ``DataLoader``, whose data set is taken item by item. Samples that are no function are every machine's.
     policy : PrivacyPolicy, optional
         In place of ``epsilon`` to ``min_cohort`` and ``samples_per_owner``.
-    method : {"full-batch", "mu2", "noisy-sgd", "fedavg"}
-        The server's strategy: ``FullBatch``, ``Mu2``, ``NoisySGD`` or ``CorrelatedFedAvg``.
+    method : {"full-batch", "mu2", "noisy-sgd", "fedavg", "statistics"}
+        The server's strategy: ``FullBatch``, ``Mu2``, ``NoisySGD``, ``CorrelatedFedAvg`` or ``Statistics``, of 1 round.
     epsilon, mu : float
         Privacy of all releases of one training together; exactly one of them. Epsilon is at ``delta``.
     clip_norm : float, optional
@@ -384,11 +386,11 @@ def private_client_app(
         known = made.schema or inferred(items_of(samples))
     if known is not None:
         made.check_schema(known, None if share is None or made.measure is None else made.measure(share.right))
-    if schema is not None:  # one that was inferred is made from all records
+    if schema is not None and chosen.scale is not None:  # one that was inferred is made from all records
         bound = made.bound(schema)
     if policy is None:
         if clip_norm is None:
-            clip_norm = 1.0 if math.isinf(bound) else chosen.scale.clip * bound
+            clip_norm = 1.0 if chosen.scale is None or math.isinf(bound) else chosen.scale.clip * bound
         policy = chosen.policy(
             batch_size=batch_size,
             clip_norm=clip_norm,
@@ -418,6 +420,8 @@ def private_client_app(
 
 def _machine_model(model: Any, loss: Callable[[Any, Any], Any] | None, **torch_only: Any) -> MachineModel:
     """A model of whatever library it is."""
+    if isinstance(model, Schema):
+        return statistics_model(model)
     from .sklearn_model import estimator_model, is_estimator
 
     if is_estimator(model):

@@ -15,8 +15,10 @@ from ..messages.requests import malformed
 from ..mu2_client import Mu2Client
 from ..noisy_sgd_client import NoisySGDClient
 from ..private_client import PrivateClient
+from ..table_statistics_client import StatisticsClient
 
 _EVERY_SAMPLE: Mapping[str, Any] = {"order": "all", "mechanism": "independent", "release_rule": "paper"}
+_COUNTED: Mapping[str, Any] = {"clip_unit": "nonnegative", "max_participations": 1}
 _TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
 
 
@@ -59,7 +61,8 @@ class SampleMethod:
     client: type[PrivateClient]
     strategy: str
     """The server's strategy in :mod:`murmurfl.strategies`."""
-    scale: Scale
+    scale: Scale | None = None
+    """Of its clip and steps; None if it takes no steps, and its rows are 1 long."""
     batched: Mapping[str, Any] | None = None
     """Policy fields for batches of samples that are each used once; None if the method has none."""
     whole: Mapping[str, Any] | None = None
@@ -85,6 +88,8 @@ class SampleMethod:
 
     def steps(self, clip_norm: float, bound: float, rounds: int) -> dict[str, float]:
         """Options of its strategy for records of length R and a clip."""
+        if self.scale is None:
+            return {}
         slower = {MU2: max(rounds / MU2_ROUNDS, 1.0) ** 2, FULL_BATCH: float(rounds)}.get(self.scale, 1.0)
         step = self.scale.step(clip_norm, bound, slower=slower)
         return {"learning_rate": step, "momentum": MOMENTUM} if self.scale is FULL_BATCH else {"learning_rate": step}
@@ -105,6 +110,7 @@ _KNOWN = (
     SampleMethod(
         "fedavg", GradientUpdateClient, "CorrelatedFedAvg", SGD, batched={"mechanism": "blt"}, whole=_EVERY_SAMPLE
     ),
+    SampleMethod("statistics", StatisticsClient, "Statistics", whole={**_EVERY_SAMPLE, **_COUNTED}),
 )
 SAMPLE_METHODS: Mapping[str, SampleMethod] = {method.name: method for method in _KNOWN}
 

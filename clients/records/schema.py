@@ -468,6 +468,11 @@ class Schema(_Said):
             return arrays
         return [(array.astype(np.float64) * (self.norm / length)).astype(np.float32) for array in arrays]
 
+    def cells(self, item: Any) -> list[Any]:
+        """The cells of a table's record as they were handed over, the label's last; MisfitError if they are others."""
+        cells, label, _ = self._cells(item)
+        return [*cells, label]
+
     def owner_of(self, item: Any) -> str:
         """The owner of a record, whether or not the rest of it fits; empty if it does not say."""
         try:

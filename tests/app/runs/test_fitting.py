@@ -19,7 +19,6 @@ from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from typer.testing import CliRunner
 
-
 QUICK = {"strategy": "full-batch", "num_rounds": 12}
 
 
