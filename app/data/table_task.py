@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -125,6 +126,54 @@ def _site(rows: Table, number: int, column: str) -> str:
         return "" if is_missing(cell) else text_of(cell)
     except MisfitError:
         return ""
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """What a model was fitted to.
+
+    Parameters
+    ----------
+    name : str
+        The table's.
+    schema : Schema
+    drafted : bool
+        Whether the schema was drafted from these rows.
+    rows, trained, tested, misfits : int
+        Rows of the table, those that were trained on, those held out, and those that do not fit.
+    site : str
+        The column of sites; empty where rows were dealt.
+    left_out : mapping of str to list of str
+        Columns that are not used, by the reason.
+    majority : float
+        What always naming the most frequent class reaches on the rows held out; of numbers 0.
+    variance : float
+        Of the scaled labels held out, for R^2.
+    """
+
+    name: str
+    schema: Schema
+    drafted: bool
+    rows: int
+    trained: int
+    tested: int
+    misfits: int
+    site: str
+    left_out: Mapping[str, list[str]]
+    majority: float
+    variance: float
+
+    @property
+    def error_of_guessing(self) -> float:
+        """The standard error of the AUC of a model of two classes that guesses, on the rows held out."""
+        frequent = self.majority * self.tested
+        pairs = frequent * (self.tested - frequent)
+        return math.sqrt((self.tested + 1) / (12 * pairs)) if pairs else math.inf
+
+    def document(self) -> dict[str, Any]:
+        """For the model's card."""
+        schema = "drafted from these rows" if self.drafted else "given"
+        return {"table": self.name, "rows": self.rows, "label": self.schema.label.column, "schema": schema}
 
 
 class TableTask(Task):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from ...clients.records.schema import Schema
 from ...privacy import ConfigurationError, rounded_up
 from ...privacy.setting import Value
-from ..data.table_task import ReadTable, TableTask, held_out
+from ..data.table_task import FittedTable, ReadTable, TableTask, held_out
 from ..engines.start import run_cohort
 from ..models.trained_model import SCHEMA
 from ..settings.layers import layered
@@ -31,54 +31,6 @@ MACHINES = 5
 HELD_OUT_SHARE = 0.2
 """Of the rows, for the figure."""
 _MOST_NAMED, _TWO, _GUESSING, _ERRORS = 4, 2, 0.5, 2.0
-
-
-@dataclass(frozen=True)
-class FittedTable:
-    """What a model was fitted to.
-
-    Parameters
-    ----------
-    name : str
-        The table's.
-    schema : Schema
-    drafted : bool
-        Whether the schema was drafted from these rows.
-    rows, trained, tested, misfits : int
-        Rows of the table, those that were trained on, those held out, and those that do not fit.
-    site : str
-        The column of sites; empty where rows were dealt.
-    left_out : mapping of str to list of str
-        Columns that are not used, by the reason.
-    majority : float
-        What always naming the most frequent class reaches on the rows held out; of numbers 0.
-    variance : float
-        Of the scaled labels held out, for R^2.
-    """
-
-    name: str
-    schema: Schema
-    drafted: bool
-    rows: int
-    trained: int
-    tested: int
-    misfits: int
-    site: str
-    left_out: Mapping[str, list[str]]
-    majority: float
-    variance: float
-
-    @property
-    def error_of_guessing(self) -> float:
-        """The standard error of the AUC of a model of two classes that guesses, on the rows held out."""
-        frequent = self.majority * self.tested
-        pairs = frequent * (self.tested - frequent)
-        return math.sqrt((self.tested + 1) / (12 * pairs)) if pairs else math.inf
-
-    def document(self) -> dict[str, Any]:
-        """For the model's card."""
-        schema = "drafted from these rows" if self.drafted else "given"
-        return {"table": self.name, "rows": self.rows, "label": self.schema.label.column, "schema": schema}
 
 
 def fit(
@@ -137,9 +89,9 @@ def fit(
 
     Notes
     -----
-    **Formal guarantees.** Of a rehearsal none: keys are seeded and a drafted schema was made from the rows, so nobody
+    A rehearsal guarantees nothing: keys are seeded and a drafted schema was made from the rows, so nobody
     is protected; :attr:`RunResult.guarantee` says what the same run would guarantee on real machines with a reviewed
-    schema. With ``real`` model and figure are mu-GDP for replacement of one row (:mod:`.real_fit`).
+    schema. With ``real`` model and figure have the guarantee of :func:`~.real_fit.fit_for_real`.
 
     Examples
     --------

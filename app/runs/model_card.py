@@ -6,12 +6,10 @@ import hashlib
 import json
 import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...privacy import rounded_up
-
-if TYPE_CHECKING:
-    from .result import RunResult
+from .outcome import Outcome
 
 REHEARSAL = "a rehearsal: its keys are seeded, nobody was protected, and there is no guarantee: do not publish"
 NOT_PRIVATE = "no noise: there is no guarantee: do not publish"
@@ -19,15 +17,14 @@ REAL = "real: the guarantee holds of what was released"
 _WIDTH = 100
 
 
-def card(result: RunResult) -> dict[str, Any]:
-    """The card of a run's model.
+def card(outcome: Outcome, *, deployed: bool, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The card of a run's model, which was trained on ``data``, on real machines if it was ``deployed``.
 
     Notes
     -----
     A rehearsal has no epsilon of its own: what the same run would have with real keys and a reviewed schema stands
     under ``would_have``. Of figures it has only what was released with noise.
     """
-    outcome, config = result.outcome, result.experiment.config
     promised: dict[str, Any] = {"epsilon": None, "mu": None}
     would_have = None
     if outcome.mu is not None:
@@ -37,20 +34,20 @@ def card(result: RunResult) -> dict[str, Any]:
             "delta": outcome.delta,
             **{name: getattr(outcome.privacy, name) for name in ("unit", "relation", "trust")},
         }
-        promised, would_have = (figures, None) if result.deployed else (promised, figures)
-    kind = REAL if result.deployed else NOT_PRIVATE if outcome.mu is None else REHEARSAL
-    evaluation = outcome.private_evaluation if result.deployed else None
+        promised, would_have = (figures, None) if deployed else (promised, figures)
+    kind = REAL if deployed else NOT_PRIVATE if outcome.mu is None else REHEARSAL
+    evaluation = outcome.private_evaluation if deployed else None
     said = json.dumps(outcome.config, sort_keys=True, default=str)
     return {
         "what": kind,
         "murmurfl": outcome.versions.get("murmurfl"),
         "date": outcome.date,
-        "data": {"task": config.task} if result.table is None else result.table.document(),
+        "data": dict(data),
         "machines": outcome.num_clients,
-        "strategy": config.strategy,
+        "strategy": outcome.config["strategy"],
         **promised,
         "would_have": would_have,
-        "sentence": outcome.guarantee if result.deployed else None,
+        "sentence": outcome.guarantee if deployed else None,
         "private_evaluation": None if evaluation is None else evaluation.sentence,
         "configuration": hashlib.sha256(said.encode()).hexdigest()[:16],
     }

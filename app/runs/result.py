@@ -32,8 +32,8 @@ from .run_summary import plot_accuracy, shown, shown_measure
 from .side_releases import FeatureMean
 
 if TYPE_CHECKING:
+    from ..data.table_task import FittedTable
     from ..models.trained_model import TrainedClassifier, TrainedModel, TrainedRegressor
-    from .fitting import FittedTable
 
 WORKED_OUT = ("num-rounds", "clip-norm", "learning-rate", "diameter", "centring", "schedule", "sampling")
 """Keys of ``config`` under which a result has what preset and data made of them; ``asked`` has what was asked for."""
@@ -178,6 +178,7 @@ class RunResult:
 
         experiment = self.experiment
         model, config = experiment.model, experiment.config
+        data = {"task": config.task} if self.table is None else self.table.document()
         return TrainedModel(
             kind=config.model,
             num_features=model.num_features,
@@ -186,7 +187,7 @@ class RunResult:
             constant=constant_feature(config) or self.mean is not None,
             arrays=self.arrays,
             schema=None if self.table is None else self.table.schema,
-            card=card(self),
+            card=card(self.outcome, deployed=self.deployed, data=data),
         )
 
     def predict(self, rows: Any) -> NDArray[Any]:

@@ -27,7 +27,7 @@ FEWEST_OF_A_CATEGORY = 20
 """Records that a category must have to stand in a draft; rarer ones count as ``other``."""
 _EXTREME = 0.005
 """Share of a column's values at each end that bounds may cut off: they are moved to the bound."""
-_FEWEST_NAMES = 100
+_FEWEST_NAMES = 500
 """Rows from which on whole numbers that are all different are taken for names of the rows."""
 _MOST_CATEGORIES = 50
 _MOST_CLASSES = 20
