@@ -70,6 +70,7 @@ def world(tmp_path, monkeypatch):
     }
     (tmp_path / "node.toml").write_text(toml_document(node))
     (tmp_path / "node.toml").chmod(0o600)
+    (tmp_path / "patients.csv").write_text("age,ill\n" + "".join(f"{20 + i},{i % 2}\n" for i in range(60)))
     stored = pages.document("reshef-levy-2024")
     monkeypatch.setattr(reproduce, "run_cells", lambda *_, **__: {k: stored[k] for k in ("cells",)} | _told(stored))
     monkeypatch.setattr(run_files, "plot_accuracy", lambda outcome, path: None)
@@ -97,6 +98,7 @@ SHOWING = {
     "ledger show": ["ledger", "show", "ledger.sqlite"],
     "ledger create": ["ledger", "create", "new.sqlite", "--epsilon", 2, "--delta", 1e-5],
     "node": ["node", "node.toml", "--check"],
+    "statistics": ["statistics", "patients.csv", "--epsilon", 2],
     "search": ["search", "--learning-rate", "1,2", "--set", "strategy=full-batch", "--set", "num-rounds=2"],
 }
 SUMMED = ["--set", "trust=secure-aggregation", "--set", "mu=1", "--set", "num-rounds=2"]
@@ -105,6 +107,7 @@ SUMS = {
     "report": ["report", "runs/sums"],
     "audit": ["audit", "--runs", "20", *SUMMED],
     "plan": ["plan", *SUMMED],
+    "statistics": ["statistics", "patients.csv", "--machines", 4, "--trust", "secure-aggregation"],
 }
 """Under secure aggregation an epsilon needs the other one beside it, and what it rests on."""
 SECRET = ["--set", "secret-order=true", "--set", "passes=1", "--set", "mu=1", "--set", "num-rounds=2"]
@@ -114,7 +117,7 @@ SECRETS = {
 }
 """In a secret order there is a second epsilon: proved with independent noise, and else an estimate."""
 BOTH = re.compile(r"machines of each sum are honest, and mu = \S+, epsilon = \S+ whatever happens; ")
-AS_JSON = ("list", "reproduce", "audit", "plan", "search", "ledger show")
+AS_JSON = ("statistics", "list", "reproduce", "audit", "plan", "search", "ledger show")
 SILENT = (
     "ledger accept-rollback",
     "ledger new-mark",
@@ -156,7 +159,7 @@ def test_what_commands_say_of_sums(world):
         assert shows_and_says(text) == (True, True), (name, text)
         assert BOTH.search(" ".join(text.split())), name
     assert not unexplained(json.loads(Path("runs/sums/result.json").read_text()))
-    for name in ("audit", "plan"):
+    for name in ("audit", "plan", "statistics"):
         assert not unexplained(json.loads(invoke(*SUMS[name], "--json").stdout)), name
 
 

@@ -58,17 +58,17 @@ def statistics(
         asked: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "machines": machines, "site": site, "trust": trust}
         found = private_statistics(file, known, seed=seed, **asked)
     if as_json:
-        said = {"rehearsal": True, "said": REHEARSAL, "schema_drafted": schema is None, "trust": trust}
-        told = {**said, "would_have_epsilon": epsilon, "delta": delta}
+        would = None if found.guarantee is None else found.guarantee.document()
+        told = {"rehearsal": True, "said": REHEARSAL, "schema_drafted": schema is None, "would_have": would}
         typer.echo(json.dumps({**told, **found.document}, indent=2))
         return
-    _show(found, epsilon=epsilon, delta=delta, trust=trust, drafted=schema is None)
+    _show(found, drafted=schema is None)
 
 
-def _show(found: TableStatistics, *, epsilon: float, delta: float, trust: str, drafted: bool) -> None:
+def _show(found: TableStatistics, *, drafted: bool) -> None:
     say(REHEARSAL)
     many = f"{found.machines:,} machine{'s' * (found.machines != 1)}"
-    say(f"{found.records:,} records of {many}; {trust}; would have epsilon {epsilon:g} at delta {delta:g} for a record")
+    say(f"{found.records:,} records of {many}. With secret keys it would have: {found.guarantee}")
     if drafted:
         say("The schema was drafted from these records, and shows something of them: write one with murmurfl schema.")
     for kind, columns in _HEADINGS.items():

@@ -7,6 +7,7 @@ same by the strategy :class:`~murmurfl.strategies.Statistics`, each from a ledge
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,17 @@ from ...clients.messages.requests import GRADIENTS
 from ...clients.records.schema import text_of
 from ...clients.records.sources import Items, check_columns, file_items, items_of
 from ...privacy import (
+    SIMULATED,
     ConfigurationError,
+    Guarantee,
     MemoryLedger,
     PrivacyPolicy,
     RefusedError,
     SimulatedKeys,
     Trust,
+    policy_guarantee,
     protocol,
+    server_guarantee,
     statistics_policy,
 )
 from ...privacy.accounting.asked import check_count
@@ -153,7 +158,17 @@ def private_statistics(
     strategy: Statistics = Statistics(**options)
     if trust == "trusted-server":
         strategy = TrustedStatistics(policy=policy, noise_keys=SimulatedKeys(seed, f"server, {_SESSION}"), **options)
-    return strategy.collect(CountedMachines(rows, [places[part] for part in parts], policy, seed))
+    found = strategy.collect(CountedMachines(rows, [places[part] for part in parts], policy, seed))
+    return replace(found, guarantee=_guarantee(policy, strategy))
+
+
+def _guarantee(policy: PrivacyPolicy, strategy: Statistics) -> Guarantee:
+    """What machines of this policy would guarantee with keys that nobody knows."""
+    width = strategy.rows.width
+    if isinstance(strategy, TrustedStatistics):
+        return server_guarantee(policy, strategy.trust.guaranteed_mu(width), "fresh", 1, notes=(SIMULATED,))
+    plan = policy.plan(width)
+    return policy_guarantee(policy, plan.mu, mu_local=plan.mu_local, notes=(SIMULATED,))
 
 
 def _without(schema: Schema, site: str) -> Schema:

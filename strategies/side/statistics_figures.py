@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
+from ...privacy import Guarantee
 from ...privacy.side.statistics_query import CountedColumn, PlaceCounts
 from .evaluation_figures import Z_95, Interval
 
@@ -218,12 +219,15 @@ class TableStatistics:
         Machines in the sum.
     noise_std : float
         The standard deviation of the noise in each value of the sum.
+    guarantee : Guarantee, optional
+        What a rehearsal would guarantee if its keys were secret.
     """
 
     columns: tuple[ColumnStatistics, ...]
     records: int
     machines: int
     noise_std: float
+    guarantee: Guarantee | None = None
 
     @classmethod
     def of(

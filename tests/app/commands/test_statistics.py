@@ -24,7 +24,8 @@ def said(*arguments, code=0):
 def test_it_says_first_that_nobody_is_protected_and_that_the_schema_was_drafted(table):
     lines = said(table, "--epsilon", "2").splitlines()
     assert lines[0].startswith("REHEARSAL: nobody is protected")
-    assert "would have epsilon 2 at delta 1e-05" in lines[1]
+    assert "it would have: mu = 0.5" in lines[1]
+    assert "epsilon = 2 at delta = 1e-05, for replacement of one sample of one machine, against the server" in lines[1]
     assert "drafted from these records" in lines[2]
 
 
@@ -40,7 +41,8 @@ def test_as_json_it_has_every_figure_and_no_epsilon_of_its_own(table):
     found = json.loads(said(table, "--machines", "5", "--trust", "secure-aggregation", "--json"))
     assert found["rehearsal"] is True
     assert "epsilon" not in found
-    assert found["would_have_epsilon"] == 1.0
+    assert found["would_have"]["epsilon"] == pytest.approx(1.0, rel=1e-3)
+    assert "whatever happens" in found["would_have"]["sentence"]
     assert (found["machines"], found["records"]) == (5, 2000)
     assert set(found["columns"]["age"]) >= {"mean", "quantiles", "histogram", "count", "missing", "bounds"}
 
