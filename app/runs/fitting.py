@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from ...clients.records.schema import Schema
-from ...privacy import ConfigurationError, rounded_up
+from ...privacy import ConfigurationError
 from ...privacy.setting import Value
 from ..data.table_task import FittedTable, ReadTable, TableTask, held_out
 from ..engines.start import run_cohort
 from ..models.trained_model import SCHEMA
 from ..settings.layers import layered
 from ..settings.run_config import RunConfig
-from .outcome import Alone, Outcome, Twin, infinite
+from .outcome import Alone, Outcome, Twin
 from .progress import Progress
 from .real_fit import LEDGER_ENDING, fit_for_real
 from .result import RunResult
@@ -268,15 +268,11 @@ def _beside(outcome: Outcome, table: FittedTable) -> list[str]:
 
 
 def _privacy(result: RunResult) -> str:
-    outcome = result.outcome
-    if outcome.mu is None:
+    if result.outcome.mu is None:
         return "none: no noise was added"
-    whom = {"trusted-server": "everybody but the server"}.get(result.guarantee.trust, "everybody, the server included")
-    if result.guarantee.trust == "secure-aggregation":
-        whom += f", if one helper and {outcome.min_honest} sites are honest"
     return (
-        f"would be epsilon = {rounded_up(infinite(outcome.epsilon))} (delta {outcome.delta:g}) for each row, towards "
-        f"{whom}. This was a REHEARSAL: keys are seeded and nobody was protected"
+        "REHEARSAL: keys are seeded, nobody was protected. With secret keys and a reviewed schema it would have: "
+        f"{result.guarantee}"
     )
 
 

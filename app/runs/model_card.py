@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from ...privacy import rounded_up
 from .outcome import Outcome
 
 REHEARSAL = "a rehearsal: its keys are seeded, nobody was protected, and there is no guarantee: do not publish"
@@ -25,7 +24,7 @@ def card(outcome: Outcome, *, deployed: bool, data: Mapping[str, Any]) -> dict[s
     A rehearsal has no epsilon of its own: what the same run would have with real keys and a reviewed schema stands
     under ``would_have``. Of figures it has only what was released with noise.
     """
-    promised: dict[str, Any] = {"epsilon": None, "mu": None}
+    promised: dict[str, Any] = {"epsilon": None, "mu": None, "sentence": None}
     would_have = None
     if outcome.mu is not None:
         figures = {
@@ -33,6 +32,7 @@ def card(outcome: Outcome, *, deployed: bool, data: Mapping[str, Any]) -> dict[s
             "mu": outcome.mu,
             "delta": outcome.delta,
             **{name: getattr(outcome.privacy, name) for name in ("unit", "relation", "trust")},
+            "sentence": outcome.guarantee,
         }
         promised, would_have = (figures, None) if deployed else (promised, figures)
     kind = REAL if deployed else NOT_PRIVATE if outcome.mu is None else REHEARSAL
@@ -47,7 +47,6 @@ def card(outcome: Outcome, *, deployed: bool, data: Mapping[str, Any]) -> dict[s
         "strategy": outcome.config["strategy"],
         **promised,
         "would_have": would_have,
-        "sentence": outcome.guarantee if deployed else None,
         "private_evaluation": None if evaluation is None else evaluation.sentence,
         "configuration": hashlib.sha256(said.encode()).hexdigest()[:16],
     }
@@ -58,9 +57,9 @@ def card_text(said: Mapping[str, Any]) -> str:
     data = said["data"]
     rows = [("what it is", said["what"])]
     if (would := said["would_have"]) is not None:
-        rows.append(("for real", f"the same run would have {_promise(would)}"))
+        rows.append(("for real", f"with secret keys and a reviewed schema it would have: {would['sentence']}"))
     if said["epsilon"] is not None:
-        rows += [("privacy", _promise(said)), ("guarantee", str(said["sentence"]))]
+        rows.append(("privacy", str(said["sentence"])))
     if said["private_evaluation"]:
         rows.append(("measured", str(said["private_evaluation"])))
     rows += [
@@ -73,12 +72,3 @@ def card_text(said: Mapping[str, Any]) -> str:
     for name, value in rows:
         lines += textwrap.wrap(f"* **{name}**: {value}", _WIDTH, subsequent_indent="  ", break_long_words=False)
     return "\n".join(lines) + "\n"
-
-
-def _promise(figures: Mapping[str, Any]) -> str:
-    if figures["epsilon"] is None:
-        return "no guarantee"
-    return (
-        f"epsilon = {rounded_up(figures['epsilon'])} at delta = {figures['delta']:g}, for replacement of one "
-        f"{figures['unit']}, trust: {figures['trust']}"
-    )

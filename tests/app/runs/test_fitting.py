@@ -126,7 +126,7 @@ def test_lines_are_few_and_say_that_nobody_was_protected(result, tmp_path):
     lines = fit_lines(result, result.table, tmp_path)
     assert len(lines) <= 10
     assert "REHEARSAL" in "\n".join(lines)
-    assert "epsilon = 8 " in "\n".join(lines)
+    assert "epsilon = 8 at delta = 1e-05" in "\n".join(lines)
 
 
 def test_a_useless_model_is_said_in_the_first_line(tmp_path):
@@ -293,7 +293,7 @@ def test_commands_fit_and_predict(tmp_path):
         "fit", path, "--label", "ill", "--site", "hospital", "--epsilon", "4", "--out", tmp_path, "--name", "f"
     )
     assert "AUC" in said
-    assert "would be epsilon = 4 " in said
+    assert "epsilon = 4 at delta" in said
     said = command("predict", tmp_path / "f" / "model", path)
     assert "1 rows do not fit" in said
     with (tmp_path / "people.predicted.csv").open() as file:
