@@ -113,7 +113,7 @@ def test_reproduce_a_cell(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [(PLAN, "Take full-batch: 12 rounds"), pytest.param(AUDIT, "The claim stands", marks=pytest.mark.long)],
+    [(PLAN, "Take full-batch: 25 rounds"), pytest.param(AUDIT, "The claim stands", marks=pytest.mark.long)],
 )
 def test_plan_and_audit(line, said):
     command = shlex.split(line)
