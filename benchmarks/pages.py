@@ -43,8 +43,10 @@ from . import (
     profile,
     ray,
     scale,
+    situations,
     stragglers,
     streams,
+    tables,
     workers,
 )
 from .peers import in_process
@@ -397,6 +399,7 @@ BLOCKS = {
         "portions": lambda: drift.table(json.loads(drift.DEFAULT.read_text()), moving=False),
         "drift": lambda: drift.table(json.loads(drift.DEFAULT.read_text())),
     },
+    "docs/tables.md": {"tables": lambda: tables.shown(json.loads(tables.DEFAULT.read_text()))},
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/tuning.md": {
         "bounded-step": bounded_steps,
@@ -428,6 +431,7 @@ BLOCKS = {
         "tran-cutkosky-2022": gradient_norms,
         "tran-cutkosky-2022-powers": powers,
         "momentum": lambda: momentum.table(document("momentum")),
+        "situations": lambda: situations.table(json.loads(situations.DEFAULT.read_text())),
         **{
             name: noted(name) for name in ("delayed-momentum", "differences", "other-seeds", "jiang-data", "tran-tasks")
         },

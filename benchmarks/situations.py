@@ -27,7 +27,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 import numpy as np
@@ -450,8 +450,11 @@ def table(document: Mapping[str, Any]) -> str:
         kept = "yes" if one.kept else ""
         found = f"{_shown(best['runs'])} | {_shown(chosen['runs'])} | {miss:.1f} | {kept}"
         lines.append(f"| {one.name} | {best['majority']:.1f} | {found} |")
-    worst = f"mean {fmean(misses):.1f}, worst {max(misses):.1f}" if misses else "nothing was made yet"
-    return "\n".join([*lines, "", f"Misses of {len(misses)} situations: {worst} points."])
+    if not misses:
+        return "Nothing was made yet."
+    lost = [max(miss, 0.0) for miss in misses]
+    said = f"mean {fmean(lost):.1f}, median {median(lost):.1f}, worst {max(lost):.1f} points"
+    return "\n".join([*lines, "", f"Misses of {len(misses)} situations, with 0 for gains: {said}."])
 
 
 def _shown(runs: list[float]) -> str:
