@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BASE := $(VENV)/.base-installed
 STAMP := $(VENV)/.installed
 # Run-config overrides and options of `murmurfl run`, such as ARGS="--set mu=2 --set num-clients=20".
 ARGS ?=
@@ -29,16 +30,21 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml
+# Runs need the base alone; tests, and all else that is made here, need the rest.
+$(BASE): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=24"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $(BASE)
+
+$(STAMP): $(BASE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	touch $(STAMP)
 
-run: $(STAMP)
+run: $(BASE)
 	$(BIN)/murmurfl run $(ARGS)
 
-deploy-demo: $(STAMP)
+deploy-demo: $(BASE)
 	$(BIN)/murmurfl deploy-demo $(ARGS)
 
 # Two workers and the commands that tests start compile everything but once, whatever the environment says.

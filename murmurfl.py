@@ -6,11 +6,12 @@ The import root of a checkout and of the bundle that Flower ships: the folder th
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 __path__ = [str(Path(__file__).parent)]
 
 
-def __getattr__(name: str) -> str:
-    if name != "__version__":
+def __getattr__(name: str) -> Any:
+    if name not in ("__version__", "fit"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module(f"{__name__}.app").__version__
+    return getattr(import_module(f"{__name__}.app"), name)

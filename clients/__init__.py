@@ -26,9 +26,11 @@ from .records.schema import Column, Label, Part, Schema
 from .shuffled_client import ShuffledClient
 from .side.centring_client import Centring
 from .side.evaluation_client import Evaluation, EvaluationShare
+from .side.statistics_client import Counting, TableRows, statistics_columns
 from .simulation.cohort_machines import Cohort
 from .simulation.context_ledger import ContextLedger
 from .simulation.foreign_sums import simulated_machine
+from .table_statistics_client import StatisticsClient
 
 __all__ = [
     "Centring",
@@ -39,6 +41,7 @@ __all__ = [
     "ConvexSmoothGradients",
     "CorrelatedNoiseMod",
     "CountedGradients",
+    "Counting",
     "DelayedMomentumClient",
     "Evaluation",
     "EvaluationShare",
@@ -60,6 +63,8 @@ __all__ = [
     "Samples",
     "Schema",
     "ShuffledClient",
+    "StatisticsClient",
+    "TableRows",
     "TorchGradients",
     "UpdateNode",
     "UpdatePolicy",
@@ -72,5 +77,6 @@ __all__ = [
     "numpy_client_app",
     "private_client_app",
     "simulated_machine",
+    "statistics_columns",
     "trainable_arrays",
 ]

@@ -65,6 +65,7 @@ from .side.evaluation_query import (
     Measured,
     evaluation_policy,
 )
+from .side.statistics_query import CountedColumn, StatisticsRows, statistics_policy
 from .sums.masking import Header, MaskedRelease, MaskedReleaseError, Masking, Sealed, add_mask, checked_header
 from .sums.opening_file import SQLiteOpeningRecord
 from .sums.opening_rule import (
@@ -104,6 +105,7 @@ __all__ = [
     "Amplification",
     "ClipUnit",
     "ConfigurationError",
+    "CountedColumn",
     "EvaluationRows",
     "Forecast",
     "Grid",
@@ -151,6 +153,7 @@ __all__ = [
     "ShuffledPolicy",
     "SimulatedKeys",
     "StatedNoise",
+    "StatisticsRows",
     "StreamRecord",
     "SystemKeys",
     "Trust",
@@ -201,4 +204,5 @@ __all__ = [
     "standard_normals",
     "stated_noise",
     "stated_words",
+    "statistics_policy",
 ]

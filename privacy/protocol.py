@@ -34,6 +34,7 @@ PERMIT = "permit"  # of the session's owner (:mod:`.permits`), for machines and 
 RELEASE_OF = "of"
 OF_MEAN = "mean"
 OF_EVALUATION = "evaluation"
+OF_STATISTICS = "statistics"
 CENTRE = "centre"
 
 # What a machine's noise mod tells its own ClientApp, beside the request's entries.
@@ -49,7 +50,7 @@ MU_LOCAL = "mu-local"  # this and the next two only under secure aggregation
 MIN_HONEST = "min-honest"
 MIN_COHORT = "min-cohort"
 CLIENT_LEVEL = "client-level"
-NOISE_STD = "noise-std"  # this and the next two only of an evaluation
+NOISE_STD = "noise-std"  # of an evaluation or statistics; the next two only of an evaluation
 HELD_OUT = "held-out"
 SCORES_SHARE = "scores-share"
 

@@ -239,11 +239,24 @@ def unknown_name(key: str, name: object, known: Iterable[str]) -> str:
     return f"Expected {key} to be a known name, got {name!r}; {meant} {', '.join(names)}."
 
 
+_MOST_NAMED = 20
+_ALIASES = {
+    **dict.fromkeys(("eps", "target-epsilon"), "epsilon"),
+    **dict.fromkeys(("lr", "step", "step-size"), "learning-rate"),
+    **dict.fromkeys(("clients", "machines", "sites", "num-machines"), "num-clients"),
+    **dict.fromkeys(("rounds", "epochs", "num-epochs"), "num-rounds"),
+    **dict.fromkeys(("clip", "max-grad-norm"), "clip-norm"),
+    **dict.fromkeys(("data", "dataset"), "task"),
+}
+"""What other programs call a key of ours."""
+
+
 def unknown_key(name: str, known: Iterable[str]) -> ConfigurationError:
     """The error for an unknown run-config key: with the nearest known one, or all of them."""
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
+    near = [one for one in (_ALIASES.get(name),) if one in names] or difflib.get_close_matches(name, names, n=1)
+    every = f"known: {', '.join(names)}." if len(names) <= _MOST_NAMED else "`murmurfl keys` lists all of them."
+    meant = f"did you mean {near[0]!r}?" if near else every
     return ConfigurationError(f"Expected a known run-config key, got {name!r}; {meant}")
 
 

@@ -52,6 +52,8 @@ from .shuffled import (
 from .side.evaluation_figures import EvaluationResult
 from .side.mean_of_features import MeanOfFeatures, MeanState, TrustedMeanOfFeatures
 from .side.private_evaluation import EvaluationState, NotEvaluatedError, PrivateEvaluation, TrustedPrivateEvaluation
+from .side.statistics_figures import ColumnStatistics, Estimate, TableStatistics
+from .side.table_statistics import Statistics, StatisticsState, TrustedStatistics
 from .sums.secure_aggregation import (
     HelpersDisagreeError,
     HelperUnavailableError,
@@ -71,12 +73,14 @@ __all__ = [
     "AnytimeMu2",
     "AverageState",
     "CheckpointError",
+    "ColumnStatistics",
     "CorrelatedFedAvg",
     "CorrelatedMomentum",
     "CorrelatedMomentumState",
     "DelayedMomentum",
     "DelayedMomentumState",
     "DirectMachines",
+    "Estimate",
     "EvaluationResult",
     "EvaluationState",
     "FullBatch",
@@ -119,12 +123,16 @@ __all__ = [
     "ServerYogi",
     "ShuffledAvg",
     "ShuffledState",
+    "Statistics",
+    "StatisticsState",
+    "TableStatistics",
     "TreeMomentum",
     "TreeMomentumState",
     "TrustedFullBatch",
     "TrustedMeanOfFeatures",
     "TrustedMu2",
     "TrustedPrivateEvaluation",
+    "TrustedStatistics",
     "WrongSumError",
     "adam_step",
     "average_step",

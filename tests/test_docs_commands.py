@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 # In the order of reading; the later ones begin with what the first has left.
 HERE = (
     "start.md",
+    "tables.md",
     "accuracy.md",
     "ledger.md",
     "running.md",
@@ -103,8 +104,9 @@ def read_before(tmp_path_factory):
     """A folder in which start.md was followed, and the part of deployment.md that is a machine's own."""
     folder = tmp_path_factory.mktemp("reader")
     (folder / "var/lib/murmurfl").mkdir(parents=True)
-    rows = [f"{20 + i % 70},{('surgery', 'internal')[i % 2]},{('no', 'yes')[i % 3 == 0]}" for i in range(200)]
-    (folder / "patients.csv").write_text("\n".join(["age,ward,readmitted", *rows]) + "\n")
+    rows = [f"{20 + i % 70},{('surgery', 'internal')[i % 2]},{('no', 'yes')[i % 3 == 0]},H{i % 7}" for i in range(200)]
+    for name in ("patients.csv", "new.csv"):
+        (folder / name).write_text("\n".join(["age,ward,readmitted,hospital", *rows]) + "\n")
     write_files("schema.md", folder)  # what an operator has, for the pages that audit a node
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

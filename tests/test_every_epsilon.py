@@ -70,6 +70,7 @@ def world(tmp_path, monkeypatch):
     }
     (tmp_path / "node.toml").write_text(toml_document(node))
     (tmp_path / "node.toml").chmod(0o600)
+    (tmp_path / "patients.csv").write_text("age,ill\n" + "".join(f"{20 + i},{i % 2}\n" for i in range(60)))
     stored = pages.document("reshef-levy-2024")
     monkeypatch.setattr(reproduce, "run_cells", lambda *_, **__: {k: stored[k] for k in ("cells",)} | _told(stored))
     monkeypatch.setattr(run_files, "plot_accuracy", lambda outcome, path: None)
@@ -87,6 +88,7 @@ def invoke(*arguments):
     return result
 
 
+FEW = ["--machines", 4, "--set", "strategy=full-batch", "--set", "num-rounds=3"]
 SHOWING = {
     "run": [*RUN, "--name", "x"],
     "list": ["list"],
@@ -97,6 +99,8 @@ SHOWING = {
     "ledger show": ["ledger", "show", "ledger.sqlite"],
     "ledger create": ["ledger", "create", "new.sqlite", "--epsilon", 2, "--delta", 1e-5],
     "node": ["node", "node.toml", "--check"],
+    "statistics": ["statistics", "patients.csv", "--epsilon", 2],
+    "fit": ["fit", "patients.csv", "--epsilon", 2, *FEW],
     "search": ["search", "--learning-rate", "1,2", "--set", "strategy=full-batch", "--set", "num-rounds=2"],
 }
 SUMMED = ["--set", "trust=secure-aggregation", "--set", "mu=1", "--set", "num-rounds=2"]
@@ -105,6 +109,8 @@ SUMS = {
     "report": ["report", "runs/sums"],
     "audit": ["audit", "--runs", "20", *SUMMED],
     "plan": ["plan", *SUMMED],
+    "statistics": ["statistics", "patients.csv", "--machines", 4, "--trust", "secure-aggregation"],
+    "fit": ["fit", "patients.csv", "--epsilon", 2, "--trust", "secure-aggregation", *FEW],
 }
 """Under secure aggregation an epsilon needs the other one beside it, and what it rests on."""
 SECRET = ["--set", "secret-order=true", "--set", "passes=1", "--set", "mu=1", "--set", "num-rounds=2"]
@@ -114,7 +120,7 @@ SECRETS = {
 }
 """In a secret order there is a second epsilon: proved with independent noise, and else an estimate."""
 BOTH = re.compile(r"machines of each sum are honest, and mu = \S+, epsilon = \S+ whatever happens; ")
-AS_JSON = ("list", "reproduce", "audit", "plan", "search", "ledger show")
+AS_JSON = ("fit", "statistics", "list", "reproduce", "audit", "plan", "search", "ledger show")
 SILENT = (
     "ledger accept-rollback",
     "ledger new-mark",
@@ -123,10 +129,11 @@ SILENT = (
     "helper",
     "server",
 )
-ABOUT_KEYS = (  # who takes part, who may ask, and what a record is: no figure follows from it
+ABOUT_KEYS = (  # who takes part, who may ask, what a record is and what a model says of one: no figure follows
     *("roster key", "roster make", "roster show", "roster check"),
     *("owner key", "owner permit", "owner public", "owner login", "owner show", "owner bundle"),
     "schema",
+    "predict",
 )
 NAMING = ("keys", "names")  # what there is, before there is any figure
 IN_PARTS = ("deploy-demo",)  # starts a federation: below, by the lines it prints
@@ -156,7 +163,7 @@ def test_what_commands_say_of_sums(world):
         assert shows_and_says(text) == (True, True), (name, text)
         assert BOTH.search(" ".join(text.split())), name
     assert not unexplained(json.loads(Path("runs/sums/result.json").read_text()))
-    for name in ("audit", "plan"):
+    for name in ("audit", "plan", "statistics", "fit"):
         assert not unexplained(json.loads(invoke(*SUMS[name], "--json").stdout)), name
 
 

@@ -29,7 +29,17 @@ FOLDERS = ("privacy", "clients", "strategies", "app")
 PARTS = {
     # What makes what leaves.
     *("LedgeredMachine", "MachineBlock", "PrivateClient", "PrivateClientApp", "CorrelatedNoiseMod", "TrustedServer"),
-    *("TrustedStrategy", "Centring", "Centred", "Evaluation", "Evaluated", "Masking", "Opener", "LocalExecutor"),
+    *(
+        "TrustedStrategy",
+        "Centring",
+        "Centred",
+        "Evaluation",
+        "Evaluated",
+        "Counting",
+        "Masking",
+        "Opener",
+        "LocalExecutor",
+    ),
     *("Release", "MaskedRelease", "Opening"),
     # What it may be, and by what rule.
     *("PrivacyPolicy", "UpdatePolicy", "NoisePlan", "Guarantee", "Amplification", "AdmissionRule", "ReleaseRule"),
@@ -41,6 +51,7 @@ PARTS = {
     # How much one record can move.
     *("Schema", "Records", "Owners", "OwnedSamples", "PerSampleGradients", "CarefulGradients", "CountedGradients"),
     *("LinearGradients", "ModuleGradients", "OwnerGradients", "RowBound", "Moments", "CountedRows", "EvaluationRows"),
+    *("StatisticsRows", "RecordPlaces", "TableRows"),
     # What was measured against a claim.
     *("AuditResult", "OneRunResult"),
 }
@@ -53,6 +64,7 @@ DOORS = {
     "privacy/noise/keyed_noise.py",
     "privacy/machine/secret_order.py",
     "app/nodes/supernode.py",
+    "app/runs/real_fit.py",
 }
 NOTE = re.compile(r"\*\*Formal guarantees\.\*\*|^Formal guarantees\n-+$", flags=re.MULTILINE)
 NO_STATEMENT = re.compile(r"(None|Those|That of|As (for|of)|Adds none|In simulation, those)\b")

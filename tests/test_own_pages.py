@@ -75,6 +75,16 @@ def test_a_model_swapped_in_learns_and_is_evaluated(typed, caplog):
     assert found.interval[0] < right < found.interval[1] + 0.05
 
 
+def test_histograms_of_pandas_become_private(typed):
+    """Five standard deviations: by chance once in a million and a half."""
+    names = typed("swap-in.md")
+    mean, median, kinds = names["counted_main"](InProcessGrid(names["counted_app"], 10, {}), context())
+    assert mean.value == pytest.approx(5.8, abs=5 * (mean.interval[1] - mean.interval[0]) / (2 * 1.96))
+    assert median.interval[0] < median.value < median.interval[1]
+    assert [name for name, *_ in kinds] == ["0", "1", "2"]
+    assert all(count == pytest.approx(2000 / 3, abs=5 * (std + 22)) for _, count, std in kinds)
+
+
 def test_the_operators_files_of_the_page_are_ones(tmp_path):
     updates, samples = blocks("swap-in.md", "toml")
     path = tmp_path / "node.toml"

@@ -7,12 +7,12 @@ import os
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
+from typing import TYPE_CHECKING
 
 import typer
 
-from ...privacy.setting import Setting
-from ..settings.catalogue import CATALOGUE
-from ..settings.run_config import run_keys
+if TYPE_CHECKING:
+    from ...privacy.setting import Setting
 
 _LONGEST_HELP = 60
 """Characters; Typer wraps longer help at 80 columns, and shells take the second line for another completion."""
@@ -27,6 +27,8 @@ def _completion(text: str, sentence: str) -> Completion:
 
 def complete_assignment(incomplete: str) -> Iterator[Completion]:
     """Completions of ``--set``: keys, and behind the ``=`` of a key its values."""
+    from ..settings.run_config import run_keys
+
     name, equals, typed = incomplete.partition("=")
     if not equals:
         yield from ((f"{key}=", sentence) for key, sentence in complete_key(name))
@@ -38,6 +40,8 @@ def complete_assignment(incomplete: str) -> Iterator[Completion]:
 
 def complete_key(incomplete: str) -> Iterator[Completion]:
     """Keys that begin with ``incomplete``."""
+    from ..settings.run_config import run_keys
+
     for one in run_keys().values():
         if one.name.startswith(incomplete):
             yield _completion(one.name, one.sentence)
@@ -45,12 +49,16 @@ def complete_key(incomplete: str) -> Iterator[Completion]:
 
 def complete_paper(incomplete: str) -> Iterator[Completion]:
     """Papers that begin with ``incomplete``."""
+    from ..settings.catalogue import CATALOGUE
+
     papers = CATALOGUE["paper"]
     return (_completion(name, papers.sentence(name)) for name in papers.names() if name.startswith(incomplete))
 
 
 def choices(one: Setting) -> list[Completion]:
     """The names or texts that a key may be, each with its sentence if it has one."""
+    from ..settings.catalogue import CATALOGUE
+
     if one.kind == "bool":
         return [("true", ""), ("false", "")]
     shelf = CATALOGUE.get(one.name)

@@ -1,8 +1,11 @@
-"""Rounds of a run as people see them: a bar on a terminal, lines elsewhere, whatever carries the run."""
+"""Rounds of a run as people see them: a bar on a terminal, a few lines elsewhere, whatever carries the run."""
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -11,8 +14,12 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from ...privacy import Guarantee
+from ...strategies.rounds.look_ahead import log_forecast
 from ..runs.progress import RoundLine
 from .terminal import say, width
+
+_LINES = 4
+"""Rounds that are shown elsewhere beside the first."""
 
 
 def is_worrying(line: str) -> bool:
@@ -21,17 +28,18 @@ def is_worrying(line: str) -> bool:
 
 
 class RunDisplay:
-    """Rounds as they come: a bar on a terminal, a line each elsewhere; the guarantee once, above them.
+    """Rounds as they come: a bar on a terminal, a few lines elsewhere.
 
     Parameters
     ----------
-    guarantee : Guarantee
-        Of the whole run, which every line's epsilon belongs to.
+    guarantee : Guarantee, optional
+        Of the whole run: it stands above the rounds, and each has its epsilon. Without it no epsilon is shown, and no
+        forecast, for the summary has both.
     console : Console, optional
         Default standard output.
     """
 
-    def __init__(self, guarantee: Guarantee, console: Console | None = None) -> None:
+    def __init__(self, guarantee: Guarantee | None = None, console: Console | None = None) -> None:
         self._guarantee = guarantee
         self._console = Console() if console is None else console
         self._bar = Bar(
@@ -45,9 +53,11 @@ class RunDisplay:
         )
         self._task = self._bar.add_task("", total=None, said="")
         self._measured = ""
+        self._edges = 0
 
     def __enter__(self) -> RunDisplay:
-        self.message(self._guarantee.sentence)
+        if self._guarantee is not None:
+            self.message(self._guarantee.sentence)
         self._bar.start()
         return self
 
@@ -59,18 +69,18 @@ class RunDisplay:
     def show(self, line: RoundLine) -> None:
         """One round is done."""
         if not self._console.is_terminal:
-            if line.wanted:
+            if self._guarantee is not None and line.wanted:
                 self.message(line.within(width()))
+            elif self._guarantee is None and (line.server_round == 1 or line.among(_LINES)):
+                self.message(line.measured)
             return
         # A round without an evaluation goes on showing the last one's figures.
         if line.loss is not None:
             accuracy = "" if line.accuracy is None else f"accuracy {100 * line.accuracy:.1f} %  "
             self._measured = f"{accuracy}loss {line.loss:.4g}  "
         left = line.time_left
-        said = (
-            f"{self._measured}epsilon {line.epsilon_text}  replies {line.aggregated}/{line.asked}"
-            f"{f'  {left} left' if left else ''}"
-        )
+        epsilon = "" if self._guarantee is None else f"epsilon {line.epsilon_text}  "
+        said = f"{self._measured}{epsilon}replies {line.aggregated}/{line.asked}{f'  {left} left' if left else ''}"
         self._bar.update(self._task, completed=line.server_round, total=line.num_rounds, said=said)
 
     def read(self, text: str) -> bool:
@@ -83,8 +93,31 @@ class RunDisplay:
         """Show what matters of a line of Flower's log: rounds as such, and warnings; with verbose all as it is."""
         if verbose:
             self.message(line)
+        elif self._guarantee is None and self._of_forecast(line):
+            return
         elif not self.read(line.removeprefix("INFO :").strip()) and is_worrying(line):
             self.message(line, error=True)
+
+    def _of_forecast(self, line: str) -> bool:
+        """Whether a line of a log is of a forecast's banner, which is between three lines of equal signs."""
+        if not line.startswith("WARNING :"):
+            return False
+        edge = line.endswith("=" * 20)
+        self._edges += edge
+        return edge or self._edges % 3 != 0
+
+    @contextmanager
+    def of_log(self, logger: logging.Logger) -> Iterator[None]:
+        """Hold a forecast back from a logger of this process where the summary has it, until the block ends."""
+
+        def kept(record: logging.LogRecord) -> bool:
+            return self._guarantee is not None or record.funcName != log_forecast.__name__
+
+        logger.addFilter(kept)
+        try:
+            yield
+        finally:
+            logger.removeFilter(kept)
 
     def message(self, text: str, *, error: bool = False) -> None:
         """Something else to say, above the bar."""

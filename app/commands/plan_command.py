@@ -10,7 +10,7 @@ import typer
 
 from ...privacy import gdp_mu
 from ..settings.run_config import RunConfig
-from .run_options import AsJson, Assignments, ConfigFile, settings_of
+from .run_options import AsJson, Assignments, ConfigFile, Details, settings_of
 from .terminal import MISUSED, aligned, fail, failing_clearly, say, say_command, say_table
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ _SIZES = ("samples", "parameters")
 _OF_BATCHES = ("batch-size", "passes", "secret-order")
 """Keys that settle the run whose mechanisms are compared, and not the decision."""
 _PARAMETERS = 1000
+
+_DETAILED = ("batch", "passes", "secret_order")
+"""Options about what only the details say."""
 
 _OF_UPDATES = {
     "machines": "machines",
@@ -103,11 +106,12 @@ def plan(
         int | None,
         typer.Option("--try", help="Train the first so many ways in simulation, for accuracy.", show_default="0"),
     ] = None,
+    details: Details = False,
     config_file: ConfigFile = None,
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which strategy to take, with what, and why not the others; then what every mechanism would need and do.
+    """Which strategy to take, with what; with --details why not the others, and what every mechanism would do.
 
     It is decided before anything runs, from sizes alone. With --config or --set it is decided for that run, on the
     sizes of its data; the other options win over it. With --unit machine it says what noise on the updates of a project
@@ -121,11 +125,17 @@ def plan(
             _show_updates(unit, given, of_run=of_run, as_json=as_json)
             return
         settings = settings_of(config_file, assignments) if of_run else None
-        _show(_answer(settings, given, try_out or 0, (person_machines, person_samples)), as_json=as_json)
+        whole = details or as_json or bool(try_out) or any(name in given for name in _DETAILED)
+        found = _answer(settings, given, try_out or 0, (person_machines, person_samples), whole)
+        _show(found, as_json=as_json, details=whole)
 
 
 def _answer(
-    settings: Mapping[str, Any] | None, given: Mapping[str, Any], tries: int, person: tuple[int | None, int | None]
+    settings: Mapping[str, Any] | None,
+    given: Mapping[str, Any],
+    tries: int,
+    person: tuple[int | None, int | None],
+    details: bool,
 ) -> Answer:
     """The plan of a run's settings and options that win over them, or of options alone."""
     from ..planning.plan_answers import answer, asked_of_numbers, asked_of_run
@@ -146,14 +156,18 @@ def _answer(
         if given.get("per_round") == 0:
             keys["clients-per-round"] = given.get("machines", settings.get("num-clients", RunConfig.num_clients))
         choice, request = asked_of_run(settings, keys, {name: given[name] for name in _SIZES if name in given})
-    return answer(choice, request, settings or {}, tries=tries, person=person)
+    return answer(choice, request, settings or {}, tries=tries, person=person, details=details)
 
 
-def _show(found: Answer, *, as_json: bool) -> None:
+def _show(found: Answer, *, as_json: bool, details: bool) -> None:
     from ..planning import plan_lines as told
 
     if as_json:
         typer.echo(json.dumps(told.answer_document(found), indent=2, allow_nan=False))
+        return
+    if not details:
+        for line in told.short_lines(found):
+            _say(line)
         return
     ways = found.ways
     table = aligned(told.rows_of(ways), told.columns_of(ways), told.RIGHT)

@@ -10,7 +10,7 @@ import typer
 from ...privacy import Guarantee
 from ..settings.default_run import started_with
 from ..settings.run_config import RunConfig
-from .run_options import Assignments, ConfigFile, Device, RayAddress, Verbose, Workers, settings_of
+from .run_options import Assignments, ConfigFile, Details, Device, RayAddress, Verbose, Workers, settings_of
 from .terminal import fail, failing_clearly, say
 
 ENGINES = ("ray", "inprocess", "cohort")
@@ -38,6 +38,7 @@ def run(
             show_default="if the run took less than a minute",
         ),
     ] = None,
+    details: Details = False,
     verbose: Verbose = False,
 ) -> None:
     """Run one private federated training and leave its result in a folder.
@@ -50,7 +51,7 @@ def run(
     from ..runs.experiment import prepare
     from ..runs.outcome import CHECKPOINT_NAME, RESULT_NAME, Outcome
     from ..runs.run_guarantees import expected_guarantee
-    from ..runs.run_summary import closing_lines, summary_lines
+    from ..runs.run_summary import closing_lines, short_lines, summary_lines
     from ..runs.trackers import check_trackers
     from ..runs.without_noise import add_alone, add_without_noise
     from .run_options import folder_for
@@ -74,19 +75,25 @@ def run(
             if choice := prepare(config).choice:
                 say(choice)
             if engine == "ray":
-                _run_on_ray(config, guarantee, folder, timeout, verbose)
+                _run_on_ray(config, guarantee if details else None, folder, timeout, verbose)
             else:
                 spread = {"workers": workers, "ray_address": ray, "device": device} if engine == "cohort" else {}
-                _run_here(config, guarantee, engine, folder, **spread)
+                _run_here(config, guarantee, engine, folder, details, **spread)
         outcome = Outcome.read(folder) if twin is False else add_alone(folder)
         if twin or (twin is None and outcome.seconds is not None and outcome.seconds <= _SHORT):
             outcome = add_without_noise(folder)
         typer.echo("")
-        for line in [*summary_lines(outcome, folder), *closing_lines(outcome)]:
+        whole = [*summary_lines(outcome, folder), *closing_lines(outcome)] if details else []
+        for line in whole or short_lines(outcome, _from_here(folder)):
             say(line)
 
 
-def _run_on_ray(config: RunConfig, guarantee: Guarantee, folder: Path, timeout: float, verbose: bool) -> None:
+def _from_here(folder: Path) -> Path:
+    """A folder as one types it."""
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+
+
+def _run_on_ray(config: RunConfig, shown: Guarantee | None, folder: Path, timeout: float, verbose: bool) -> None:
     from ..engines.start import app_folder, num_nodes, ray_environment, ray_overrides
     from ..engines.superlink import run_flower_app
     from ..runs.outcome import RESULT_NAME
@@ -94,7 +101,7 @@ def _run_on_ray(config: RunConfig, guarantee: Guarantee, folder: Path, timeout: 
 
     say(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "flower.log").open("w") as log, RunDisplay(guarantee) as display:
+    with (folder / "flower.log").open("w") as log, RunDisplay(shown) as display:
 
         def show(line: str) -> None:
             log.write(line + "\n")
@@ -112,7 +119,7 @@ def _run_on_ray(config: RunConfig, guarantee: Guarantee, folder: Path, timeout: 
         fail(f"Expected the run to write {folder / RESULT_NAME}, but it did not; see {folder / 'flower.log'}.")
 
 
-def _run_here(config: RunConfig, guarantee: Guarantee, engine: str, folder: Path, **spread: Any) -> None:
+def _run_here(config: RunConfig, guarantee: Guarantee, engine: str, folder: Path, details: bool, **spread: Any) -> None:
     import logging
 
     from ..engines.start import run_cohort, run_in_process
@@ -121,9 +128,10 @@ def _run_here(config: RunConfig, guarantee: Guarantee, engine: str, folder: Path
     from ..runs.trackers import tracking
     from .display import RunDisplay
 
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    logger, shown = logging.getLogger("flwr"), guarantee if details else None
+    logger.setLevel(logging.WARNING)
     start = run_cohort if engine == "cohort" else run_in_process
-    with tracking(config, folder, guarantee) as trackers, RunDisplay(guarantee) as display:
+    with tracking(config, folder, guarantee) as trackers, RunDisplay(shown) as display, display.of_log(logger):
 
         def show(progress: Progress) -> None:
             display.show(RoundLine.of(progress, config.noise_quality))

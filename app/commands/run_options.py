@@ -58,6 +58,7 @@ Device = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Details = Annotated[bool, typer.Option("--details", help="Say everything.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's whole log.")]
 
 

@@ -22,12 +22,8 @@ from typing import Any, NoReturn, get_type_hints
 
 import click
 import typer
-from rich.console import Console
-from rich.table import Table
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo, CommandFunctionType
-
-from ...privacy import MurmurflError
 
 FAILED = 1
 MISUSED = 2
@@ -50,19 +46,23 @@ def failing_clearly() -> Iterator[None]:
     """
     try:
         yield
-    except MurmurflError as error:
-        fail(str(error))
-    except OSError as error:
-        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
     except KeyboardInterrupt:
         fail("Interrupted.", INTERRUPTED)
+    except Exception as error:
+        from ...privacy import MurmurflError  # takes longer than a command's help
+
+        if isinstance(error, MurmurflError):
+            fail(str(error))
+        if isinstance(error, OSError):
+            fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        raise
 
 
 class CommandLine(typer.Typer):
     """A :class:`typer.Typer` whose commands show their arguments' help, with one hint at a mistyped command."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"cls": _Commands, "no_args_is_help": True, **options})
+        super().__init__(**{"cls": CommandsWithHint, "no_args_is_help": True, **options})
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
         """Like Typer's; the command shows the help of its arguments."""
@@ -80,8 +80,35 @@ class _Command(TyperCommand):
                 declared = getattr(hints.get(parameter.name or ""), "__metadata__", ())
                 parameter.help = next((info.help for info in declared if isinstance(info, ArgumentInfo)), None)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, and name the way out where a run-config key or a table stands in the place of an option."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            setting = _as_setting(error.option_name.lstrip("-")) if any("--set" in o.opts for o in self.params) else ""
+            if setting:
+                raise click.UsageError(f"{error.message}{setting}", ctx) from error
+            raise
+        except click.UsageError as error:
+            from ..settings.registry import TABLES
 
-class _Commands(TyperGroup):
+            if table := next((one for one in given if one.lower().endswith(TABLES)), ""):
+                way_out = f"`murmurfl fit {table} --label COLUMN` trains on a table."
+                raise click.UsageError(f"{error.message}. {way_out}", ctx) from error
+            raise
+
+
+def _as_setting(name: str) -> str:
+    """How a run-config key is set; empty for another word."""
+    from ..settings.run_config import run_keys
+
+    return f" It is a run-config key: --set {name}=VALUE." if name in run_keys() else ""
+
+
+class CommandsWithHint(TyperGroup):
+    """Commands with one hint at a mistyped one, whatever click is installed."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         if hasattr(click, "NoSuchCommand"):  # click gives the hint itself
@@ -202,6 +229,9 @@ def _print(
     folded: Mapping[str, int],
     available: int,
 ) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=title)
     for name in columns:
         side = "left" if name in labels else "right"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import math
 import os
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...clients.records.schema import check_majority
 from ...privacy import ConfigurationError, derived_seed
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
@@ -154,10 +156,19 @@ class _Wanted:
 
 @lru_cache(maxsize=4)
 def _loaded(wanted: Any) -> Dataset:
-    dataset = checked(wanted.task.load(wanted.config, wanted.root), f"task = {wanted.config.task!r}")
+    setting = f"task = {wanted.config.task!r}"
+    dataset = checked(wanted.task.load(wanted.config, wanted.root), setting)
+    if wanted.task.majority:
+        check_majority(wanted.task.majority, dataset.num_classes, f"majority of {setting}")
     declared = wanted.config.feature_bound or wanted.task.feature_bound
-    own = ":" in wanted.config.task  # the house's own tasks keep to what they declare, or their models see to it
-    return cut_to(dataset, declared) if own and declared else dataset
+    if ":" not in wanted.config.task:  # the house's own tasks keep to what they declare, or their models see to it
+        return dataset
+    norm = math.sqrt(wanted.task.squared_norm_bound(wanted.features, dataset.num_features, declared))
+    longer = int((np.linalg.norm(dataset.train_features, axis=1) > _FAR * norm).sum())
+    return replace(cut_to(dataset, declared) if declared else dataset, far_longer=longer)
+
+
+_FAR = 2.0
 
 
 def _held_out(dataset: Dataset, count: int) -> Dataset:

@@ -9,6 +9,7 @@ randomness in it comes from a seed.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...clients.records.schema import Schema
 from ...privacy import ConfigurationError, clip_per_sample
 from ..settings.run_config import RunConfig
 from .task import Dataset, Task
@@ -26,14 +28,21 @@ _ARRAYS = 4
 class FunctionTask(Task):
     """A task made of a user's function, with one parameter, the run configuration, or none.
 
-    An attribute ``feature_bound`` of the function declares R, as the run-config key does.
+    An attribute ``feature_bound`` of the function declares R, as the run-config key does, and ``majority`` the most
+    frequent class's share; ``schema``, a :class:`~murmurfl.clients.Schema`, both of them.
     """
 
     keys = frozenset({"feature-bound"})
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.name = name
-        self.feature_bound = float(getattr(function, "feature_bound", 0.0))
+        schema = getattr(function, "schema", None)
+        if schema is not None and not isinstance(schema, Schema):
+            raise ConfigurationError(f"Expected schema of task = {name!r} to be a Schema, got {type(schema).__name__}.")
+        bound = 0.0 if schema is None or math.isinf(schema.norm_bound) else schema.norm_bound
+        majority = 0.0 if schema is None else schema.label.majority or 0.0
+        self.feature_bound = float(getattr(function, "feature_bound", bound))
+        self.majority = float(getattr(function, "majority", majority))
         self.sentence = "data of your own"
         self._function = function
 
@@ -55,6 +64,8 @@ class FunctionTask(Task):
                 f"Expected {setting} to give a Dataset or four arrays (train_features, train_labels, test_features, "
                 f"test_labels), got {got}."
             )
+        for part, features in (("train_features", made[0]), ("test_features", made[2])):
+            _refuse_text(features, f"{part} of {setting}")
         train_features, train_labels, test_features, test_labels = map(np.asarray, made)
         return Dataset(train_features, train_labels, test_features, test_labels, _classes(train_labels, test_labels))
 
@@ -65,12 +76,15 @@ def own_task(found: Any, name: str) -> Task:
     Raises
     ------
     ConfigurationError
-        If it is no function.
+        If it is neither a function nor data.
     """
+    if isinstance(found, Dataset | tuple | list):
+        return FunctionTask(lambda: found, name)
     if isinstance(found, type) or not callable(found):
         kind = found.__name__ if isinstance(found, type) else type(found).__name__
         raise ConfigurationError(
-            f"Expected task = {name!r} to be a Task or a function that gives a data set, got {kind}."
+            f"Expected task = {name!r} to be a Task, a Dataset, four arrays, or a function that gives one, got {kind}: "
+            "a table with a column of labels is for murmurfl.app.fit(table, label=...)."
         )
     return FunctionTask(found, name)
 
@@ -152,7 +166,19 @@ def _classes(*labels: NDArray[Any]) -> int:
     return int(max(part.max() for part in labels)) + 1
 
 
+def _refuse_text(values: Any, what: str) -> None:
+    """Refuse a pandas table with columns that are no numbers; the first of them is named."""
+    if not hasattr(values, "select_dtypes"):
+        return
+    if text := list(values.select_dtypes(exclude=["number", "bool"]).columns):
+        raise ConfigurationError(
+            f"Expected {what} to be numbers, got others in column {text[0]!r}: encode it, or let `murmurfl fit FILE "
+            "--label COLUMN` do so."
+        )
+
+
 def _features(values: Any, what: str) -> NDArray[np.float32]:
+    _refuse_text(values, what)
     array = np.asarray(values)
     if array.ndim != 2 or array.dtype.kind not in "fiub" or not array.size:
         raise ConfigurationError(

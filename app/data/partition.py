@@ -203,7 +203,10 @@ class OwnPartition(Partition):
     def parts(self, dataset: Dataset, config: RunConfig) -> Sequence[NDArray[np.int64]]:
         machine_of = dataset.machine_of
         if machine_of is None:
-            raise ConfigurationError(f"Expected partition 'iid' or 'dirichlet' for task {config.task!r}, got 'own'.")
+            raise ConfigurationError(
+                f"Expected data that say whose they are for partition 'own', got task {config.task!r}: give "
+                "Dataset(machine_of=...), a machine's number for each training sample, or take partition 'iid'."
+            )
         generator = np.random.Generator(np.random.Philox(key=derived_seed("partition", config.seed)))
         return Parts.of_owners(machine_of, config.num_clients).shuffled(generator)
 

@@ -30,6 +30,8 @@ class Dataset:
         Samples that are nobody's secret, like those for training.
     owner_of : ndarray of shape (samples,), int64, optional
         Owner of each training sample, read with ``samples-per-owner``.
+    far_longer : int
+        Training samples of one's own whose features were more than twice as long as R; counted when they are loaded.
     """
 
     train_features: NDArray[np.float32]
@@ -41,6 +43,7 @@ class Dataset:
     public_features: NDArray[np.float32] | None = None
     public_labels: NDArray[np.int64] | None = None
     owner_of: NDArray[np.int64] | None = None
+    far_longer: int = 0
 
     @property
     def num_features(self) -> int:
@@ -127,6 +130,9 @@ class Task(ABC):
     feature_bound : float
         R, a bound on the norm of a row of features, to which longer rows are cut; 0 where none is declared. Public
         knowledge, never taken from the data. Clip and step of the presets are in its units.
+    majority : float
+        The most frequent class's share, which forecasts rehearse; 0 where none is declared: then classes are taken as
+        equal. Public knowledge likewise.
     regularizer, regularizer_strength : str, float
         psi of ``shuffled`` and its lambda or radius.
     tuned : mapping of str to Tuned
@@ -143,6 +149,7 @@ class Task(ABC):
     public: bool = False
     constant: bool = False
     feature_bound: float = 0.0
+    majority: float = 0.0
     regularizer: Regularizer = "none"
     regularizer_strength: float = 0.0
     tuned: ClassVar[Mapping[str, Tuned]] = {}

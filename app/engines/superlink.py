@@ -31,13 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
-
 from ...privacy import ConfigurationError
 from ...privacy.files import write_private
 from ...privacy.permits import LONGEST_LOGIN_S, OwnerKey
-from ..nodes.servers.gate import server_name
-from ..nodes.servers.login import keep_login
 from .loopback import (
     MARKER,
     LaunchError,
@@ -128,6 +124,12 @@ class Launch:
                     f'[superlink.{CONNECTION_NAME}]\naddress = "127.0.0.1:{port}"\n{self.connection()}\n',
                     encoding="utf-8",
                 )
+                # What a server needs takes half a second, and runs of this process have none.
+                from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
+
+                from ..nodes.servers.gate import server_name
+                from ..nodes.servers.login import keep_login
+
                 login = key.login(server_name(self.certificate()), until=int(time.time()) + LONGEST_LOGIN_S)
                 keep_login(FileCredentialStore(home / "credentials.yaml"), f"127.0.0.1:{port}", login)
                 return

@@ -2,7 +2,8 @@
 
 The preset's constants were found for the softmax regression on MNIST's 60,000 samples on 100 machines, on held-out
 training images. What they depend on is how much noise there is in a mean gradient, so other numbers of machines and
-samples are read off the same table at the mu that would have as much noise there.
+samples are read off the same table at the mu that would have as much noise there. Data that are no images have tables
+of their own, without dimension (docs/tuning.md).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...clients import CountedGradients, FullBatchClient, PrivateClient
+from ...clients.nodes.sample_methods import MOMENTUM, Scale
 from ...privacy import PrivacyPolicy
 from ...privacy.setting import refusal
 from ...privacy.side.clipped_share import COUNTED_CLIP_NORM
@@ -22,7 +24,7 @@ from ...strategies import FullBatch, TrustedFullBatch
 from ..models.model import Model
 from ..settings.run_config import RunConfig, run_keys
 from .method import BOUNDING, Method, bounding
-from .presets import Scale, in_unit_range, the_task, tuned, usual_norm, usual_squared_norm, wanted_mu
+from .presets import in_unit_range, scaled, the_task, tuned, usual_norm, usual_squared_norm, wanted_mu
 from .problem import Hyperparameters, Problem
 
 QUANTILE = frozenset({"quantile", "quantile-share"})
@@ -60,10 +62,35 @@ _TWO_CLASSES, _FEWEST_CLASSES = 0.5, 2
 """Steps as a share of the table's with two classes: residuals are then opposite, and twice as steep."""
 
 
-SCALE = Scale(0.1, 120.0)
-"""Clip and step for other data, in units of the longest row; the travel is that of all rounds together."""
-USUAL_ROUNDS = 12
-_MOMENTUM = 0.9
+class _Scaled(NamedTuple):
+    """Constants without dimension for other data: noise, T, S / R, and eta S R of all rounds together.
+
+    The noise is the length of what is in the mean of one release with all of mu, over S. It does not depend on T: more
+    rounds have more noise each, and shorter steps.
+    """
+
+    noise: float
+    rounds: float
+    clip: float
+    travel: float
+
+
+_CLASSES = (
+    _Scaled(0.01, 48, 0.4, 360),
+    _Scaled(0.03, 18, 0.2, 170),
+    _Scaled(0.1, 6, 0.1, 75),
+    _Scaled(0.3, 6, 0.1, 40),
+)
+_NUMBERS = (
+    _Scaled(0.01, 48, 0.3, 14.4),
+    _Scaled(0.03, 48, 0.1, 7.2),
+    _Scaled(0.1, 12, 0.1, 1.8),
+    _Scaled(0.3, 6, 0.1, 0.6),
+    _Scaled(1.0, 6, 0.1, 0.18),
+)
+"""Of numbers from -1 to 1. A least-squares loss is as steep as its rows are long, so that steps cannot be longer."""
+_STEEPEST = 1.5
+"""The largest eta R^2 for numbers."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +141,7 @@ class FullBatchMethod(Method):
     def usual_rounds(self, config: RunConfig, sizes: Sequence[int], model: Model) -> int:
         """The preset's T."""
         if not has_table(config):
-            return USUAL_ROUNDS
+            return round(_scaled(model, self.noise(config, model, sizes)).rounds)
         # Noise is as long as the root of the number of values, and a gradient is not.
         ratio = min(max(_TUNED_PARAMETERS / model.num_parameters, _FEWEST_TIMES), _MOST_TIMES)
         rounds = _row(self.noise_mu(config, sizes) * math.sqrt(ratio)).rounds
@@ -126,8 +153,11 @@ class FullBatchMethod(Method):
 
     def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
         if not has_table(config):
-            values = SCALE.values(usual_norm(config, model), slower=num_rounds)
-            return Descent(values.clip_norm, values.learning_rate, math.inf, sampling="balanced", momentum=_MOMENTUM)
+            found, bound = _scaled(model, self.noise(config, model, sizes)), usual_norm(config, model)
+            values = scaled(Scale(found.clip, found.travel), bound, slower=num_rounds)
+            steepest = math.inf if model.num_classes > 1 else _STEEPEST / bound**2
+            rate = min(values.learning_rate, steepest)
+            return Descent(values.clip_norm, rate, math.inf, sampling="balanced", momentum=MOMENTUM)
         row, squares = _row(self.noise_mu(config, sizes)), usual_squared_norm(config, model)
         return Descent(
             clip_norm=row.clip_norm * math.sqrt(squares),
@@ -140,6 +170,10 @@ class FullBatchMethod(Method):
     def noise_mu(self, config: RunConfig, sizes: Sequence[int]) -> float:
         """The mu at which the table's samples and machines have as much noise in a mean gradient as these."""
         return wanted_mu(config) * sum(sizes) / math.sqrt(len(sizes)) / _SAMPLES_PER_ROOT_OF_MACHINES
+
+    def noise(self, config: RunConfig, model: Model, sizes: Sequence[int]) -> float:
+        """The length of the noise in a mean of releases that have all of mu, over the clip norm; 0 without noise."""
+        return 2.0 * math.sqrt(model.num_parameters) / (_SAMPLES_PER_ROOT_OF_MACHINES * self.noise_mu(config, sizes))
 
     def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
         if config.max_participations:
@@ -211,6 +245,14 @@ class TrustedFullBatchMethod(FullBatchMethod):
 def has_table(config: RunConfig) -> bool:
     """Whether the table is for its data: images, and tables of people that it was tried on."""
     return the_task(config).has_images or tuned(config) is not None
+
+
+def _scaled(model: Model, noise: float) -> _Scaled:
+    """The constants without dimension at any noise: between the rows, and at its ends, by logarithms."""
+    rows = _CLASSES if model.num_classes > 1 else _NUMBERS
+    at, known = math.log(max(noise, rows[0].noise)), [math.log(row.noise) for row in rows]
+    between = (np.interp(at, known, np.log(column)) for column in list(zip(*rows, strict=True))[1:])
+    return _Scaled(noise, *(math.exp(float(value)) for value in between))
 
 
 def _row(mu: float) -> _Row:

@@ -1,7 +1,7 @@
 """One shot: one release of second moments of every machine, and ridge regression from their sum.
 
-The constants were chosen on held-out training images (docs/tuning.md): the class weight 1, a ridge of 11 times the
-noise on a value, and a constant of 0.3 times the features' norm where the model has a bias.
+The constants were chosen on held-out training images (docs/tuning.md): the class weight 1, a constant of 0.3 times the
+features' norm where the model has a bias, and for images a ridge of 11 times the noise on a value.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ..models.model import Model
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
 from .method import Method
-from .presets import usual_squared_norm
+from .presets import the_task, usual_squared_norm
 from .problem import Hyperparameters, Problem
 
-RIDGE = 11.0
-"""The least eigenvalue, in units of the noise on a value of the sum."""
+RIDGE, OTHER_RIDGE = 11.0, 2.0
+"""The least eigenvalue, in units of the noise on a value of the sum, for images and for other data."""
 CONSTANT = 0.3
 """The value appended where the model has a bias, relative to the features' bound."""
 
@@ -110,7 +110,7 @@ class OneShotMethod(Method):
             "clip_norm": clip_norm,
             "class_weight": problem.config.class_weight,
             "noise_std": max(plan.noise_std for plan in self.plans(problem)),
-            "ridge": problem.config.ridge or RIDGE,
+            "ridge": problem.config.ridge or (RIDGE if the_task(problem.config).has_images else OTHER_RIDGE),
             "constant": _constant(problem.model, clip_norm),
         }
 

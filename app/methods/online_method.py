@@ -11,7 +11,11 @@ from ..models.model import Model
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
 from .method import Method
+from .presets import SGD, usual_norm, usual_smoothness
 from .problem import Hyperparameters, Problem
+
+_CLIP, _TRAVEL = 0.1, 7.5
+"""Of whole updates: S / R, since gradients along the steps hardly agree, and eta L tau."""
 
 
 class OnlineMethod(Method):
@@ -30,8 +34,13 @@ class OnlineMethod(Method):
     strategy_type = OnlineFedSGD
 
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
-        constants = registry("model")[config.model].online
-        return Hyperparameters(clip_norm=constants.clip_norm, learning_rate=constants.learning_rate)
+        kind, bound = registry("model")[config.model], usual_norm(config, model)
+        longest = 1 / usual_smoothness(config, model)
+        if config.clip_unit == "contractive":
+            return Hyperparameters(SGD.clip * bound, longest)
+        # Beyond 1 / L steps on scores still lead somewhere, and those on squares nowhere.
+        eta = _TRAVEL / config.batch_size * longest
+        return Hyperparameters(_CLIP * bound, eta if kind.scores else min(eta, longest))
 
     def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
         config = problem.config

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from ...clients.nodes.sample_methods import MU2, MU2_ROUNDS, SGD, Scale
 from ...privacy import NO_NOISE, ConfigurationError, NoisePlan, PrivacyPolicy
 from ..data.task import SYNTHETIC_FEATURE_BOUND, Task, Tuned
 from ..models.model import Model
@@ -79,37 +80,15 @@ def tuned(config: RunConfig) -> Tuned | None:
     return replace(chosen, **rates, **clips, diameter=chosen.diameter * bound)
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Constants without dimension: they hold for any data whose rows have a known bound (docs/tuning.md).
-
-    Parameters
-    ----------
-    clip : float
-        S / R.
-    travel : float
-        eta S R: how far one unclipped step moves the scores of the longest row.
-    """
-
-    clip: float
-    travel: float
-
-    def values(self, bound: float, *, slower: float = 1.0) -> Hyperparameters:
-        """Clip and step for rows of length R, with a step divided by ``slower``."""
-        clip_norm = self.clip * bound
-        return Hyperparameters(clip_norm, self.travel / (clip_norm * bound * slower), math.inf)
-
-
-MU2 = Scale(0.15, 10.0)
-"""For mu^2-SGD, in up to eight rounds."""
-_MU2_ROUNDS = 8
-SGD = Scale(0.4, 6.0)
-"""For steps along one round's mean gradient."""
+def scaled(scale: Scale, bound: float, *, slower: float = 1.0) -> Hyperparameters:
+    """Clip and step for rows of length R, with a step divided by ``slower``."""
+    clip_norm = scale.clip * bound
+    return Hyperparameters(clip_norm, scale.step(clip_norm, bound, slower=slower), math.inf)
 
 
 def mu2_scaled(config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
     """Clip and step of mu^2-SGD in units of R: w moves by eta times a momentum that grows with t."""
-    return MU2.values(usual_norm(config, model), slower=max(num_rounds / _MU2_ROUNDS, 1.0) ** 2)
+    return scaled(MU2, usual_norm(config, model), slower=max(num_rounds / MU2_ROUNDS, 1.0) ** 2)
 
 
 def largest_squared_norm(config: RunConfig, num_features: int) -> float:
@@ -153,6 +132,12 @@ def usual_norm(config: RunConfig, model: Model) -> float:
     return math.sqrt(usual_squared_norm(config, model))
 
 
+def usual_smoothness(config: RunConfig, model: Model) -> float:
+    """L of a usual sample: what the model's kind declares, or that of the softmax regression; a rule for steps."""
+    declared = registry("model")[config.model].declared_smoothness(model.num_features, feature_bound(config))
+    return usual_squared_norm(config, model) / 2 if declared is None else declared
+
+
 def constant_feature(config: RunConfig) -> bool:
     """Whether the features have a constant of their own, so that a linear model needs no bias."""
     return bool(getattr(registry("features")[config.features], "constant", False)) or the_task(config).constant
@@ -165,7 +150,7 @@ def sgd_preset(config: RunConfig, num_rounds: int, model: Model, *, accelerated:
     """
     constants = tuned(config)
     if constants is None:
-        return SGD.values(usual_norm(config, model), slower=num_rounds / 2 if accelerated else 1.0)
+        return scaled(SGD, usual_norm(config, model), slower=num_rounds / 2 if accelerated else 1.0)
     share = math.sqrt(config.asked_per_round / (num_rounds * config.passes))
     eta = constants.sgd_rate * wanted_mu(config) * config.batch_size * share
     if accelerated:

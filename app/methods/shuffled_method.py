@@ -20,10 +20,12 @@ from ..models.model import Model
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
 from .method import Method
-from .presets import feature_bound, the_task
+from .presets import SGD, the_task, usual_norm, usual_smoothness
 from .problem import Hyperparameters, Problem
 
 _ROUNDING = 1e-12
+_TRAVEL = 30.0
+"""eta L of all steps of an epoch together."""
 
 
 def regularization(config: RunConfig) -> tuple[Regularizer, float]:
@@ -58,12 +60,10 @@ class ShuffledMethod(Method):
         if the_task(config).public and config.public_samples:
             raise refusal("public_samples", "0 for a task with public samples of its own", config.public_samples)
 
-    def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
-        """The paper's clip, and the largest step that its theorem covers."""
-        kind = registry("model")[config.model]
-        declared = kind.declared_smoothness(model.num_features, feature_bound(config)) if kind.convex else None
-        smoothness = float(model.num_features) if declared is None else declared
-        return Hyperparameters(10.0, min(0.001, 1.0 / smoothness))
+    def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
+        """Clip and step in units of R; no longer a step than the paper's theorem covers."""
+        share = min(_TRAVEL / max(sizes), 1.0)
+        return Hyperparameters(SGD.clip * usual_norm(config, model), share / usual_smoothness(config, model))
 
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
         return 1  # an epoch

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...privacy import ConfigurationError
 from ...privacy.machine.clipping import clip_per_sample
 from ..settings.run_keys import RunKeys
-from .model import Batch, Model, ModelKind, OnlineConstants, Parameters
+from .model import Batch, Model, ModelKind, Parameters
 
 _LARGEST_RATE_TOGETHER = 0.5
 
@@ -206,10 +206,8 @@ class Logistic(ModelKind):
     keys = frozenset({"feature-bound"})
     scores = True
 
-    def __init__(
-        self, name: str, sentence: str, model: type[LogisticRegression], *, convex: bool, online: OnlineConstants
-    ) -> None:
-        self.name, self.sentence, self.convex, self.online, self._model = name, sentence, convex, online, model
+    def __init__(self, name: str, sentence: str, model: type[LogisticRegression], *, convex: bool) -> None:
+        self.name, self.sentence, self.convex, self._model = name, sentence, convex, model
 
     def sweeps(self, config: RunKeys) -> bool:
         return self.convex
@@ -259,20 +257,17 @@ class Mean(ModelKind):
 
 
 LINEAR = (
-    # On the synthetic(alpha, beta) task no sample's gradient is longer than R: the clip never binds.
     Logistic(
         "logistic",
         "logistic regression of two classes without bias",
         LogisticRegression,
         convex=True,
-        online=OnlineConstants(clip_norm=12.0, learning_rate=0.01),
     ),
     Logistic(
         "nonconvex-logistic",
         "logistic regression with a regulariser that is not convex, sum_j w_j^2 / (1 + w_j^2)",
         NonconvexLogistic,
         convex=False,
-        online=OnlineConstants(),
     ),
     Ridge(),
     Mean(),

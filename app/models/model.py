@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,9 @@ from ..settings.run_keys import RunKeys
 
 Parameters = Sequence[NDArray[Any]]
 Batch = tuple[NDArray[Any], NDArray[Any]]
+
+CENTRE_ARRAY, CONSTANT_ARRAY = "centring.centre", "centring.constant"
+"""Arrays of a saved model beside its own: what its inputs are seen from (:func:`murmurfl.privacy.centred`)."""
 
 SAMPLES_AT_A_TIME = 128
 """Samples whose gradients are in memory at a time, when all are averaged."""
@@ -125,14 +127,6 @@ def area_under_curve(scores: NDArray[np.floating], labels: NDArray[Any]) -> floa
     return float((rankdata(scores)[positive].sum() - ones * (ones + 1) / 2) / (ones * zeros))
 
 
-@dataclass(frozen=True)
-class OnlineConstants:
-    """The preset's constants for online federated learning with a model."""
-
-    clip_norm: float = 1.0
-    learning_rate: float = 0.05
-
-
 class ModelKind(ABC):
     """A model before its size is known, which is when the data are loaded.
 
@@ -148,8 +142,6 @@ class ModelKind(ABC):
         Whether its loss is known to be convex.
     scores : bool
         Whether its predictions follow linear scores of the features, one a class.
-    online : OnlineConstants
-        The preset's clip and step for online federated learning.
     """
 
     name: str = ""
@@ -158,7 +150,6 @@ class ModelKind(ABC):
     paper_constants: bool = False
     convex: bool = False
     scores: bool = False
-    online: OnlineConstants = OnlineConstants()
 
     def check(self, config: RunKeys) -> None:
         """Raise if this model cannot serve a run configuration."""

@@ -8,12 +8,14 @@ cross-entropy. Every process that needs the model calls the function.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from ...clients.adapters.model_checks import check_layers
 from ...privacy import ConfigurationError
 from .model import Model, ModelKind
 from .torch_networks import TorchModel
@@ -38,6 +40,7 @@ class FunctionKind(ModelKind):
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
         made = self._made(num_features, num_classes)
         if _is_module(made):
+            check_layers(made)
             made = TorchModel(made, num_features, num_classes, lambda: self._made(num_features, num_classes))
         if not isinstance(made, Model):
             raise ConfigurationError(
@@ -92,13 +95,17 @@ def own_model(found: Any, name: str) -> ModelKind:
     Raises
     ------
     ConfigurationError
-        If it is no function.
+        If it is neither a function nor a module of this process.
     """
+    # One that was given in this process has its class's name; imported, each process would start from another.
+    if _is_module(found) and name.startswith(f"{type(found).__module__}:{type(found).__qualname__}"):
+        return FunctionKind(lambda *_: copy.deepcopy(found), name)
     if isinstance(found, type) or not callable(found) or _is_module(found):
         kind = found.__name__ if isinstance(found, type) else type(found).__name__
         raise ConfigurationError(
             f"Expected model = {name!r} to be a function of the numbers of features and classes, which gives a Model "
-            f"or a torch.nn.Module, got {kind}."
+            f"or a torch.nn.Module, got {kind}. scikit-learn's logistic regression is model 'softmax'; in a project "
+            "of your own, private_client_app takes LinearEstimator(LogisticRegression(), ...)."
         )
     return FunctionKind(found, name)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid
@@ -20,9 +21,10 @@ __all__ = ["ClientAppCallable", "Run", "bundle_of", "simulation_grid", "without_
 
 def simulation_grid(grid: Grid) -> InMemoryGrid | None:
     """``grid`` if it is that of Flower's simulation, else None."""
-    from flwr.superlink.grid import InMemoryGrid  # half a second, for the ServerApp alone
-
-    return grid if isinstance(grid, InMemoryGrid) else None
+    module: Any = sys.modules.get(
+        "flwr.superlink.grid"
+    )  # half a second to import: whoever made such a grid has done so
+    return cast("InMemoryGrid", grid) if module is not None and isinstance(grid, module.InMemoryGrid) else None
 
 
 def bundle_of(folder: Path) -> bytes:

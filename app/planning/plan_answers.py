@@ -96,6 +96,7 @@ def answer(
     *,
     tries: int = 0,
     person: tuple[int | None, int | None] = (None, None),
+    details: bool = True,
 ) -> Answer:
     """Vary a choice and work out its mechanisms and persons.
 
@@ -109,7 +110,12 @@ def answer(
         How many ways are trained in simulation, the first ones.
     person : tuple
         On how many machines somebody has samples, and how many on each; None where nobody asks.
+    details : bool
+        Whether ways and mechanisms are worked out, and persons that nobody asked about.
     """
+    if not details:
+        asked = persons_of(choice.guarantee, choice.noise_values, *person) if any(person) else ()
+        return Answer(choice, (), None, asked)
     strategy = settings.get("strategy", AUTO)
     named = strategy not in (AUTO, RunConfig.strategy)
     left = {"strategy": RunConfig.strategy if strategy == AUTO else strategy}  # where nobody decides

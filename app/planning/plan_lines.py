@@ -34,6 +34,20 @@ def answer_document(answer: Answer) -> dict[str, Any]:
     return {**({} if answer.plan is None else plan_document(answer.plan)), "decision": decision}
 
 
+def short_lines(answer: Answer) -> list[str]:
+    """What to take, what it keeps, what it guarantees, and the command."""
+    chosen, choice = answer.choice.decision.chosen, answer.choice
+    return [
+        f"Take {chosen.strategy}: {chosen.rounds} rounds, {_often(chosen)}.",
+        *(worth_lines(chosen) or [f"Because {choice.decision.reason.partition(';')[0]}."]),
+        f"Guarantee: {choice.guarantee.sentence}",
+        *late_lines(choice.experiment.config),
+        *person_lines(answer.persons),
+        *command_lines(choice),
+        "More, with --details: other ways to run it, every mechanism, other trust.",
+    ]
+
+
 def answer_lines(answer: Answer) -> list[str]:
     """The lines above the table of ways."""
     config = answer.choice.experiment.config
@@ -84,10 +98,8 @@ def decision_lines(choice: Choice) -> list[str]:
     """The chosen strategy with its settings, its guarantee, why not the others, and the command."""
     decision, chosen = choice.decision, choice.decision.chosen
     problem, guarantee = chosen.problem, choice.guarantee
-    times = "each sample in one of them" if chosen.uses == 1 else f"each sample in {chosen.uses} of them"
-    often = "every sample in each" if chosen.uses == chosen.rounds else times
     rows = {
-        "rounds": f"{chosen.rounds}, {often}",
+        "rounds": f"{chosen.rounds}, {_often(chosen)}",
         "batch": str(chosen.settings["batch-size"]) if "batch-size" in chosen.settings else "",
         "noise": choice.policy.words,
         "clip": f"{problem.values.clip_norm:.4g}",
@@ -105,10 +117,19 @@ def decision_lines(choice: Choice) -> list[str]:
     told += worth_lines(chosen)
     told += [f"Not {one.strategy}: {decision.why_not(one)}." for one in decision.others]
     told += [f"Not {one.strategy}: {one.why.rstrip('.')}." for one in decision.impossible]
-    told += ["Run it:", f"    {choice.command}"]
-    if choice.made_up:
-        told.append("There it runs on made-up data of these sizes; --set task=package.module:make_task names yours.")
-    return told
+    return told + command_lines(choice)
+
+
+def command_lines(choice: Choice) -> list[str]:
+    """The command, and what it runs on where nobody has named data."""
+    made_up = ["It has made-up data of these sizes; --set task=package.module:make_task has yours."]
+    return ["Run it:", f"    {choice.command}", *(made_up if choice.made_up else [])]
+
+
+def _often(option: Option) -> str:
+    """In how many rounds a sample is."""
+    times = "each sample in one of them" if option.uses == 1 else f"each sample in {option.uses} of them"
+    return "every sample in each" if option.uses == option.rounds else times
 
 
 def worth_lines(chosen: Option) -> list[str]:

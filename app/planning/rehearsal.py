@@ -29,7 +29,8 @@ from ...privacy import MemoryLedger, RefusedError, derived_seed, protocol
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
 from ..data.task import Dataset, Shard
 from ..methods import METHODS, Problem
-from ..methods.presets import usual_squared_norm, wanted_mu
+from ..methods.presets import the_task, usual_squared_norm, wanted_mu
+from ..models.model import area_under_curve
 from ..nodes.flower_internals import without_log
 from ..settings.run_config import RunConfig
 from .situation import WorkedOut
@@ -69,7 +70,8 @@ class Played:
     ----------
     score, floor, ceiling, alone : float
         Accuracy of the run, of always naming the most frequent class, of central training without noise, and of the
-        same on one machine's samples; for a regression R^2, and 0 for the floor.
+        same on one machine's samples; with a declared majority, which accuracy hardly sees beyond, the AUC, a mean over
+        classes, and 1/2 for the floor; for a regression R^2, and 0.
     """
 
     score: float
@@ -98,6 +100,8 @@ class MadeUp:
         1 for a regression.
     norm : float
         R, which no sample is longer than.
+    majority : float
+        The first class's share; the others are equal. 0 if all are.
     """
 
     member: Member
@@ -106,6 +110,7 @@ class MadeUp:
     classes: int
     norm: float
     seed: int = 0
+    majority: float = 0.0
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -135,10 +140,13 @@ class MadeUp:
             labels = told / told.std() + noise
             return rows, labels / (4 * labels.std())
         labels = generator.integers(0, self.classes, count)
+        if self.majority:
+            rest = (1 - self.majority) / (self.classes - 1)
+            labels = generator.choice(self.classes, count, p=[self.majority, *[rest] * (self.classes - 1)])
         within = min(max(2 * (self.classes - 1), 1), self.features)  # the directions in which centres lie
         centres = np.zeros((self.classes, self.features))
         centres[:, :within] = generator.standard_normal((self.classes, within))
-        centres -= centres.mean(axis=0)
+        centres -= centres.mean(axis=0)  # classes lie as far apart whatever their shares are
         centres *= math.sqrt(share / (1 - share) / np.square(centres).sum(axis=1).mean())
         return centres[labels] + generator.standard_normal((count, self.features)) * scale, labels
 
@@ -147,6 +155,8 @@ class MadeUp:
         """The floor and the ceiling of a score."""
         if self.classes == 1:
             return 0.0, self.learnt(self.samples)
+        if self.majority:
+            return 0.5, self.learnt(self.samples)
         counts = np.bincount(self.dataset.test_labels)
         return float(counts.max() / counts.sum()), self.learnt(self.samples)
 
@@ -167,11 +177,30 @@ class MadeUp:
         data = self.dataset
         rows, labels = data.train_features[:samples], data.train_labels[:samples]
         if self.classes > 1 and len(np.unique(labels)) == 1:
-            return float((data.test_labels == labels[0]).mean())
-        fitted = Ridge(1e-3) if self.classes == 1 else LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
+            return 0.5 if self.majority else float((data.test_labels == labels[0]).mean())
+        fitted: Any = Ridge(1e-3) if self.classes == 1 else LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
         with warnings.catch_warnings():  # of classes with one sample
             warnings.simplefilter("ignore")
-            return float(fitted.fit(rows, labels).score(data.test_features, data.test_labels))
+            fitted.fit(rows, labels)
+            if self.majority:
+                scores = np.full((len(data.test_labels), self.classes), -np.inf)
+                scores[:, fitted.classes_] = fitted.predict_log_proba(data.test_features)
+                return mean_auc(scores, data.test_labels)
+            return float(fitted.score(data.test_features, data.test_labels))
+
+
+def mean_auc(scores: NDArray[np.floating], labels: NDArray[Any]) -> float:
+    """The AUC of each class's probability against the rest, on average over classes; of two classes the usual AUC.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (samples, classes)
+        Logarithms of probabilities, up to a constant a sample.
+    """
+    told = np.exp(scores - scores.max(axis=1, keepdims=True))
+    told /= told.sum(axis=1, keepdims=True)
+    found = [area_under_curve(told[:, one], labels == one) for one in range(scores.shape[1])]
+    return float(np.nanmean(found))
 
 
 made_up = lru_cache(maxsize=16)(MadeUp)
@@ -239,7 +268,8 @@ def _played(problem: Problem, worked_out: WorkedOut, member: Member, seed: int) 
     norm = math.sqrt(usual_squared_norm(config, problem.model) - ("bias" in problem.model.names))
     member = member._replace(offset=0.0) if problem.is_centred else member
     features = min(problem.data.num_features, MOST_FEATURES)
-    data = made_up(member, own * groups, features, problem.data.num_classes, norm, seed)
+    majority = the_task(config).majority
+    data = made_up(member, own * groups, features, problem.data.num_classes, norm, seed, majority)
     known = config.to_mapping()
     kept = {name: known[name] for name in (*_OF_ANY, *method.keys) if name in known}
     values = {field.name.replace("_", "-"): getattr(problem.values, field.name) for field in fields(problem.values)}
@@ -303,13 +333,15 @@ class _Machines:
 
 @lru_cache(maxsize=1024)
 def _score(config: RunConfig, made: MadeUp, groups: int, worked_out: WorkedOut) -> float:
-    """Accuracy on the test set, or R^2, of a run trained to the end."""
+    """Accuracy on the test set, AUC or R^2, of a run trained to the end."""
     data = made.dataset
     parts = np.split(np.arange(len(data.train_labels)), groups)
     run: Any = worked_out(config, data, [Shard(data, part) for part in parts])
     with without_log():
         result = run.strategy().start(_Machines(run), run.initial_arrays(), num_rounds=run.num_rounds)
     parameters, samples = result.arrays.to_numpy_ndarrays(), (data.test_features, data.test_labels)
+    if made.majority:
+        return mean_auc(np.asarray(run.model.logits(parameters, data.test_features), np.float64), data.test_labels)
     if data.num_classes > 1:
         return float(run.model.evaluate(parameters, samples)[1])
     told = np.asarray(run.model.logits(parameters, data.test_features), np.float64)[:, 0]

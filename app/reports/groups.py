@@ -105,9 +105,14 @@ def _common_name(names: Sequence[str]) -> str:
     """The common part of a group's names without seed and time, where that is a name."""
     if len(names) == 1:
         return names[0]
-    plain = {_TIME.sub("", _SEED.sub("", name)).strip("-_. ") for name in names}
+    plain = {without_time(_SEED.sub("", name)).strip("-_. ") for name in names}
     common = os.path.commonprefix(list(plain)).rstrip("-_. ")  # noqa: RUF071 - of names, not of paths
     return common if len(common) >= (1 if len(plain) == 1 else _SHORTEST_NAME) else f"{names[0]} and others"
+
+
+def without_time(name: str) -> str:
+    """A run's name without when it was made."""
+    return _TIME.sub("", name)
 
 
 def _told_apart(groups: Sequence[Group]) -> list[Group]:

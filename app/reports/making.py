@@ -15,8 +15,9 @@ from typing import Any
 from ...privacy import gdp_epsilon, rounded_up
 from ..runs.outcome import Outcome, ReportError, infinite
 from ..runs.result import WORKED_OUT
-from ..runs.run_summary import compared_lines, loss_text, plain_words, shown, shown_accuracy, shown_evaluation
+from ..runs.run_summary import loss_text, shown, shown_accuracy, shown_evaluation
 from ..settings.run_config import RunConfig
+from .card import OF_THE_FOLDER, card, digest, made, persons, status
 from .finding import RecordedRun
 from .groups import Group, Spread, grouped, setting_text
 from .page import page
@@ -26,8 +27,10 @@ from .table import Column, Row, Table, spread
 PAGE_NAME = "index.html"
 _MOST_MACHINES = 1000
 """Machines that a page lists; the first of them."""
-_OF_THE_FOLDER = ("run-name", "out-dir")
-"""Keys that say where a run lies, and nothing of what was set."""
+_UNFOLDED = 2
+"""Runs whose sections are open from the beginning."""
+_SIDE_BY_SIDE = 4
+"""Groups of runs whose settings have a column each; of more, each has a line."""
 
 
 def make_report(folders: Sequence[Path], out: Path) -> Path:
@@ -40,17 +43,19 @@ def make_report(folders: Sequence[Path], out: Path) -> Path:
     compared = compared_plots(groups) if len(runs) > 1 else []
     plots = [run_plots(run) for run in runs]
     text = page(
+        card=card(groups),
+        accuracy=_beside(groups[0].outcome) if len(groups) == 1 else [],
         compared=[plot.inline("runs") for plot in compared],
-        groups=[{"name": group.name, **_words(group.runs[0])} for group in groups],
+        groups=groups,
         summary=_summary(groups),
         differing=_differing(groups),
-        folded=len(groups) < len(runs),
+        folded=len(runs) > _UNFOLDED,
         runs=[_section(run, [plot.inline(f"run{i}") for plot in plots[i]]) for i, run in enumerate(runs)],
     )
     for plot in compared:
         plot.write(out, "runs")
-    for run, made in zip(runs, plots, strict=True):
-        for plot in made:
+    for run, drawn in zip(runs, plots, strict=True):
+        for plot in drawn:
             plot.write(out, run.name)
     path = out / PAGE_NAME
     path.write_text(text, encoding="utf-8")
@@ -61,23 +66,16 @@ def _section(run: RecordedRun, plots: Sequence[dict[str, str]]) -> dict[str, Any
     """The section of one run."""
     return {
         "name": run.name,
-        **_words(run),
-        "tiles": _tiles(run.outcome),
+        "happened": _happened(run.outcome),
         "plots": plots,
         "refusals": _refusals(run.outcome),
         "forecast": run.outcome.forecast,
-        "compared": compared_lines(run.outcome),
         "training": run.outcome.training,
         "machines": _machines(run),
         "left_out": max(len(run.outcome.machine_groups or run.names) - _MOST_MACHINES, 0),
         "settings": _settings(run.outcome),
         "recorded": bool(run.machines and run.machines["rounds"]),
     }
-
-
-def _words(run: RecordedRun) -> dict[str, str]:
-    """The guarantee of a run, in its own words and in plain ones."""
-    return {"guarantee": run.outcome.guarantee, "meaning": plain_words(run.outcome)}
 
 
 def _named(runs: list[RecordedRun]) -> list[RecordedRun]:
@@ -90,34 +88,28 @@ def _named(runs: list[RecordedRun]) -> list[RecordedRun]:
     return named
 
 
-def _tiles(outcome: Outcome) -> list[tuple[str, str]]:
-    history, tiles = outcome.per_round, []
-    if outcome.accuracy is not None:
-        tiles.append(("test accuracy", shown_accuracy(outcome)))
-    if outcome.private_evaluation is not None:
-        tiles.append(("private accuracy", shown_evaluation(outcome.private_evaluation)))
-    if _has_loss(outcome):
-        tiles.append(("test loss", loss_text(outcome.loss)))
-    if (twin := outcome.without_noise) is not None:
+def _beside(outcome: Outcome) -> list[tuple[str, str]]:
+    """How good the model is, beside the same without noise and one machine alone."""
+    evaluation, twin, alone = outcome.private_evaluation, outcome.without_noise, outcome.alone
+    tiles = [] if outcome.accuracy is None and not _has_loss(outcome) else [("this model", shown_accuracy(outcome))]
+    if evaluation is not None:
+        tiles.append(("this model, counted by machines with noise", shown_evaluation(evaluation)))
+    if twin is not None:
         rounds = "" if twin.rounds == outcome.rounds else f" in {twin.rounds:,} rounds"
         tiles.append((f"without noise{rounds}, not private", shown_accuracy(twin)))
-    if (alone := outcome.alone) is not None and alone.machines:
+    if alone is not None and alone.machines:
         tiles.append(("one machine alone, without noise, not private", shown_accuracy(alone)))
-    tiles += [(f"ε at δ = {outcome.delta:g}", shown(outcome.epsilon)), ("μ", shown(outcome.mu))]
-    if outcome.min_honest is not None:
-        tiles += [
-            ("ε whatever happens", shown(outcome.epsilon_local)),
-            ("μ whatever happens", shown(outcome.mu_local)),
-            ("honest machines of a sum, h", f"{outcome.min_honest:,}"),
-            ("fewest machines of a sum", f"{outcome.min_cohort:,}"),
-            ("helpers", f"{outcome.helpers:,}"),
-            ("rounds that stayed closed", f"{outcome.closed_rounds:,}"),
-        ]
+    return tiles
+
+
+def _happened(outcome: Outcome) -> list[tuple[str, str]]:
+    """What became of the rounds; of sums, what they were of."""
+    history = outcome.per_round
     aggregated, asked = sum(one.aggregated for one in history), sum(one.asked for one in history)
-    return [
-        *tiles,
+    said = [
         ("rounds", f"{outcome.rounds:,}"),
         ("machines", f"{outcome.num_clients:,}"),
+        ("μ", shown(outcome.mu)),
         ("releases made", f"{outcome.releases:,}"),
         ("aggregated", f"{aggregated:,} of {asked:,}"),
         ("lost", f"{_lost(outcome):,}"),
@@ -125,6 +117,14 @@ def _tiles(outcome: Outcome) -> list[tuple[str, str]]:
         ("late", f"{sum(one.late for one in history):,}"),
         ("malformed", f"{sum(one.malformed for one in history):,}"),
     ]
+    if outcome.min_honest is not None:
+        said += [
+            ("μ whatever happens", shown(outcome.mu_local)),
+            ("fewest machines of a sum", f"{outcome.min_cohort:,}"),
+            ("helpers", f"{outcome.helpers:,}"),
+            ("rounds that stayed closed", f"{outcome.closed_rounds:,}"),
+        ]
+    return [*said, ("test loss", loss_text(outcome.loss))] if _has_loss(outcome) else said
 
 
 def _lost(outcome: Outcome) -> int:
@@ -144,56 +144,69 @@ def _settings(outcome: Outcome) -> dict[str, tuple[str, bool]]:
     return {
         key: (
             setting_text(value),
-            key not in _OF_THE_FOLDER and asked[key] is not None and asked[key] != default.get(key),
+            key not in OF_THE_FOLDER and asked[key] is not None and asked[key] != default.get(key),
         )
         for key, value in outcome.config.items()
     }
 
 
 _SUMMARY = (
+    Column("#", "its number on this page"),
     Column("run", "its folder's name; of runs that differ in their seed alone what these have in common", label=True),
     Column("seeds", "runs that the line is about, each with a seed of its own", form=","),
+    Column("status", "whether anybody was protected"),
     Column("strategy", "of its configuration"),
     Column("accuracy", "on the test set, in the end; of several seeds, mean ± standard deviation"),
     Column("without noise", "the accuracy of the same runs without noise; of a simulation, and not private"),
     Column("one alone", "one machine on its own samples, without noise; of a simulation, and not private"),
     Column("loss", "on the test set, in the end, likewise"),
-    Column("μ", "what the run guarantees, in its own words below", form=rounded_up),
-    Column("ε", "the same at the run's δ", form=rounded_up),
+    Column("ε", "what the run guarantees at its δ, in its own words in full", form=rounded_up),
+    Column("ε of 5", "for a person with 5 records on one machine, or on 5 machines", form=rounded_up),
+    Column("ε of 20", "for a person with 20 records on one machine, or on 20 machines", form=rounded_up),
     Column("ε local", "under secure aggregation, what holds whatever happens", form=rounded_up),
     Column("rounds", "that were run", form=","),
     Column("machines", "that could be asked", form=","),
     Column("lost", "requests without any reply, of all seeds", form=","),
     Column("refused", "requests that a machine refused, of all seeds", form=","),
+    Column("made", "when, and with which murmurfl"),
+    Column("configuration", "the beginning of its SHA-256"),
 )
+_IF_DIFFERENT = ("status", "strategy", "rounds", "machines", "lost", "refused", "made")
+"""Columns that say nothing where they say the same of every run."""
 
 
 def _summary(groups: Sequence[Group]) -> Table:
     """A line for each run, and for runs that differ in their seed alone one together."""
-    rows = []
-    for group in groups:
+    rows: list[dict[str, Any]] = []
+    for number, group in enumerate(groups, 1):
         outcome = group.outcome
         rows.append(
             {
+                "#": number,
                 "run": group.name,
                 "seeds": len(group.runs),
+                "status": status(outcome)[0],
                 "strategy": outcome.config["strategy"],
                 "accuracy": _accuracy(group),
                 "without noise": _percent(group.without_noise("accuracy")),
                 "one alone": _percent(group.alone),
-                "loss": _loss(group) if _has_loss(outcome) else "none",
-                "μ": infinite(outcome.mu),
+                "loss": _loss(group) if _has_loss(outcome) and outcome.accuracy is None else "",
                 "ε": infinite(outcome.epsilon),
+                **{f"ε of {count}": one.epsilon(one.mu) for count, one in persons(outcome) if count > 1},
                 "ε local": None if outcome.min_honest is None else infinite(outcome.epsilon_local),
                 "rounds": outcome.rounds,
                 "machines": outcome.num_clients,
                 "lost": group.total(lambda run: _lost(run.outcome)),
                 "refused": group.total(lambda run: sum(_refusals(run.outcome).values())),
+                "made": made(outcome).partition(",")[0],
+                "configuration": digest(outcome.config)[:8],
             }
         )
     wanted = {"seeds": any(len(group.runs) > 1 for group in groups)}
-    wanted |= {name: any(row[name] for row in rows) for name in ("without noise", "one alone")}
-    return Table("Compared", [column for column in _SUMMARY if wanted.get(column.name, True)], rows)
+    wanted |= {name: len({row[name] for row in rows}) > 1 for name in _IF_DIFFERENT}
+    filled = {name for row in rows for name, value in row.items() if value not in ("", None)}
+    columns = [one for one in _SUMMARY if wanted.get(one.name, one.name in filled)]
+    return Table("Compared", columns, rows)
 
 
 def _accuracy(group: Group) -> str:
@@ -215,16 +228,20 @@ def _loss(group: Group) -> str:
     return loss_text(group.outcome.loss) if found is None or found[1] is None else spread(*found, ".4g", ".2g")
 
 
-def _differing(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """The settings in which the runs differ, but for their seeds."""
+def _differing(groups: Sequence[Group]) -> list[list[str]]:
+    """The settings in which the runs differ, but for their seeds, under a heading; of many runs a line for each."""
     if len(groups) < 2:
-        return {}
+        return []
     configs = [group.outcome.config for group in groups]
-    keys = dict.fromkeys(key for config in configs for key in config if key != "run-name")
+    keys = dict.fromkeys(key for config in configs for key in config if key not in OF_THE_FOLDER)
     rows = {key: [setting_text(config.get(key, "")) for config in configs] for key in keys}
     several = any(len(group.runs) > 1 for group in groups)
     seeds = {"seed": [", ".join(map(str, group.seeds)) for group in groups]} if several else {}
-    return {key: values for key, values in {**rows, **seeds}.items() if len(set(values)) > 1 or key in seeds}
+    found = {key: values for key, values in {**rows, **seeds}.items() if len(set(values)) > 1 or key in seeds}
+    if not found or len(groups) <= _SIDE_BY_SIDE:
+        return [["setting", *(group.name for group in groups)], *([key, *values] for key, values in found.items())]
+    told = (", ".join(f"{key} = {values[at]}" for key, values in found.items()) for at in range(len(groups)))
+    return [["run", "settings"], *([group.name, text] for group, text in zip(groups, told, strict=True))]
 
 
 def _refusals(outcome: Outcome) -> dict[str, int]:

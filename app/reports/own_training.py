@@ -6,24 +6,19 @@ what its machines state, and by what was measured.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flwr.serverapp.strategy import Result
 
-from ...privacy import ConfigurationError, Guarantee, stated_words
+from ...privacy.accounting.stated import Statements, stated_guarantee, stated_values
 from ...strategies import ReleaseStrategy
 from ...strategies.side.evaluation_figures import EvaluationResult
 from ..runs.outcome import MEASURES, Outcome
-from ..runs.run_files import plot_accuracy, write_outcome
-from ..runs.run_guarantees import Figures, stated_figures
+from ..runs.run_files import write_outcome
+from ..runs.run_summary import plot_accuracy
 
-Statements = Mapping[str, Mapping[str, Any]]
-
-_UNCHECKED = "It is what {said} of {all} machines say of themselves, which a server cannot check."
 _NOT_PRIVATE = "Machines evaluated the model without noise: no epsilon covers what they reported."
 
 
@@ -71,13 +66,14 @@ def record_training(
     Machines whose evaluation is private state it together with their training, if they are asked after it. Nothing is
     written that the server does not know.
     """
-    guarantee = _guarantee(strategy, result, statements)
+    notes = (_NOT_PRIVATE,) if result.evaluate_metrics_clientapp else ()
     sums = strategy.secure_aggregation
+    guarantee = stated_guarantee(statements, strategy.num_clients, notes, masked=sums is not None)
     outcome = Outcome.made(
         guarantee,
         strategy.history,
         _central(result),
-        min_cohort=max(_stated(statements, "min-cohort"), default=None) if guarantee.min_honest else None,
+        min_cohort=max(stated_values(statements, "min-cohort"), default=None) if guarantee.min_honest else None,
         helpers=None if sums is None else sums.helpers,
         forecast=None if strategy.forecast is None else strategy.forecast.document(),
         num_clients=strategy.num_clients,
@@ -90,7 +86,7 @@ def record_training(
             "num-clients": strategy.num_clients,
             "clients-per-round": strategy.clients_per_round,
             "num-rounds": len(strategy.history),
-            "noise-quality": "fast" if "fast" in _stated(statements, "noise-quality") else "exact",
+            "noise-quality": "fast" if "fast" in stated_values(statements, "noise-quality") else "exact",
         },
         # How much of mu the evaluation took is the machines' matter.
         private_evaluation=None if evaluation is None else evaluation.document,
@@ -102,46 +98,6 @@ def record_training(
         plot_accuracy(outcome, folder / "accuracy.png")
     write_outcome(outcome, folder)
     return outcome.document()
-
-
-def _guarantee(strategy: ReleaseStrategy[Any], result: Result, statements: Statements) -> Guarantee:
-    """The guarantee that machines state, in one sentence that is true of all of them."""
-    if not statements:
-        raise ConfigurationError(
-            "Expected what machines state, got nothing: pass strategy.ask_privacy(grid), after the training."
-        )
-    trusts = _stated(statements, "trust")
-    if "trusted-server" in trusts:
-        raise ConfigurationError(
-            "Expected machines that vouch for their own noise, got trust 'trusted-server': what the server guarantees, "
-            "machines cannot say. Run it with murmurfl's own app (`murmurfl run`), which knows it."
-        )
-    # Only if all of them hide their releases: what is said of sums is not true of a machine without masks.
-    secure = trusts == {"secure-aggregation"}
-    own = max(float(one["mu-guaranteed"]) for one in statements.values())
-    expected = Figures(own, own if secure else None)
-    figures = stated_figures(expected, statements, len(statements))
-    # Whoever protects all data of a machine protects each sample.
-    units = {one.get("unit") for one in statements.values()}
-    unit = "machine" if units == {"machine"} else "owner" if units <= {"machine", "owner"} else "sample"
-    notes = [_UNCHECKED.format(said=len(statements), all=strategy.num_clients)]
-    notes += [_NOT_PRIVATE] if result.evaluate_metrics_clientapp else []
-    words = stated_words(_stated(statements, "mechanism"), masked=secure)
-    return Guarantee(
-        min(figures.mu, figures.mu_local or math.inf),
-        min(_stated(statements, "delta")),
-        words or "noise on each machine, by its own account",
-        trust="secure-aggregation" if secure else "untrusted-server",
-        unit=unit,
-        notes=tuple(notes),
-        mu_local=figures.mu_local if secure else None,
-        min_honest=figures.min_honest if secure else None,
-    )
-
-
-def _stated(statements: Statements, name: str) -> set[Any]:
-    """The different values that machines state for something."""
-    return {one[name] for one in statements.values() if name in one}
 
 
 def _class_name(strategy: ReleaseStrategy[Any]) -> str:

@@ -31,15 +31,21 @@ body {
   margin: 0 auto; max-width: 78rem; padding: 1.5rem 1.25rem 4rem; background: var(--paper); color: var(--ink);
   font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
 }
-h1 { font-size: 1.5rem; margin: 0 0 .25rem; }
-h2 { font-size: 1.25rem; margin: 2.75rem 0 .5rem; border-top: 1px solid var(--line); padding-top: 1.5rem; }
+h1 { font-size: 1.35rem; margin: 0 0 .25rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.25rem; margin: 2rem 0 .5rem; border-top: 1px solid var(--line); padding-top: 1.25rem; }
+h2, summary, th[scope=row], td[data-of=run], td[data-of=strategy], td.set { overflow-wrap: anywhere; }
+td[data-of=run] { min-width: 7rem; }
 h3 { font-size: 1rem; margin: 1.75rem 0 .5rem; }
 p { max-width: 62rem; margin: .4rem 0; }
 .soft { color: var(--soft); }
-.guarantee {
-  border-left: 4px solid var(--c0); background: var(--panel); padding: .7rem 1rem; border-radius: 0 6px 6px 0;
-}
-.worrying { border-left: 4px solid var(--c1); background: var(--panel); padding: .7rem 1rem; }
+.card { border: 1px solid var(--line); border-radius: 8px; padding: .9rem 1.1rem; margin: .6rem 0 1rem; }
+.card p { max-width: none; }
+.word { background: var(--c1); color: var(--paper); font-weight: 700; padding: .1rem .6rem; border-radius: 4px; }
+.word.real { background: var(--c2); }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1.2rem; margin: .7rem 0; }
+dt { color: var(--soft); }
+dd { margin: 0; overflow-wrap: anywhere; }
+.worrying { border-left: 4px solid var(--c1); background: var(--panel); padding: .5rem 1rem; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: .6rem; margin: 1rem 0; }
 .tile { background: var(--panel); border-radius: 6px; padding: .55rem .8rem; }
 .tile b { display: block; font-size: 1.2rem; font-variant-numeric: tabular-nums; }
@@ -49,86 +55,155 @@ figure { margin: 0; background: var(--panel); border-radius: 8px; padding: .9rem
 figure h4 { margin: 0 0 .4rem; font-size: .95rem; }
 figure svg { width: 100%; height: auto; display: block; }
 figcaption { color: var(--soft); font-size: .85rem; margin-top: .4rem; }
-.scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 caption { caption-side: bottom; text-align: left; color: var(--soft); padding-top: .4rem; font-size: .85rem; }
-th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--soft); font-weight: 600; }
 td.set { font-weight: 700; }
 details { margin: .8rem 0; }
 summary { cursor: pointer; font-weight: 600; padding: .2rem 0; }
-@media print { details > * { display: block; } figure { break-inside: avoid; } }
+@media screen and (max-width: 56rem) {
+  dl { grid-template-columns: 1fr; gap: 0; }
+  dd { margin-bottom: .4rem; }
+  .stacked thead { display: none; }
+  .stacked, .stacked tbody, .stacked tr, .stacked td, .stacked th { display: block; }
+  .stacked tr { border-bottom: 1px solid var(--line); padding: .4rem 0; }
+  .stacked td, .stacked th { border: 0; padding: .05rem 0; }
+  .stacked td:empty { display: none; }
+  .stacked td[data-of]::before { content: attr(data-of) ": "; color: var(--soft); }
+}
+@media print {
+  :root {
+    color-scheme: light; --paper: #ffffff; --panel: #f6f7f8; --ink: #1a1c1e; --soft: #5a6168; --line: #d9dde1;
+    --grid: #9aa0a6; --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #cc79a7; --c4: #e69f00; --c5: #56b4e9;
+  }
+  body { padding: 0; font-size: .85rem; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  .first { break-after: page; break-inside: avoid; }
+  .stacked { font-size: .62rem; }
+  .stacked th, .stacked td { padding-right: .4rem; }
+  figure { break-inside: avoid; }
+}
 </style>
 </head>
 <body>
-<h1>{{ "Report of a run" if runs | length == 1 else "Report of %d runs" % (runs | length) }}</h1>
-<p class="soft">Made by <code>murmurfl report</code> from what the server wrote down. Only what is marked as a
-simulation's exceeds what a server knows.</p>
-
+{% set seen = namespace(texts=[]) %}
 {% macro figures(plots) %}
 <div class="plots">
 {% for plot in plots %}
-<figure><h4>{{ plot.title }}</h4>{{ plot.svg | safe }}<figcaption>{{ plot.caption }}</figcaption></figure>
+<figure><h4>{{ plot.title }}</h4>{{ plot.svg | safe }}{{ once(plot.caption, "figcaption") }}</figure>
 {% endfor %}
 </div>
 {% endmacro %}
 
+{% macro once(text, tag) %}
+{% if text not in seen.texts %}{% set seen.texts = seen.texts + [text] %}<{{ tag }}>{{ text }}</{{ tag }}>{% endif %}
+{% endmacro %}
+
 {% macro listed(table) %}
-<div class="scroll"><table>
+<table class="stacked">
 <thead><tr>
 {% for column in table.columns %}<th scope="col" title="{{ column.meaning }}">{{ column.name }}</th>{% endfor %}
 </tr></thead>
 <tbody>
 {% for row in table.texts() %}
-<tr>{% for value in row.values() %}<td>{{ value }}</td>{% endfor %}</tr>
+<tr>{% for name, value in row.items() %}<td data-of="{{ name }}">{{ value }}</td>{% endfor %}</tr>
 {% endfor %}
 </tbody>
 <caption>{{ caller() }}</caption>
-</table></div>
+</table>
 {% endmacro %}
+
+{% macro told(pairs) %}
+{% for text, names in pairs %}
+{% if names %}<b>{{ names }}</b>: {% endif %}{{ text }}{% if not loop.last %}<br>{% endif %}
+
+{% endfor %}
+{% endmacro %}
+
+{% macro facts(questions) %}
+<dl>
+{% for question, answers in questions.items() %}
+<dt>{{ question }}</dt><dd>{{ told(answers) }}</dd>
+{% endfor %}
+</dl>
+{% endmacro %}
+
+{% macro lined(head, rows) %}
+<thead><tr>{% for name in head %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in rows %}
+<tr>{% for value in row %}
+{% if loop.first %}<th scope="row">{{ value }}</th>
+{% else %}<td data-of="{{ head[loop.index0] }}">{{ value }}</td>{% endif %}
+{% endfor %}</tr>
+{% endfor %}
+</tbody>
+{% endmacro %}
+
+<div class="first">
+<h1>{{ "Run " + runs[0].name if runs | length == 1 else "%d runs" % (runs | length) }}</h1>
+<div class="card">
+{% for word, sentence, names in card.status %}
+<p><span class="word {{ word | lower }}">{{ word }}</span>
+{% if names %}<b>{{ names }}</b>: {% endif %}{{ sentence }}</p>
+{% endfor %}
+{% if card.warned %}<p class="worrying">{{ told(card.warned) }}</p>{% endif %}
+
+{{ facts(card.who) }}
+{% if card.figures %}
+<table class="stacked">
+{{ lined(card.figures[0], card.figures[1:]) }}
+<caption>{{ told(card.below) }} A guess by tossing a coin is right 50 % of the time.</caption>
+</table>
+{% endif %}
+{% if runs | length > 1 %}
+{% call listed(summary) %}Each ε is true of its own run only. {{ told(card.below) }}{% endcall %}
+{% endif %}
+{{ facts(card.whence) }}
+</div>
+{% if accuracy %}
+<div class="tiles">
+{% for name, value in accuracy %}
+<div class="tile"><b>{{ value }}</b><span>{{ name }}</span></div>
+{% endfor %}
+</div>
+{% endif %}
+{% if card.compared %}<p class="worrying">{{ told(card.compared) }}</p>{% endif %}
+
+<details{% if runs | length == 1 %} open{% endif %}><summary>The guarantee in full</summary>
+<p>{{ told(card.full) }}</p>
+{% if card.plain %}<p>{{ told(card.plain) }}</p>{% endif %}
+</details>
+</div>
 
 {% if runs | length > 1 %}
 <h2>{{ summary.title }}</h2>
-{% call listed(summary) %}Each μ and ε is true of its own run only, in these words:{% endcall %}
-{% for group in groups %}
-<p class="guarantee"><b>{{ group.name }}</b>: {{ group.guarantee }}
-{% if group.meaning %}<br>In plain words: {{ group.meaning }}{% endif %}</p>
-{% endfor %}
 {{ figures(compared) }}
 <h3>Settings that differ</h3>
 {% if differing %}
-<div class="scroll"><table>
-<thead><tr><th scope="col">setting</th>
-{% for group in groups %}<th scope="col">{{ group.name }}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for key, values in differing.items() %}
-<tr><th scope="row">{{ key }}</th>{% for value in values %}<td>{{ value }}</td>{% endfor %}</tr>
-{% endfor %}
-</tbody>
-</table></div>
+<table class="stacked">
+{{ lined(differing[0], differing[1:]) }}
+</table>
 {% else %}<p>None.</p>{% endif %}
 {% endif %}
 
 {% for run in runs %}
-{% if folded %}<details class="run"><summary>{{ run.name }}</summary>{% else %}<h2>{{ run.name }}</h2>{% endif %}
-<p class="guarantee">{{ run.guarantee }}
-{% if run.meaning %}<br>In plain words: {{ run.meaning }}{% endif %}</p>
-<div class="tiles">
-{% for name, value in run.tiles %}
-<div class="tile"><b>{{ value }}</b><span>{{ name }}</span></div>
-{% endfor %}
-</div>
+{% if folded %}<details class="run"><summary>{{ run.name }}</summary>
+{% elif runs | length > 1 %}<h2>{{ run.name }}</h2>{% endif %}
 {{ figures(run.plots) }}
 {% if not run.recorded %}
-<p class="soft">This run did not record which machines were asked: no heat map, no ε by machine.</p>
+{{ once("This run did not record which machines were asked: no heat map, no ε by machine.", "p") }}
 {% endif %}
-{% if run.refusals %}
-<p>Refusals:
-{% for reason, count in run.refusals.items() %}
-{{ reason }} {{ count }}{{ "." if loop.last else "," }}
+<details><summary>What happened</summary>
+<table>
+<tbody>
+{% for name, value in run.happened %}<tr><th scope="row">{{ name }}</th><td>{{ value }}</td></tr>
 {% endfor %}
-</p>
-{% endif %}
+{% for reason, count in run.refusals.items() %}
+<tr><th scope="row">refused: {{ reason }}</th><td>{{ count }}</td></tr>
+{% endfor %}
+</tbody>
+</table></details>
 {% if run.forecast %}
 <p{% if run.forecast.warning %} class="worrying"{% endif %}>{{ run.forecast.sentence }}</p>
 {% if run.forecast.changes %}
@@ -142,9 +217,6 @@ simulation's exceeds what a server knows.</p>
 </tbody></table></details>
 {% endif %}
 {% endif %}
-{% for line in run.compared %}
-<p class="worrying">{{ line }}</p>
-{% endfor %}
 {% if run.training %}
 <p{% if run.training.worrying %} class="worrying"{% endif %}><b>Training</b> ({{ run.training.note }}):
 {{ run.training.sentence }}</p>
@@ -159,16 +231,18 @@ fixed in advance; the other is the guarantee. Every ε is in the terms above.
 </details>
 {% endif %}
 <details><summary>Configuration</summary>
-<div class="scroll"><table>
+<table>
 <tbody>
 {% for key, (value, is_set) in run.settings.items() %}
 <tr><th scope="row">{{ key }}</th><td{% if is_set %} class="set"{% endif %}>{{ value }}</td></tr>
 {% endfor %}
 </tbody>
 <caption>Bold: differs from the default.</caption>
-</table></div></details>
+</table></details>
 {% if folded %}</details>{% endif %}
 {% endfor %}
+<p class="soft">Made by <code>murmurfl report</code> from what the server wrote down. Only what is marked as a
+simulation's exceeds what a server knows.</p>
 </body>
 </html>
 """

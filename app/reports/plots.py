@@ -25,13 +25,14 @@ from .figures import (
     rounds_along,
 )
 from .finding import RecordedRun
-from .groups import Group
+from .groups import Group, without_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _WITHOUT = "without noise, not private"
+_LONGEST = 28
 _MARKED = 40
 """Evaluations of a curve that are marked one by one."""
 _MOST_CELLS, _MOST_LINES, _MOST_BARS, _MOST_ROWS, _ROW_GROUPS = 6000, 30, 120, 150, 60
@@ -63,7 +64,7 @@ def measure_plot(groups: Sequence[Group], measure: str) -> Plot | None:
         for number, group, rounds, means, deviations in curves:
             mean, deviation = percent * np.array(means), percent * np.array(deviations)
             marker = "o" if len(rounds) <= _MARKED else None
-            label = _named(group) if len(groups) > 1 or len(group.runs) > 1 else None
+            label = _named(number, group) if len(groups) > 1 or len(group.runs) > 1 else None
             axes.plot(rounds, mean, label=label, linewidth=2, marker=marker, markersize=3.5, **line_style(number))
             if len(group.runs) > 1:
                 colour = line_style(number)["color"]
@@ -96,8 +97,11 @@ def _draw_without_noise(axes: Axes, groups: Sequence[Group], measure: str) -> bo
     return bool(drawn)
 
 
-def _named(group: Group) -> str:
-    return group.name if len(group.runs) == 1 else f"{group.name}, {len(group.runs)} seeds"
+def _named(number: int, group: Group) -> str:
+    """A name that a legend has room for, with its number on the page."""
+    name = without_time(group.name)
+    name = name if len(name) <= _LONGEST else f"{name[:10]}…{name[11 - _LONGEST :]}"
+    return f"{number + 1} {name}{'' if len(group.runs) == 1 else f', {len(group.runs)} seeds'}"
 
 
 def _against_epsilon(groups: Sequence[Group]) -> Plot | None:
@@ -119,7 +123,7 @@ def _against_epsilon(groups: Sequence[Group]) -> Plot | None:
                 color=PALETTE[number % len(PALETTE)],
                 markersize=9,
                 capsize=4,
-                label=_named(group),
+                label=_named(number, group),
             )
         without = _draw_without_noise(axes, groups, "accuracy")
         epsilons = [epsilon for _, _, epsilon, _ in known]

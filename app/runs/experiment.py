@@ -197,7 +197,9 @@ class Experiment(Problem):
             **self.summation(),
             **options,
         }
-        return self.method.strategy(self.trained, common, deployed=deployed)
+        strategy = self.method.strategy(self.trained, common, deployed=deployed)
+        strategy.says_guarantee = False  # the run does, and knows more
+        return strategy
 
     def initial_arrays(self) -> ArrayRecord:
         """The public model training starts from, with the names of its parts."""

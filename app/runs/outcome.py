@@ -320,6 +320,11 @@ class Outcome(_Part):
     alone: Alone | None = None
     centring: MeanFigures | None = None
     private_evaluation: EvaluationFigures | None = None
+    warnings: list[str] = _said(
+        "What is odd about the data or the model, in sentences. Of a simulation's data, which is not private: how many "
+        "are far longer than was declared.",
+        default=[],
+    )
     clip: Clip | None = None
     online: Online | None = None
     gradient_norms: Norms | None = None

@@ -194,8 +194,16 @@ class RoundLine:
     @property
     def wanted(self) -> bool:
         """Whether it is worth a line in a log: an evaluation, the last round, or one of a few in between."""
-        every = max(self.num_rounds // _LINES, 1)
-        return self.loss is not None or self.server_round == self.num_rounds or not self.server_round % every
+        return self.loss is not None or self.among(_LINES)
+
+    def among(self, lines: int) -> bool:
+        """Whether it is the last round, or one of so many in between."""
+        return self.server_round == self.num_rounds or not self.server_round % max(self.num_rounds // lines, 1)
+
+    @property
+    def measured(self) -> str:
+        """The line without epsilon."""
+        return str(self).replace(f"  epsilon {self.epsilon_text} (whole run)", "")
 
     @property
     def epsilon_text(self) -> str:

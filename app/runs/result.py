@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import math
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import Forecast, Guarantee
@@ -14,13 +20,20 @@ from ...privacy.machine.clipping_figures import TrainingFigures
 from ...privacy.machine.tables import NONE, PRIVATE
 from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy
 from ...strategies.side.evaluation_figures import EVALUATION_FIGURES
+from ..methods.presets import constant_feature, feature_bound, the_task
+from ..models.model import CENTRE_ARRAY, CONSTANT_ARRAY
 from .alone import alone
 from .experiment import Experiment
 from .machine_statements import releases_made, stated
 from .outcome import Alone, Outcome
 from .progress import Progress
 from .run_guarantees import Figures, epsilon_of, run_guarantee
+from .run_summary import plot_accuracy, shown, shown_measure
 from .side_releases import FeatureMean
+
+if TYPE_CHECKING:
+    from ..data.table_task import FittedTable
+    from ..models.trained_model import TrainedClassifier, TrainedModel, TrainedRegressor
 
 WORKED_OUT = ("num-rounds", "clip-norm", "learning-rate", "diameter", "centring", "schedule", "sampling")
 """Keys of ``config`` under which a result has what preset and data made of them; ``asked`` has what was asked for."""
@@ -72,6 +85,8 @@ class RunResult:
         With a private evaluation, how good the model is on the machines' samples.
     evaluation_failure : str
         Why there is none, though it was asked for.
+    table : FittedTable or None
+        The table that it was fitted to, where it was one (:func:`murmurfl.app.fit`).
 
     Notes
     -----
@@ -101,6 +116,7 @@ class RunResult:
     mean: FeatureMean | None = None
     evaluation: EvaluationResult | None = None
     evaluation_failure: str = ""
+    table: FittedTable | None = None
 
     delta = _recorded("delta", "Where epsilon is shown.")
     rounds = _recorded("rounds", "How many rounds were made.")
@@ -113,11 +129,90 @@ class RunResult:
     accuracy = _recorded("accuracy", "On the test set, after the last round; None where the model has none.")
     auc = _recorded("auc", "The area under the ROC curve, likewise; None unless there are two classes.")
 
+    def __repr__(self) -> str:
+        """The run in a few lines, its guarantee among them."""
+        rows = [f"  {name:<9}  {text}" for name, text in self._rows]
+        return "\n".join([f"RunResult of {self._named}", *rows, f"  {self.guarantee}"])
+
+    def _repr_html_(self) -> str:
+        """A small table and a plot, for notebooks."""
+        picture = io.BytesIO()
+        plot_accuracy(self.outcome, picture)
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._rows)
+        plot = f'<img alt="" width="480" src="data:image/png;base64,{b64encode(picture.getvalue()).decode()}">'
+        return f"<b>{escape(self._named)}</b><table>{rows}</table><p>{escape(str(self.guarantee))}</p>{plot}"
+
+    @property
+    def _named(self) -> str:
+        config = self.config
+        return f"{config['strategy']} on {config['task']}"
+
+    @property
+    def _rows(self) -> list[tuple[str, str]]:
+        return [
+            ("accuracy" if self.accuracy is not None else "test loss", shown_measure(self.outcome)),
+            ("epsilon", f"{shown(self.outcome.epsilon)} at delta = {self.delta:g}"),
+            ("machines", f"{self.num_clients:,}"),
+            ("rounds", f"{self.rounds:,}"),
+        ]
+
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee, in figures and words; no epsilon is shown without it."""
         figures = Figures(self.mu, self.mu_local, self.min_honest, self.min_cohort)
         return run_guarantee(self.experiment, figures, deployed=self.deployed, statements=self.statements)
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The model's arrays by name, with what its inputs are seen from: the contents of ``model.npz``."""
+        arrays: dict[str, Any] = dict(zip(self.experiment.model.names, self.parameters, strict=True))
+        if self.mean is not None:  # without which nobody could use the model
+            arrays |= {CENTRE_ARRAY: self.mean.centre, CONSTANT_ARRAY: np.float64(self.mean.constant)}
+        return arrays
+
+    @cached_property
+    def model(self) -> TrainedModel:
+        """The trained model with its card, for predictions and to be saved."""
+        from ..models.trained_model import TrainedModel
+        from .model_card import card
+
+        experiment = self.experiment
+        model, config = experiment.model, experiment.config
+        data = {"task": config.task} if self.table is None else self.table.document()
+        return TrainedModel(
+            kind=config.model,
+            num_features=model.num_features,
+            num_classes=model.num_classes,
+            feature_bound=feature_bound(config),
+            constant=constant_feature(config) or self.mean is not None,
+            arrays=self.arrays,
+            schema=None if self.table is None else self.table.schema,
+            card=card(self.outcome, deployed=self.deployed, data=data),
+        )
+
+    def predict(self, rows: Any) -> NDArray[Any]:
+        """The class, or the number, that the model predicts for each row.
+
+        Parameters
+        ----------
+        rows : path, DataFrame, list of mappings, or array of shape (rows, features)
+            Of a run of :func:`murmurfl.app.fit` rows of a table like its own; of another run features as its task
+            gives them.
+        """
+        return self.model.predict(rows)
+
+    def save(self, folder: Path | str) -> Path:
+        """Write the model into a folder: weights, schema and a card of what was promised; no figure without noise."""
+        from .model_card import card_text
+
+        return self.model.save(folder, card_text(self.model.card))
+
+    @staticmethod
+    def load(folder: Path | str) -> TrainedClassifier | TrainedRegressor:
+        """A model that :meth:`save` wrote, as a scikit-learn estimator with ``predict`` and ``predict_proba``."""
+        from ..models.trained_model import load_model
+
+        return load_model(folder)
 
     @property
     def forecast(self) -> Forecast | None:
@@ -173,12 +268,34 @@ class RunResult:
             asked={name: config.to_mapping()[name] for name in WORKED_OUT},
             centring=self._centring(),
             private_evaluation=self._evaluation(),
+            warnings=self._warnings(),
             clip=self._clip(),
             online=self.online,
             gradient_norms=self.gradient_norms,
             training=self._training(),
             **stated(self.statements),
         )
+
+    def _warnings(self) -> list[str]:
+        """What is odd about the model's loss and, in a simulation alone, about the length of the samples."""
+        experiment, found = self.experiment, []
+        classes, config = experiment.model.num_classes, experiment.config
+        penalty = experiment.method.objective(experiment, self.parameters, 0.0)
+        loss = next((p.loss for p in reversed(self.progress) if p.loss is not None), 0.0) - penalty
+        if classes > 1 and loss > math.log(classes):
+            found.append(
+                f"The loss on the test set ends at {loss:.3g}, above log({classes}) = {math.log(classes):.3g}, which "
+                "equal probabilities have: rely on no probability of this model. A shorter step (learning-rate), more "
+                "machines or a larger epsilon may help."
+            )
+        if (longer := experiment.data.far_longer) and not self.deployed:
+            declared = config.feature_bound or the_task(config).feature_bound
+            what = f"the declared {declared:.3g} and were cut to it" if declared else "values from -1 to 1 would be"
+            found.append(
+                f"{longer:,} training samples are more than twice as long as {what}: scale their columns by public "
+                "bounds, or declare feature-bound."
+            )
+        return found
 
     def _clip(self) -> dict[str, Any] | None:
         """The first and last clip, where it followed the gradients; arithmetic on releases."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,13 @@ from typing import Any
 import numpy as np
 
 from ..data.shards import shard_sizes
-from ..reports.figures import empty_figure
 from .machine_statements import is_named, statement_groups
 from .outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Outcome
 from .progress import Participation
 from .result import RunResult
-from .run_summary import noise_note, shown, shown_accuracy
+from .run_summary import plot_accuracy
 
 MACHINES_NAME = "machines.json"
-
-CENTRE_ARRAY, CONSTANT_ARRAY = "centring.centre", "centring.constant"
-"""Arrays of ``model.npz`` beside the model's own: what its inputs are seen from (:func:`murmurfl.privacy.centred`)."""
 
 _MOST_POINTS = 200
 
@@ -30,10 +25,7 @@ _MOST_POINTS = 200
 def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
     """Write what a run leaves into a folder; the contents of ``result.json`` are returned."""
     folder.mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, Any] = dict(zip(result.experiment.model.names, result.parameters, strict=True))
-    if result.mean is not None:  # without which nobody could use the model
-        arrays |= {CENTRE_ARRAY: result.mean.centre, CONSTANT_ARRAY: np.float64(result.mean.constant)}
-    np.savez(folder / "model.npz", **arrays)
+    np.savez(folder / "model.npz", **result.arrays)
     plot_accuracy(result.outcome, folder / "accuracy.png")
     write_machines(result, folder / MACHINES_NAME)
     write_outcome(result.outcome, folder)  # last: whoever finds a result.json finds a finished run
@@ -116,37 +108,3 @@ def _streams(result: RunResult) -> list[dict[str, Any]]:
 
 def _stream_of(statement: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(statement.get(key) for key in ("noise-std", "sensitivity", "max-participations", "mechanism"))
-
-
-def plot_accuracy(outcome: Outcome, path: Path) -> None:
-    """Accuracy against rounds, with the epsilon of the run, as PNG."""
-    measure, percent = ("loss", 1) if outcome.accuracy is None else ("accuracy", 100)
-    curve = [(one.round, percent * value) for one in outcome.per_round if (value := getattr(one, measure)) is not None]
-    config, epsilon = outcome.config, outcome.epsilon
-    figure = empty_figure(7, 4.2)
-    axes = figure.add_subplot()
-    marker = "o" if len(curve) <= 40 else None
-    axes.plot([at for at, _ in curve], [value for _, value in curve], marker=marker, color="#1f6f8b", linewidth=2)
-    twin = None if outcome.without_noise is None else getattr(outcome.without_noise, measure)
-    if twin is not None:
-        label = "without noise, not private"
-        axes.axhline(percent * twin, color="#444444", linestyle=":", linewidth=1.6, label=label)
-        axes.legend(loc="lower left", fontsize=8)
-    axes.set_xlabel("round")
-    figure.supxlabel(textwrap.fill(outcome.guarantee, 120), fontsize=6.5, color="#444444")
-    axes.set_ylabel("test accuracy [%]" if measure == "accuracy" else "loss")
-    if measure == "accuracy":
-        axes.set_ylim(0, 100)
-    axes.grid(alpha=0.3)
-    axes.set_title(f"{config['strategy']} on {config['task']}: {shown_accuracy(outcome)}")
-    spent = f"whole run: μ = {shown(outcome.mu)}, ε = {shown(epsilon)} at δ = {outcome.delta:g}"
-    axes.text(
-        0.98,
-        0.05,
-        f"{'NOT PRIVATE: ε is infinite' if epsilon is None else spent}\n"
-        f"{outcome.num_clients} machines, {outcome.releases} releases{noise_note(config['noise-quality'])}",
-        transform=axes.transAxes,
-        horizontalalignment="right",
-        bbox={"facecolor": "white", "edgecolor": "#cccccc"},
-    )
-    figure.savefig(path, dpi=150)

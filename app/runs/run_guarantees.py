@@ -7,12 +7,13 @@ The words come from the policy that was used and from nowhere else; the method h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, overload
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import overload
 
 from ...privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, protocol, rounded_up, stated_words
 from ...privacy.accounting.guarantee import RECORDS
+from ...privacy.accounting.stated import Figures, Statements
 from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
 from .machine_statements import statement_groups
@@ -31,32 +32,6 @@ STAND_INS = "The data do not say whose samples are: every {most} of a machine's 
 _ROUNDING = 1e-9
 """Mus are compared with this much room for the rounding of sums of squares."""
 
-Statements = Mapping[str, Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Figures:
-    """The guarantee of a run in numbers.
-
-    Parameters
-    ----------
-    mu : float
-        Of everything the run may release; infinite without noise, 0 if nobody is asked.
-    mu_local : float or None
-        Under secure aggregation, what holds whatever server, helpers and other machines do.
-    min_honest, min_cohort : int or None
-        Under secure aggregation, h, which mu rests on, and the fewest releases of a sum.
-
-    Notes
-    -----
-    :func:`run_guarantee` says in words what they are true of.
-    """
-
-    mu: float
-    mu_local: float | None = None
-    min_honest: int | None = None
-    min_cohort: int | None = None
-
 
 def configured_figures(experiment: Experiment) -> Figures:
     """The figures that follow from the policies of a run's configuration."""
@@ -67,49 +42,6 @@ def configured_figures(experiment: Experiment) -> Figures:
     machines = {size: machine for machine, size in enumerate(experiment.sizes)}.values()
     policies = [experiment.policy(machine) for machine in machines]
     return Figures(*mus, max(p.min_honest for p in policies), min(p.min_cohort for p in policies))
-
-
-def stated_figures(expected: Figures, statements: Statements, num_clients: int) -> Figures:
-    """The figures that real machines state, in one that is true of all of them.
-
-    Parameters
-    ----------
-    expected : Figures
-        What the run configuration expects of them: counts for machines that did not answer.
-    statements : mapping
-        What each machine says of itself.
-    num_clients : int
-        Machines in all.
-
-    Notes
-    -----
-    A server cannot check what machines say. Under secure aggregation a machine says its mu for h honest machines of a
-    sum, and machines may differ in h. One sentence names the smallest: what a machine stated for a larger one is worked
-    out again for it, mu sqrt(h), and never more than its mu_local. Where the run configuration does not ask for sums,
-    what a machine states for them is not said of it: its mu_local is.
-    """
-    silent = len(statements) < num_clients
-    stated = [_stated(one) for one in statements.values()]
-    own = (expected.mu, expected.mu if expected.mu_local is None else expected.mu_local, expected.min_honest or 1)
-    claims = [*stated, *([own] if silent or not stated else [])]
-    local = max(mu_local for _, mu_local, _ in claims)
-    if expected.mu_local is None:
-        return Figures(local)
-    named = [int(one["min-honest"]) for one in statements.values() if "min-honest" in one]
-    if expected.min_honest is not None and (silent or not named):
-        named.append(expected.min_honest)
-    fewest = min(named, default=1)
-    cohorts = [int(one["min-cohort"]) for one in statements.values() if "min-cohort" in one]
-    if expected.min_cohort is not None and (silent or not cohorts):
-        cohorts.append(expected.min_cohort)
-    mu = max(min(mu_local, mu * math.sqrt(max(honest / fewest, 1.0))) for mu, mu_local, honest in claims)
-    return Figures(mu, local, fewest, min(cohorts, default=1))
-
-
-def _stated(statement: Mapping[str, Any]) -> tuple[float, float, int]:
-    """A machine's mu, its mu_local and the h that its mu is for; one that says no more than mu needs nobody."""
-    mu = float(statement["mu-guaranteed"])
-    return mu, float(statement.get("mu-local", mu)), int(statement.get("min-honest", 1))
 
 
 def refuse_untrue(figures: Figures, statements: Statements) -> None:

@@ -1,20 +1,17 @@
-"""A run in a few lines for people: its figures, what its mu means, what noise cost, how to do better at the same mu."""
+"""A run in a few lines for people: its figures, what they are true of, what to be warned of; and a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ...privacy import NO_NOISE, rounded_up
 from ...privacy.accounting.guarantee import plain_meaning
 from ...privacy.accounting.noise_forecast import shortest
-from ..methods.auto_method import AUTO
-from ..settings.run_config import run_keys
+from ..reports.figures import empty_figure
 from .outcome import Alone, EvaluationFigures, Outcome, Twin, infinite
-
-_KEPT = ("task", "features", "num-clients", "clients-per-round", "mu")
-"""Keys that stay as they are where another strategy is tried."""
 
 
 def shown(value: float | None) -> str:
@@ -87,6 +84,7 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
         rows.append(("one alone", f"{shown_accuracy(alone)}: without the others and noise; simulated, not private"))
     if (training := outcome.training) is not None and training.worrying:
         rows.append(("training", training.sentence))
+    rows += [("warning", words) for words in outcome.warnings]
     if (forecast := outcome.forecast) is not None:
         longest, typical = shortest(forecast.noise_over_longest), shortest(forecast.noise_over_typical)
         said = f"noise {longest} times the longest update, {typical} times a typical one (estimate)"
@@ -126,13 +124,53 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
     return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {outcome.guarantee}"]
 
 
+def short_lines(outcome: Outcome, folder: Path) -> list[str]:
+    """The summary that a command ends with: ten to fifteen lines on a terminal, the guarantee once."""
+    beside = []
+    if (twin := outcome.without_noise) is not None and outcome.config.get("mechanism") != NO_NOISE:
+        beside.append(f"without noise {shown_accuracy(twin)}")
+    if (alone := outcome.alone) is not None and alone.machines:
+        beside.append(f"one machine alone {shown_accuracy(alone)}")
+    rows = [("accuracy" if outcome.accuracy is not None else "test loss", shown_measure(outcome))]
+    rows += [("beside it", f"{', '.join(beside)}: simulated, not private")] if beside else []
+    rows += [("privately", shown_evaluation(one))] if (one := outcome.private_evaluation) is not None else []
+    counts = {"refused": outcome.refusals, "lost": outcome.lost_replies, "rounds closed": outcome.closed_rounds}
+    lost = "".join(f", {count} {name}" for name, count in counts.items() if count)
+    rows.append(
+        ("releases", f"{outcome.aggregated} of {outcome.num_clients} machines in {outcome.rounds} rounds{lost}")
+    )
+    rows.append(("files", str(folder)))
+    width = max(len(name) for name, _ in rows)
+    said = [f"  {name:<{width}}  {value}" for name, value in rows]
+    return [*said, "", outcome.guarantee, *_guess(outcome), *warning_lines(outcome)[:1]]
+
+
+def shown_measure(outcome: Outcome) -> str:
+    """A run's accuracy, or its loss where it has none, without its name."""
+    return shown_accuracy(outcome) if outcome.accuracy is not None else loss_text(outcome.loss)
+
+
+def _guess(outcome: Outcome) -> list[str]:
+    """What mu means, short where the guarantee above says against whom and rests on nobody's honesty."""
+    said = plain_words(outcome)
+    short = said.partition("; tossing")[0]
+    return [f"{short} (a coin: 50 %)." if outcome.min_honest is None else said] if said else []
+
+
+def warning_lines(outcome: Outcome) -> list[str]:
+    """What to be warned of, the gravest first."""
+    worrying = [one.sentence for one in (outcome.training,) if one is not None and one.worrying]
+    useless = [one.sentence for one in (outcome.forecast,) if one is not None and one.warning]
+    return [*worrying, *compared_lines(outcome), *useless]
+
+
 def compared_lines(outcome: Outcome) -> list[str]:
     """What it means that the same run without noise, or one machine alone, ends on the other side of the run."""
     lines, twin = [], outcome.without_noise
     if twin is not None and is_better(outcome, twin):
         lines.append(
-            "Without noise it ends below the private run: noise is not what limits this model. Other steps or rounds "
-            "may help (learning-rate, clip-norm, num-rounds), or other features."
+            "Without noise it ends below the private run: the settings do not fit these data. Try other steps or "
+            "rounds (learning-rate, clip-norm, num-rounds), or other features."
         )
     if outcome.alone is not None and is_better(outcome.alone, outcome):
         seen = getattr(outcome.privacy, "trust", "") == "untrusted-server"
@@ -160,20 +198,38 @@ def closing_lines(outcome: Outcome) -> list[str]:
         reached = f"{shown_accuracy(twin)}{rounds}"
         lines.append(f"Without noise the same run reaches {reached}: just measured, and not private.")
     lines += compared_lines(outcome)
-    # No decision counts owners yet: it would have another unit.
-    chosen = outcome.chosen_by or config.get("samples-per-owner")
-    if not chosen and config["strategy"] != AUTO and outcome.accuracy is not None:
-        lines.append(f"The most accuracy for this epsilon: {better(config)}")
     return ["", *(f"  {line}" for line in lines)]
 
 
-def better(settings: Mapping[str, Any]) -> str:
-    """The command that lets murmurfl choose the strategy for the same privacy."""
-    keys = run_keys()
-    kept = [
-        f"--set {name}={settings[name]:g}" if name == "mu" else f"--set {name}={settings[name]}"
-        for name in _KEPT
-        if settings[name] != keys[name].default
-    ]
-    trust = [f"--set trust={settings['trust']}"] if settings["trust"] else []
-    return " ".join(["murmurfl run", f"--set strategy={AUTO}", *kept, *trust])
+def plot_accuracy(outcome: Outcome, path: Path | BinaryIO) -> None:
+    """Accuracy against rounds, with the epsilon of the run, as PNG."""
+    measure, percent = ("loss", 1) if outcome.accuracy is None else ("accuracy", 100)
+    curve = [(one.round, percent * value) for one in outcome.per_round if (value := getattr(one, measure)) is not None]
+    config, epsilon = outcome.config, outcome.epsilon
+    figure = empty_figure(7, 4.2)
+    axes = figure.add_subplot()
+    marker = "o" if len(curve) <= 40 else None
+    axes.plot([at for at, _ in curve], [value for _, value in curve], marker=marker, color="#1f6f8b", linewidth=2)
+    twin = None if outcome.without_noise is None else getattr(outcome.without_noise, measure)
+    if twin is not None:
+        label = "without noise, not private"
+        axes.axhline(percent * twin, color="#444444", linestyle=":", linewidth=1.6, label=label)
+        axes.legend(loc="lower left", fontsize=8)
+    axes.set_xlabel("round")
+    figure.supxlabel(textwrap.fill(outcome.guarantee, 120), fontsize=6.5, color="#444444")
+    axes.set_ylabel("test accuracy [%]" if measure == "accuracy" else "loss")
+    if measure == "accuracy":
+        axes.set_ylim(0, 100)
+    axes.grid(alpha=0.3)
+    axes.set_title(f"{config['strategy']} on {config['task']}: {shown_accuracy(outcome)}")
+    spent = f"whole run: μ = {shown(outcome.mu)}, ε = {shown(epsilon)} at δ = {outcome.delta:g}"
+    axes.text(
+        0.98,
+        0.05,
+        f"{'NOT PRIVATE: ε is infinite' if epsilon is None else spent}\n"
+        f"{outcome.num_clients} machines, {outcome.releases} releases{noise_note(config['noise-quality'])}",
+        transform=axes.transAxes,
+        horizontalalignment="right",
+        bbox={"facecolor": "white", "edgecolor": "#cccccc"},
+    )
+    figure.savefig(path, dpi=150)

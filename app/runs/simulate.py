@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 from ...privacy import ConfigurationError
@@ -11,11 +14,13 @@ from ..engines import run_cohort, run_in_process
 from ..engines.device.backend import checked_device
 from ..engines.pool import checked_workers
 from ..settings.layers import layered
-from ..settings.run_config import RunConfig
+from ..settings.registry import registry
+from ..settings.run_config import RunConfig, run_keys
 from .progress import Progress
 from .result import RunResult
 
 _ENGINES = ("cohort", "inprocess")
+_WIDTH = 24
 _RAY = (
     "Ray runs the app in processes of its own, which leave files and no result in this one: use `murmurfl run`, or "
     "murmurfl.app.engines.run_on_ray for its result.json. For one seed every engine gives the same model."
@@ -30,7 +35,8 @@ def simulate(
     workers: int | None = None,
     ray_address: str = "",
     device: str = "",
-    **settings: Value,
+    verbose: bool = False,
+    **settings: Any,
 ) -> RunResult:
     """Train with simulated machines in this process, to the end; nothing is written.
 
@@ -52,8 +58,9 @@ def simulate(
         has other bits, and the same law.
     **settings
         Run-config keys with underscores for hyphens, such as ``num_rounds=5``; they win over ``config``. ``epsilon``
-        may stand for ``mu``. A task, model, features, method or mechanism of one's own is named as everywhere,
-        ``task="package.module:make_task"``.
+        may stand for ``mu``. A task, model, features or method of one's own is given as it is, ``task=make_task``,
+        ``task=(train_features, train_labels, test_features, test_labels)``, ``model=module``, or named as everywhere,
+        ``task="package.module:make_task"``, which other processes need.
 
     Returns
     -------
@@ -80,12 +87,52 @@ def simulate(
     if engine not in _ENGINES:
         reason = f" {_RAY}" if engine == "ray" else ""
         raise ConfigurationError(f"Expected engine 'cohort' or 'inprocess', got {engine!r}.{reason}")
-    given = config.to_mapping() if isinstance(config, RunConfig) else config or {}
-    own = {name.replace("_", "-"): value for name, value in settings.items()}
+    if config is not None and not isinstance(config, RunConfig | Mapping):
+        got = f"{config!r}" if isinstance(config, str) else type(config).__name__
+        raise ConfigurationError(
+            f"Expected a run configuration or a mapping of its keys, got {got}: data are simulate(task=...), and "
+            "murmurfl.app.fit(table, label=...) takes a table with a column of labels."
+        )
+    given = _named(config.to_mapping() if isinstance(config, RunConfig) else config or {})
+    own = _named({name.replace("_", "-"): value for name, value in settings.items()})
     checked_workers(workers, engine, ray_address)
     checked_device(device, engine, workers, ray_address)
     settled = RunConfig.from_mapping(layered(given, own))
-    if engine == "cohort":
-        spread: dict[str, Any] = {"workers": workers, "ray_address": ray_address, "device": device}
-        return run_cohort(settled, on_progress=on_progress, rehearsed=True, **spread)
-    return run_in_process(settled, on_progress=on_progress, rehearsed=True)
+    with nullcontext() if verbose else _warnings_alone():
+        if on_progress is None and not verbose and "ipykernel" in sys.modules:
+            on_progress = _bar
+        if engine == "cohort":
+            spread: dict[str, Any] = {"workers": workers, "ray_address": ray_address, "device": device}
+            return run_cohort(settled, on_progress=on_progress, rehearsed=True, **spread)
+        return run_in_process(settled, on_progress=on_progress, rehearsed=True)
+
+
+def _named(settings: Mapping[str, Any]) -> dict[str, Value]:
+    """Settings with a name for each thing of this process, such as a function in the place of a task."""
+    things = {name for name, one in run_keys().items() if one.names}
+    return {
+        name: registry(name).named(value) if name in things and not isinstance(value, str) else value
+        for name, value in settings.items()
+    }
+
+
+@contextmanager
+def _warnings_alone() -> Iterator[None]:
+    """Hold back what Flower's logger says below a warning, until the block ends."""
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(max(logging.WARNING, before))
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _bar(progress: Progress) -> None:
+    """Draw one line of a notebook anew after each round."""
+    done, rounds = progress.report.server_round, progress.num_rounds
+    measured = "" if progress.accuracy is None else f"  accuracy {100 * progress.accuracy:.1f} %"
+    full = _WIDTH * done // rounds
+    line = f"\r{'█' * full}{'░' * (_WIDTH - full)}  round {done}/{rounds}{measured}  "
+    sys.stdout.write(line + "\n" * (done == rounds))
+    sys.stdout.flush()

@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 
 from ...privacy import ConfigurationError, Forecast, MurmurflError
+from ...privacy.accounting.stated import stated_figures
 from ...strategies import DirectMachines, ReleaseStrategy, RoundReport
 from ..methods.auto_method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
@@ -28,7 +29,7 @@ from .permitted_run import check_permit
 from .possible_rounds import LossyGrid
 from .progress import Progress, compact
 from .result import RunResult
-from .run_guarantees import configured_figures, epsilon_of, refuse_untrue, stated_figures
+from .run_guarantees import configured_figures, epsilon_of, refuse_untrue
 from .simulated_figures import GradientNorms, OnlineLosses
 
 REAL_NODES = "real-nodes"

@@ -14,8 +14,8 @@ from ..settings.run_config import NO_NOISE, RunConfig, run_keys, without_unread
 from .alone import NOTE, alone
 from .experiment import prepare
 from .outcome import Outcome, Twin
-from .run_files import plot_accuracy, write_outcome
-from .run_summary import is_better
+from .run_files import write_outcome
+from .run_summary import is_better, plot_accuracy
 
 _FIGURES = ("accuracy", "auc", "loss", "rounds", "seconds")
 _FINAL_ONLY = 1_000_000

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -31,6 +32,10 @@ _REGISTRIES = {
     "model": ("models", "MODELS"),
 }
 """Where the registry of a run-config key stands: its room, and its name there."""
+
+
+TABLES = (".csv", ".tsv", ".parquet", ".pq", ".xlsx")
+"""How the name of a table ends, which is no task by itself."""
 
 
 class Reader(Protocol):
@@ -80,6 +85,7 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         self._adapt = adapt
         self._things: dict[str, ThingT] = {thing.name: thing for thing in things}  # type: ignore[attr-defined]
         self._own: dict[str, ThingT] = {}
+        self._given: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> ThingT:
         """The thing of a name."""
@@ -87,6 +93,11 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
             return self._things[name]
         if self._of_file is not None and self.is_file(name):
             return self._of_file(name)  # not kept: the file may change, and so may the current folder
+        if self.key == "task" and name.lower().endswith(TABLES):
+            raise ConfigurationError(
+                f"Expected task to name data, got the table {name!r}: `murmurfl fit {name} --label COLUMN` trains on "
+                "it, and murmurfl.app.fit in Python."
+            )
         if ":" not in name:
             raise ConfigurationError(unknown_name(self.key, name, self._things))
         if name not in self._own:
@@ -120,12 +131,29 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
             return name
         return str((folder or Path.cwd()).resolve() / Path(name).expanduser())
 
+    def give(self, name: str, thing: ThingT) -> None:
+        """Let a name with a colon mean an object of this process, in the place of one to be imported."""
+        self._own[name] = thing
+
     def reading(self, key: str) -> list[str]:
         """The built-in names of those that read a run-config key."""
         return [name for name, thing in self._things.items() if key in thing.keys]  # type: ignore[attr-defined]
 
+    def named(self, found: Any) -> str:
+        """A name under which an object of this process, such as a function of a notebook, is known from now on."""
+        kind = type(found) if not hasattr(found, "__qualname__") else found
+        plain = f"{kind.__module__}:{kind.__qualname__}"
+        numbered = (plain if number == 1 else f"{plain}-{number}" for number in itertools.count(1))
+        name = next(one for one in numbered if self._given.get(one, found) is found)
+        if name not in self._given:
+            self._own[name] = self._thing(found, name)
+            self._given[name] = found
+        return name
+
     def _made(self, name: str) -> ThingT:
-        found = imported(name, f"{self.key} = {name!r}")
+        return self._thing(imported(name, f"{self.key} = {name!r}"), name)
+
+    def _thing(self, found: Any, name: str) -> ThingT:
         if inspect.isclass(found) and issubclass(found, self._kind):
             found = found()
         if isinstance(found, self._kind):

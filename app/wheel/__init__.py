@@ -4,9 +4,10 @@ The package ``murmurfl`` of a wheel and of an editable install; in a checkout an
 """
 
 from importlib import import_module
+from typing import Any
 
 
-def __getattr__(name: str) -> str:
-    if name != "__version__":
+def __getattr__(name: str) -> Any:
+    if name not in ("__version__", "fit"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module(f"{__name__}.app").__version__
+    return getattr(import_module(f"{__name__}.app"), name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -34,6 +35,7 @@ from ..records.sources import Items, file_items, items_of
 from ..side.evaluation_client import EvaluationShare, Measure
 from ..simulation.context_ledger import in_simulation
 from ..simulation.foreign_sums import SimulatedSums, simulated_machine
+from ..table_statistics_client import statistics_model
 from .numpy_app import handled
 from .per_sample_gradients import GRADIENT_MEMORY_MIB
 from .private_model import MachineModel
@@ -73,6 +75,7 @@ class PrivateClientApp(ClientApp):
         schema: Schema | None = None,
         evaluation: EvaluationShare | None = None,
         mods: list[Mod] | None = None,
+        bound: float = math.inf,
     ) -> None:
         super().__init__(mods=[self._as_participant, *(mods or [])])
         self.model = model
@@ -80,6 +83,7 @@ class PrivateClientApp(ClientApp):
         self.policy = policy
         self.evaluation = evaluation
         self.schema = schema
+        self._bound = bound
         self._inferred = False
         self._samples = samples
         self._seed = seed
@@ -90,6 +94,19 @@ class PrivateClientApp(ClientApp):
             register()(self._answer)
         # Flower hands an app's mods no message of a kind that the app has no function for, and helpers answer in one.
         self.query("open")(_not_a_helper)
+
+    def steps(self) -> dict[str, float]:
+        """Step, and momentum of full batches, for the server's strategy: ``FullBatch(..., **app.steps())``.
+
+        They go with the clip of the app's policy, and follow from the schema and the model as that does
+        (docs/tuning.md). Real machines whose operators set other clips need other steps.
+        """
+        if math.isinf(self._bound):
+            raise ConfigurationError(
+                "Expected a schema with bounds of every number, from which steps follow, got none: pass schema=, or "
+                "choose a learning_rate."
+            )
+        return self.method.steps(self.policy.clip_norm, self._bound, self.policy.max_participations)
 
     def records(
         self, context: Context, schema: Schema, items: Items | None = None, *, count: int, evaluated: bool
@@ -271,7 +288,7 @@ def private_client_app(
     epsilon: float | None = None,
     mu: float | None = None,
     delta: float = 1e-5,
-    clip_norm: float = 1.0,
+    clip_norm: float | None = None,
     rounds: int | None = None,
     batch_size: int | None = None,
     trust: Trust = "untrusted-server",
@@ -290,9 +307,10 @@ def private_client_app(
 
     Parameters
     ----------
-    model : torch.nn.Module, callable or LinearEstimator
+    model : torch.nn.Module, callable, LinearEstimator or Schema
         A module, or a function without arguments that makes one; what has ``requires_grad`` is trained. Or an estimator
-        of scikit-learn's, in a :class:`~murmurfl.clients.LinearEstimator`.
+        of scikit-learn's, in a :class:`~murmurfl.clients.LinearEstimator`. For ``statistics`` the table's
+        :class:`~murmurfl.clients.Schema`.
     loss : callable, optional
         ``loss(output, target) -> scalar``, as PyTorch's criteria; default the cross-entropy.
     samples : callable, or samples
@@ -300,12 +318,14 @@ def private_client_app(
         ``DataLoader``, whose data set is taken item by item. Samples that are no function are every machine's.
     policy : PrivacyPolicy, optional
         In place of ``epsilon`` to ``min_cohort`` and ``samples_per_owner``.
-    method : {"full-batch", "mu2", "noisy-sgd", "fedavg"}
-        The server's strategy: ``FullBatch``, ``Mu2``, ``NoisySGD`` or ``CorrelatedFedAvg``.
+    method : {"full-batch", "mu2", "noisy-sgd", "fedavg", "statistics"}
+        The server's strategy: ``FullBatch``, ``Mu2``, ``NoisySGD``, ``CorrelatedFedAvg`` or ``Statistics``, of 1 round.
     epsilon, mu : float
         Privacy of all releases of one training together; exactly one of them. Epsilon is at ``delta``.
-    clip_norm : float
-        S, the L2 bound on one sample's gradient.
+    clip_norm : float, optional
+        S, the L2 bound on one sample's gradient. By default the method's share of R, how long a record of ``schema``
+        can be; of a module, of its gradients for records made up from it. 1 without such a schema. A real machine's
+        clip is its operator's.
     rounds : int
         K, the most releases of one training.
     batch_size : int, optional
@@ -355,11 +375,22 @@ def private_client_app(
         raise ConfigurationError(
             "Expected samples, got none: pass a function of Flower's context that gives (inputs, targets)."
         )
+    if policy is None and rounds is None:
+        raise ConfigurationError(
+            "Expected rounds, the most releases of one training, got none: noise is made for so many."
+        )
+    share = EvaluationShare.of(evaluation)
+    made = _machine_model(model, loss, seed=seed, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
+    bound, known = math.inf, schema
+    if known is None and not _is_function(samples):
+        known = made.schema or inferred(items_of(samples))
+    if known is not None:
+        made.check_schema(known, None if share is None or made.measure is None else made.measure(share.right))
+    if schema is not None and chosen.scale is not None:  # one that was inferred is made from all records
+        bound = made.bound(schema)
     if policy is None:
-        if rounds is None:
-            raise ConfigurationError(
-                "Expected rounds, the most releases of one training, got none: noise is made for so many."
-            )
+        if clip_norm is None:
+            clip_norm = 1.0 if chosen.scale is None or math.isinf(bound) else chosen.scale.clip * bound
         policy = chosen.policy(
             batch_size=batch_size,
             clip_norm=clip_norm,
@@ -382,19 +413,15 @@ def private_client_app(
             raise ConfigurationError(
                 f"Expected policy or {', '.join(named)}, got both: a PrivacyPolicy says everything."
             )
-    share = EvaluationShare.of(evaluation)
     chosen.check(policy if share is None else share.training(policy))
-    made = _machine_model(model, loss, seed=seed, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
-    if schema is None and not _is_function(samples):
-        schema = made.schema or inferred(items_of(samples))
-    if schema is not None:
-        made.check_schema(schema, None if share is None or made.measure is None else made.measure(share.right))
-    of_simulation = {"helpers": helpers, "seed": seed, "schema": schema}
+    of_simulation = {"helpers": helpers, "seed": seed, "schema": known, "bound": bound}
     return PrivateClientApp(made, chosen, samples, policy, evaluation=share, mods=mods, **of_simulation)
 
 
 def _machine_model(model: Any, loss: Callable[[Any, Any], Any] | None, **torch_only: Any) -> MachineModel:
     """A model of whatever library it is."""
+    if isinstance(model, Schema):
+        return statistics_model(model)
     from .sklearn_model import estimator_model, is_estimator
 
     if is_estimator(model):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..records.schema import Schema
 from ..side.evaluation_client import Measure
@@ -22,4 +27,20 @@ class MachineModel:
     Both are tried on records made up from the schema, and on no others."""
     measure: Callable[[Callable[..., Any] | None], Measure] | None = None
     """``measure(right)`` says which predictions are right, for a private evaluation; ``right`` is a project's own."""
+    bound: Callable[[Schema], float] = field(default=lambda _: math.inf)
+    """R of the presets: how long a record is with what stands beside it; infinite where nothing says so."""
     schema: Schema | None = None  # what a record is, where the model says it itself: for simulations
+
+
+def measured_bound(gradients: PerSampleGradients, start: Sequence[NDArray[Any]], schema: Schema) -> float:
+    """R of a model of any kind, from its gradients at the public start for records made up from a schema.
+
+    A linear score's gradient is R / sqrt(2) long where two classes are as likely, so it is sqrt(2) times their median;
+    infinite if there is no gradient. No record of any machine is looked at.
+    """
+    lengths = []
+    for example in schema.examples():
+        with suppress(Exception):  # of an extreme record, which a machine's own may fail for as well
+            lengths.append(float(np.linalg.norm(np.asarray(gradients(start, example), np.float64))))
+    found = [length for length in lengths if math.isfinite(length) and length > 0]
+    return math.sqrt(2) * float(np.median(found)) if found else math.inf

@@ -158,6 +158,9 @@ def closed_form(estimator: Any, num_classes: int, num_samples: int | None) -> tu
     """
     from sklearn.linear_model import LogisticRegression, SGDClassifier
 
+    if isinstance(estimator, type):
+        name = estimator.__name__
+        raise ConfigurationError(f"Expected an estimator, got the class {name}: write {name}().")
     if type(estimator) is LogisticRegression:
         residuals = one_against_the_rest(logistic) if num_classes == 2 else softmax_residuals
         return residuals, _pull_of_logistic(estimator, num_samples), _scores(num_classes)
@@ -328,7 +331,10 @@ def estimator_model(model: Any, loss: Any = None) -> MachineModel:
                 f"this order, as the estimator has them, got {got[0]} and {', '.join(got[1]) or 'none'}."
             )
 
-    return MachineModel(made.gradients, made.names, check, partial(_measure, made), own)
+    def bound(schema: Schema) -> float:
+        return math.hypot(schema.norm_bound, made.fit_intercept)
+
+    return MachineModel(made.gradients, made.names, check, partial(_measure, made), bound, own)
 
 
 def _measure(model: LinearEstimator, right: Any) -> Measure:

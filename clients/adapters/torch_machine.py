@@ -12,9 +12,9 @@ from ..records.schema import Schema
 from ..side.evaluation_client import Measure
 from .model_checks import SampleTrials, check_layers, check_loss
 from .per_sample_gradients import GRADIENT_MEMORY_MIB
-from .private_model import MachineModel
+from .private_model import MachineModel, measured_bound
 from .torch_measure import ModuleMeasure
-from .torch_model import ModuleGradients
+from .torch_model import ModuleGradients, trainable_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,11 @@ def torch_machine_model(
             trials(schema.examples(), measure=measure)
             tried.add((schema.digest, measure is None))
 
-    return MachineModel(gradients, tuple(gradients.names), check, partial(ModuleMeasure, gradients))
+    def bound(schema: Schema) -> float:
+        arrays = [part.detach().float().cpu().numpy() for part in trainable_parameters(module).values()]
+        return measured_bound(gradients, arrays, schema)
+
+    return MachineModel(gradients, tuple(gradients.names), check, partial(ModuleMeasure, gradients), bound)
 
 
 def made_module(model: Any, seed: int) -> torch.nn.Module:

@@ -15,9 +15,41 @@ from ..messages.requests import malformed
 from ..mu2_client import Mu2Client
 from ..noisy_sgd_client import NoisySGDClient
 from ..private_client import PrivateClient
+from ..table_statistics_client import StatisticsClient
 
 _EVERY_SAMPLE: Mapping[str, Any] = {"order": "all", "mechanism": "independent", "release_rule": "paper"}
+_COUNTED: Mapping[str, Any] = {"clip_unit": "nonnegative", "max_participations": 1}
 _TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Constants without dimension: they hold for any data whose records have a known bound R (docs/tuning.md).
+
+    Parameters
+    ----------
+    clip : float
+        S / R.
+    travel : float
+        eta S R: how far one unclipped step moves the scores of the longest record.
+    """
+
+    clip: float
+    travel: float
+
+    def step(self, clip_norm: float, bound: float, *, slower: float = 1.0) -> float:
+        """Eta for records of length R and a clip, divided by ``slower``."""
+        return self.travel / (clip_norm * bound * slower)
+
+
+FULL_BATCH = Scale(0.1, 120.0)
+"""For full batches with a momentum of :data:`MOMENTUM`; the travel is that of all rounds together."""
+MOMENTUM = 0.9
+MU2 = Scale(0.15, 10.0)
+"""For mu^2-SGD, in up to eight rounds."""
+MU2_ROUNDS = 8
+SGD = Scale(0.4, 6.0)
+"""For steps along one round's mean gradient."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +61,8 @@ class SampleMethod:
     client: type[PrivateClient]
     strategy: str
     """The server's strategy in :mod:`murmurfl.strategies`."""
+    scale: Scale | None = None
+    """Of its clip and steps; None if it takes no steps, and its rows are 1 long."""
     batched: Mapping[str, Any] | None = None
     """Policy fields for batches of samples that are each used once; None if the method has none."""
     whole: Mapping[str, Any] | None = None
@@ -52,6 +86,14 @@ class SampleMethod:
         self.check(policy)
         return policy
 
+    def steps(self, clip_norm: float, bound: float, rounds: int) -> dict[str, float]:
+        """Options of its strategy for records of length R and a clip."""
+        if self.scale is None:
+            return {}
+        slower = {MU2: max(rounds / MU2_ROUNDS, 1.0) ** 2, FULL_BATCH: float(rounds)}.get(self.scale, 1.0)
+        step = self.scale.step(clip_norm, bound, slower=slower)
+        return {"learning_rate": step, "momentum": MOMENTUM} if self.scale is FULL_BATCH else {"learning_rate": step}
+
     def check(self, policy: PrivacyPolicy) -> None:
         """Refuse a policy that this method's machines cannot keep, or under which they would add no noise."""
         if policy.trust not in _TRUSTS:
@@ -62,10 +104,13 @@ class SampleMethod:
 
 
 _KNOWN = (
-    SampleMethod("full-batch", FullBatchClient, "FullBatch", whole=_EVERY_SAMPLE),
-    SampleMethod("mu2", Mu2Client, "Mu2", batched={"mechanism": "cancelling"}),
-    SampleMethod("noisy-sgd", NoisySGDClient, "NoisySGD", batched={"mechanism": "independent"}),
-    SampleMethod("fedavg", GradientUpdateClient, "CorrelatedFedAvg", batched={"mechanism": "blt"}, whole=_EVERY_SAMPLE),
+    SampleMethod("full-batch", FullBatchClient, "FullBatch", FULL_BATCH, whole=_EVERY_SAMPLE),
+    SampleMethod("mu2", Mu2Client, "Mu2", MU2, batched={"mechanism": "cancelling"}),
+    SampleMethod("noisy-sgd", NoisySGDClient, "NoisySGD", SGD, batched={"mechanism": "independent"}),
+    SampleMethod(
+        "fedavg", GradientUpdateClient, "CorrelatedFedAvg", SGD, batched={"mechanism": "blt"}, whole=_EVERY_SAMPLE
+    ),
+    SampleMethod("statistics", StatisticsClient, "Statistics", whole={**_EVERY_SAMPLE, **_COUNTED}),
 )
 SAMPLE_METHODS: Mapping[str, SampleMethod] = {method.name: method for method in _KNOWN}
 

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 from ...privacy import ConfigurationError
 from ...privacy.errors import MisfitError
 from .schema import OTHER, Column, Label, Part, Schema, array_of, is_missing, number_of, text_of
-from .sources import CsvLines, Items, NpzRows, ParquetRows, check_ending
+from .sources import CsvLines, Items, NpzRows, ParquetRows, Table, check_ending
 
 FEWEST_OF_A_CATEGORY = 20
 """Records that a category must have to stand in a draft; rarer ones count as ``other``."""
 _EXTREME = 0.005
 """Share of a column's values at each end that bounds may cut off: they are moved to the bound."""
+_FEWEST_NAMES = 500
+"""Rows from which on whole numbers that are all different are taken for names of the rows."""
 _MOST_CATEGORIES = 50
 _MOST_CLASSES = 20
 _MOST_SAID = 12  # columns that a message names
@@ -43,7 +45,7 @@ class Draft:
     """Columns by the reason."""
 
 
-def draft(path: Path, *, label: str = "", owner: str = "") -> Draft:
+def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str] = ()) -> Draft:
     """A draft of a file's schema, for a person to review, with the columns that are left out of it.
 
     Parameters
@@ -54,6 +56,8 @@ def draft(path: Path, *, label: str = "", owner: str = "") -> Draft:
         The column that is to be predicted; default the last one.
     owner : str
         The column that says whose a row is.
+    apart : collection of str
+        Columns that are no features, such as the site's.
 
     Notes
     -----
@@ -68,11 +72,23 @@ def draft(path: Path, *, label: str = "", owner: str = "") -> Draft:
         return Draft(_of_arrays(NpzRows(path, owners=bool(owner)), owner))
     separator = "," if path.suffix in (".parquet", ".pq") else _separator(path)
     rows = ParquetRows(path) if path.suffix in (".parquet", ".pq") else CsvLines(path, separator)
+    return draft_of_rows(rows, str(path), label=label, owner=owner, separator=separator, apart=apart)
+
+
+def draft_of_rows(
+    rows: Table, table: str, *, label: str = "", owner: str = "", separator: str = ",", apart: Collection[str] = ()
+) -> Draft:
+    """The draft of a table's rows; ``table`` is its name in messages, and the rest is as for :func:`draft`.
+
+    Notes
+    -----
+    As :func:`draft`, it looks at all records.
+    """
     if not rows.columns:
-        raise ConfigurationError(f"Expected the names of columns in the first line of {path}, got none.")
+        raise ConfigurationError(f"Expected the names of columns in the first line of {table}, got none.")
     label = label or rows.columns[-1]
-    for name in [label, *([owner] if owner else [])]:
-        _check_column(name, rows.columns, path)
+    for name in [label, *([owner] if owner else []), *apart]:
+        _check_column(name, rows.columns, table)
     cells: dict[str, list[Any]] = {name: [] for name in rows.columns}
     for number in range(len(rows)):
         try:
@@ -84,11 +100,11 @@ def draft(path: Path, *, label: str = "", owner: str = "") -> Draft:
     columns = {
         name: _column(found) if rows.columns.count(name) == 1 else "a name that stands twice"
         for name, found in cells.items()
-        if name not in (label, owner)
+        if name not in (label, owner, *apart)
     }
     kept = {name: column for name, column in columns.items() if isinstance(column, Column)}
     if not kept:
-        raise ConfigurationError(f"Expected a column beside {label!r} in {path} with values to learn from, got none.")
+        raise ConfigurationError(f"Expected a column beside {label!r} in {table} with values to learn from, got none.")
     left_out: dict[str, list[str]] = {}
     for name, reason in columns.items():
         if isinstance(reason, str):
@@ -107,17 +123,19 @@ def drafted(path: Path, *, label: str = "", owner: str = "") -> Schema:
     return draft(path, label=label, owner=owner).schema
 
 
-def _check_column(name: str, columns: Sequence[str], path: Path) -> None:
+def _check_column(name: str, columns: Sequence[str], table: str) -> None:
     found = columns.count(name)
     if found == 1:
         return
     if found:
-        raise ConfigurationError(f"Expected a column {name!r} once in {path}, got it {found} times: rename the others.")
+        raise ConfigurationError(
+            f"Expected a column {name!r} once in {table}, got it {found} times: rename the others."
+        )
     near = difflib.get_close_matches(name, columns, n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""
     more = f" and {len(columns) - _MOST_SAID} more" if len(columns) > _MOST_SAID else ""
     known = ", ".join(columns[:_MOST_SAID])
-    raise ConfigurationError(f"Expected a column {name!r} once in {path}, got none: {meant}It has {known}{more}.")
+    raise ConfigurationError(f"Expected a column {name!r} once in {table}, got none: {meant}It has {known}{more}.")
 
 
 def document(schema: Schema, heading: Sequence[str] = ()) -> str:
@@ -263,6 +281,8 @@ def _column(cells: Sequence[Any]) -> Column | str:
     numbers = _numbers(present)
     if numbers is not None:
         whole = all(number == math.floor(number) for number in numbers)
+        if whole and len(set(numbers)) == len(cells) >= _FEWEST_NAMES:
+            return "a number of its own in each row"
         low, high = _bounds(numbers)
         middle = float(np.median(numbers))
         missing = min(max(_nearest(middle), low), high) if some_missing else None

@@ -105,6 +105,14 @@ class Records:
         found = [self._record(number) for number in range(*chosen.indices(self._length))]
         return stacked([record.inputs for record in found], [record.label for record in found])
 
+    def handed_over(self, chosen: slice) -> Iterator[Any]:
+        """Yield records as they were handed over, before any schema; None for one that cannot be read."""
+        for number in range(*chosen.indices(self._length)):
+            try:
+                yield self._item(number)
+            except MisfitError:
+                yield None
+
     def by_owner(self, most: int, *, places: int | None, secret: bytes) -> OwnedSamples:
         """The records by owner, for machines that protect all records of an owner as one.
 

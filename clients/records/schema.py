@@ -52,6 +52,13 @@ def _checked_bounds(bounds: Bounds | None) -> None:
         raise ValueError(f"Expected bounds [lowest, highest], two finite numbers, got {list(bounds)}.")
 
 
+def check_majority(majority: float, classes: int, name: str = "majority") -> None:
+    """Raise if this cannot be the share of the most frequent of so many classes."""
+    if classes < 2 or not 1 / classes <= majority < 1:
+        of = f"from 1/{classes} to below 1 of {classes} classes" if classes > 1 else "of two classes or more"
+        raise ConfigurationError(f"Expected {name}, the most frequent class's share, {of}, got {majority!r}.")
+
+
 class Column(_Said):
     """One column of a table.
 
@@ -218,6 +225,9 @@ class Label(_Said):
         Name of the label's column in a table.
     kind : {"number", "integer"}
         Whether a number is a whole one, which losses take as it is.
+    majority : float, optional
+        The share of records that the most frequent class is publicly known to have; the others are taken as equal. No
+        record is read by it: forecasts are of data like these.
     """
 
     classes: int | tuple[bool | int | float | str, ...] | None = None
@@ -225,6 +235,7 @@ class Label(_Said):
     shape: tuple[int, ...] = ()
     column: str = ""
     kind: Literal["", "number", "integer"] = ""
+    majority: float | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -233,6 +244,8 @@ class Label(_Said):
             raise ValueError("Expected a label with classes or with bounds, one of them.")
         if self.classes is not None and (len(self.names) < 2 or len(set(self.names)) != len(self.names)):
             raise ValueError(f"Expected at least two classes, all different, got {self.classes!r}.")
+        if self.majority is not None:
+            check_majority(self.majority, len(self.names))
         return self
 
     @cached_property
@@ -302,6 +315,9 @@ class Schema(_Said):
         The array, or several, of other records.
     owner : str
         The column that says whose a record is; empty where every record stands for itself.
+    norm : float, optional
+        A public bound on the L2 norm of a record's inputs, to which longer ones are scaled down; for columns, and for
+        inputs that are numbers.
     separator : str
         Separator of cells in a CSV file.
     reviewed : bool
@@ -325,6 +341,7 @@ class Schema(_Said):
     columns: Mapping[str, Column] = Field(default_factory=dict)
     inputs: tuple[Part, ...] = ()
     owner: str = ""
+    norm: float | None = None
     separator: str = ","
     reviewed: bool = False
 
@@ -345,6 +362,10 @@ class Schema(_Said):
             raise ValueError("Expected the name of the label's column beside columns, got none.")
         if {self.label.column, self.owner} & set(self.columns):
             raise ValueError("Expected label and owner to be no columns of the inputs.")
+        if self.norm is not None and not (math.isfinite(self.norm) and self.norm > 0):
+            raise ValueError(f"Expected norm > 0 and finite, got {self.norm}.")
+        if self.norm is not None and any(part.kind != "number" for part in self.inputs):
+            raise ValueError("Expected norm for columns or inputs of kind 'number' alone, got it beside other inputs.")
         if len(self.separator) != 1 or self.separator in '"\r\n':
             raise ValueError(f"Expected separator to be one character, got {self.separator!r}.")
         return self
@@ -364,7 +385,8 @@ class Schema(_Said):
     @cached_property
     def digest(self) -> str:
         """A digest that machines of one training compare: equal for schemas by which records are read alike."""
-        said = self.model_dump(mode="json", exclude={"reviewed", "separator"}, exclude_defaults=True)
+        unread: Any = {"reviewed": True, "separator": True, "label": {"majority"}}
+        said = self.model_dump(mode="json", exclude=unread, exclude_defaults=True)
         said["columns"] = list(said.get("columns", {}).items())  # their order settles what a model is given
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -396,14 +418,15 @@ class Schema(_Said):
 
     @property
     def norm_bound(self) -> float:
-        """The largest L2 norm of a record's inputs; infinite where bounds are not known."""
+        """The largest L2 norm of a record's inputs; infinite where neither bounds nor a norm are known."""
+        most = math.inf if self.norm is None else self.norm
         if self.columns:
-            return math.sqrt(len(self.columns))
+            return min(most, math.sqrt(len(self.columns)))
         squares = [
             math.inf if part.limits is None else math.prod(part.dims) * max(map(abs, part.limits)) ** 2
             for part in self.inputs
         ]
-        return math.sqrt(sum(squares))
+        return min(most, math.sqrt(sum(squares)))
 
     def read(self, item: Any) -> Record:
         """Convert one record by itself.
@@ -423,10 +446,11 @@ class Schema(_Said):
             made: list[float] = []
             for (name, column), cell in zip(self.columns.items(), cells, strict=True):
                 made += _within(name, column.encode, cell)
-            inputs: Any = np.array(made, dtype=np.float32)
+            inputs: Any = self._cut([np.array(made, dtype=np.float32)])[0]
         else:
             values, label, owner = self._parts(item)
-            arrays = [_within(p.name or "inputs", p.encode, v) for p, v in zip(self.inputs, values, strict=True)]
+            encoded = zip(self.inputs, values, strict=True)
+            arrays = self._cut([_within(part.name or "inputs", part.encode, value) for part, value in encoded])
             inputs = arrays[0] if len(arrays) == 1 else tuple(arrays)
             if self.inputs[0].name and len(arrays) > 1:
                 inputs = {part.name: array for part, array in zip(self.inputs, arrays, strict=True)}
@@ -434,6 +458,20 @@ class Schema(_Said):
         if self.owner and (is_missing(owner) or not whose):
             raise MisfitError(f"{self.owner}: a missing owner")
         return Record(inputs, _within(self.label.column or "label", self.label.encode, label), whose)
+
+    def _cut(self, arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """One record's arrays, scaled down together to the declared norm if they are longer."""
+        if self.norm is None:
+            return arrays
+        length = math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays))
+        if length <= self.norm:
+            return arrays
+        return [(array.astype(np.float64) * (self.norm / length)).astype(np.float32) for array in arrays]
+
+    def cells(self, item: Any) -> list[Any]:
+        """The cells of a table's record as they were handed over, the label's last; MisfitError if they are others."""
+        cells, label, _ = self._cells(item)
+        return [*cells, label]
 
     def owner_of(self, item: Any) -> str:
         """The owner of a record, whether or not the rest of it fits; empty if it does not say."""

@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -32,6 +32,12 @@ class Items(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, number: int, /) -> Any: ...
+
+
+class Table(Items, Protocol):
+    """Rows with named columns."""
+
+    columns: list[str]
 
 
 class CsvLines:
@@ -110,6 +116,20 @@ class FrameRows:
 
     def __getitem__(self, number: int, /) -> Mapping[str, Any]:
         return {name: column[number] for name, column in zip(self.columns, self._columns, strict=True)}
+
+
+class ListedRows:
+    """Rows as a list of mappings from column to cell; the first one names the columns."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = rows
+        self.columns = list(map(str, rows[0])) if rows else []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int, /) -> Mapping[str, Any]:
+        return self._rows[number]
 
 
 class Pairs:
@@ -191,6 +211,32 @@ def file_items(path: Path, schema: Schema) -> Items:
     if path.suffix == ".npz":
         return NpzRows(path, owners=bool(schema.owner))
     return ParquetRows(path) if path.suffix in (".parquet", ".pq") else CsvLines(path, schema.separator)
+
+
+def table_file(path: Path, schema: Schema) -> Table:
+    """The rows of a file with named columns, as :func:`file_items`."""
+    if Path(path).suffix == ".npz":
+        raise ConfigurationError(f"Expected a table with named columns, .csv, .csv.gz or .parquet, got {path}.")
+    return cast("Table", file_items(path, schema))
+
+
+def table_rows(table: Any) -> Table:
+    """A DataFrame's rows, or those of a list of mappings.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is another kind of object.
+    """
+    if hasattr(table, "iloc") and hasattr(table, "columns"):
+        return FrameRows(table)
+    listed = isinstance(table, Sequence) and not isinstance(table, str | bytes)
+    if listed and table and all(isinstance(row, Mapping) for row in table):
+        return ListedRows(table)
+    raise ConfigurationError(
+        f"Expected a file of a table, a DataFrame or a list of mappings, got {type(table).__name__}; arrays go to "
+        "murmurfl.app.simulate, as a task of your own."
+    )
 
 
 def check_ending(path: Path) -> None:

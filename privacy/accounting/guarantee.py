@@ -61,17 +61,18 @@ def plain_meaning(
         return ""
     guessed, known = _GUESSED[unit]
     said = (
-        f"The best guess {guessed} is right at most {_percent(mu)} of the time; tossing a coin is right 50 % of the "
-        f"time. This holds for {_GUESSERS[trust]} {known}"
+        f"The best guess {guessed} is right at most {right_at_most(mu)} of the time; tossing a coin is right 50 % of "
+        f"the time. This holds for {_GUESSERS[trust]} {known}"
     )
     if mu_local is None or min_honest is None:
         return f"{said}."
-    local = f"at most {_percent(mu_local)}" if math.isfinite(mu_local) else "nothing is promised"
+    local = f"at most {right_at_most(mu_local)}" if math.isfinite(mu_local) else "nothing is promised"
     honest = f"{min_honest} machine{'s' * (min_honest != 1)}"
     return f"{said}, if one helper and {honest} of each sum are honest; if not, {local}."
 
 
-def _percent(mu: float) -> str:
+def right_at_most(mu: float) -> str:
+    """How often the best guess is right at most, rounded up."""
     return f"{math.ceil(1000 * gdp_best_guess(mu) - 1e-9) / 10:g} %"
 
 
@@ -101,7 +102,7 @@ UNIT_WORDS: Mapping[str, str] = {
     "owner": "all samples of one owner on one machine",
     "machine": "all samples of one machine",
 }
-_AGAINST: dict[Trust, str] = {
+AGAINST: dict[Trust, str] = {
     "untrusted-server": "against the server and everybody else",
     "secure-aggregation": "against the server and everybody else",
     "trusted-server": "against everybody but the trusted server",
@@ -233,7 +234,7 @@ class Guarantee:
 
     def protected(self, honest: str) -> str:
         """The text of :attr:`protects` with another word for the number of honest machines, such as ``h``."""
-        protects = f"at delta = {self.delta:g}, for {self.relation} of {UNIT_WORDS[self.unit]}, {_AGAINST[self.trust]}"
+        protects = f"at delta = {self.delta:g}, for {self.relation} of {UNIT_WORDS[self.unit]}, {AGAINST[self.trust]}"
         if self.min_honest is None:
             return protects
         machines = "machine" if honest == "1" else "machines"

@@ -25,8 +25,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, protocol
+from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
+from ...privacy.accounting.stated import Statements, stated_guarantee, stated_values
 from ...privacy.machine.clipping_figures import TrainingFigures, observing
 from ..sums.secure_aggregation import Helpers, SecureAggregation
 from ..sums.secure_rounds import SecureRounds
@@ -228,6 +229,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         """The number of the release aggregated of each machine that the last round asked, or None."""
         self.history: list[RoundReport] = []
         self.forecast: Forecast | None = None
+        self.says_guarantee = True
+        self._stated_before: Statements = {}
         """Forecast of the noise in the model, from machines' statements before the first round; None without noise."""
         self.rehearse: Callable[[Forecast], tuple[float, float] | None] | None = None
         """Tells which share of what can be learnt the run keeps on made-up data, at least and at most."""
@@ -387,7 +390,9 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
         Notes
         -----
-        Before the first round the log says how much of the model will be noise; :attr:`forecast` keeps it.
+        Before the first round the log says how much of the model will be noise; :attr:`forecast` keeps it. After the
+        last one it says what machines guarantee, by what they stated before the first: every release that their caps
+        allow in this training. What is asked of them besides, such as a private evaluation, has a statement of its own.
         """
         if self.history:
             raise ConfigurationError(
@@ -429,7 +434,18 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         logger.info("%s finished in %.1f s.", type(self).__name__, time.monotonic() - started)
         if self.must_aggregate:
             check_something_came(self.history, self._reasons)
+        if self.says_guarantee:
+            self._say_guarantee(self._stated_before)
         return result
+
+    def _say_guarantee(self, stated: Statements) -> None:
+        """Log what machines guarantee by their own word; whatever they state, the training has ended well."""
+        try:
+            if stated and "trusted-server" not in stated_values(stated, "trust"):
+                said = stated_guarantee(stated, self.num_clients, masked=self._secure is not None)
+                logger.info("Guarantee: %s", said)
+        except (KeyError, TypeError, ValueError, MurmurflError) as error:
+            logger.warning("What machines state makes no guarantee that could be said: %s", error)
 
     def summary(self) -> None:
         """Log the strategy's settings."""
@@ -503,6 +519,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         simulated = isinstance(grid, DirectMachines) or self.machines.several_on_a_node
         # For how long a training lasts all machines matter; for how loud the noise is a few of them will do.
         statements = self._statements(grid, timeout, _FEW if self.run_dry and simulated else None)
+        self._stated_before = statements
         if not self.run_dry:
             self._check_statements(statements)
             if simulated or self.roll.attendance.waits_for_all:

@@ -1,12 +1,15 @@
 """The base of strategies of one round in which every machine answers once.
 
-The mean of the features (:mod:`.mean_of_features`) and an evaluation (:mod:`.private_evaluation`) are one round each,
-in a session and a checkpoint of their own. All machines are asked, and each has one release to make.
+The mean of the features (:mod:`.mean_of_features`), statistics (:mod:`.table_statistics`) and an evaluation
+(:mod:`.private_evaluation`) are one round each, in a session and a checkpoint of their own. All machines are asked, and
+each has one release to make.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar, Unpack
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar, Unpack
 
 from flwr.serverapp.strategy import Result
 
@@ -25,7 +28,8 @@ _CAP_REACHED = protocol.REFUSAL_NAMES[protocol.CAP_REACHED]
 class OneAnswer(ReleaseStrategy[StateT]):
     """A strategy of one round, in which all machines are asked for the only release of a session; a base class.
 
-    ``of`` is what they are asked for (:data:`~murmurfl.privacy.protocol.RELEASE_OF`).
+    ``of`` is what they are asked for (:data:`~murmurfl.privacy.protocol.RELEASE_OF`); empty for machines that release
+    nothing else.
     """
 
     foresees: ClassVar[bool] = False
@@ -37,11 +41,30 @@ class OneAnswer(ReleaseStrategy[StateT]):
         # How often a machine answers is known: once.
         settled: RoundOptions = {**options, "run_dry": True}
         super().__init__(num_clients=num_clients, clients_per_round=num_clients, **settled)
-        self.entries = {**self.entries, protocol.RELEASE_OF: of}
+        if of:
+            self.entries = {**self.entries, protocol.RELEASE_OF: of}
         self._resumed = False
+        self._stated: dict[str, list[float]] = {}
 
     def check_reply(self, reply: Reply) -> bool:
-        return reply.samples > 0  # nothing can be divided by what it does not say
+        stated = self.read_entries(reply.metrics)
+        if stated is None or reply.samples <= 0:  # nothing can be divided by what it does not say
+            return False
+        self._stated[reply.machine] = stated
+        return True
+
+    def read_entries(self, entries: Mapping[str, Any]) -> list[float] | None:
+        """Further public figures of a reply; None where they make no sense."""
+        return []
+
+    @property
+    def heard(self) -> list[list[float]]:
+        """:meth:`read_entries` of each machine in the sum."""
+        return [self._stated[name] for name, release in self.acks.items() if name in self._stated and release]
+
+    def noise_std(self, width: int) -> float:
+        """The standard deviation of the noise in each value of the sum; machines state theirs first of all."""
+        return math.hypot(self.trust.own_noise_std(width), *(stated[0] for stated in self.heard))
 
     @property
     def worth_keeping(self) -> bool:
@@ -66,9 +89,22 @@ class OneAnswer(ReleaseStrategy[StateT]):
         if not self.trust.before_asking(self._save):
             self._save()
 
+    def _kept(self) -> dict[str, Any]:
+        return {**super()._kept(), "stated": self._stated}
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        super()._restore(saved)
+        self._stated = {str(name): [float(value) for value in said] for name, said in saved["stated"].items()}
+
     def _resume(self, result: Result) -> int:
         self._resumed = self.checkpoint is not None and self.checkpoint.exists()
         return super()._resume(result)
+
+
+def stated_std(entries: Mapping[str, Any]) -> float | None:
+    """A machine's own noise by its entries; None where it is none."""
+    std = entries.get(protocol.NOISE_STD)
+    return std if isinstance(std, float) and math.isfinite(std) and std >= 0 else None
 
 
 def one_sum(strategy: type, policy: PrivacyPolicy, noise_keys: NoiseKeys | None, made_with: str) -> FreshNoise:

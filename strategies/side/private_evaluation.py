@@ -7,7 +7,6 @@ read from the sum of these, each with a 95 % interval (:mod:`.evaluation_figures
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
@@ -20,10 +19,10 @@ from ...privacy import EvaluationRows, MurmurflError, NoiseKeys, PrivacyPolicy, 
 from ...privacy.side.evaluation_query import SCORES_SHARE
 from ..rounds.layout import Layout, Vector
 from ..rounds.options import RoundOptions
-from ..rounds.replies import DirectMachines, Reply, RoundReport
+from ..rounds.replies import DirectMachines, RoundReport
 from ..trust.server_trust import TrustedStrategy
 from .evaluation_figures import EvaluationResult
-from .one_answer import OneAnswer, one_sum
+from .one_answer import OneAnswer, one_sum, stated_std
 
 logger = logging.getLogger("flwr")
 
@@ -94,7 +93,6 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
         if of_updates:
             self.message_type_of_queries = MessageType.TRAIN  # type: ignore[misc]
         super().__init__(num_clients=num_clients, of=protocol.OF_EVALUATION, **options)
-        self._stated: dict[str, list[float]] = {}
 
     def evaluate(
         self, grid: Grid | DirectMachines, arrays: ArrayRecord, *, timeout: float = 3600.0
@@ -140,14 +138,13 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
 
     def result(self, state: EvaluationState, report: RoundReport) -> EvaluationResult:
         """The figures from the sum of a round."""
-        heard = [self._stated[name] for name, release in self.acks.items() if name in self._stated and release]
-        noise = math.hypot(self.trust.own_noise_std(self.rows.width), *(std for std, _ in heard))
+        noise = self.noise_std(self.rows.width)
         return EvaluationResult(
             right=self.rows.right(state.total, report.samples),
             right_std=self.rows.right_std(noise),
             samples=report.samples,
             machines=report.aggregated,
-            held_out=all(held_out for _, held_out in heard),
+            held_out=all(held_out for _, held_out in self.heard),
             histograms=self.rows.histograms(state.total) if self.rows.bins else None,
             histogram_std=self.rows.histogram_std(noise) if self.rows.bins else 0.0,
             silent=self.rows.silent(state.total, report.samples),
@@ -173,13 +170,6 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
             return state  # nothing came
         return self.step(state, self.trust.noisy(release_sum, report.server_round), report.server_round)
 
-    def check_reply(self, reply: Reply) -> bool:
-        stated = self._read(reply.metrics)
-        if stated is None or not super().check_reply(reply):
-            return False
-        self._stated[reply.machine] = stated
-        return True
-
     def model(self, state: EvaluationState) -> Vector:
         return state.model
 
@@ -187,22 +177,15 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
         shares = {"scores_share": self.rows.scores_share} if self.rows.bins else {}
         return {**super().settings(), "bins": self.rows.bins, **shares}
 
-    def _read(self, entries: Mapping[str, Any]) -> list[float] | None:
+    def read_entries(self, entries: Mapping[str, Any]) -> list[float] | None:
         """A machine's own noise, and whether it held samples out, by its entries; None where they make no sense."""
-        std, held_out = entries.get(protocol.NOISE_STD), entries.get(protocol.HELD_OUT)
-        if not (isinstance(std, float) and math.isfinite(std) and std >= 0) or held_out not in (0, 1):
+        std, held_out = stated_std(entries), entries.get(protocol.HELD_OUT)
+        if std is None or held_out not in (0, 1):
             return None
         share = entries.get(protocol.SCORES_SHARE)
         if self.rows.bins and not (isinstance(share, float) and abs(share - self.rows.scores_share) <= _ROUNDING):
             return None
         return [std, float(held_out)]
-
-    def _kept(self) -> dict[str, Any]:
-        return {**super()._kept(), "stated": self._stated}
-
-    def _restore(self, saved: Mapping[str, Any]) -> None:
-        super()._restore(saved)
-        self._stated = {str(name): [float(value) for value in said] for name, said in saved["stated"].items()}
 
 
 class TrustedPrivateEvaluation(TrustedStrategy, PrivateEvaluation):

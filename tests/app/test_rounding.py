@@ -27,7 +27,7 @@ def command(*arguments):
 
 
 def test_a_run_says_the_same_epsilon_in_every_round_and_in_its_summary(tmp_path):
-    text = command("run", "--engine", "cohort", "--out", tmp_path, "--set", "num-rounds=2")
+    text = command("run", "--engine", "cohort", "--out", tmp_path, "--set", "num-rounds=2", "--details")
     figures = re.findall(r"epsilon (?:= )? *([\d.]+)", text)
     assert len(figures) == 5  # two rounds, the sentence above and below, the summary
     assert set(figures) == {"4.378"}

@@ -22,7 +22,7 @@ def test_own_model_leaves_a_report(run_example, tmp_path, monkeypatch):
     assert report.exit_code == 0, report.output
     page = Path("runs/own-model/report/index.html").read_text()
     assert "epsilon = 4 at delta = 1e-05, for replacement of one sample of one machine" in page
-    assert "private accuracy" in page
+    assert "counted by machines with noise" in page
     document = json.loads(Path("runs/own-model/result.json").read_text())
     jsonschema.Draft202012Validator(result_schema()).validate(document)
     assert document["forecast"]["verdict"] == "useful"

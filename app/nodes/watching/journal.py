@@ -197,7 +197,7 @@ def _asked(message: Message) -> dict[str, Fact]:
             asked["round"] = number
         if isinstance(headers, list):
             asked["releases"] = len(headers)
-        if of in (protocol.OF_MEAN, protocol.OF_EVALUATION):
+        if of in (protocol.OF_MEAN, protocol.OF_STATISTICS, protocol.OF_EVALUATION):
             asked["of"] = str(of)
         return asked
     return {}

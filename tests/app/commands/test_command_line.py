@@ -1,6 +1,10 @@
 """What the command says of itself: help and hints, whichever click is installed beside Typer."""
 
+import subprocess
+import sys
+
 import pytest
+import typer
 from murmurfl.app.commands.main import cli
 from murmurfl.app.papers import PAPERS
 from typer.testing import CliRunner
@@ -9,6 +13,49 @@ from typer.testing import CliRunner
 def said(*arguments):
     result = CliRunner().invoke(cli, list(arguments), env={"COLUMNS": "80"})
     return " ".join((result.stdout + result.stderr).replace("│", " ").split())
+
+
+def imported_by(code, tmp_path):
+    """Which heavy packages a program has imported in the end, and how many modules in all."""
+    heavy = ("numpy", "scipy", "flwr", "torch", "matplotlib", "sklearn", "pandas", "pydantic", "ray")
+    program = f"import sys\n{code}\nprint('HEAVY', *[one for one in {heavy!r} if one in sys.modules], len(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    *found, count = ran.stdout.splitlines()[-1].split()[1:]
+    return set(found), int(count)
+
+
+COMMAND = """
+from murmurfl.app.commands.main import main
+sys.argv = ["murmurfl", *{words!r}]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+"""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"]])
+def test_help_imports_nothing_that_takes_long(words, tmp_path):
+    heavy, count = imported_by(COMMAND.format(words=words), tmp_path)
+    assert not heavy
+    assert count < 500
+
+
+def test_run_imports_pytorch_never_and_matplotlib_for_its_picture_alone(tmp_path):
+    run = "from murmurfl.app import simulate\nresult = simulate(num_rounds=1, mu=50.0)\nrepr(result)"
+    heavy, _ = imported_by(run, tmp_path)
+    assert heavy & {"torch", "matplotlib", "ray"} == set()
+    assert "matplotlib" in imported_by(f"{run}\nresult._repr_html_()", tmp_path)[0]
+    words = ["run", "--engine", "cohort", "--set", "num-rounds=1"]
+    assert imported_by(COMMAND.format(words=words), tmp_path)[0] & {"torch", "ray"} == set()
+
+
+def test_help_of_all_commands_is_that_of_each():
+    text = said("--help")
+    for name, command in typer.main.get_command(cli).commands.items():
+        sentence = " ".join(command.get_short_help_str(400).split())
+        assert f"{name} {sentence[:30]}" in text
 
 
 def test_the_help_of_reproduce_names_every_paper():

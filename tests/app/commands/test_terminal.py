@@ -62,8 +62,8 @@ def test_a_plan_fits_and_names_every_mechanism_whole():
 def test_a_run_its_report_and_an_audit_fit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = fits(shown("run", *QUICK, "--out", "runs", "--name", "x").replace(str(tmp_path.resolve()), ""))
-    assert "epsilon 4.378 (fast noise: no guarantee)" in text
-    assert "files /runs/x" in text
+    assert "Fast simulation noise: a figure for research, no guarantee" in text
+    assert "files runs/x" in text
     fits(shown("report", "runs/x"))
     assert "The claim stands" in fits(shown("audit", "--set", "num-rounds=2", "--runs", "20"))
 

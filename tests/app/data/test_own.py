@@ -125,6 +125,20 @@ def below():
     return features[:90], labels[:90] - 1, features[90:], labels[90:]
 
 
+def crowded():
+    return four_arrays()
+
+
+crowded.majority = 0.3  # of three classes
+
+
+def described():
+    return four_arrays()
+
+
+described.schema = {"norm": 1.0}
+
+
 def no_classes():
     features, labels = arrays()
     return Dataset(features[:90], labels[:90], features[90:], labels[90:], 0)
@@ -187,6 +201,8 @@ def test_the_machines_that_ones_data_come_with_are_kept():
         ("beyond", "train_labels .* integers from 0 to 1"),
         ("below", "train_labels .* integers from 0"),
         ("no_classes", "num_classes"),
+        ("crowded", "Expected majority .* the most frequent class's share, from 1/3 .* got 0.3"),
+        ("described", "Expected schema of .* to be a Schema, got dict"),
     ],
 )
 def test_data_that_will_not_do_are_refused_with_what_is_wrong(task, words):

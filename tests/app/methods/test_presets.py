@@ -161,6 +161,8 @@ OWN = {"num-clients": 10, "clients-per-round": 10, "mu": 4.0}
         {"strategy": "one-shot"},
         {"strategy": "trusted-mu2", "batch-size": 15},
         {"strategy": "tree-momentum", "batch-size": 15},
+        {"strategy": "online", "batch-size": 15},
+        {"strategy": "shuffled", "num-rounds": 2, "variant": "dp-shuffleg"},
     ],
     ids=lambda settings: settings["strategy"],
 )
@@ -170,6 +172,28 @@ def test_presets_are_the_same_whatever_unit_rows_are_in(settings):
     )
     assert short.accuracy == pytest.approx(long.accuracy, abs=0.02)  # the grid of noise differs
     assert short.accuracy > 0.7
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({"strategy": "online", "model": "logistic", "clip-unit": "contractive"}, 1.0),
+        ({"strategy": "online", "model": "logistic"}, 4.0),  # of whole updates: losses of scores are flat far away
+        ({"strategy": "online", "model": "ridge"}, 1.0),
+        ({"strategy": "shuffled", "model": "ridge"}, 1.0),
+    ],
+)
+def test_steps_of_linear_models_keep_to_their_smoothness_in_any_unit(settings, most):
+    made = []
+    for bound in (0.01, 1000.0):
+        task = {"task": "synthetic-logistic", "partition": "own", "feature-bound": bound}
+        batch = {"batch-size": 2} if settings["strategy"] == "online" else {}
+        config = RunConfig.from_mapping({**task, **settings, **batch})
+        model = make_model(config.model, 100, 2, bound)
+        values = METHODS[config.strategy].settled(config, 10, model, [8] * 10)
+        made.append((values.clip_norm / bound, values.learning_rate * model.smoothness))
+    assert made[0] == pytest.approx(made[1])
+    assert 0.1 < made[0][1] <= most
 
 
 def rows_of_ten(config):

@@ -81,7 +81,12 @@ def test_the_command_that_plan_prints_is_the_chosen_run():
 
 def test_plan_decides_from_a_few_numbers_and_says_what_for():
     few = ["--machines", 100, "--samples", 600, "--parameters", 5000, "--epsilon", 2]
-    text = planned(*few)
+    short = planned(*few, COLUMNS="80")
+    assert short.startswith("Take full-batch: ")
+    assert len(short.splitlines()) <= 16
+    assert "mu=" not in short, "who says epsilon reads epsilon"
+    assert "--set epsilon=2" in short
+    text = planned(*few, "--details")
     assert text.startswith("Take full-batch.")
     for said in (
         "noise to signal",
@@ -90,8 +95,8 @@ def test_plan_decides_from_a_few_numbers_and_says_what_for():
         "--set strategy=full-batch",
     ):
         assert said in text
-    assert "Take mu2." in planned(*few, "--stream")
-    assert "Take trusted-full-batch." in planned(*few, "--trust", "trusted-server")
+    assert "Take mu2: " in planned(*few, "--stream")
+    assert "Take trusted-full-batch: " in planned(*few, "--trust", "trusted-server")
     document = json.loads(planned(*few, "--json"))["decision"]
     assert document["chosen"]["strategy"] == document["settings"]["strategy"] == "full-batch"
     assert {one["strategy"] for one in document["alternatives"]} >= {"mu2", "noisy-sgd", "one-shot"}
@@ -99,7 +104,7 @@ def test_plan_decides_from_a_few_numbers_and_says_what_for():
 
 
 def test_what_plan_prints_fits_into_a_terminal_of_80_columns():
-    text = planned("--machines", 20, "--samples", 100, "--epsilon", 2, COLUMNS="80")
+    text = planned("--machines", 20, "--samples", 100, "--epsilon", 2, "--details", COLUMNS="80")
     assert max(map(len, text.splitlines())) <= 80
 
 

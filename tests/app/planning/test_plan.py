@@ -257,7 +257,9 @@ def test_a_plan_compares_trust_models_at_the_same_mu(plan):
 
 
 def test_the_command_shows_both_figures_and_the_trust_models():
-    result = CliRunner().invoke(cli, ["plan", "--set", "trust=secure-aggregation", "--set", "num-rounds=4"])
+    result = CliRunner().invoke(
+        cli, ["plan", "--set", "trust=secure-aggregation", "--set", "num-rounds=4", "--details"]
+    )
     assert result.exit_code == 0, result.output
     assert "whatever happens" in result.output
     for trust in ("untrusted-server", "secure-aggregation", "trusted-server"):

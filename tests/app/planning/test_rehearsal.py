@@ -7,12 +7,14 @@ from statistics import fmean, stdev
 import numpy as np
 import pytest
 from murmurfl.app import simulate
+from murmurfl.app.data.own_task import own_task
 from murmurfl.app.data.task import Dataset
 from murmurfl.app.planning import decide, rehearsal
 from murmurfl.app.planning.plan_lines import worth_lines
-from murmurfl.app.planning.rehearsal import FAMILY, MadeUp, foretold, mean_kept, rehearse
+from murmurfl.app.planning.rehearsal import FAMILY, MadeUp, foretold, mean_auc, mean_kept, rehearse
 from murmurfl.app.runs.experiment import prepare, situation_of, worked_out
 from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.clients import Label, Part, Schema
 
 SHAPE = {"samples": 400, "features": 12, "classes": 3, "norm": 2.0}
 SETTINGS = {"task": "synthetic", "synthetic-samples": 2000, "synthetic-features": 20, "num-clients": 20}
@@ -33,6 +35,43 @@ def test_made_up_rows_keep_to_the_bound_and_are_always_the_same(member):
     floor, ceiling = made.bounds
     assert 1 / 3 <= floor < ceiling <= 1
     assert set(data.train_labels) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_a_declared_majority_is_that_of_the_made_up_data_and_judged_by_auc(classes):
+    made = MadeUp(FAMILY[2], **{**SHAPE, "classes": classes, "samples": 4000}, majority=0.9)
+    shares = np.bincount(made.dataset.train_labels) / 4000
+    # Off by 0.03 in fewer than 1 of a million.
+    np.testing.assert_allclose(shares, [0.9, *[0.1 / (classes - 1)] * (classes - 1)], atol=0.03)
+    floor, ceiling = made.bounds
+    assert floor == 0.5 < ceiling - 0.1 < 0.9
+
+
+def test_the_mean_auc_is_that_of_each_class_against_the_rest():
+    scores = np.log([[0.8, 0.2], [0.4, 0.6], [0.7, 0.3], [0.1, 0.9]]) + np.array([[3.0], [0.0], [-3.0], [0.0]])
+    assert mean_auc(scores, np.array([0, 1, 1, 1])) == 1.0
+    assert mean_auc(scores, np.array([1, 0, 1, 1])) == pytest.approx(1 / 3)
+    assert mean_auc(np.zeros((4, 3)), np.array([0, 1, 2, 2])) == 0.5
+
+
+def unequal(config):
+    generator = np.random.Generator(np.random.Philox(7))
+    rows, labels = generator.uniform(-1, 1, (600, 5)), (generator.random(600) < 0.1).astype(np.int64)
+    return rows[:400], labels[:400], rows[400:], labels[400:]
+
+
+unequal.schema = Schema(inputs=(Part(shape=(5,), bounds=(-1, 1)),), label=Label(classes=2, majority=0.9), norm=2.0)
+
+
+def test_the_schema_of_a_task_says_the_majority_that_is_rehearsed(monkeypatch):
+    config = RunConfig.from_mapping({"strategy": "full-batch", "task": f"{__name__}:unequal", "mu": 4.0})
+    made, score = [], rehearsal._score
+    monkeypatch.setattr(rehearsal, "_score", lambda *parts: made.append(parts[1]) or score(*parts))
+    low, high = foretold(prepare(config), worked_out)
+    assert {(one.majority, one.norm, one.bounds[0]) for one in made} == {(0.9, 2.0, 0.5)}
+    assert 0 <= low < high <= 1
+    monkeypatch.setattr(unequal, "schema", Schema(inputs=(Part(shape=(5,)),), label=Label(classes=2)))
+    assert own_task(unequal, "a name").majority == own_task(unequal, "a name").feature_bound == 0
 
 
 def test_classes_that_lie_farther_apart_are_easier():

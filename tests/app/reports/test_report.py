@@ -13,15 +13,16 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.reports import making
+from murmurfl.app.reports.card import REAL, REHEARSAL, STATED, card, digest, status
 from murmurfl.app.reports.finding import RecordedRun
+from murmurfl.app.reports.groups import Group
 from murmurfl.app.reports.making import make_report
-from murmurfl.app.reports.page import page as made_page
 from murmurfl.app.reports.plots import run_plots
 from murmurfl.app.runs.outcome import Outcome, ReportError
 from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.privacy import Forecast, gdp_epsilon
+from murmurfl.privacy import Forecast, gdp_epsilon, rounded_up
 from typer.testing import CliRunner
 
 LOSSY = RunConfig(lost_replies=0.3, clients_per_round=5, num_rounds=40, mu=2.0, run_dry=True)
@@ -42,6 +43,13 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(folders):
     return make_report(folders, folders[0].parent / "report")
+
+
+def make_report_of(run, folder):
+    """The text of the page of a run with this outcome."""
+    (folder / run.name).mkdir()
+    (folder / run.name / "result.json").write_text(json.dumps(run.outcome.document()))
+    return make_report([folder / run.name], folder / "out").read_text()
 
 
 def changed(run, **fields):
@@ -106,11 +114,77 @@ def test_both_guarantees_and_what_differs_are_named(page, folders):
     text = page.read_text().replace("&#39;", "'")
     for folder in folders:
         assert json.loads((folder / "result.json").read_text())["guarantee"] in text
-    assert '<th scope="row">lost-replies</th><td>0.3</td><td>0</td>' in text
-    assert "test accuracy" in text
+    row = re.search(r'<th scope="row">lost-replies</th>(.*?)</tr>', text, flags=re.DOTALL)[1]
+    assert re.findall(r"<td data-of=.*?>(.*?)</td>", row) == ["0.3", "0"]
+    assert "this model" not in text, "several runs stand in a table"
 
 
-def test_what_was_forecast_is_said_and_what_would_have_helped(page, folders):
+def test_card_of_simulation_says_first_that_nobody_was_protected(folders, tmp_path):
+    run = RecordedRun.read(folders[0])
+    text = " ".join(html.unescape(make_report([folders[0]], tmp_path).read_text()).split())
+    body = text[text.index("<body>") :]
+    assert body.index("REHEARSAL") < body.index("Nobody was protected") < body.index("<dl>") < body.index("<svg")
+    assert f"murmurfl {run.outcome.versions['murmurfl']}" in body
+    assert digest(run.outcome.config) in body
+    assert body.count(run.outcome.guarantee) == 1
+    assert "ε would be" in body
+
+
+@pytest.mark.parametrize(
+    ("engine", "word"), [("ray", REHEARSAL), ("cohort", REHEARSAL), ("real-nodes", REAL), (None, STATED)]
+)
+def test_card_tells_rehearsal_from_real_machines(folders, engine, word):
+    run = changed(RecordedRun.read(folders[0]), engine=engine)
+    assert status(run.outcome)[0] == word
+    made = card([Group("x", [run])])
+    assert ("ε" in made["figures"][0]) == (word != REHEARSAL), "a rehearsal has no epsilon of its own"
+    assert ("simulation" in made["whence"]["On whose word"][0][0]) == (word == REHEARSAL)
+
+
+def test_card_has_a_persons_figures_and_delta_beside_the_records(folders):
+    run = RecordedRun.read(folders[0])
+    heading, one, five, twenty = card([Group("x", [run])])["figures"]
+    assert heading == ["for", "ε would be", "best guess right at most"]
+    assert one == ["one record", rounded_up(run.outcome.epsilon), "84.2 %"]
+    assert five == ["5 records of one person on one machine", rounded_up(gdp_epsilon(10.0, 1e-5)), "100 %"]
+    assert twenty[1] == "infinite", "more than noise is vouched for"
+    used = sum(one["samples-used"] for one in run.outcome.machines.values())
+    ((below, _),) = card([Group("x", [run])])["below"]
+    assert below == f"All at δ = 1e-05; 1/n = {1 / used:.2g} (n = {used:,} records used)."
+    assert card([Group("x", [changed(run, delta=1 / used)])])["warned"][0][0].startswith("δ is not below 1/n")
+    assert card([Group("x", [run])])["warned"] == []
+
+
+def test_card_of_sums_names_who_must_be_honest_and_what_holds_if_not(folders):
+    run = RecordedRun.read(folders[0])
+    privacy = {"trust": "secure-aggregation", "mu_local": 6.0, "min_honest": 5}
+    sums = changed(run, privacy={**run.outcome.document()["privacy"], **privacy}, min_honest=5)
+    made = card([Group("x", [sums])])
+    assert made["who"]["If honest"][0][0].startswith("one helper and 5 machines of each sum")
+    assert made["figures"][1][3] == rounded_up(gdp_epsilon(6.0, 1e-5))
+
+
+def test_what_runs_say_alike_stands_once(folders):
+    lossy, trusted = map(RecordedRun.read, folders)
+    runs = [Group(str(number), [lossy]) for number in range(12)]
+    alike = card(runs)
+    assert [runs for _, _, runs in alike["status"]] == [""]
+    assert alike["full"][0][0].startswith("Epsilon is at delta = 1e-05, for replacement of one sample of one machine")
+    assert {names for _, names in alike["full"]} == {""}
+    other = card([*runs, Group("trusted", [trusted])])
+    assert ("Simulated with seeded keys.", "") in other["full"]
+    assert any(text.startswith("Fast simulation noise") and names == "Run 13" for text, names in other["full"])
+    assert [names for _, names in other["who"]["From whom"]] == ["Run 1 to 12", "Run 13"]
+    assert other["warned"] == [("Fast noise is for research and protects nobody.", "Run 13")]
+
+
+def test_digest_is_of_what_was_set_and_not_of_where_it_lies():
+    config = {"mu": 1.0, "out-dir": "/a", "run-name": "x"}
+    assert digest(config) == digest({"run-name": "y", "mu": 1.0})
+    assert digest(config) != digest({**config, "mu": 2.0})
+
+
+def test_what_was_forecast_is_said_and_what_would_have_helped(page, folders, tmp_path):
     text = " ".join(page.read_text().split())
     read = [RecordedRun.read(folder) for folder in folders]
     for run in read:
@@ -118,7 +192,7 @@ def test_what_was_forecast_is_said_and_what_would_have_helped(page, folders):
     assert "What would help" not in text  # both are useful
     foreseen = Forecast(40.0, 650, 10, 10, rounds=5, mu=1.0, delta=1e-5, unit="machine").document()
     useless = changed(read[0], forecast=foreseen)
-    text = html.unescape(made_page(runs=[making._section(useless, [])]))
+    text = html.unescape(make_report_of(useless, tmp_path))
     assert foreseen["sentence"] in " ".join(text.split())
     assert "<details open><summary>What would help" in text
     assert all(change["words"] in text for change in foreseen["changes"])
@@ -177,7 +251,11 @@ def test_texts_of_a_run_are_shown_and_not_obeyed(folders, tmp_path):
 def test_infinite_and_missing_figures_are_said_and_not_drawn(tmp_path):
     write_record(run_cohort(RunConfig(strategy="online", mechanism="none", num_rounds=3)), tmp_path / "none")
     run = RecordedRun.read(tmp_path / "none")
-    assert dict(making._tiles(run.outcome))["ε at δ = 1e-05"] == "infinite"
+    assert dict(making._happened(run.outcome))["μ"] == "infinite"
+    shown = card([Group("none", [run])])
+    assert shown["figures"] == []
+    assert shown["warned"] == [("There was no noise: nothing is guaranteed.", "")]
+    assert shown["who"]["Who is protected"] == [("nobody", "")]
     assert {row["ε guaranteed"] for row in making._machines(run).texts()} == {"infinite"}
     assert "epsilon" not in {plot.name for plot in run_plots(run)}
 

@@ -1,6 +1,7 @@
 """A training of one's own project leaves a folder that is reported and listed, with its machines' own guarantee."""
 
 import json
+import math
 
 import jsonschema
 import numpy as np
@@ -10,9 +11,12 @@ from flwr.clientapp import ClientApp
 from murmurfl.app import record_training
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.outcome import result_schema
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy.accounting.stated import stated_guarantee
 from murmurfl.strategies import CorrelatedFedAvg, SecureAggregation
 from typer.testing import CliRunner
 
@@ -108,3 +112,36 @@ def test_nobody_is_spoken_for(tmp_path, trained):
     with pytest.raises(ConfigurationError, match="murmurfl run"):
         record_training(tmp_path, strategy, result, statements, task="x")
     assert not (tmp_path / "result.json").exists()
+
+
+def test_log_ends_with_what_machines_guarantee(trained, caplog):
+    with caplog.at_level("INFO", logger="flwr"):
+        _, _, statements = trained(6, SecureAggregation(min_cohort=3, helpers=2), **SUMS)
+    said = caplog.messages[-1]
+    assert said == f"Guarantee: {stated_guarantee(statements, 4, masked=True)}", (
+        "the same as what they state in the end"
+    )
+    assert "It is what 4 of 4 machines say of themselves" in said
+    assert "epsilon = " in said
+    assert "whatever happens" in said
+
+
+def test_nothing_is_said_of_sums_where_the_server_has_none(trained):
+    _, _, statements = trained(6, SecureAggregation(min_cohort=3, helpers=2), **SUMS)
+    alone, summed = (stated_guarantee(statements, 4, masked=masked) for masked in (False, True))
+    assert summed.trust == "secure-aggregation"
+    assert (alone.trust, alone.mu) == ("untrusted-server", pytest.approx(summed.mu_local))
+
+
+def test_run_of_our_own_app_says_its_guarantee_itself(caplog):
+    with caplog.at_level("INFO", logger="flwr"):
+        run_cohort(RunConfig(num_rounds=1))
+    assert not [message for message in caplog.messages if message.startswith("Guarantee: ")]
+
+
+@pytest.mark.parametrize("stated", [{"trust": "untrusted-server"}, {"mu-guaranteed": math.nan, "delta": 1e-5}])
+def test_statement_that_makes_no_sense_is_logged_and_ends_nothing(stated, caplog):
+    CorrelatedFedAvg(num_clients=4)._say_guarantee({"a": stated})
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.message.startswith("What machines state makes no guarantee")

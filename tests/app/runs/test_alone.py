@@ -187,5 +187,5 @@ def test_whoever_does_better_alone_is_told_and_nobody_else(result):
 def test_the_command_adds_it_unless_nothing_is_to_be_compared(option, tmp_path):
     run = ["run", "--engine", "cohort", "--set", "num-rounds=1", "--out", str(tmp_path), "--name", "x", *option]
     printed = CliRunner().invoke(cli, run).stdout
-    assert ("one alone" in printed) == (not option)
+    assert ("one machine alone" in printed) == (not option)
     assert (json.loads((tmp_path / "x" / "result.json").read_text())["alone"] is None) == bool(option)

@@ -13,12 +13,13 @@ from murmurfl.app.methods.mu2_methods import Mu2Method
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.progress import RoundLine
 from murmurfl.app.runs.run_files import write_record
-from murmurfl.app.runs.run_guarantees import Figures, epsilon_of, refuse_untrue, stated_figures
+from murmurfl.app.runs.run_guarantees import Figures, epsilon_of, refuse_untrue
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.runs.trackers import EPSILON, EPSILON_LOCAL, Tracking
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, rounded_up
+from murmurfl.privacy.accounting.stated import stated_figures
 from typer.testing import CliRunner
 
 NAME = f"{__name__}:"
@@ -163,7 +164,7 @@ def test_everything_that_a_run_leaves_has_both(result, tmp_path):
     assert "1 of 2 helpers and 2 machines of each sum" in summary
     assert CliRunner().invoke(cli, ["report", str(tmp_path)]).exit_code == 0
     page = (tmp_path / "report" / "index.html").read_text()
-    assert "ε whatever happens" in page
+    assert "ε would be whatever happens" in page
     assert rounded_up(result.epsilon_local) in page
 
 

@@ -1,8 +1,12 @@
 """`simulate`: a training from Python, refused in one line where it is none; what it needs comes when it is called."""
 
+import html
+import logging
 import os
+import re
 import subprocess
 import sys
+from base64 import b64decode
 from pathlib import Path
 
 import numpy as np
@@ -76,3 +80,35 @@ print(*sorted(name for name in loaded if name.split(".")[2] in ("engines", "comm
         [sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
     ).stdout
     assert output.split() == []
+
+
+def test_result_is_told_in_ten_lines_and_as_a_table_with_a_picture():
+    result = simulate(num_rounds=2, epsilon=2.0, task="digits")
+    text = repr(result)
+    assert len(text.splitlines()) <= 10
+    assert max(map(len, text.splitlines())) < 500
+    assert str(result.guarantee) in text
+    page = result._repr_html_()
+    assert str(result.guarantee) in html.unescape(page)
+    assert "<table>" in page
+    (picture,) = re.findall(r'src="data:image/png;base64,(.*?)"', page)
+    assert b64decode(picture).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("engine", ["cohort", "inprocess"])
+def test_log_has_warnings_alone_unless_everything_is_asked_for(engine, caplog):
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    simulate(num_rounds=2, mu=50.0, engine=engine)
+    assert not [record for record in caplog.records if record.levelno < logging.WARNING]
+    assert logger.level == before
+    with caplog.at_level("INFO", logger="flwr"):
+        simulate(num_rounds=2, mu=50.0, engine=engine, verbose=True)
+    assert [record for record in caplog.records if record.levelno == logging.INFO]
+
+
+def test_notebook_has_a_bar(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    result = simulate(num_rounds=2)
+    last = capsys.readouterr().out.split("\r")[-1]
+    assert last == f"{'█' * 24}  round 2/2  accuracy {100 * result.accuracy:.1f} %  \n"

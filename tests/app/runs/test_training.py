@@ -184,3 +184,32 @@ def test_a_diverging_model_is_reported_everywhere(tmp_path, monkeypatch, caplog)
     assert document["loss"] is None
     assert CliRunner().invoke(cli, ["report", "runs/far"]).exit_code == 0
     assert "not a finite number: the model diverged" in (tmp_path / "runs/far/report/index.html").read_text()
+
+
+def unscaled(config):
+    generator = np.random.Generator(np.random.Philox(9))
+    rows, labels = generator.uniform(-1, 1, (160, 3)), generator.integers(0, 3, 160)
+    rows[:7] *= 1000 / np.linalg.norm(rows[:7], axis=1, keepdims=True)
+    return rows[:120], labels[:120], rows[120:], labels[120:]
+
+
+def test_samples_far_longer_than_r_are_counted_in_simulations_alone(tmp_path):
+    config = replace(BASE, task=f"{__name__}:unscaled", strategy="full-batch", batch_size=8, clip_norm=0.0, mu=50.0)
+    for made, expected in (
+        (config, "7 training samples are more than twice as long as values from -1 to 1 would be"),
+        (replace(config, feature_bound=2.0), "7 training samples are more than twice as long as the declared 2 and"),
+    ):
+        result = run_cohort(made)
+        assert any(words.startswith(expected) for words in result.outcome.warnings)
+        document = write_record(result, tmp_path / str(made.feature_bound))
+        assert any(expected in line for line in summary_lines(Outcome.model_validate(document), tmp_path))
+        assert not any("samples" in words for words in replace(result, deployed=True).outcome.warnings)
+    assert not any("long" in words for words in run_cohort(replace(config, feature_bound=600.0)).outcome.warnings)
+
+
+def test_a_loss_above_that_of_equal_probabilities_is_said():
+    wild, mild = (run_cohort(replace(BASE, mechanism="none", learning_rate=step)).outcome for step in (3000.0, 0.01))
+    assert wild.loss > np.log(10) > mild.loss
+    (words,) = wild.warnings
+    assert words.startswith(f"The loss on the test set ends at {wild.loss:.3g}, above log(10) = 2.3,")
+    assert mild.warnings == []

@@ -113,6 +113,6 @@ def test_another_programs_run_has_none_of_ours(tmp_path):
 def test_the_command_makes_it_where_it_takes_a_moment_or_is_asked_to(option, made, tmp_path):
     run = ["run", "--engine", "cohort", "--set", "num-rounds=1", "--out", str(tmp_path), "--name", "x", *option]
     printed = CliRunner().invoke(cli, run).stdout
-    assert ("Without noise the same run reaches" in printed) == made
+    assert ("beside it  without noise" in printed) == made
     document = json.loads((tmp_path / "x" / "result.json").read_text())
     assert (document["without_noise"] is not None) == made

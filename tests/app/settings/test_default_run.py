@@ -7,7 +7,7 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.data.loading import load_dataset
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.outcome import Outcome
-from murmurfl.app.runs.run_summary import better, closing_lines
+from murmurfl.app.runs.run_summary import closing_lines, short_lines, warning_lines
 from murmurfl.app.settings.default_run import DEFAULT_RUN, is_default_run, started_with
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import MECHANISMS
@@ -74,16 +74,36 @@ def test_a_release_has_half_of_a_machines_samples(machines):
 def test_the_summary_ends_with_mus_meaning_cost_and_advice(tmp_path):
     folder = ["--out", str(tmp_path)]
     printed = CliRunner().invoke(cli, ["run", "--engine", "cohort", *folder, "--name", "x"]).stdout.splitlines()
-    means, without, alone, command = (line.strip() for line in printed[-4:])
-    assert means.startswith("mu = 1 means: the best guess whether one sample")
-    assert "right at most 69.2 % of the time" in means
-    assert float(without.partition("reaches ")[2].partition(" %")[0]) > 93
-    assert "not private" in without
+    guarantee, means, alone = (line.strip() for line in printed[-3:])
+    assert len(printed) <= 15
+    assert "\n".join(printed).count("epsilon = ") == 1, "the guarantee stands once"
+    assert guarantee.startswith("mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample")
+    assert means.startswith("The best guess whether one sample")
+    assert means.endswith("right at most 69.2 % of the time (a coin: 50 %).")
+    (beside,) = (line for line in printed if "beside it" in line)
+    assert float(beside.partition("without noise ")[2].partition(" %")[0]) > 93
+    assert "not private" in beside
     assert alone.startswith("A machine alone does better than this federation: add machines, let the server see sums")
-    words = command.partition(": murmurfl ")[2].split()
-    ran = CliRunner().invoke(cli, [*words, "--engine", "cohort", *folder, "--name", "auto"])
-    assert ran.exit_code == 0
-    assert "epsilon        4.378" in ran.stdout
+
+
+def test_of_several_warnings_the_gravest_alone_is_said(tmp_path):
+    outcome = run_cohort(RunConfig(num_rounds=1)).outcome
+    better, worse = (
+        {"note": "", "accuracy": outcome.accuracy + sign * 0.01, "rounds": 1, "seconds": 0.0} for sign in (1, -1)
+    )
+    both = Outcome.model_validate({**outcome.document(), "without_noise": worse, "alone": {**better, "machines": 1}})
+    lines = short_lines(both, tmp_path)
+    assert "the settings do not fit" in lines[-1]
+    assert len(warning_lines(both)) >= 2
+    assert not any("A machine alone does better" in line for line in lines)
+
+
+@pytest.mark.parametrize(("trust", "short"), [("", True), ("secure-aggregation", False)])
+def test_what_a_meaning_rests_on_is_not_left_out(trust, short, tmp_path):
+    outcome = run_cohort(RunConfig(num_rounds=1, trust=trust)).outcome
+    text = " ".join(short_lines(outcome, tmp_path))
+    assert ("(a coin: 50 %)" in text) == short
+    assert ("of each sum are honest; if not, at most" in text) != short
 
 
 def test_without_noise_there_is_nothing_to_say():
@@ -94,6 +114,4 @@ def test_a_run_that_was_not_made_without_noise_says_nothing_of_it():
     document = run_cohort(RunConfig(num_rounds=1)).outcome.document()
     lines = closing_lines(Outcome.model_validate(document))
     assert "right at most 97.8 % of the time" in lines[1]
-    assert lines[2].endswith(better(document["config"]))
-    assert len(lines) == 3
-    assert better(document["config"]) == "murmurfl run --set strategy=auto"
+    assert len(lines) == 2

@@ -395,3 +395,44 @@ def test_a_whole_state_dict_ends_training_with_advice(caplog):
     with pytest.raises(NothingAggregatedError, match=r"start the strategy with murmurfl.clients.trainable_arrays"):
         strategy.start(NodesGrid(made(), MACHINES), whole, num_rounds=ROUNDS)
     assert caplog.text.count("machines refuse: malformed request") == 1
+
+
+@pytest.mark.parametrize("wide", [1.0, 10.0])
+def test_the_clip_of_a_module_follows_from_gradients_for_made_up_records_and_not_from_samples(wide):
+    schema = Schema(inputs=(Part(shape=(3,), bounds=(-wide, wide)),), label=Label(classes=2))
+
+    def zeros():
+        module = torch.nn.Linear(3, 2)
+        for parameter in module.parameters():
+            torch.nn.init.zeros_(parameter)
+        return module
+
+    def never(context):
+        pytest.fail("a sample was looked at")
+
+    app = private_client_app(zeros, samples=never, mu=2.0, rounds=ROUNDS, schema=schema)
+    longest = np.hypot(wide * 3**0.5, 1.0)
+    assert 0.05 * longest < app.policy.clip_norm <= 0.1 * longest * (1 + 1e-6)
+    bound = app.policy.clip_norm / 0.1
+    assert app.steps()["learning_rate"] == pytest.approx(120 / (app.policy.clip_norm * bound * ROUNDS))
+    open_ended = Schema(inputs=(Part(shape=(3,)),), label=Label(classes=2))
+    normal = private_client_app(zeros, samples=never, mu=2.0, rounds=ROUNDS, schema=open_ended)
+    assert 0.05 < normal.policy.clip_norm < 0.5  # extremes of 1e30 do not count
+
+
+def test_a_network_learns_with_the_clip_and_steps_of_its_schema():
+    generator = np.random.Generator(np.random.Philox(key=19))
+    labels = np.arange(800) % 2
+    rows = (generator.normal(size=(800, 3)) * 0.3 + np.where(labels, 0.4, -0.4)[:, None]).clip(-1, 1)
+    schema = Schema(inputs=(Part(shape=(3,), bounds=(-1, 1)),), label=Label(classes=2))
+
+    def part(context):
+        chosen = slice(int(context.node_config["partition-id"]), 400, MACHINES)
+        return rows[chosen].astype(np.float32), labels[chosen]
+
+    app = private_client_app(make_module, samples=part, mu=4.0, rounds=12, schema=schema)
+    result = train(app, FullBatch(**app.steps(), **OPTIONS), rounds=12)
+    module = make_module()
+    load_trainable(module, result.arrays)
+    right = module(torch.as_tensor(rows[400:], dtype=torch.float32)).argmax(dim=1).numpy() == labels[400:]
+    assert right.mean() > 0.85

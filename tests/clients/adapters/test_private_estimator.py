@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from murmurfl.clients import LinearEstimator, private_client_app
+from murmurfl.clients import Column, Label, LinearEstimator, Part, Schema, private_client_app
 from murmurfl.clients.adapters.outer_products import OuterProducts, PulledOuterProducts
-from murmurfl.privacy import protocol
-from murmurfl.strategies import FullBatch, SecureAggregation
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, protocol
+from murmurfl.strategies import FullBatch, NoisySGD, SecureAggregation
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 
 from tests.harness.grid import NodesGrid
@@ -118,3 +118,65 @@ def test_other_arrays_are_refused_with_what_to_start_with():
     (said,) = refusals
     assert "initial_arrays" in said
     assert released(app, ArrayRecord([np.zeros(2)])).code == protocol.MALFORMED_REQUEST
+
+
+def clouds(unit):
+    """Two clouds of 200 records each, no value of which is longer than ``unit``."""
+    generator = np.random.Generator(np.random.Philox(key=31))
+    labels = np.arange(400) % 2
+    rows = generator.normal(size=(400, 4)) * 0.3 + np.where(labels, 0.3, -0.3)[:, None]
+    return np.clip(rows, -1, 1) * unit, labels
+
+
+@pytest.mark.parametrize(("method", "rounds", "batch"), [("full-batch", 12, None), ("noisy-sgd", 4, 10)])
+def test_clip_and_steps_follow_from_the_schema_whatever_unit_numbers_are_in(method, rounds, batch):
+    strategies, scores, shares = {"full-batch": FullBatch, "noisy-sgd": NoisySGD}, [], []
+    for unit in (0.01, 1000.0):
+        rows, labels = clouds(unit)
+        schema = Schema(inputs=(Part(shape=(4,), bounds=(-unit, unit)),), label=Label(classes=2))
+        model = LinearEstimator(LogisticRegression(fit_intercept=False), 4, (0, 1), num_samples=10**9)
+        app = private_client_app(
+            model,
+            samples=lambda context, rows=rows, labels=labels: (
+                rows[context.node_config["partition-id"] : 200 : MACHINES],
+                labels[context.node_config["partition-id"] : 200 : MACHINES],
+            ),
+            mu=4.0,
+            rounds=rounds,
+            batch_size=batch,
+            method=method,
+            schema=schema,
+        )
+        shares.append((app.policy.clip_norm / (2 * unit), app.steps()["learning_rate"] * unit**2))
+        strategy = strategies[method](**app.steps(), **OPTIONS)
+        result = strategy.start(NodesGrid(app, MACHINES), model.initial_arrays(), num_rounds=rounds)
+        scores.append(model.fitted(result.arrays).score(rows[200:], labels[200:]))
+    assert shares[0] == pytest.approx(shares[1])
+    assert shares[0][0] == pytest.approx({"full-batch": 0.1, "noisy-sgd": 0.4}[method])
+    assert scores[0] == pytest.approx(scores[1], abs=0.03)  # the grid of noise differs
+    assert min(scores) > 0.85
+
+
+def test_a_clip_that_is_given_stays_and_steps_go_with_it():
+    columns = {name: Column(kind="number", bounds=(0, 10**number)) for number, name in enumerate("abc")}
+    schema = Schema(columns=columns, label=Label(column="y", classes=2))
+    model = linear(LogisticRegression())
+    usual = made(model, clip_norm=None, schema=schema)
+    assert usual.policy.clip_norm == pytest.approx(0.1 * 2)  # three columns of norm 1, and the intercept
+    assert made(model, schema=schema).policy.clip_norm == CLIP
+    given = made(model, schema=schema).steps()["learning_rate"]
+    assert given * CLIP == pytest.approx(usual.steps()["learning_rate"] * 0.2)
+    declared = Schema(**{**schema.model_dump(), "norm": 1.0})
+    assert made(model, clip_norm=None, schema=declared).policy.clip_norm == pytest.approx(0.1 * 2**0.5)
+    policy = PrivacyPolicy(
+        clip_norm=3.0, batch_size=1, max_participations=5, mu=2.0, order="all", mechanism="independent",
+        release_rule="paper",
+    )  # fmt: skip
+    assert private_client_app(model, samples=load(2), policy=policy, schema=schema).policy.clip_norm == 3.0
+
+
+def test_without_bounds_the_clip_is_1_and_no_steps_are_known():
+    app = made(linear(LogisticRegression()), clip_norm=None)
+    assert app.policy.clip_norm == 1.0
+    with pytest.raises(ConfigurationError, match="Expected a schema with bounds"):
+        app.steps()

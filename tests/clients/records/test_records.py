@@ -91,6 +91,35 @@ def test_a_line_of_a_file_changes_no_other_record(line, name, tmp_path):
             strange[STRANGE : STRANGE + 1]
 
 
+@pytest.mark.parametrize("line", ["another row", "huge", "text", "nan"])
+def test_a_declared_norm_cuts_every_record_by_itself(line, tmp_path):
+    short = Schema(columns=COLUMNS, label=SCHEMA.label, norm=0.5)
+    base, strange = (
+        Records(file_items(written(tmp_path / "a.csv", one), short), short, count=len(ROWS))
+        for one in (None, LINES[line])
+    )
+    others_of(strange, base)
+    rows = np.concatenate([records[i : i + 1][0] for records in (base, strange) for i in range(8) if records.fits[i]])
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 0.5, rtol=1e-6)  # a category alone has norm 1
+
+
+def test_a_norm_of_all_records_is_caught(tmp_path):
+    """The planted bug: records are scaled down by the longest of them."""
+
+    class Together(Records):
+        def __getitem__(self, chosen):
+            rows, labels = super().__getitem__(chosen)
+            found = np.concatenate([super(Together, self).__getitem__(slice(i, i + 1))[0] for i in range(len(ROWS))])
+            return rows / np.linalg.norm(found, axis=1).max(), labels
+
+    base, strange = (
+        Together(file_items(written(tmp_path / "a.csv", one), SCHEMA), SCHEMA, count=len(ROWS))
+        for one in (None, LINES["huge"])
+    )
+    with pytest.raises(AssertionError):
+        others_of(strange, base)
+
+
 def test_a_reader_of_the_whole_file_is_caught(tmp_path):
     """The planted bug: quotes are read before lines are split, and a column has one type."""
 

@@ -183,6 +183,16 @@ def test_any_cell_anywhere_fits_or_does_not_and_nothing_else_happens(cell):
         ({"inputs": [{}], "label": {"classes": ["1", 1]}}, "at least two classes, all different"),
         ({"columns": {"y": {"kind": "yes/no"}}}, "label and owner to be no columns"),
         ({"columns": {"a": {"kind": "yes/no"}}, "label": {"classes": 2}}, "the name of the label's column"),
+        *(({"inputs": [{}], "norm": norm}, "Expected norm > 0 and finite") for norm in (0, -1.0, math.inf, math.nan)),
+        ({"inputs": [{"kind": "byte"}], "norm": 1.0}, "Expected norm for columns or inputs of kind 'number' alone"),
+        *(
+            ({"inputs": [{}], "label": {"classes": 2, "majority": share}}, "majority, the most frequent class's share")
+            for share in (0.4, 1.0, -1.0, math.nan)
+        ),
+        (
+            {"inputs": [{}], "label": {"bounds": [0, 1], "majority": 0.5}},
+            "Expected a label with|of two classes or more",
+        ),
     ],
 )
 def test_a_schema_that_cannot_be_is_refused_in_one_line(said, complaint):
@@ -198,10 +208,29 @@ def test_the_digest_is_of_what_a_record_is_and_of_nothing_else():
         TABLE.model_copy(update={"columns": dict(reversed(TABLE.columns.items()))}),
     ]
     assert len({TABLE.digest, *(Schema(**one.model_dump()).digest for one in changed)}) == 4
-    assert Schema(**{**TABLE.model_dump(), "reviewed": True, "separator": ";"}).digest == TABLE.digest
+    unread = {"reviewed": True, "separator": ";", "label": Label(column="ill", classes=("no", "yes"), majority=0.9)}
+    assert Schema(**{**TABLE.model_dump(), **unread}).digest == TABLE.digest
+    assert Schema(**{**TABLE.model_dump(), "norm": 1.0}).digest != TABLE.digest
 
 
-@pytest.mark.parametrize("schema", [TABLE, IMAGES])
+def test_inputs_longer_than_the_declared_norm_are_scaled_down_to_it_together():
+    for norm in (0.5, 1.0, 50.0):
+        cut = Schema(**{**TABLE.model_dump(), "norm": norm})
+        whole, found = read().inputs, cut.read(ROW).inputs
+        np.testing.assert_allclose(found, whole * min(1.0, norm / np.linalg.norm(whole)), rtol=1e-6)
+        assert (cut.norm_bound, found.dtype) == (min(norm, 2.0), np.float32)
+    pair = Schema(inputs=(Part(shape=(1,)), Part(shape=(2,))), label=Label(classes=2), norm=5.0)
+    assert [part.tolist() for part in pair.read((([6.0], [8.0, 0.0]), 1)).inputs] == [[3.0], [4.0, 0.0]]
+    assert [part.tolist() for part in pair.read((([0.0], [3.0, 4.0]), 1)).inputs] == [[0.0], [3.0, 4.0]]
+    assert np.linalg.norm(np.concatenate(pair.read((([3e38], [3e38, -3e38]), 1)).inputs)) == pytest.approx(5.0)
+
+
+DECLARED = Schema(
+    columns=TABLE.columns, label=Label(column="ill", classes=("no", "yes"), majority=0.75), owner="who", norm=1.5
+)
+
+
+@pytest.mark.parametrize("schema", [TABLE, IMAGES, DECLARED])
 def test_a_schema_is_what_its_file_says(schema, tmp_path):
     (tmp_path / "schema.toml").write_text(document(schema, ["A draft."]))
     again = Schema.read_file(tmp_path / "schema.toml")

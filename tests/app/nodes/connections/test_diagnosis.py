@@ -190,7 +190,7 @@ def test_no_thread_and_no_session_is_left_of_a_diagnosis(authority):
     before = threading.active_count()
     with serving(NOT_FOUND, authority.context()) as address:
         cause_at(address, authority)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_an_unknown_cause_is_refused():

@@ -1,0 +1,142 @@
+"""``murmurfl fit`` and ``murmurfl predict``: from a table to a private model, and to a column of predictions."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...privacy import ConfigurationError
+from .run_options import AsJson, Assignments, folder_for
+from .terminal import fail, failing_clearly, say
+
+_MODEL = "model"
+"""The folder of a run's model, inside the run's own: there are no figures without noise in it."""
+_TWO = 2
+
+
+def fit(
+    table: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A table: .csv, .csv.gz or .parquet.", show_default=False)
+    ],
+    label: Annotated[
+        str, typer.Option(metavar="COLUMN", help="What is to be predicted.", show_default="the last column")
+    ] = "",
+    site: Annotated[
+        str, typer.Option(metavar="COLUMN", help="Whose a row is: each site is a machine.", show_default=False)
+    ] = "",
+    machines: Annotated[
+        int, typer.Option(help="Without --site: over how many machines rows are dealt.", show_default="5")
+    ] = 0,
+    epsilon: Annotated[float, typer.Option(help="Of everything that is released, at delta = 1e-5.")] = 2.0,
+    schema: Annotated[
+        Path | None,
+        typer.Option(metavar="SCHEMA.toml", help="How rows are read.", show_default="a draft from the rows"),
+    ] = None,
+    trust: Annotated[
+        str,
+        typer.Option(help="untrusted-server, secure-aggregation or trusted-server.", show_default="untrusted-server"),
+    ] = "",
+    helpers: Annotated[
+        int, typer.Option(help="With --trust secure-aggregation: helpers, of which one is honest.", show_default="2")
+    ] = 0,
+    real: Annotated[
+        bool,
+        typer.Option(
+            "--real", help="For a model to be used: this computer as a trusted curator, with --schema and a ledger."
+        ),
+    ] = False,
+    budget: Annotated[
+        float,
+        typer.Option(help="With --real, for a new ledger: epsilon of all calls.", show_default="this call's epsilon"),
+    ] = 0.0,
+    ledger: Annotated[Path | None, typer.Option(help="With --real: its file.", show_default="FILE.ledger")] = None,
+    assignments: Assignments = None,
+    out: Annotated[Path, typer.Option(help="Folder for the run's own folder.")] = Path("runs"),
+    name: Annotated[str | None, typer.Option(help="Name of the run's folder.", show_default="from the time")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a private model of a table, as its sites would together: a rehearsal on this computer, unless --real."""
+    from ..runs import fitting
+    from ..runs.outcome import RESULT_NAME
+    from ..runs.run_files import write_record
+    from ..settings.layers import parse_assignments
+
+    with failing_clearly():
+        settings: dict[str, Any] = {
+            name.replace("-", "_"): value for name, value in parse_assignments(assignments or []).items()
+        }
+        if helpers:
+            settings["helpers"] = helpers
+        with folder_for(out.resolve(), name, f"fit-{table.name.partition('.')[0]}") as folder:
+            if (folder / RESULT_NAME).exists():
+                fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")
+            options: dict[str, Any] = {} if "mu" in settings else {"epsilon": epsilon}
+            options |= {"label": label, "site": site, "machines": machines, "schema": schema, "trust": trust}
+            options |= {"real": real, "budget": budget, "ledger": ledger}
+            result = fitting.fit(table, **options, **settings)
+            write_record(result, folder)
+            model = result.save(folder / _MODEL)
+        shown = model.relative_to(Path.cwd()) if model.is_relative_to(Path.cwd()) else model
+        if as_json:
+            typer.echo(json.dumps({"folder": str(folder), "model": str(model), **result.outcome.document()}))
+            return
+        if result.table is not None:
+            for line in fitting.fit_lines(result, result.table, shown):
+                say(line)
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of a model.", show_default=False)],
+    table: Annotated[Path, typer.Argument(metavar="FILE", help="A table with its columns.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="The new file.", show_default="FILE's name with .predicted.csv")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
+) -> None:
+    """Add what a model predicts to a table as a column, of two classes with the second one's probability."""
+    from ...clients.records.sources import CsvLines, table_file
+    from ...privacy.errors import MisfitError
+    from ..models.trained_model import TrainedModel
+
+    with failing_clearly():
+        trained = TrainedModel.read(model)
+        if trained.schema is None:
+            raise ConfigurationError(
+                "Expected a model of a table, which has a schema, got one of arrays: use murmurfl.app.load_model."
+            )
+        target = out or table.with_name(f"{table.name.partition('.')[0]}.predicted.csv")
+        if target.exists() and not force:
+            raise ConfigurationError(f"Expected a new file, got {target}, which exists: --force overwrites it.")
+        found, shares = trained.predict(table), None
+        if trained.num_classes == _TWO:  # of two classes a rare one is often never the likelier
+            shares = trained.predict_proba(table)[:, 1]
+        rows = table_file(table, trained.schema)
+        columns, unread, left = rows.columns, 0, 0
+        added = [f"predicted_{trained.schema.label.column}"]
+        if shares is not None:
+            added.append(f"probability_{trained.classes[1]}")
+        separator = trained.schema.separator if isinstance(rows, CsvLines) else ","
+        with target.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, delimiter=separator)
+            writer.writerow([*columns, *added])
+            for number in range(len(rows)):
+                value = found[number]
+                without = value is None or value != value
+                left += without
+                try:
+                    row = rows[number]
+                except MisfitError:
+                    unread += 1
+                    continue
+                said = [value] if shares is None else [value, f"{shares[number]:.4f}"]
+                writer.writerow([*(row[name] for name in columns), *([""] * len(said) if without else said)])
+        say(f"{target}: {len(rows) - unread:,} rows with {' and '.join(added)}")
+        if left:
+            say(
+                f"{left:,} rows do not fit the model's schema: {unread:,} are no rows of it and were left out, the "
+                "others have no prediction."
+            )

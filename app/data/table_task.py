@@ -1,0 +1,237 @@
+"""A table as a task: rows read one by one by a schema, a machine a site, and rows held out for a figure."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...clients.records.drafting import Draft, draft, draft_of_rows
+from ...clients.records.machine_records import Records
+from ...clients.records.schema import Schema, is_missing, text_of
+from ...clients.records.sources import Table, check_columns, table_file, table_rows
+from ...privacy import ConfigurationError, derived_seed
+from ...privacy.errors import MisfitError
+from ..settings.registry import registry
+from ..settings.run_config import RunConfig
+from .task import Dataset, Task
+
+_FEWEST_ROWS = 10
+
+
+@dataclass(frozen=True)
+class ReadTable:
+    """A table and how its rows are read.
+
+    Parameters
+    ----------
+    name : str
+        The file's, or ``table``.
+    rows : Table
+        The rows as they were handed over.
+    schema : Schema
+    drafted : bool
+        Whether the schema was drafted from these very rows.
+    left_out : mapping of str to list of str
+        Columns that the draft left out, by the reason.
+    """
+
+    name: str
+    rows: Table
+    schema: Schema
+    drafted: bool
+    left_out: Mapping[str, list[str]]
+
+    @classmethod
+    def of(cls, table: Any, *, label: str = "", site: str = "", schema: Schema | Path | str | None = None) -> ReadTable:
+        """A file, a DataFrame or a list of mappings, with its schema or a draft of one.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such table, or a column that is named is not in it.
+        """
+        found = Schema.read_file(Path(schema)) if isinstance(schema, str | Path) else schema
+        if found is not None and label not in ("", found.label.column):
+            raise ConfigurationError(
+                f"Expected the label of the schema, {found.label.column!r}, got {label!r}: name one of them."
+            )
+        apart = [site] if site else []
+        if isinstance(table, str | Path):
+            path = Path(table).expanduser()
+            made = draft(path, label=label, apart=apart) if found is None else Draft(found)
+            name, rows = path.name, table_file(path, made.schema)
+        else:
+            name, rows = "table", table_rows(table)
+            made = draft_of_rows(rows, "the table", label=label, apart=apart) if found is None else Draft(found)
+        used = made.schema
+        check_columns(rows.columns, used)
+        if site and (site not in rows.columns or site in used.columns):
+            raise ConfigurationError(
+                f"Expected the site's column {site!r} in the table and not among the schema's columns, got another."
+            )
+        return cls(name, rows, used, found is None, made.left_out)
+
+    def read(self, site: str = "") -> ReadRows:
+        """The rows that fit, as arrays, with the site of each."""
+        records = Records(self.rows, self.schema, together=True)
+        sites: list[str] = []
+        fits = records.fits.copy()
+        if site:
+            for number in range(len(records)):
+                sites.append(_site(self.rows, number, site) if fits[number] else "")
+                fits[number] = bool(sites[-1])
+            records.reasons["no site"] += int(records.fits.sum() - fits.sum())
+        kept = np.flatnonzero(fits)
+        if len(kept) < _FEWEST_ROWS:
+            raise ConfigurationError(
+                f"Expected at least {_FEWEST_ROWS} rows of {self.name} that fit the schema, got {len(kept)} of "
+                f"{len(records)}; `murmurfl schema FILE --schema SCHEMA` says why."
+            )
+        inputs, labels = records[:]
+        names = tuple(sorted({sites[i] for i in kept})) if site else ()
+        of = {name: number for number, name in enumerate(names)}
+        machine_of = np.array([of[sites[i]] for i in kept], dtype=np.int64) if site else None
+        return ReadRows(
+            np.asarray(inputs, np.float32)[kept],
+            labels[kept],
+            names,
+            machine_of,
+            Counter({reason: count for reason, count in records.reasons.items() if count}),
+        )
+
+
+@dataclass(frozen=True)
+class ReadRows:
+    """Rows as a model takes them."""
+
+    features: NDArray[np.float32]
+    labels: NDArray[Any]
+    sites: tuple[str, ...]
+    machine_of: NDArray[np.int64] | None
+    misfits: Counter[str]
+    """How many rows do not fit, by the reason."""
+
+
+def _site(rows: Table, number: int, column: str) -> str:
+    try:
+        cell = rows[number][column]
+        return "" if is_missing(cell) else text_of(cell)
+    except MisfitError:
+        return ""
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """What a model was fitted to.
+
+    Parameters
+    ----------
+    name : str
+        The table's.
+    schema : Schema
+    drafted : bool
+        Whether the schema was drafted from these rows.
+    rows, trained, tested, misfits : int
+        Rows of the table, those that were trained on, those held out, and those that do not fit.
+    site : str
+        The column of sites; empty where rows were dealt.
+    left_out : mapping of str to list of str
+        Columns that are not used, by the reason.
+    majority : float
+        What always naming the most frequent class reaches on the rows held out; of numbers 0.
+    variance : float
+        Of the scaled labels held out, for R^2.
+    """
+
+    name: str
+    schema: Schema
+    drafted: bool
+    rows: int
+    trained: int
+    tested: int
+    misfits: int
+    site: str
+    left_out: Mapping[str, list[str]]
+    majority: float
+    variance: float
+
+    @property
+    def error_of_guessing(self) -> float:
+        """The standard error of the AUC of a model of two classes that guesses, on the rows held out."""
+        frequent = self.majority * self.tested
+        pairs = frequent * (self.tested - frequent)
+        return math.sqrt((self.tested + 1) / (12 * pairs)) if pairs else math.inf
+
+    def document(self) -> dict[str, Any]:
+        """For the model's card."""
+        schema = "drafted from these rows" if self.drafted else "given"
+        return {"table": self.name, "rows": self.rows, "label": self.schema.label.column, "schema": schema}
+
+
+class TableTask(Task):
+    """A table in this process: a rehearsal on one computer.
+
+    Parameters
+    ----------
+    schema : Schema
+    dataset : Dataset
+        Of a regression labels are scaled from the schema's bounds to [-1, 1], and features have a constant.
+    """
+
+    reads = frozenset()
+    sentence = "a table of your own"
+
+    def __init__(self, schema: Schema, dataset: Dataset) -> None:
+        digest = hashlib.sha256(schema.digest.encode())
+        for array in (dataset.train_features, dataset.train_labels, dataset.test_features, dataset.machine_of):
+            digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
+        self.name = f"table:{digest.hexdigest()[:12]}"
+        self.constant = schema.num_classes == 1
+        self.feature_bound = schema.norm_bound if schema.num_classes > 1 else float(np.hypot(schema.norm_bound, 1.0))
+        self._dataset = dataset
+        registry("task").give(self.name, self)
+
+    def load(self, config: RunConfig, root: str) -> Dataset:
+        return self._dataset
+
+
+def held_out(rows: ReadRows, schema: Schema, share: float, seed: int) -> Dataset:
+    """Rows as a data set, of which a share drawn at random by the seed is for the test."""
+    features, labels = model_inputs(rows.features, schema), scaled_labels(rows.labels, schema)
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("rows held out", seed)))
+    order = generator.permutation(len(labels))
+    count = max(round(share * len(labels)), 1)
+    test, train = np.sort(order[:count]), np.sort(order[count:])
+    machine_of = rows.machine_of
+    if machine_of is not None:
+        present, machine_of = np.unique(machine_of[train], return_inverse=True)
+        if len(present) < len(rows.sites):
+            gone = ", ".join(name for i, name in enumerate(rows.sites) if i not in present)
+            raise ConfigurationError(f"Expected several rows of each site, got too few of {gone} to hold some out.")
+    parts = (features[train], labels[train], features[test], labels[test])
+    return Dataset(*parts, schema.num_classes, machine_of=machine_of)
+
+
+def model_inputs(features: NDArray[np.float32], schema: Schema) -> NDArray[np.float32]:
+    """Features as the model takes them: of a regression with a constant."""
+    if schema.num_classes > 1:
+        return features
+    return np.concatenate([features, np.ones((len(features), 1), np.float32)], axis=1)
+
+
+def scaled_labels(labels: NDArray[Any], schema: Schema) -> NDArray[Any]:
+    """Class numbers as they are; a regression's numbers from the schema's bounds to [-1, 1]."""
+    if schema.num_classes > 1:
+        return labels
+    if schema.label.bounds is None:
+        raise ConfigurationError("Expected a schema with classes or bounds of the label, got neither.")
+    low, high = schema.label.bounds
+    return (2.0 * (labels.astype(np.float64) - low) / (high - low) - 1.0).astype(np.float32)

@@ -1,0 +1,265 @@
+"""A trained model with what its inputs need, and the folder in which it is kept: weights, schema and card.
+
+scikit-learn's users load the folder as an estimator with ``predict`` and ``predict_proba``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+
+from ...clients.records.drafting import document
+from ...clients.records.schema import Schema
+from ...clients.records.sources import Table, table_file, table_rows
+from ...privacy import ConfigurationError
+from ...privacy.errors import MisfitError
+from ...privacy.side.centring_query import centred
+from . import make_model
+from .model import CENTRE_ARRAY, CONSTANT_ARRAY, Model
+
+WEIGHTS, SCHEMA, CARD, CARD_TEXT = "weights.npz", "schema.toml", "card.json", "CARD.md"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model's arrays and how rows become its inputs.
+
+    Parameters
+    ----------
+    kind : str
+        The name of the model, or ``package.module:Kind``.
+    num_features, num_classes : int
+        Of its inputs, a constant beside them counted; one class: numbers.
+    feature_bound : float
+        R of linear models.
+    constant : bool
+        Whether inputs have a constant in the place of a bias.
+    arrays : mapping of str to ndarray
+        Its parameters, and what its inputs are seen from, if they were centred.
+    schema : Schema, optional
+        How rows of a table are read.
+    card : mapping
+        What it was made from and what was promised.
+    """
+
+    kind: str
+    num_features: int
+    num_classes: int
+    feature_bound: float
+    constant: bool
+    arrays: Mapping[str, NDArray[Any]]
+    schema: Schema | None = None
+    card: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Model:
+        """The model without its parameters."""
+        return make_model(self.kind, self.num_features, self.num_classes, self.feature_bound, constant=self.constant)
+
+    @property
+    def classes(self) -> NDArray[Any]:
+        """What it tells apart, as the schema names it, else 0, 1, ...; empty where it predicts numbers."""
+        if self.num_classes == 1:
+            return np.array([])
+        if self.schema is None or not isinstance(self.schema.label.classes, tuple):
+            return np.arange(self.num_classes)
+        names = [str(one) for one in self.schema.label.names]
+        return np.array([int(one) for one in names]) if all(map(_is_whole, names)) else np.array(names)
+
+    def inputs(self, rows: Any) -> NDArray[np.float32]:
+        """Rows as the model takes them; NaN throughout where a row does not fit the schema.
+
+        Parameters
+        ----------
+        rows : path, DataFrame, list of mappings, or array of shape (rows, features)
+            An array has the columns in the schema's order; without a schema, the features that the model was trained
+            on.
+        """
+        if self.schema is None:
+            features = np.asarray(rows, dtype=np.float32)
+        else:
+            features = _read(rows, self.schema)
+            if self.num_classes == 1:
+                features = np.concatenate([features, np.ones((len(features), 1), np.float32)], axis=1)
+        if CENTRE_ARRAY in self.arrays:
+            features = centred(features, self.arrays[CENTRE_ARRAY], float(self.arrays[CONSTANT_ARRAY]))
+        if features.ndim != 2 or features.shape[1] != self.num_features:
+            raise ConfigurationError(
+                f"Expected rows of {self.num_features} features for this model, got an array of shape {features.shape}."
+            )
+        return features
+
+    def scores(self, rows: Any) -> NDArray[np.float64]:
+        """Scores, shape (rows, classes)."""
+        parameters = [self.arrays[name] for name in self.model.names]
+        with np.errstate(invalid="ignore"):
+            features = self.inputs(rows)
+            fits = np.isfinite(features).all(axis=1, keepdims=True)
+            found = np.asarray(self.model.logits(parameters, np.where(fits, features, 0.0)), dtype=np.float64)
+        return np.where(fits, found, np.nan)
+
+    def predict(self, rows: Any) -> NDArray[Any]:
+        """The class, or the number, of each row; None, or NaN, where a row does not fit the schema."""
+        scores = self.scores(rows)
+        if self.num_classes == 1:
+            return self._number(scores[:, 0])
+        fits = np.isfinite(scores).all(axis=1)
+        found = self.classes[np.where(np.isnan(scores), -np.inf, scores).argmax(axis=1)]
+        if not fits.all():
+            found = found.astype(object)
+            found[~fits] = None
+        return found
+
+    def predict_proba(self, rows: Any) -> NDArray[np.float64]:
+        """The share of each class that the model expects, shape (rows, classes); NaN where a row does not fit."""
+        if self.num_classes == 1:
+            raise ConfigurationError("Expected a model of classes for shares of them, got one of numbers: use predict.")
+        scores = self.scores(rows)
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(shares / shares.sum(axis=1, keepdims=True))
+
+    def save(self, folder: Path | str, text: str = "") -> Path:
+        """Write the model's folder: weights, schema, and the card for programs and, as ``text``, for people."""
+        where = Path(folder).expanduser()
+        where.mkdir(parents=True, exist_ok=True)
+        np.savez(where / WEIGHTS, **self.arrays)  # type: ignore[arg-type]
+        if self.schema is not None:
+            (where / SCHEMA).write_text(document(self.schema), encoding="utf-8")
+        own = {name: getattr(self, name) for name in _SAVED}
+        card = {"format": _FORMAT, "model": own, **self.card}
+        (where / CARD).write_text(json.dumps(card, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        if text:
+            (where / CARD_TEXT).write_text(text, encoding="utf-8")
+        return where
+
+    @classmethod
+    def read(cls, folder: Path | str) -> TrainedModel:
+        """The model of a folder.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is no folder that :meth:`save` wrote.
+        """
+        where = Path(folder).expanduser()
+        try:
+            card = json.loads((where / CARD).read_text(encoding="utf-8"))
+            if card["format"] != _FORMAT:
+                raise ConfigurationError(
+                    f"Expected a model of format {_FORMAT} in {where}, got {card['format']!r}: use the murmurfl that "
+                    "wrote it."
+                )
+            own = {name: card["model"][name] for name in _SAVED}
+            with np.load(where / WEIGHTS, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"Expected a model's folder at {where} (`murmurfl fit` and RunResult.save write one), got: {error}."
+            ) from error
+        schema = Schema.read_file(where / SCHEMA) if (where / SCHEMA).exists() else None
+        return cls(**own, arrays=arrays, schema=schema, card=card)
+
+    def _number(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.schema is None or self.schema.label.bounds is None:
+            return scores
+        low, high = self.schema.label.bounds
+        return low + (np.clip(scores, -1.0, 1.0) + 1.0) / 2.0 * (high - low)
+
+
+def _read(rows: Any, schema: Schema) -> NDArray[np.float32]:
+    """Rows of a table without a label as numbers; NaN throughout where a row does not fit."""
+    found: Table | list[dict[str, Any]]
+    if isinstance(rows, np.ndarray):
+        found = [dict(zip(schema.columns, row, strict=True)) for row in rows.tolist()]
+    elif isinstance(rows, str | Path):
+        found = table_file(Path(rows), schema)
+    else:
+        found = table_rows(rows)
+    columns = getattr(found, "columns", list(schema.columns))
+    missing = [name for name in schema.columns if name not in columns]
+    if missing:
+        raise ConfigurationError(
+            f"Expected the columns that the model was trained on, got none named {', '.join(map(repr, missing))}."
+        )
+    label = schema.label.names[0] if schema.label.names else (schema.label.bounds or (0.0, 1.0))[0]
+    of_nobody = {schema.label.column: label, **({schema.owner: "nobody"} if schema.owner else {})}
+    made = np.full((len(found), schema.num_features), np.nan, dtype=np.float32)
+    for number in range(len(found)):
+        try:
+            made[number] = schema.read({**found[number], **of_nobody}).inputs
+        except MisfitError:
+            continue
+    return made
+
+
+_SAVED = ("kind", "num_features", "num_classes", "feature_bound", "constant")
+
+
+def _is_whole(name: str) -> bool:
+    return name.lstrip("-").isdigit() and str(int(name)) == name
+
+
+class _Loaded(BaseEstimator):
+    """A saved model, fitted already: ``fit`` changes nothing, so that it can stand in a pipeline."""
+
+    def __init__(self, folder: str = "") -> None:
+        self.folder = folder
+
+    @cached_property
+    def model(self) -> TrainedModel:
+        """What the folder holds."""
+        return TrainedModel.read(self.folder)
+
+    def fit(self, rows: Any = None, labels: Any = None) -> Self:
+        """Leave the model as it is."""
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def predict(self, rows: Any) -> NDArray[Any]:
+        """As :meth:`TrainedModel.predict`."""
+        return self.model.predict(rows)
+
+
+class TrainedClassifier(ClassifierMixin, _Loaded):
+    """A saved model of classes as a scikit-learn estimator."""
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """What it tells apart."""
+        return self.model.classes
+
+    def predict_proba(self, rows: Any) -> NDArray[np.float64]:
+        """As :meth:`TrainedModel.predict_proba`."""
+        return self.model.predict_proba(rows)
+
+
+class TrainedRegressor(RegressorMixin, _Loaded):
+    """A saved model of numbers as a scikit-learn estimator."""
+
+
+def load_model(folder: Path | str) -> TrainedClassifier | TrainedRegressor:
+    """A saved model as a scikit-learn estimator.
+
+    Parameters
+    ----------
+    folder : path
+        As :meth:`murmurfl.app.RunResult.save` and ``murmurfl fit`` write it.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such model.
+    """
+    where = str(Path(folder).expanduser())
+    return TrainedRegressor(where) if TrainedModel.read(where).num_classes == 1 else TrainedClassifier(where)

@@ -1,0 +1,237 @@
+"""The card on a report's first screen: who is protected, from whom, how much, and on whose word.
+
+It is made of the parts of a result and adds no claim to them. What several runs say alike stands once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from ...privacy import caption, rounded_up
+from ...privacy.accounting.guarantee import AGAINST, UNIT_WORDS, right_at_most
+from ..engines.start import ENGINES
+from ..planning.noise_plans import Person
+from ..runs.outcome import Outcome
+from ..runs.run_summary import compared_lines, noise_note, plain_words
+from .groups import Group
+
+OF_THE_FOLDER = ("run-name", "out-dir")
+"""Keys that say where a run lies, and nothing of what was set."""
+
+REHEARSAL, REAL, STATED = "REHEARSAL", "REAL", "AS STATED"
+_STATUS = {
+    REHEARSAL: "Nobody was protected: machines were simulated, and whoever knows the seed can take their noise out. "
+    "The epsilons are what real machines that keep to this configuration would guarantee.",
+    REAL: "Real machines trained. Their records are protected as this card says.",
+    STATED: "A program of somebody's own trained. Real machines' records are protected as this card says, simulated "
+    "machines' are not: what was there, its files do not tell.",
+}
+_PEOPLE = (1, 5, 20)
+"""Records of one person that figures are for; or machines with records, where a machine's count as one."""
+_WHOSE = {
+    "sample": ("one record", "{} records of one person on one machine"),
+    "owner": ("one owner on one machine", "one owner on {} machines"),
+    "machine": ("one machine", "a person with records on {} machines"),
+}
+_DIGITS = 16
+_IN_SENTENCES = 2
+"""Runs whose guarantees stand in whole sentences."""
+
+Questions = dict[str, Callable[[Outcome], str]]
+"""Questions, and what answers each for a run."""
+
+
+def card(groups: Sequence[Group]) -> dict[str, Any]:
+    """The card of one run, or of several together.
+
+    Returns
+    -------
+    dict
+        ``status`` (a word, a sentence, which runs), ``who`` and ``whence`` (questions with their answers), ``figures``
+        (of a single run: a heading and rows of texts), and sentences, each with the runs that it is of.
+
+    Notes
+    -----
+    The figures are the guarantee's, and for a person :class:`~murmurfl.app.planning.noise_plans.Person`'s: for that
+    many records on one machine, and where all records on a machine are one unit, for that many machines.
+    """
+    who: Questions = {"Who is protected": _protected, "From whom": _against, "If honest": _honest}
+    whence: Questions = {"On whose word": _word}
+    if (alone := groups[0].outcome if len(groups) == 1 else None) is not None:  # a table has them of several
+        whence |= {"Made": made, "Configuration": lambda one: f"sha256 {digest(one.config)}"}
+    return {
+        "status": [(*pair, runs) for pair, runs in _alike(groups, status)],
+        "warned": said(groups, _warned),
+        "who": {question: said(groups, answer) for question, answer in who.items()},
+        "whence": {question: said(groups, answer) for question, answer in whence.items()},
+        "figures": [] if alone is None else _figures(alone),
+        "below": said(groups, _delta),
+        "compared": said(groups, lambda one: " ".join(compared_lines(one))),
+        "full": _in_full(groups),
+        "plain": said(groups, plain_words) if len(groups) <= _IN_SENTENCES else [],
+    }
+
+
+def _in_full(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """The guarantees in their sentences; of many runs their terms and notes, each once, for the figures are a table."""
+    terms = [(str(number), group.outcome.terms) for number, group in enumerate(groups, 1)]
+    known = [(number, one) for number, one in terms if one is not None]
+    if len(groups) <= _IN_SENTENCES or len(known) < len(terms):
+        return said(groups, lambda one: one.guarantee)
+    notes: dict[str, list[int]] = {}
+    for number, group in enumerate(groups, 1):
+        for note in group.outcome.privacy.notes if group.outcome.privacy is not None else ():
+            notes.setdefault(note, []).append(number)
+    return [(caption(known), ""), *((note, _runs(numbers, len(groups))) for note, numbers in notes.items())]
+
+
+def status(outcome: Outcome) -> tuple[str, str]:
+    """Whether anybody was protected, in a word and in a sentence."""
+    word = REHEARSAL if outcome.engine in ENGINES else REAL if outcome.engine else STATED
+    return word, _STATUS[word]
+
+
+def digest(config: Mapping[str, Any]) -> str:
+    """The beginning of a run configuration's SHA-256, the same wherever its files lie."""
+    kept = {key: value for key, value in config.items() if key not in OF_THE_FOLDER}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+def said(groups: Sequence[Group], of: Callable[[Outcome], str]) -> list[tuple[str, str]]:
+    """What runs say, once for all that say the same, and which these are; nothing where all do."""
+    return [(text, runs) for text, runs in _alike(groups, of) if text]
+
+
+def _alike(groups: Sequence[Group], of: Callable[[Outcome], Any]) -> list[tuple[Any, str]]:
+    """What runs say, and the numbers of those that say it; without numbers, where all do."""
+    found: dict[Any, list[int]] = {}
+    for number, group in enumerate(groups, 1):
+        found.setdefault(of(group.outcome), []).append(number)
+    return [(one, _runs(numbers, len(groups))) for one, numbers in found.items()]
+
+
+def _runs(numbers: Sequence[int], every: int) -> str:
+    """Which runs; empty for all."""
+    return f"Run {_listed(numbers)}" if len(numbers) < every else ""
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Ascending numbers, with three and more in a row as the first and the last."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{one[0]} to {one[-1]}" if len(one) > 2 else ", ".join(map(str, one)) for one in parts)
+
+
+def persons(outcome: Outcome) -> list[tuple[int, Person]]:
+    """What a run guarantees to a person, by how many records on one machine, or units on as many machines; or none."""
+    if (terms := outcome.terms) is None or not math.isfinite(terms.mu):
+        return []
+    statements = [*(outcome.machines or {}).values(), *(one.statement for one in outcome.machine_groups or ())]
+    releases = max((int(one.get("max-participations", 0)) for one in statements), default=0) or outcome.rounds
+    values = max(outcome.num_parameters * releases, 1)
+    if terms.unit == "sample":
+        return [(count, Person(terms, 1, count, values)) for count in _PEOPLE]
+    return [(count, Person(terms, count, 1, values)) for count in _PEOPLE if count <= outcome.num_clients]
+
+
+def _figures(outcome: Outcome) -> list[list[str]]:
+    """A row for each number of a person's records, under a heading; nothing where nothing is guaranteed."""
+    would = " would be" if status(outcome)[0] == REHEARSAL else ""
+    rows = []
+    for count, person in persons(outcome):
+        one, several = _WHOSE[person.guarantee.unit]
+        row = {
+            "for": several.format(count) if count > 1 else one,
+            "ε" + would: rounded_up(person.epsilon(person.mu)),
+            "best guess right at most": right_at_most(person.mu),
+        }
+        if person.mu_local is not None:
+            row |= {
+                f"ε{would} whatever happens": rounded_up(person.epsilon(person.mu_local)),
+                "best guess then": right_at_most(person.mu_local),
+            }
+        rows.append(row)
+    return [list(rows[0]), *(list(row.values()) for row in rows)] if rows else []
+
+
+def _records(outcome: Outcome) -> tuple[int, str]:
+    """How many units there are, and in words; 0 where it is not known."""
+    if getattr(outcome.privacy, "unit", "") == "machine":
+        return outcome.num_clients, "machines"
+    if getattr(outcome.privacy, "unit", "") != "sample":
+        return 0, ""
+    used = sum(int(one.get("samples-used", 0)) for one in (outcome.machines or {}).values())
+    used += sum(one.machines * int(one.statement.get("samples-used", 0)) for one in outcome.machine_groups or ())
+    return used, "records used"
+
+
+def _delta(outcome: Outcome) -> str:
+    """Delta beside 1/n."""
+    count, words = _records(outcome)
+    at = f"All at δ = {outcome.delta:g}"
+    return f"{at}; 1/n = {1 / count:.2g} (n = {count:,} {words})." if count else f"{at}."
+
+
+def _warned(outcome: Outcome) -> str:
+    """What whoever decides must not miss."""
+    if outcome.mu is None:
+        return "There was no noise: nothing is guaranteed."
+    count, words = _records(outcome)
+    fast = "Fast noise is for research and protects nobody." if noise_note(_quality(outcome)) else ""
+    above = f"δ is not below 1/n of {count:,} {words}: take a smaller delta." if outcome.delta * count >= 1 else ""
+    return f"{fast} {above}".strip()
+
+
+def _quality(outcome: Outcome) -> str:
+    return str(outcome.config.get("noise-quality", "exact"))
+
+
+def _protected(outcome: Outcome) -> str:
+    if (terms := outcome.terms) is None or outcome.mu is None:
+        return "nobody" if outcome.mu is None else "as the guarantee in full says"
+    return f"{UNIT_WORDS[terms.unit]}: that it was there, and not any other in its place"
+
+
+def _against(outcome: Outcome) -> str:
+    terms = outcome.terms
+    return "as the guarantee in full says" if terms is None else AGAINST[terms.trust].removeprefix("against ")
+
+
+def _honest(outcome: Outcome) -> str:
+    if (terms := outcome.terms) is None:
+        return "as the guarantee in full says"
+    if terms.trust == "trusted-server":
+        return "the server, which sees everything but publishes with noise; and the record's own machine"
+    own = "the record's own machine; nobody else need be"
+    if terms.min_honest is None:
+        return own
+    machines = f"{terms.min_honest} machine{'s' * (terms.min_honest != 1)} of each sum"
+    return f"one helper and {machines}; if not, what is said to hold whatever happens"
+
+
+def _word(outcome: Outcome) -> str:
+    """On whose word privacy and accuracy stand."""
+    if outcome.engine in ENGINES:
+        return "a simulation's: epsilon by its policy, accuracy by its test set"
+    if getattr(outcome.privacy, "trust", "") == "trusted-server":
+        privacy = "the server's, which adds the noise"
+    else:
+        stated = len(outcome.machines or {}) + sum(one.machines for one in outcome.machine_groups or ())
+        privacy = f"that of {stated:,} of {outcome.num_clients:,} machines, by their ledgers; a server cannot check it"
+    counted = outcome.private_evaluation is not None and outcome.accuracy is None
+    return f"epsilon: {privacy}. Accuracy: {'the machines, with noise' if counted else 'the server, by its test set'}"
+
+
+def made(outcome: Outcome) -> str:
+    """When, and with which murmurfl."""
+    at = datetime.fromisoformat(outcome.date)
+    return f"{at:%Y-%m-%d %H:%M} UTC, murmurfl {outcome.versions.get('murmurfl', 'of an unknown version')}"

@@ -1,0 +1,74 @@
+"""The card of a model: what it was made from, and what was promised to whom."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from .outcome import Outcome
+
+REHEARSAL = "a rehearsal: its keys are seeded, nobody was protected, and there is no guarantee: do not publish"
+NOT_PRIVATE = "no noise: there is no guarantee: do not publish"
+REAL = "real: the guarantee holds of what was released"
+_WIDTH = 100
+
+
+def card(outcome: Outcome, *, deployed: bool, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The card of a run's model, which was trained on ``data``, on real machines if it was ``deployed``.
+
+    Notes
+    -----
+    A rehearsal has no epsilon of its own: what the same run would have with real keys and a reviewed schema stands
+    under ``would_have``. Of figures it has only what was released with noise.
+    """
+    promised: dict[str, Any] = {"epsilon": None, "mu": None, "sentence": None}
+    would_have = None
+    if outcome.mu is not None:
+        figures = {
+            "epsilon": outcome.epsilon,
+            "mu": outcome.mu,
+            "delta": outcome.delta,
+            **{name: getattr(outcome.privacy, name) for name in ("unit", "relation", "trust")},
+            "sentence": outcome.guarantee,
+        }
+        promised, would_have = (figures, None) if deployed else (promised, figures)
+    kind = REAL if deployed else NOT_PRIVATE if outcome.mu is None else REHEARSAL
+    evaluation = outcome.private_evaluation if deployed else None
+    said = json.dumps(outcome.config, sort_keys=True, default=str)
+    return {
+        "what": kind,
+        "murmurfl": outcome.versions.get("murmurfl"),
+        "date": outcome.date,
+        "data": dict(data),
+        "machines": outcome.num_clients,
+        "strategy": outcome.config["strategy"],
+        **promised,
+        "would_have": would_have,
+        "private_evaluation": None if evaluation is None else evaluation.sentence,
+        "configuration": hashlib.sha256(said.encode()).hexdigest()[:16],
+    }
+
+
+def card_text(said: Mapping[str, Any]) -> str:
+    """A card for people, in Markdown."""
+    data = said["data"]
+    rows = [("what it is", said["what"])]
+    if (would := said["would_have"]) is not None:
+        rows.append(("for real", f"with secret keys and a reviewed schema it would have: {would['sentence']}"))
+    if said["epsilon"] is not None:
+        rows.append(("privacy", str(said["sentence"])))
+    if said["private_evaluation"]:
+        rows.append(("measured", str(said["private_evaluation"])))
+    rows += [
+        ("data", ", ".join(f"{name} {value}" for name, value in data.items() if value not in ("", None))),
+        ("machines", str(said["machines"])),
+        ("method", str(said["strategy"])),
+        ("made", f"{said['date']} by murmurfl {said['murmurfl']}, configuration {said['configuration']}"),
+    ]
+    lines = ["# Model card", ""]
+    for name, value in rows:
+        lines += textwrap.wrap(f"* **{name}**: {value}", _WIDTH, subsequent_indent="  ", break_long_words=False)
+    return "\n".join(lines) + "\n"

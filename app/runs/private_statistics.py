@@ -1,0 +1,209 @@
+"""Private statistics of a table as a rehearsal: simulated machines on one computer, with seeded keys.
+
+What is released and what it costs stands in :mod:`murmurfl.privacy.side.statistics_query`. Real machines release the
+same by the strategy :class:`~murmurfl.strategies.Statistics`, each from a ledger and a key of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...clients import Cohort, Schema, StatisticsClient, TableRows
+from ...clients.messages.requests import GRADIENTS
+from ...clients.records.schema import text_of
+from ...clients.records.sources import Items, check_columns, file_items, items_of
+from ...privacy import (
+    SIMULATED,
+    ConfigurationError,
+    Guarantee,
+    MemoryLedger,
+    PrivacyPolicy,
+    RefusedError,
+    SimulatedKeys,
+    Trust,
+    policy_guarantee,
+    protocol,
+    server_guarantee,
+    statistics_policy,
+)
+from ...privacy.accounting.asked import check_count
+from ...privacy.errors import MisfitError
+from ...strategies import (
+    Outcome,
+    Refusal,
+    Reply,
+    RoundRequest,
+    SecureAggregation,
+    Statistics,
+    TableStatistics,
+    TrustedStatistics,
+)
+
+_SESSION = "statistics"
+
+
+class CountedMachines:
+    """Simulated machines that release statistics, asked without messages: sums need no masks where nothing is sent."""
+
+    def __init__(self, rows: TableRows, parts: Sequence[NDArray[np.float64]], policy: PrivacyPolicy, seed: int) -> None:
+        def machine(name: str) -> StatisticsClient:
+            keys = SimulatedKeys(seed, name)
+            return StatisticsClient(rows, parts[int(name)], policy, MemoryLedger(), keys, name=name)
+
+        self._cohort = Cohort([str(number) for number in range(len(parts))], machine)
+
+    def names(self) -> Sequence[str]:
+        return self._cohort.names()
+
+    def answer(self, request: RoundRequest) -> Iterator[Outcome]:
+        """The outcomes of a round's request."""
+        asked = (request.server_round, request.session, request.acks, (), request.entries)
+        for name, outcome in self._cohort.releases(*asked):
+            if isinstance(outcome, RefusedError):
+                yield Refusal(outcome.code)
+                continue
+            entries = self._cohort.client(name).public_entries(GRADIENTS)
+            metrics = {**entries, protocol.NUM_EXAMPLES: outcome.samples}
+            yield Reply(name, outcome.release, outcome.ack, outcome, metrics)
+
+    def statements(self, session: str, names: Sequence[str] | None = None) -> Mapping[str, Mapping[str, Any]]:
+        """What each machine has spent."""
+        chosen = self.names() if names is None else names
+        return {name: self._cohort.client(name).statement(session) for name in chosen}
+
+
+def private_statistics(
+    table: Any,
+    schema: Schema,
+    *,
+    epsilon: float | None = None,
+    mu: float = 0.0,
+    delta: float = 1e-5,
+    machines: int = 1,
+    site: str = "",
+    trust: Trust = "untrusted-server",
+    min_honest: int = 0,
+    mechanism: str = "",
+    seed: int = 0,
+) -> TableStatistics:
+    """Counts, means, histograms and quantiles of a table's columns, as simulated machines would release them.
+
+    Parameters
+    ----------
+    table : path, DataFrame or list of mappings
+        Records; of a file ``.csv``, ``.csv.gz`` or ``.parquet``.
+    schema : Schema
+        Names the columns and their public bounds and categories.
+    epsilon, mu : float
+        Privacy of the release; exactly one of them. Epsilon is at ``delta``.
+    machines : int
+        Over how many machines records are dealt, in turn.
+    site : str
+        In place of ``machines``: the column whose value says on which machine a record is. It is public then, and not
+        counted.
+    trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
+    min_honest : int
+        Machines that add their noise, under ``secure-aggregation``; default half of them.
+    mechanism : str
+        ``none`` for no noise, to compare with.
+    seed : int
+        Seed of the machines' keys.
+
+    Returns
+    -------
+    TableStatistics
+        ``found["age"].mean``, ``.quantile(0.5)``, ``.histogram``, and ``.bounds`` to scale by.
+
+    Raises
+    ------
+    ConfigurationError
+        If the table lacks a column, or a value is impossible.
+
+    Notes
+    -----
+    It is a rehearsal: keys follow from ``seed``, so it protects nobody and is not to be published. Machines with keys
+    of the operating system release the same for :class:`~murmurfl.strategies.Statistics`, which says what is promised.
+
+    Examples
+    --------
+    >>> from murmurfl.clients import Column, Label, Schema
+    >>> schema = Schema(columns={"age": Column(kind="integer", bounds=(0, 100))}, label=Label(column="ill", classes=2))
+    >>> table = [{"age": str(20 + i % 41), "ill": i % 2} for i in range(4100)]
+    >>> round(private_statistics(table, schema, epsilon=4)["age"].mean.value)
+    40
+    """
+    check_count("machines", machines)
+    if site and machines != 1:
+        raise ConfigurationError(f"Expected a site column or a number of machines, got {site!r} and {machines}.")
+    items = file_items(Path(table), schema) if isinstance(table, str | Path) else items_of(table)
+    rows = TableRows(_without(schema, site))
+    places, parts = _dealt(items, rows, machines, site)
+    summed = trust == "secure-aggregation"
+    sums = {"min_honest": min_honest or -(-len(parts) // 2), "min_cohort": len(parts)} if summed else {}
+    policy = statistics_policy(mu, epsilon=epsilon, delta=delta, trust=trust, mechanism=mechanism, **sums)
+    options: dict[str, Any] = {
+        "columns": rows.rows.columns,
+        "num_clients": len(parts),
+        "seed": seed,
+        "session": _SESSION,
+    }
+    if summed:
+        options["secure_aggregation"] = SecureAggregation(min_cohort=len(parts), helpers=1)
+    strategy: Statistics = Statistics(**options)
+    if trust == "trusted-server":
+        strategy = TrustedStatistics(policy=policy, noise_keys=SimulatedKeys(seed, f"server, {_SESSION}"), **options)
+    found = strategy.collect(CountedMachines(rows, [places[part] for part in parts], policy, seed))
+    return replace(found, guarantee=_guarantee(policy, strategy))
+
+
+def _guarantee(policy: PrivacyPolicy, strategy: Statistics) -> Guarantee:
+    """What machines of this policy would guarantee with keys that nobody knows."""
+    width = strategy.rows.width
+    if isinstance(strategy, TrustedStatistics):
+        return server_guarantee(policy, strategy.trust.guaranteed_mu(width), "fresh", 1, notes=(SIMULATED,))
+    plan = policy.plan(width)
+    return policy_guarantee(policy, plan.mu, mu_local=plan.mu_local, notes=(SIMULATED,))
+
+
+def _without(schema: Schema, site: str) -> Schema:
+    """The schema of the columns that are counted: which machine a record is on is known."""
+    if site == schema.label.column and site:
+        raise ConfigurationError(f"Expected another column than the label as site, got {site!r}.")
+    if site not in schema.columns:
+        return schema
+    kept = {name: column for name, column in schema.columns.items() if name != site}
+    return Schema(**{**dict(schema), "columns": kept})
+
+
+def _dealt(
+    items: Items, rows: TableRows, machines: int, site: str
+) -> tuple[NDArray[np.float64], list[NDArray[np.intp]]]:
+    """The places of all records, and which of them each machine has."""
+    columns = getattr(items, "columns", None)
+    if columns is not None:
+        check_columns(columns, rows.schema)
+        if site and site not in columns:
+            raise ConfigurationError(f"Expected a column {site!r} for the sites, got none of that name.")
+    places, sites = np.empty((len(items), len(rows.rows.columns))), []
+    for number in range(len(items)):
+        try:
+            item = items[number]
+            sites.append(text_of(item[site]) if site else "")
+        except (MisfitError, KeyError, TypeError):
+            item = None
+            sites.append("")
+        places[number] = rows.places.of(item)
+    if not site:
+        parts = [np.arange(len(items))[number::machines] for number in range(min(machines, len(items)))]
+    else:
+        names = np.array(sites)
+        parts = [np.flatnonzero(names == name) for name in sorted(set(sites))]
+    if len(parts) < machines:
+        raise ConfigurationError(f"Expected a record for each of {machines} machines, got {len(items)} records.")
+    return places, parts

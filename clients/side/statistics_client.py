@@ -1,0 +1,213 @@
+"""Private statistics, the machine's half: how the values of a table's columns are spread, once and with noise.
+
+What is released and what it costs stands in :mod:`murmurfl.privacy.side.statistics_query`. A record's places are read
+from its cells as they were handed over, not from what a model is given: a missing value is counted as one, whatever
+value the schema has in its place, and a cell that does not fit costs the record no other column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError, PrivacyPolicy, PrivateMachine, Release, protocol
+from ...privacy.errors import MisfitError, is_interrupt
+from ...privacy.side.evaluation_query import is_evaluation_policy
+from ...privacy.side.statistics_query import CountedColumn, StatisticsRows
+from ..adapters.per_sample_gradients import Samples
+from ..messages.requests import Request
+from ..records.machine_records import Records
+from ..records.schema import OTHER, Column, Label, Schema, is_missing, number_of, text_of
+from .side_parts import PartTerms, check_beside
+
+
+def statistics_columns(schema: Schema) -> tuple[CountedColumn, ...]:
+    """The columns of a table that can be counted, the label last, with their public places.
+
+    A label without classes or bounds is left out.
+    """
+    if not schema.columns:
+        raise ConfigurationError("Expected a schema of a table's columns for statistics, got one of arrays.")
+    if schema.owner:
+        raise ConfigurationError(
+            f"Expected a schema without an owner for statistics, got owner = {schema.owner!r}: statistics protect "
+            "single records, and not all of a person's."
+        )
+    return tuple(column for column, _ in _counted(schema))
+
+
+def _counted(schema: Schema) -> list[tuple[CountedColumn, Column | Label]]:
+    found: list[tuple[CountedColumn, Column | Label]] = [
+        (_counted_column(name, column), column) for name, column in schema.columns.items()
+    ]
+    label = schema.label
+    if label.names:
+        return [*found, (CountedColumn(label.column, values=label.names), label)]
+    if label.bounds is not None:
+        return [*found, (CountedColumn(label.column, label.bounds, label.kind == "integer"), label)]
+    return found
+
+
+def _counted_column(name: str, column: Column) -> CountedColumn:
+    if column.kind == "category":
+        return CountedColumn(name, values=(*column.values, OTHER))
+    if column.kind == "yes/no":
+        return CountedColumn(name, values=("no", "yes"))
+    return CountedColumn(name, column.bounds, column.kind == "integer")
+
+
+class RecordPlaces:
+    """The places of records of a schema: one number a column, NaN where a cell is missing or does not fit.
+
+    Notes
+    -----
+    **Formal guarantees.** The places of a record depend on that record and the schema alone. None is refused: a record
+    that cannot be read has no place in any column.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.columns = statistics_columns(schema)
+        self._schema, self._kinds = schema, [kind for _, kind in _counted(schema)]
+
+    def of(self, item: Any) -> NDArray[np.float64]:
+        """The places of one record as it was handed over, shape (d,)."""
+        try:
+            cells = self._schema.cells(item)
+            pairs = zip(self.columns, self._kinds, cells, strict=False)  # a label without bounds has no column
+            return np.array([_place(*pair) for pair in pairs])
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            return np.full(len(self.columns), np.nan)
+
+    def batch(self, samples: Any, chosen: slice) -> NDArray[np.float64]:
+        """The places of a slice of records, or of samples that are places already, shape (records, d)."""
+        if isinstance(samples, Records):
+            return np.array([self.of(item) for item in samples.handed_over(chosen)]).reshape(-1, len(self.columns))
+        return np.asarray(samples[chosen], dtype=np.float64)
+
+
+def _place(column: CountedColumn, kind: Column | Label, cell: Any) -> float:
+    """The place of a cell in a column; NaN if it has none."""
+    try:
+        if column.values:
+            return _of_values(column, kind, cell)
+        return math.nan if is_missing(cell) else column.place(number_of(cell, integer=column.whole))
+    except MisfitError:
+        return math.nan
+
+
+def _of_values(column: CountedColumn, kind: Column | Label, cell: Any) -> float:
+    if isinstance(kind, Column) and kind.kind == "yes/no":
+        return math.nan if is_missing(cell) else float(kind.encode(cell)[0] > 0)
+    text = text_of(cell)
+    if text in column.values:
+        return float(column.values.index(text))
+    return math.nan if is_missing(cell) or isinstance(kind, Label) else float(len(column.values) - 1)
+
+
+class TableRows:
+    """The rows of private statistics, in the place of a model's :class:`~murmurfl.clients.PerSampleGradients`.
+
+    Notes
+    -----
+    **Formal guarantees.** Row i depends on record i and the schema alone.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.places = RecordPlaces(schema)
+        self.rows = StatisticsRows(self.places.columns)
+        self.shapes: list[tuple[int, ...]] = [(self.rows.width,)]
+
+    def __call__(self, parameters: Any, samples: Any) -> NDArray[np.float64]:
+        """The rows of records with these places."""
+        return self.rows.rows(samples)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Configures a machine to release statistics of its records beside a training.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        Policy of the release (:func:`~murmurfl.privacy.statistics_policy`), on the same budget as the machine's other
+        policy.
+    schema : Schema
+        The table's; the machine's samples are :class:`~murmurfl.clients.records.machine_records.Records` of it, or
+        places that were read by it (:class:`RecordPlaces`).
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy the release is mu-GDP for replacement of one record, whatever
+    stands in the record's cells. The number of records is public.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    of: ClassVar[str] = protocol.OF_STATISTICS
+    option: ClassVar[str] = "statistics"
+    ability: ClassVar[str] = "evaluates"
+    unable: ClassVar[str] = "its epochs leave no budget to a release of all records"
+    not_configured: ClassVar[str] = "this machine is not configured for statistics: it releases none beside a training"
+
+    policy: PrivacyPolicy
+    schema: Schema
+
+    def __post_init__(self) -> None:
+        check_statistics_policy(self.policy)
+        statistics_columns(self.schema)
+
+    @cached_property
+    def rows(self) -> TableRows:
+        """The rows that are added up."""
+        return TableRows(self.schema)
+
+    def trained_on(self, samples: int) -> int:
+        """How many of a machine's samples are trained on: all."""
+        return samples
+
+    def part(self, terms: PartTerms) -> StatisticsPart:
+        """The part of a machine that makes the release."""
+        check_beside(self.policy, terms.beside, beside="statistics", release="the statistics of the records")
+        size = self.rows.rows.width
+        own = PrivateMachine(self.policy, size, terms.num_rows, terms.ledger, terms.keys, **terms.known)
+        return StatisticsPart(self.rows, terms.samples, own)
+
+
+class StatisticsPart:
+    """The part of a machine that releases statistics, on the ledger and keys of everything else it releases."""
+
+    def __init__(self, rows: TableRows, samples: Samples, machine: PrivateMachine) -> None:
+        self.machine = machine
+        self.shapes = rows.shapes
+        self.asked_at: list[tuple[int, ...]] | None = None
+        self._rows, self._samples = rows, samples
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """Further entries of a reply; independent of data."""
+        return {protocol.NOISE_STD: float(self.machine.plan.noise_std)}
+
+    def answer(self, request: Request, batch: Callable[[slice], Any]) -> Release:
+        """The sum of the records' rows, with noise; the only one of its session."""
+        self.machine.fits = None  # what a model cannot take has its places all the same
+        places = self._rows.places
+        return self.machine.release(
+            request.session, request.ack, lambda chosen: self._rows((), places.batch(self._samples, chosen))
+        )
+
+
+def check_statistics_policy(policy: PrivacyPolicy) -> None:
+    """Refuse a policy that :func:`~murmurfl.privacy.statistics_policy` cannot have made."""
+    if not is_evaluation_policy(policy) or policy.samples_per_owner:
+        raise ConfigurationError(
+            "Expected for statistics a policy with clip_norm 1, clip_unit 'nonnegative', order 'all', "
+            "max_participations 1 and no owners, got another: make it with statistics_policy."
+        )

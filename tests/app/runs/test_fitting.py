@@ -1,0 +1,303 @@
+"""From a table to a model: how rows are read, what is said of the model, and what its folder holds."""
+
+import csv
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from murmurfl.app import RunResult, fit, load_model
+from murmurfl.app.commands.main import cli
+from murmurfl.app.data.table_task import ReadTable
+from murmurfl.app.models.trained_model import TrainedModel
+from murmurfl.app.runs.fitting import fit_lines, is_useless
+from murmurfl.clients import Column, Label, Schema
+from murmurfl.clients.records.drafting import document
+from murmurfl.privacy import ConfigurationError, MurmurflError, derived_seed
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+from typer.testing import CliRunner
+
+QUICK = {"strategy": "full-batch", "num_rounds": 12}
+
+
+def people(count=400, key="people"):
+    """Rows with a blank, a category and a site; who is older than 50 is ill."""
+    random = np.random.Generator(np.random.Philox(key=derived_seed("fitting", key)))
+    ages, wards = random.integers(18, 90, count), random.choice(["a", "b"], count)
+    return [
+        {
+            "name": f"person {number}",
+            "age": "" if number % 19 == 0 else str(age),
+            "ward": "" if number % 23 == 0 else ward,
+            "hospital": f"H{number % 4}",
+            "ill": "yes" if age > 50 else "no",
+        }
+        for number, (age, ward) in enumerate(zip(ages, wards, strict=True))
+    ]
+
+
+@pytest.fixture(scope="module")
+def result():
+    return fit(people(), label="ill", site="hospital", epsilon=8)
+
+
+@pytest.fixture(scope="module")
+def saved(result, tmp_path_factory):
+    return result.save(tmp_path_factory.mktemp("model"))
+
+
+def test_sites_are_machines_and_no_feature(result):
+    assert result.num_clients == 4
+    assert list(result.table.schema.columns) == ["age", "ward"]
+    assert result.table.left_out == {"free text": ["name"]}
+
+
+def test_epsilon_is_what_was_asked_for(result):
+    assert result.epsilon == pytest.approx(8)
+
+
+def test_the_model_learns_who_is_ill(result):
+    assert result.outcome.auc > 0.9
+    assert result.predict([{"age": 30, "ward": "a"}, {"age": 80, "ward": ""}]).tolist() == ["no", "yes"]
+
+
+def test_twin_and_machine_alone_stand_beside_it(result):
+    assert result.outcome.without_noise.auc > 0.9
+    assert result.outcome.alone.machines == 4
+
+
+def test_a_row_that_does_not_fit_has_no_prediction(result):
+    found = result.predict([{"age": "old", "ward": "a"}, {"age": 80, "ward": "a"}])
+    assert found.tolist() == [None, "yes"]
+
+
+def test_a_strange_row_is_left_out_and_changes_no_other():
+    schema = Schema(columns={"age": Column(kind="number", bounds=(0, 100))}, label=Label(column="ill", classes=2))
+    rows = [{"age": number, "ill": number % 2} for number in range(40)]
+    plain = ReadTable.of(rows, schema=schema).read()
+    for cell in ("", "1e999", "abc", "\x00", "9" * 500, None):
+        strange = ReadTable.of([*rows[:7], {"age": cell, "ill": 1}, *rows[8:]], schema=schema).read()
+        assert np.array_equal(strange.features, np.delete(plain.features, 7, axis=0))
+        assert sum(strange.misfits.values()) == 1
+
+
+def test_folder_predicts_as_the_result_does(result, saved):
+    rows = people(60, "others")
+    loaded = RunResult.load(saved)
+    assert np.array_equal(loaded.predict(rows), result.predict(rows))
+    shares = loaded.predict_proba(rows)
+    assert shares.shape == (60, 2)
+    assert np.allclose(shares.sum(axis=1), 1)
+
+
+def test_folder_is_an_estimator_of_scikit_learn(saved):
+    found, rows = load_model(saved), people(30, "others")
+    again = pickle.loads(pickle.dumps(clone(found)))
+    assert np.array_equal(again.predict(rows), found.predict(rows))
+    assert make_pipeline(found).predict(rows).tolist() == found.predict(rows).tolist()
+    assert found.score(rows, [row["ill"] for row in rows]) > 0.8
+    assert list(found.classes_) == ["no", "yes"]
+
+
+def test_card_of_a_rehearsal_has_no_epsilon_of_its_own(saved):
+    card = json.loads((saved / "card.json").read_text())
+    assert card["epsilon"] is card["mu"] is card["sentence"] is None
+    assert "do not publish" in card["what"]
+    assert card["would_have"]["epsilon"] == pytest.approx(8)
+    text = (saved / "CARD.md").read_text()
+    assert "nobody was protected" in " ".join(text.split())
+
+
+def test_model_folder_has_no_figure_without_noise(saved):
+    assert sorted(path.name for path in saved.iterdir()) == ["CARD.md", "card.json", "schema.toml", "weights.npz"]
+    assert (
+        not {"accuracy", "auc", "loss", "alone", "without_noise"} & json.loads((saved / "card.json").read_text()).keys()
+    )
+
+
+def test_schema_of_the_folder_is_not_reviewed(saved):
+    with pytest.raises(ConfigurationError, match="reviewed"):
+        Schema.read_file(saved / "schema.toml").check_for_real_nodes()
+
+
+def test_lines_are_few_and_say_that_nobody_was_protected(result, tmp_path):
+    lines = fit_lines(result, result.table, tmp_path)
+    assert len(lines) <= 10
+    assert "REHEARSAL" in "\n".join(lines)
+    assert "epsilon = 8 at delta = 1e-05" in "\n".join(lines)
+
+
+def test_a_useless_model_is_said_in_the_first_line(tmp_path):
+    random = np.random.Generator(np.random.Philox(key=3))
+    rows = [{"coin": float(random.random()), "side": "head" if random.random() < 0.8 else "tail"} for _ in range(200)]
+    result = fit(rows, label="side", machines=4, epsilon=0.3)
+    assert is_useless(result.outcome, result.table)
+    assert fit_lines(result, result.table, tmp_path)[0].startswith("This model is no better than")
+
+
+@pytest.fixture(scope="module")
+def regression():
+    random = np.random.Generator(np.random.Philox(key=5))
+    sizes = random.uniform(20, 120, 600)
+    return fit(
+        [{"size": size, "rent": 200 + 10 * size} for size in sizes], label="rent", machines=3, epsilon=8, **QUICK
+    )
+
+
+def test_numbers_are_predicted_in_their_own_unit(regression):
+    low, high = regression.predict([{"size": 40}, {"size": 100}])
+    assert low == pytest.approx(600, abs=150)
+    assert high == pytest.approx(1200, abs=150)
+
+
+def test_a_model_of_numbers_has_no_shares_of_classes(regression, tmp_path):
+    found = load_model(regression.save(tmp_path))
+    assert not hasattr(found, "predict_proba")
+    with pytest.raises(ConfigurationError, match="model of classes"):
+        regression.model.predict_proba([{"size": 40}])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label": "il"}, "did you mean 'ill'"),
+        ({"site": "hospitals"}, "did you mean 'hospital'"),
+        ({"site": "hospital", "machines": 3}, "each site is a machine"),
+        (
+            {
+                "schema": Schema(columns={"age": Column(kind="yes/no")}, label=Label(column="ill", classes=2)),
+                "label": "age",
+            },
+            "label of the schema",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        fit(people(), **{"label": "ill", **options})
+
+
+@pytest.mark.parametrize("table", [np.zeros((3, 2)), [], [1, 2], 7])
+def test_what_is_no_table_is_refused(table):
+    with pytest.raises(ConfigurationError, match="Expected a file of a table, a DataFrame or a list of mappings"):
+        fit(table, label="y")
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="Expected a model's folder"):
+        TrainedModel.read(tmp_path)
+
+
+@pytest.fixture
+def reviewed(tmp_path):
+    """A sorted file with a strange row, and a reviewed schema of it."""
+    schema = Schema(
+        columns={"age": Column(kind="number", bounds=(0, 100))}, label=Label(column="ill", classes=2), reviewed=True
+    )
+    (tmp_path / "schema.toml").write_text(document(schema))
+    rows = sorted((int(row["ill"] == "yes"), row["age"] or "40") for row in people())
+    lines = ["age,ill", *(f"{age},{ill}" for ill, age in rows), "old,1"]
+    (tmp_path / "people.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path / "people.csv", tmp_path / "schema.toml"
+
+
+def test_a_real_fit_shows_nothing_that_was_not_released(reviewed, tmp_path):
+    table, schema = reviewed
+    result = fit(table, schema=schema, real=True, epsilon=6, **QUICK)
+    assert result.deployed
+    assert result.accuracy is result.auc is result.alone is None
+    assert result.outcome.loss is None
+    assert result.epsilon == pytest.approx(6)
+    assert result.evaluation.accuracy > 0.7  # of rows that were set aside, drawn from all of a sorted file
+    card = json.loads((result.save(tmp_path / "m") / "card.json").read_text())
+    assert card["epsilon"] == pytest.approx(6)
+    assert card["would_have"] is None
+    assert "REAL" in "\n".join(fit_lines(result, result.table, tmp_path))
+
+
+def test_real_fits_of_one_table_share_a_budget(reviewed):
+    table, schema = reviewed
+    for _ in range(2):
+        fit(
+            table,
+            schema=schema,
+            real=True,
+            epsilon=1,
+            **QUICK,
+            budget=1.5 if not Path(f"{table}.ledger").exists() else 0,
+        )
+    with pytest.raises(MurmurflError, match="budget"):
+        fit(table, schema=schema, real=True, epsilon=1)
+
+
+def test_a_real_fit_with_other_keys_has_other_noise(reviewed):
+    table, schema = reviewed
+    first, second = (
+        fit(table, schema=schema, real=True, epsilon=2, **QUICK, ledger=table.with_name(f"{number}.ledger"))
+        for number in "ab"
+    )
+    assert not np.array_equal(first.parameters[0], second.parameters[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schema": None}, "reviewed schema"),
+        ({"machines": 3}, "site, machines or trust"),
+        ({"real": False, "budget": 2.0}, "a rehearsal spends nothing"),
+    ],
+)
+def test_what_no_real_fit_can_have_is_refused(reviewed, options, message):
+    table, schema = reviewed
+    with pytest.raises(ConfigurationError, match=message):
+        fit(table, **{"schema": schema, "real": True, "epsilon": 2.0, **options})
+
+
+def test_a_draft_is_no_schema_for_a_real_fit(reviewed):
+    table, schema = reviewed
+    schema.write_text(schema.read_text().replace("reviewed = true", "reviewed = false"))
+    with pytest.raises(ConfigurationError, match="reviewed = true"):
+        fit(table, schema=schema, real=True, epsilon=2)
+
+
+def test_numbers_are_fitted_for_real(tmp_path):
+    schema = Schema(
+        columns={"size": Column(kind="number", bounds=(0, 150))},
+        label=Label(column="rent", bounds=(0, 2000)),
+        reviewed=True,
+    )
+    random = np.random.Generator(np.random.Philox(key=5))
+    sizes = random.uniform(20, 120, 500)
+    table = tmp_path / "flats.csv"
+    table.write_text("size,rent\n" + "".join(f"{size},{200 + 10 * size}\n" for size in sizes))
+    result = fit(table, schema=schema, real=True, epsilon=8, **QUICK)
+    assert result.predict([{"size": 100}])[0] == pytest.approx(1200, abs=200)
+
+
+def command(*arguments):
+    done = CliRunner().invoke(cli, [str(one) for one in arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_commands_fit_and_predict(tmp_path):
+    path = tmp_path / "people.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(people(1)[0]))
+        writer.writeheader()
+        writer.writerows(people())
+        file.write("a line of another kind\n")
+    said = command(
+        "fit", path, "--label", "ill", "--site", "hospital", "--epsilon", "4", "--out", tmp_path, "--name", "f"
+    )
+    assert "AUC" in said
+    assert "epsilon = 4 at delta" in said
+    said = command("predict", tmp_path / "f" / "model", path)
+    assert "1 rows do not fit" in said
+    with (tmp_path / "people.predicted.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 400
+    assert {row["predicted_ill"] for row in rows} == {"yes", "no"}
+    assert all(0 <= float(row["probability_yes"]) <= 1 for row in rows)
