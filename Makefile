@@ -15,7 +15,7 @@ help:
 	@echo "make deploy-demo  the same over real nodes on this machine: TLS, node keys, a ledger each"
 	@echo "make test     all tests, no network needed once installed"
 	@echo "make test-changed  the tests that reach what differs from main (SINCE=COMMIT)"
-	@echo "make mutants  small bugs put into privacy/ one by one, each of which a test must notice"
+	@echo "make mutants  small bugs, written and generated, put in one by one, each of which a test must notice (ARGS=--all)"
 	@echo "make test-long  what is slow and rarely wrong: audits of every strategy, whole reproductions in small"
 	@echo "make test-base  what runs without the extras, in a clean environment of its own that goes with it"
 	@echo "make test-deployment  the long tests with real nodes"
@@ -55,7 +55,7 @@ test: $(STAMP)
 test-changed: $(STAMP)
 	SINCE=$(SINCE) $(BIN)/python tests/changed.py $(ARGS)
 
-# Some minutes on two cores; ARGS="budget" tries those with the word in their names.
+# Ten minutes on two cores; ARGS="--seed 7" takes another sample, ARGS=--all tries all, ARGS="budget" those so called.
 mutants: $(STAMP)
 	$(BIN)/python tests/mutants.py $(ARGS)
 

@@ -27,6 +27,11 @@ OTHERS = {
 }
 
 
+def test_a_secret_order_hides_replacements_up_to_twice_the_largest_shift():
+    mu = 1.5 * LARGEST_SHIFT
+    assert allocation_delta(mu, 1000, mu * mu / 2) < 1e-9 < gdp_delta(mu, mu * mu / 2)
+
+
 def zero_out_epsilon(shift, slots, delta):
     low, high = 0.0, 100.0
     for _ in range(60):

@@ -1,6 +1,7 @@
 """Another noise key: what ends with the old one, what stays spent, and what a crash may leave."""
 
 import json
+import os
 import sqlite3
 from pathlib import Path
 
@@ -108,6 +109,20 @@ def test_data_are_compared_under_the_old_key_and_known_under_the_new_one(path):
     with pytest.raises(LedgerError, match="other ones"):
         rotate_key(path, row_bytes(range(1, 201)), 200)
     assert run(path, 1, "next")[0].release == 1
+
+
+def test_an_old_key_is_overwritten_on_the_disk_before_its_file_goes(tmp_path, monkeypatch):
+    path, first, synced = tmp_path / "ledger.db", tmp_path / "first.key", []
+    SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5, key_file=first)
+    length = len(first.read_bytes())
+
+    def fsync(number):
+        if first.exists() and os.path.samestat(os.fstat(number), first.stat()):
+            synced.append(first.read_bytes())
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    rotated(path, key_file=tmp_path / "second.key")
+    assert synced == [bytes(length)]
 
 
 def test_rotation_replaces_a_separate_key_file(tmp_path):

@@ -5,6 +5,7 @@ import math
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from murmurfl.privacy import (
     read_ledger,
     set_local_budget,
 )
-from murmurfl.privacy.ledger.mark import read_mark
+from murmurfl.privacy.ledger.mark import budget_left, read_mark
 
 from tests.harness.machines import DurableLedger
 from tests.privacy.ledger.nodes import contribution, folder, machine, stream_of
@@ -71,6 +72,18 @@ def test_both_figures_and_the_names_of_releases_come_back(path):
     assert state["sessions"]["s"]["local"] == 0.1 + 0.2
     assert "local" not in state["sessions"].get("plain", {})
     assert state["budget_local_mu"] == 3.0
+
+
+def test_what_is_left_of_a_local_budget_can_be_read_without_the_ledger(path, undecided):
+    assert budget_left(Path(f"{undecided}.mark")).left_local_mu == 2.0
+    assert budget_left(Path(f"{path}.mark")).left_local_mu == 3.0
+    release(path, **SUMS)
+    assert budget_left(Path(f"{path}.mark")).left_local_mu == pytest.approx(math.sqrt(3.0**2 - 2.0**2))
+
+
+def test_a_machine_states_the_sums_that_its_figures_rest_on(path):
+    stated = [machine(SQLiteLedger(path), **changes).statement("s") for changes in (SUMS, {})]
+    assert [(one.min_honest, one.min_cohort) for one in stated] == [(4, 6), (None, None)]
 
 
 def test_a_release_has_its_own_id_and_that_of_its_base(path):

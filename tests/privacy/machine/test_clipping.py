@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from murmurfl.privacy import ConfigurationError, clip_per_sample
+from murmurfl.privacy.machine.clipping import squared_lengths
 
 
 @given(
@@ -20,6 +21,11 @@ def test_no_row_is_longer_than_the_bound_whatever_comes_in(rows, clip_norm):
         from fractions import Fraction
 
         assert sum(Fraction(float(value)) ** 2 for value in row) <= Fraction(clip_norm) ** 2
+
+
+def test_a_row_is_as_long_alone_as_among_others():
+    rows = np.random.default_rng(0).normal(size=(3, 10_007))
+    assert [squared_lengths(rows[i : i + 1])[0] for i in range(3)] == list(squared_lengths(rows))
 
 
 def test_short_rows_are_left_alone_and_long_ones_keep_their_direction():
