@@ -140,7 +140,7 @@ def test_the_others_run_what_they_are_said_to(file, told_by):
 @long
 def test_the_first_page(read_before):
     folder, said = read_before
-    for what in ("accuracy", "Least noise on prefix sums", "The claim stands"):
+    for what in ("accuracy", "Take full-batch", "The claim stands"):
         assert what in said
     assert "<svg" in (folder / "runs" / "compared" / "index.html").read_text()
 
