@@ -38,6 +38,14 @@ class Closed(Quadratic):
         return Rows()
 
 
+def test_a_sum_in_closed_form_is_that_of_the_scaled_rows():
+    made = CountedGradients(Closed(D), SHARE).stacked([[np.zeros(D), np.array([0.7])]], [1.0], SAMPLES)
+    scales, rows = np.linspace(0.0, 1.0, N), np.empty((N, D + 1))
+    for i, row in enumerate(rows):
+        made.write(i, 1.0, row)
+    assert made.scaled_sum(scales) == pytest.approx(scales @ rows)
+
+
 def machine(samples=SAMPLES, model=Quadratic, policy=POLICY):
     gradients = CountedGradients(model(D), SHARE)
     return FullBatchClient(gradients, samples, policy, MemoryLedger(), SimulatedKeys(3, "0"), name="0")

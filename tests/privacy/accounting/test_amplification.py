@@ -103,6 +103,8 @@ def test_an_estimate_is_never_the_epsilon_of_a_guarantee():
         assert ("no guarantee" in guarantee.sentence) is not proved
         assert "0.8766" in guarantee.sentence
         assert "samples in a secret order" in guarantee.sentence
+        assert "a sample" in guarantee.of_secret_order
+        assert "an owner" in replace(guarantee, unit="owner").of_secret_order
 
 
 def test_where_nothing_is_guaranteed_or_nobody_is_asked_no_order_is_worth_anything():

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from murmurfl.privacy import LedgerError, RefusedError, SQLiteLedger, accept_rollback, new_mark, protocol, read_ledger
+from murmurfl.privacy.ledger.ledger_page import _larger
 
 from tests.privacy.ledger.nodes import contribution, folder, machine, run, stream_of, zero
 
@@ -88,6 +89,21 @@ def test_two_histories_of_one_ledger_are_told_apart(path):
         SQLiteLedger(path)
     assert accept_rollback(path) == 3
     assert {session.session for session in read_ledger(path).sessions} == {"s", "ours", "theirs"}
+
+
+def test_a_rollback_is_not_accepted_by_the_mark_of_another_ledger(path, tmp_path):
+    run(path, 1)
+    SQLiteLedger.create(tmp_path / "other.db", budget_mu=2.0, delta=1e-5)
+    run(tmp_path / "other.db", 3)
+    (tmp_path / "other.db.mark").replace(f"{path}.mark")
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match="got that of another ledger"):
+        accept_rollback(path)
+    assert path.read_bytes() == before
+
+
+def test_of_two_histories_one_under_a_trusted_server_leaves_no_bound():
+    assert [_larger(*mus) for mus in ((-0.5, 1.0), (1.0, -0.5), (-1.0, 0.5), (0.5, 1.0))] == [-1.0, -1.0, -1.0, 1.0]
 
 
 def test_a_lost_mark_is_made_again_only_where_there_is_none(path):

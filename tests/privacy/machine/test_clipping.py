@@ -23,6 +23,12 @@ def test_no_row_is_longer_than_the_bound_whatever_comes_in(rows, clip_norm):
         assert sum(Fraction(float(value)) ** 2 for value in row) <= Fraction(clip_norm) ** 2
 
 
+def test_a_row_whose_squares_vanish_is_clipped_beside_a_long_one():
+    clipped = clip_per_sample(np.array([[1e-160, 0.0], [1.0, 0.0]]), 1e-180)
+    assert (clipped[:, 0] > 0).all()
+    assert (clipped[:, 0] <= 1e-180).all()
+
+
 def test_a_row_is_as_long_alone_as_among_others():
     rows = np.random.default_rng(0).normal(size=(3, 10_007))
     assert [squared_lengths(rows[i : i + 1])[0] for i in range(3)] == list(squared_lengths(rows))

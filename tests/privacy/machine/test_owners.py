@@ -1,5 +1,7 @@
 """Rows of data by owner: who is where, what is kept of whom, and that nobody changes another's row or place."""
 
+import hashlib
+
 import numpy as np
 import pytest
 from murmurfl.privacy import (
@@ -158,6 +160,17 @@ def test_the_release_of_an_owner_in_a_secret_order_is_the_names_alone():
 
 def digest(names, key=b"k", **options):
     return OwnersDigest(key, grouped(names, **options))
+
+
+def test_a_ledger_without_a_digest_goes_on_with_owners():
+    digest(NAMES).check(3, "", 50)
+    with pytest.raises(LedgerError):
+        digest(NAMES).check(3, "samples", 50)
+
+
+def test_owners_are_known_by_a_digest_that_has_no_other_use():
+    known = hashlib.blake2b(b"ann", key=SECRET, digest_size=16, person=b"murmurfl owner").digest()
+    assert known in grouped(np.array(["ann"])).mark_bytes
 
 
 def test_a_ledger_knows_owners_by_their_names_wherever_their_rows_are():

@@ -26,6 +26,22 @@ def test_mu_of_all_releases_never_exceeds_the_configured(schedule, mu):
     assert plan.epsilon(1e-5) == gdp_epsilon(plan.mu, 1e-5)
 
 
+def test_a_third_of_the_releases_has_spent_a_third_of_the_squared_mu():
+    alone = {"mechanism": "independent", "release_rule": "paper"}
+    plan = policy(**alone, sample_participations=3, min_separation=10).plan(10**8)
+    assert plan.resolution_mu > 1e-5
+    assert plan.spent_mu(10) ** 2 == pytest.approx(plan.mu**2 / 3, rel=1e-11)
+
+
+def test_the_range_of_normals_is_checked_for_all_releases_that_a_sample_is_in(monkeypatch):
+    asked = []
+    monkeypatch.setattr("murmurfl.privacy.machine.policy.range_problem", lambda shift, *_: asked.append(shift) or "")
+    alone = {"mechanism": "independent", "release_rule": "paper", "mu": 0.9871}  # plans are made once, so its own
+    plan = policy(**alone, sample_participations=3, min_separation=10).plan(10)
+    assert asked == [pytest.approx(plan.mu)]
+    assert plan.mu > 1.7 * plan.sensitivity / plan.noise_std
+
+
 def test_rounding_to_the_grid_is_charged():
     plan = policy().plan(7850)
     delta = 2 * 2.0 / 4

@@ -43,6 +43,7 @@ def test_every_sample_is_in_one_bounded_release():
 def test_releases_are_drawn_uniformly_and_independently_of_each_other():
     """Fails for one key in 10^4, each of the two."""
     slots = slots_of(KEY, NONCE, 40_000, SLOTS)
+    assert not slots.flags.writeable
     assert chisquare(np.bincount(slots, minlength=SLOTS + 1)[1:]).pvalue > 1e-4
     pairs = SLOTS * (slots[::2] - 1) + slots[1::2] - 1
     assert chisquare(np.bincount(pairs, minlength=SLOTS**2)).pvalue > 1e-4
