@@ -20,7 +20,13 @@ CONFIGS = {
     "noisy sgd": {"strategy": "noisy-sgd", "mu": 1},
     "lost replies, blt": {"mechanism": "blt", "mu": 1, "lost-replies": 0.3},
     "samples that return": {"mechanism": "banded", "passes": 2, "batch-size": 30, "mu": 1},
-    "online": {"strategy": "online", "mu": 1, "num-rounds": 6},
+    "online": {
+        "strategy": "online",
+        "mu": 1,
+        "num-rounds": 6,
+        "clip-norm": 1,
+        "learning-rate": 0.05,
+    },  # which the canary fills
 }
 
 

@@ -184,7 +184,7 @@ def test_who_has_the_files_knows_it_and_how_sure_it_is(full, tmp_path):
 def test_a_report_has_it(full, tmp_path):
     write_record(full, tmp_path / "run")
     make_report([tmp_path / "run"], tmp_path / "report")
-    assert "private accuracy" in (tmp_path / "report" / "index.html").read_text()
+    assert "counted by machines with noise" in (tmp_path / "report" / "index.html").read_text()
 
 
 def test_a_result_without_one_that_was_asked_for_says_why(tmp_path):
