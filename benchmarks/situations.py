@@ -46,6 +46,11 @@ SPLITS = 20
 """Of test sets with fewer than ``FEW`` rows."""
 FEW = 1000
 DELTA = 1e-5
+TERMS = (
+    f"Epsilon at delta = {DELTA:g}, for replacement of one sample of one machine, against the server and everybody "
+    "else; noise on each machine; over all releases of a run. Simulated with seeded keys."
+)
+"""What the epsilons of a table of runs of untrusted federations are true of."""
 BEST = 3
 """So many of the best cells are made again, on fresh seeds."""
 
@@ -454,7 +459,7 @@ def table(document: Mapping[str, Any]) -> str:
         return "Nothing was made yet."
     lost = [max(miss, 0.0) for miss in misses]
     said = f"mean {fmean(lost):.1f}, median {median(lost):.1f}, worst {max(lost):.1f} points"
-    return "\n".join([*lines, "", f"Misses of {len(misses)} situations, with 0 for gains: {said}."])
+    return "\n".join([*lines, "", f"Misses of {len(misses)} situations, with 0 for gains: {said}. {TERMS}"])
 
 
 def _shown(runs: list[float]) -> str:
