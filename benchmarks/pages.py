@@ -132,7 +132,7 @@ def terms(made: Mapping[str, Any], *, in_columns: bool = False) -> str:
     for label, one in guarantees:
         protects = one.protected("h") if in_columns else one.protects
         found = groups.setdefault((protects, one.covers), {"lines": {}, "noise": {}, "local": {}, "notes": {}})
-        found["lines"][label.partition(_AT)[0]] = None
+        found["lines"][label] = None
         found["noise"][_whose_noise(one.mechanism)] = None
         if one.whatever_happens:
             found["local"][one.whatever_happens] = None
@@ -158,8 +158,6 @@ def _whose_noise(mechanism: str) -> str:
     words = next((one for one in _NOISES if one in mechanism), mechanism)
     return f"{words}, under masks" if ", under masks" in mechanism else words
 
-
-_AT = " @ "
 
 _NOISES = ("noise on each machine", "noise of the server in each round")
 
@@ -189,17 +187,6 @@ def _is_shown(row: Mapping[str, Any]) -> bool:
     if "replies lost" in table:
         return row["mu"] == 0.25
     return row.get("algorithm") != "full batches" or not ("skewed" in table or "unequal" in table)
-
-
-def chosen(name: str) -> str:
-    """What `auto` took, beside the best of a grid."""
-    made = document(name)
-    first, *_ = tables_of(made, name, PAPERS[name].table)
-    cells = [  # what differs between epsilons is the data, whatever the algorithm
-        {**cell, "algorithms": {f"{cell['table']}{_AT}{label}": one for label, one in cell["algorithms"].items()}}
-        for cell in made["cells"]
-    ]
-    return f"{terms({'cells': cells})}\n\n{first.markdown().rstrip()}"
 
 
 def beside(name: str) -> str:
@@ -423,7 +410,6 @@ BLOCKS = {
     },
     "docs/results.md": {
         **{name: lambda name=name: beside(name) for name in ("reshef-levy-2025", "reshef-levy-2024")},
-        **{name: lambda name=name: chosen(name) for name in ("plan-grid", "plan-grid-mnist")},
         **{name: lambda name=name: crosswise(name) for name in ("best-accuracy", "secure-aggregation")},
         "zhang-2025-logistic": lambda: by_mechanism("zhang-2025-logistic", "static-regret"),
         "zhang-2025-cnn": lambda: by_mechanism("zhang-2025-cnn"),
