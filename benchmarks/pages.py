@@ -20,7 +20,8 @@ from typing import Any
 
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.accuracy import ALONE, accuracy_rows, with_alone
-from murmurfl.app.papers.captions import cell_guarantees, table_caption
+from murmurfl.app.papers.best_accuracy import BEST
+from murmurfl.app.papers.captions import cell_guarantees
 from murmurfl.app.papers.reproduction import tables_of
 from murmurfl.app.reports.table import spread
 from murmurfl.privacy import gdp_epsilon, rounded_up
@@ -68,58 +69,38 @@ ROWS = 8
 
 
 def summary() -> str:
-    """The README's table of results: the picture's lines, and a record of others."""
-    made = document("best-accuracy")
-    drawn = picture.drawn(made)
-    epsilons = sorted({row["epsilon"] for rows in drawn.values() for row in rows if row["epsilon"] is not None})
-    lines = [
-        f"| | {' | '.join(f'ε = {rounded_up(one)}' for one in epsilons)} | no noise |",
-        f"|---|{'---|' * (len(epsilons) + 1)}",
-    ]
-    for line in picture.LINES:
-        rows = {row["epsilon"]: row for row in drawn.get(line, [])}
-        if line.algorithm == picture.FULL:
-            rows[None] = _without_noise(made, line.features)
-        cells = [_percent(rows.get(one)) for one in (*epsilons, None)]
-        lines.append(f"| {line.name} | {' | '.join(cells)} |")
-    central = picture.CENTRAL
-    assumed = f"{central.accuracy:g} at ε = {central.epsilon:g}; {central.assumes}"
+    """The README's table of results: the picture's lines, and what else there is."""
+    made = best()
     return "\n".join(
         [
-            "MNIST, 60,000 samples on 100 machines; test accuracy in percent, mean ± standard deviation over "
-            f"{made['seeds']} seeds.",
+            f"MNIST's 60,000 images on 100 machines; test accuracy in percent, mean ± standard deviation over "
+            f"{made['seeds']} seeds:",
             "",
-            *lines,
+            picture.table(made),
             "",
-            f"For comparison: {central.name}, {assumed}.",
-            "",
-            terms(_drawn_cells(drawn)).replace("Epsilon", "ε"),
+            told_of(picture.drawn(made)),
         ]
     )
-
-
-def _without_noise(made: Mapping[str, Any], features: str) -> Mapping[str, Any] | None:
-    noiseless = (row for row in picture.best_rows(made) if row["epsilon"] is None)
-    return next((row for row in noiseless if row["table"] == features), None)
 
 
 def _percent(row: Mapping[str, Any] | None) -> str:
     return "" if row is None else spread(row["accuracy %"], row["± std"], ".1f")
 
 
+def best() -> dict[str, Any]:
+    """The document of ``best-accuracy``, with one machine alone."""
+    return with_alone(document("best-accuracy"))
+
+
 def told_of(drawn: Mapping[picture.Line, Sequence[Mapping[str, Any]]]) -> str:
     """What the epsilons of the picture's lines are true of."""
-    return table_caption(_drawn_cells(drawn))
-
-
-def _drawn_cells(drawn: Mapping[picture.Line, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """The cells of best-accuracy that a picture shows, under its lines' names."""
-    wanted = {(line.features, line.algorithm): line.name for line in drawn}
+    wanted = {line.algorithm for line in drawn}
     cells = []
-    for cell in document("best-accuracy")["cells"]:
-        named = {wanted.get((cell["table"], label)): entry for label, entry in cell["algorithms"].items()}
-        cells.append({**cell, "algorithms": {name: entry for name, entry in named.items() if name is not None}})
-    return {"cells": cells}
+    for cell in best()["cells"]:
+        if cell["table"] == BEST:
+            kept = {label: entry for label, entry in cell["algorithms"].items() if label in wanted}
+            cells.append({**cell, "algorithms": kept})
+    return picture.terms(cell_guarantees({"cells": cells})[0])
 
 
 def terms(made: Mapping[str, Any], *, in_columns: bool = False) -> str:
@@ -164,7 +145,7 @@ _NOISES = ("noise on each machine", "noise of the server in each round")
 
 def draw_pictures() -> None:
     """Draw the README's picture anew."""
-    made = document("best-accuracy")
+    made = best()
     picture.draw(made, told_of(picture.drawn(made)), PICTURE)
 
 

@@ -1,4 +1,4 @@
-"""The README's picture: what an epsilon buys on MNIST, by method and features.
+"""The README's picture and table: what an epsilon buys on MNIST, beside what else there is.
 
 ``python -m benchmarks.pages`` draws docs/pictures/accuracy.svg from docs/results/best-accuracy.json. The text of the
 picture stays text, so that a test can hold its figures against that document.
@@ -8,42 +8,43 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from murmurfl.app.papers.best_accuracy import BEST, FULL, NOISY_SGD, ONE_PASS, SECURE, SOFT, WITHOUT, best_rows
+from murmurfl.app.papers.accuracy import ALONE
+from murmurfl.app.papers.best_accuracy import BEST, FULL, NOISY_SGD, SECURE, WITHOUT, best_rows
 from murmurfl.app.reports.figures import empty_figure
-from murmurfl.privacy import rounded_up
+from murmurfl.app.reports.table import spread
+from murmurfl.privacy import SIMULATED, Guarantee, rounded_up
+from murmurfl.privacy.accounting.guarantee import FAST_NOISE
 
-_COLUMNS = 170
-_ERRORS = (1, 2, 3, 5, 10, 20, 40)
+_COLUMNS = 125
+_ERRORS = (1, 2, 3, 5, 10, 15)
 """Where accuracies are marked, in percent wrong."""
 
 
 class Line(NamedTuple):
-    """A line of the picture and a row of the README's table."""
+    """A line of the picture: an algorithm on the best features."""
 
     name: str
-    features: str
     algorithm: str
     colour: str
 
     def rows(self, document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Its rows of the reproduction, the strictest epsilon first."""
-        found = [
-            row for row in best_rows(document) if (row["table"], row["algorithm"]) == (self.features, self.algorithm)
-        ]
+        """Its rows of the reproduction with one machine alone, the strictest epsilon first."""
+        found = [row for row in best_rows(document) if (row["table"], row["algorithm"]) == (BEST, self.algorithm)]
         return sorted(found, key=lambda row: row["epsilon"] or 0.0)
 
 
-LINES = (
-    Line("full batches, scattering + strokes, only sums are seen", BEST, SECURE, "#4c9f70"),
-    Line("full batches, scattering + strokes", BEST, FULL, "#0b3c49"),
-    Line("full batches, soft gradients", SOFT, FULL, "#1f6f8b"),
-    Line("one pass of DP-μ²-FL, soft gradients", SOFT, ONE_PASS, "#d98e5f"),
-    Line("one pass of noisy SGD, soft gradients", SOFT, NOISY_SGD, "#b0b7bc"),
-)
-NOISELESS = Line("full batches, scattering + strokes, without noise", BEST, WITHOUT, "#777777")
+SUMS = Line("murmurfl, the server sees sums only", SECURE, "#4c9f70")
+RELEASES = Line("murmurfl, the server sees every release", FULL, "#0b3c49")
+OTHERS = Line("noisy SGD", NOISY_SGD, "#b0704f")
+NOISELESS = Line("murmurfl without noise, not private", WITHOUT, "#777777")
+SINGLE = Line("one machine alone, without noise", ALONE, "#b0b7bc")
+LINES = (SUMS, RELEASES, OTHERS)
+DIGITS = 1
+"""Of an epsilon, rounded up."""
 
 
 class Record(NamedTuple):
@@ -55,16 +56,69 @@ class Record(NamedTuple):
     assumes: str
 
 
-CENTRAL = Record(
-    "DP-SGD's record", 2.93, 98.7, "central: one trusted trainer has all data; ε for a sample added or removed"
-)
+CENTRAL = Record("DP-SGD's record", 2.93, 98.7, "one trusted trainer, ε = 3 for a sample added or removed")
 """Tramèr and Boneh 2021, "Differentially Private Learning Needs Better Features (or Much More Data)": scattering and a
 linear model, delta = 1e-5."""
 
 
 def drawn(document: Mapping[str, Any]) -> dict[Line, list[Mapping[str, Any]]]:
     """The lines that the document has, with their rows."""
-    return {line: rows for line in (*LINES, NOISELESS) if (rows := line.rows(document))}
+    return {line: rows for line in (NOISELESS, *LINES, SINGLE) if (rows := line.rows(document))}
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """The README's table: a line for each of the strictest epsilons, one pair of columns."""
+    ours = {(line, row["epsilon"]): _cell(row) for line in LINES for row in line.rows(document)}
+    few, one, two, *_ = sorted({epsilon for line, epsilon in ours if line is RELEASES})
+    (alone,) = SINGLE.rows(document)
+    beside = {
+        **{(RELEASES, epsilon): f"{ours[OTHERS, epsilon]}, {OTHERS.name}" for epsilon in (few, one, two)},
+        (SUMS, few): f"{_cell(alone)}, {SINGLE.name}",
+        (SUMS, one): f"{CENTRAL.accuracy:g}, {CENTRAL.name}: {CENTRAL.assumes}",
+    }
+    lines = ["| | murmurfl | what else there is |", "|---|---|---|"]
+    for (line, epsilon), other in beside.items():
+        seen = line.name.partition(", ")[2]
+        lines.append(f"| {_shown(epsilon)}, {seen} | {ours[line, epsilon]} | {other} |")
+    return "\n".join(lines)
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    return spread(row["accuracy %"], row["± std"], ".1f")
+
+
+def _shown(epsilon: float) -> str:
+    return f"ε = {float(rounded_up(epsilon, DIGITS)):g}"
+
+
+def terms(guarantees: Sequence[tuple[str, Guarantee]]) -> str:
+    """What the epsilons of picture and table are true of, in a sentence, and that nobody was protected.
+
+    Raises
+    ------
+    ValueError
+        If they differ in more than in sums, and a sentence would not be true of all.
+    """
+    plain = [one for _, one in guarantees if one.min_honest is None]
+    sums = [one for _, one in guarantees if one.min_honest is not None]
+    said = {(one.protects, one.covers, one.notes) for one in plain}
+    said |= {(replace(one, **_WITHOUT_SUMS).protects, one.covers, one.notes) for one in sums}
+    honest = {one.min_honest for one in sums}
+    noise = {"noise on each machine" in one.mechanism for one in (*plain, *sums)}
+    if len(said) != 1 or len(honest) != 1 or noise != {True}:
+        raise ValueError(f"Expected guarantees of the same words, got {said}, {honest} and {noise}.")
+    ((protects, covers, notes),) = said
+    if set(notes) != {FAST_NOISE, SIMULATED}:
+        raise ValueError(f"Expected notes on fast noise and seeded keys, got {notes}.")
+    local = " and ".join(rounded_up(one, 2) for one in sorted({one.epsilon_local or 0.0 for one in sums}))
+    return (
+        f"ε, rounded up, is {protects}; noise on each machine; {covers}; where only sums are seen, if one helper and "
+        f"{honest.pop()} machines of each sum are honest, and {local} whatever happens. Simulated with fast noise and "
+        "seeded keys, which protect nobody."
+    )
+
+
+_WITHOUT_SUMS: Mapping[str, Any] = {"trust": "untrusted-server", "mu_local": None, "min_honest": None}
 
 
 def percent_text(value: float) -> str:
@@ -88,16 +142,16 @@ def draw(document: Mapping[str, Any], caption: str, path: Path) -> None:
 
     # Text as text, and identifiers from a salt of ours: the same document gives the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "murmurfl", "font.family": "sans-serif"}):
-        figure = empty_figure(10, 5.4)
+        figure = empty_figure(10, 5)
         axes = figure.add_subplot()
         for line, rows in drawn(document).items():
             _draw_line(axes, line, rows)
         axes.plot(CENTRAL.epsilon, 100 - CENTRAL.accuracy, "*", color="#8a1c1c", markersize=12)
         _note(axes, CENTRAL.epsilon, CENTRAL.accuracy, percent_text(CENTRAL.accuracy), "#8a1c1c")
-        axes.plot([], [], "*", color="#8a1c1c", label=f"{CENTRAL.name} ({CENTRAL.assumes})")
+        axes.plot([], [], "*", color="#8a1c1c", label=f"{CENTRAL.name}: {CENTRAL.assumes}")
         _name_axes(axes, [row["epsilon"] for rows in drawn(document).values() for row in rows if row["epsilon"]])
         axes.legend(loc="lower right", fontsize=8, frameon=False)
-        figure.supxlabel(textwrap.fill(caption, _COLUMNS), fontsize=6.5, color="#444444")
+        figure.supxlabel(textwrap.fill(caption, _COLUMNS), fontsize=7.5, color="#444444")
         figure.savefig(path, metadata={"Date": None})
     # One newline at the end and none before line ends, as for every other text of the repository.
     path.write_text("\n".join(line.rstrip() for line in path.read_text().splitlines()) + "\n")
@@ -119,14 +173,14 @@ def _draw_line(axes: Any, line: Line, rows: Sequence[Mapping[str, Any]]) -> None
     )
     for row in rows:
         text = percent_text(row["accuracy %"])
-        _note(axes, row["epsilon"], row["accuracy %"], text, line.colour, below=line is LINES[-1])
+        _note(axes, row["epsilon"], row["accuracy %"], text, line.colour, below=line is OTHERS)
 
 
 def _note(axes: Any, epsilon: float, accuracy: float, text: str, colour: str, *, below: bool = False) -> None:
     axes.annotate(
         text,
         (epsilon, 100 - accuracy),
-        xytext=(0, -14 if below else 6),
+        xytext=(0, -23 if below else 14),
         textcoords="offset points",
         ha="center",
         fontsize=8,
@@ -138,7 +192,7 @@ def _name_axes(axes: Any, epsilons: Sequence[float]) -> None:
     """Epsilon along, accuracy up, by the logarithm of the error: what is near 100 % is told apart too."""
     ticks = sorted(set(epsilons))
     axes.set_xscale("log")
-    axes.set_xticks(ticks, [f"ε = {rounded_up(tick)}" for tick in ticks], fontsize=8)
+    axes.set_xticks(ticks, [_shown(tick) for tick in ticks], fontsize=8)
     axes.set_xticks([], minor=True)
     axes.set_yscale("log")
     axes.invert_yaxis()

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from murmurfl.app.settings.run_config import run_keys
-from murmurfl.privacy import MECHANISMS, rounded_up
+from murmurfl.privacy import MECHANISMS, SIMULATED, Guarantee, rounded_up
+from murmurfl.privacy.accounting.guarantee import FAST_NOISE
 
 from benchmarks import masks, pages, picture
 
@@ -95,36 +96,63 @@ def reference_tables():
 def test_the_picture_shows_what_the_documents_say():
     """Its text is text: every figure of its lines, their names, and what their epsilons are true of."""
     shown = html.unescape(" ".join(re.sub(r"<[^>]+>", " ", pages.PICTURE.read_text()).split()))
-    lines = picture.drawn(pages.document("best-accuracy"))
-    assert set(lines) == {*picture.LINES, picture.NOISELESS}
+    lines = picture.drawn(pages.best())
+    assert set(lines) == {*picture.LINES, picture.NOISELESS, picture.SINGLE}
     for line, rows in lines.items():
         assert line.name in shown
         for row in rows:
             if row["epsilon"] is not None:
-                assert f"ε = {rounded_up(row['epsilon'])}" in shown
+                assert f"ε = {float(rounded_up(row['epsilon'], 1)):g}" in shown
                 assert picture.percent_text(row["accuracy %"]) in shown
     assert picture.CENTRAL.assumes in shown
     assert pages.told_of(lines) in shown
 
 
 def test_a_figure_that_changed_would_be_noticed_in_the_picture(tmp_path):
-    made = pages.document("best-accuracy")
-    made["cells"][0]["algorithms"][picture.FULL]["accuracy"]["mean"] += 0.01
+    made = pages.best()
+    cell = next(cell for cell in made["cells"] if picture.RELEASES.rows({"cells": [cell]}))
+    cell["algorithms"][picture.FULL]["accuracy"]["mean"] += 0.0123
     picture.draw(made, "", tmp_path / "other.svg")
-    (line,) = (
-        line for line in picture.LINES if line.features == made["cells"][0]["table"] and line.algorithm == picture.FULL
-    )
-    changed = picture.percent_text(line.rows(made)[0]["accuracy %"])
+    changed = picture.percent_text(picture.RELEASES.rows(made)[0]["accuracy %"])
     assert changed in (tmp_path / "other.svg").read_text()
     assert f">{changed}<" not in pages.PICTURE.read_text()
 
 
 def test_the_picture_is_drawn_anew_as_it_is(tmp_path):
-    made = pages.document("best-accuracy")
+    made = pages.best()
     first, again = tmp_path / "first.svg", tmp_path / "again.svg"
     for path in (first, again):
         picture.draw(made, pages.told_of(picture.drawn(made)), path)
     assert first.read_bytes() == again.read_bytes()
+
+
+SUMS = {"trust": "secure-aggregation", "mu_local": 1.0, "min_honest": 7}
+NOTES = (FAST_NOISE, SIMULATED)
+
+
+def test_one_sentence_says_what_all_epsilons_are_true_of():
+    made = [Guarantee(0.5, 1e-5, "blt noise on each machine", notes=NOTES, **sums) for sums in ({}, SUMS)]
+    said = picture.terms([("a", one) for one in made])
+    assert "one helper and 7 machines of each sum are honest, and 4.4 whatever happens" in said
+    assert said.startswith(f"ε, rounded up, is {made[0].protects}; noise on each machine; {made[0].covers}; ")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"delta": 1e-6},
+        {"unit": "owner"},
+        {"trust": "trusted-server"},
+        {"notes": ()},
+        {"mechanism": "the server's noise"},
+    ],
+    ids=str,
+)
+def test_a_sentence_that_is_not_true_of_all_is_refused(other):
+    same = {"mu": 0.5, "delta": 1e-5, "mechanism": "blt noise on each machine", "notes": NOTES}
+    sums = Guarantee(**same, **SUMS)
+    with pytest.raises(ValueError, match="guarantees of the same words"):
+        picture.terms([("a", Guarantee(**same)), ("b", sums), ("c", Guarantee(**{**same, **other}))])
 
 
 def test_the_readme_has_one_table_of_at_most_eight_rows():
