@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 SINCE ?= main
 
-.PHONY: help install run test test-changed test-long test-base mutants test-deployment test-docs test-examples test-flower deploy-demo docs lint format types bench wheels clean
+.PHONY: help install run test test-changed test-long test-base mutants test-deployment test-docs test-examples test-flower test-frameworks deploy-demo docs lint format types bench wheels clean
 
 help:
 	@echo "make run      one private federated training on scikit-learn's digits (ARGS=\"--set mu=2\")"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-deployment  the long tests with real nodes"
 	@echo "make test-docs  the commands of docs/, over real nodes where they need some"
 	@echo "make test-flower  what speaks with Flower, under the oldest and newest supported versions"
+	@echo "make test-frameworks  the notebooks of examples/, executed anew"
 	@echo "make test-examples  the examples through \`flwr run\` and real nodes"
 	@echo "make lint     ruff, the type checker, and no merge markers"
 	@echo "make docs     the pages of docs/ as a site in build/docs"
@@ -86,6 +87,10 @@ test-flower: $(STAMP)
 	  PYTHONPATH=$(CURDIR)/build/flwr-$$version $(BIN)/python -m pytest -n 2 --dist loadfile tests/clients \
 	    tests/strategies tests/app/engines/test_ray.py tests/app/engines/test_launch.py tests/deployment tests/test_packaging.py $(ARGS); \
 	done
+
+# The notebooks' cells, in a kernel of this environment: minutes.
+test-frameworks: $(STAMP)
+	$(BIN)/python -m pytest -m frameworks tests/examples/test_notebooks.py $(ARGS)
 
 # Each example as its README starts it: minutes.
 test-examples: $(STAMP)
