@@ -13,7 +13,7 @@ from reference import filled  # noqa: E402
 from benchmarks import pages  # noqa: E402
 
 project = "murmurfl"
-author = "the murmurfl authors"
+author = project_copyright = "the murmurfl authors"
 release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
@@ -32,6 +32,8 @@ python_use_unqualified_type_names = True
 html_theme = "furo"
 html_title = f"murmurfl {release}"
 html_show_sourcelink = False
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 
 
 CHECKS = ROOT / "docs" / "proofs" / "checks.toml"
