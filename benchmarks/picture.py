@@ -19,7 +19,7 @@ from murmurfl.app.reports.table import spread
 from murmurfl.privacy import SIMULATED, Guarantee, rounded_up
 from murmurfl.privacy.accounting.guarantee import FAST_NOISE
 
-_COLUMNS = 125
+_COLUMNS = 105
 _ERRORS = (1, 2, 3, 5, 10, 15)
 """Where accuracies are marked, in percent wrong."""
 
@@ -112,9 +112,9 @@ def terms(guarantees: Sequence[tuple[str, Guarantee]]) -> str:
         raise ValueError(f"Expected notes on fast noise and seeded keys, got {notes}.")
     local = " and ".join(rounded_up(one, 2) for one in sorted({one.epsilon_local or 0.0 for one in sums}))
     return (
-        f"ε, rounded up, is {protects}; noise on each machine; {covers}; where only sums are seen, if one helper and "
-        f"{honest.pop()} machines of each sum are honest, and {local} whatever happens. Simulated with fast noise and "
-        "seeded keys, which protect nobody."
+        f"ε, rounded up, is {protects}; noise on each machine; {covers}; where only sums are seen it holds if one "
+        f"helper and {honest.pop()} machines of each sum are honest, and is {local} whatever happens. Simulated with "
+        "fast noise and seeded keys, which protect nobody."
     )
 
 
@@ -142,7 +142,7 @@ def draw(document: Mapping[str, Any], caption: str, path: Path) -> None:
 
     # Text as text, and identifiers from a salt of ours: the same document gives the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "murmurfl", "font.family": "sans-serif"}):
-        figure = empty_figure(10, 5)
+        figure = empty_figure(7, 5)
         axes = figure.add_subplot()
         for line, rows in drawn(document).items():
             _draw_line(axes, line, rows)

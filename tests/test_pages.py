@@ -133,7 +133,7 @@ NOTES = (FAST_NOISE, SIMULATED)
 def test_one_sentence_says_what_all_epsilons_are_true_of():
     made = [Guarantee(0.5, 1e-5, "blt noise on each machine", notes=NOTES, **sums) for sums in ({}, SUMS)]
     said = picture.terms([("a", one) for one in made])
-    assert "one helper and 7 machines of each sum are honest, and 4.4 whatever happens" in said
+    assert "one helper and 7 machines of each sum are honest, and is 4.4 whatever happens" in said
     assert said.startswith(f"ε, rounded up, is {made[0].protects}; noise on each machine; {made[0].covers}; ")
 
 
