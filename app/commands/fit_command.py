@@ -77,7 +77,7 @@ def fit(
             options: dict[str, Any] = {} if "mu" in settings else {"epsilon": epsilon}
             options |= {"label": label, "site": site, "machines": machines, "schema": schema, "trust": trust}
             options |= {"real": real, "budget": budget, "ledger": ledger}
-            result = fitting.fit(table, **options, **settings)
+            result = fitting.fit(table, **{**options, **settings})
             write_record(result, folder)
             model = result.save(folder / _MODEL)
         shown = model.relative_to(Path.cwd()) if model.is_relative_to(Path.cwd()) else model

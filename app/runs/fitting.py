@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ...clients.records.schema import Schema
-from ...privacy import ConfigurationError
+from ...privacy import SIMULATED, ConfigurationError
 from ...privacy.setting import Value
-from ..data.table_task import FittedTable, ReadTable, TableTask, held_out
+from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out
 from ..engines.start import run_cohort
 from ..models.trained_model import SCHEMA
 from ..settings.layers import layered
@@ -30,6 +30,9 @@ MACHINES = 5
 """Machines that rows are dealt to where no column says whose they are."""
 HELD_OUT_SHARE = 0.2
 """Of the rows, for the figure."""
+EPSILON = 2.0
+"""Of a fit for which nothing else is asked."""
+_SUMS = "secure-aggregation"
 _MOST_NAMED, _TWO, _GUESSING, _ERRORS = 4, 2, 0.5, 2.0
 
 
@@ -39,7 +42,7 @@ def fit(
     label: str = "",
     site: str = "",
     machines: int = 0,
-    epsilon: float = 0.0,
+    epsilon: float | None = None,
     schema: Schema | Path | str | None = None,
     trust: str = "",
     real: bool = False,
@@ -61,7 +64,7 @@ def fit(
     machines : int
         Without ``site``, over how many machines the rows are dealt.
     epsilon : float
-        Of everything that the run releases, at ``delta`` (1e-5); default that of mu = 1.
+        Of everything that the run releases, at ``delta`` (1e-5); default 2, or ``mu`` among the settings.
     schema : Schema or path, optional
         How rows are read; default a draft from these very rows, which shows something of them.
     trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
@@ -109,6 +112,9 @@ def fit(
         "model": "ridge" if of_numbers else "softmax",
         **{name.replace("_", "-"): value for name, value in settings.items()},
     }
+    if epsilon is not None and not epsilon > 0:
+        raise ConfigurationError(f"Expected epsilon > 0, got {epsilon!r}: to train without noise set mechanism = none.")
+    epsilon = EPSILON if epsilon is None and "mu" not in own else epsilon
     given = {"epsilon": epsilon, "trust": trust}
     own = layered(own, {name: value for name, value in given.items() if value})
     if real:
@@ -126,8 +132,25 @@ def fit(
     config = RunConfig.from_mapping({**own, **dealt})
     with _quiet():
         result = run_cohort(config, on_progress=on_progress, rehearsed=not of_numbers)
+    made = _described(result, found, read, site)
+    if not is_useless(made.outcome, made.table) or many == 1 or made.guarantee.trust != "untrusted-server":
+        return made
+    with _quiet():
+        summed = run_cohort(RunConfig.from_mapping({**own, **dealt, "trust": _SUMS}), rehearsed=not of_numbers)
+    summed = _described(summed, found, read, site, beside=False)
+    if is_useless(summed.outcome, summed.table):
+        return made
+    better = f"--trust {_SUMS}: {shown_figure(summed.outcome, summed.table)}, rehearsed on these rows"
+    return _with(made, made.outcome, replace(made.table, better=better))
+
+
+def _described(result: RunResult, found: ReadTable, read: ReadRows, site: str, *, beside: bool = True) -> RunResult:
+    """A rehearsal's result with its table and, ``beside`` it, the same without noise and one machine alone."""
+    dataset = result.experiment.data
     labels = dataset.test_labels
     frequent = np.bincount(dataset.train_labels).argmax() if found.schema.num_classes > 1 else 0
+    usual = labels == frequent
+    right = result.model.scores(dataset.test_features).argmax(axis=1) == labels
     described = FittedTable(
         name=found.name,
         schema=found.schema,
@@ -135,18 +158,27 @@ def fit(
         rows=len(found.rows),
         trained=len(dataset.train_labels),
         tested=len(labels),
-        misfits=sum(read.misfits.values()),
+        misfits=read.misfits,
         site=site,
         left_out=found.left_out,
-        majority=float(np.mean(labels == frequent)) if found.schema.num_classes > 1 else 0.0,
+        majority=float(np.mean(usual)) if found.schema.num_classes > 1 else 0.0,
         variance=float(np.var(labels)),
+        differing=int(np.sum(right != usual)),
+        spellings=found.spellings,
     )
     made = replace(result, table=described)
+    if not beside:
+        return made
     with _quiet():
         figures: dict[str, Any] = {"alone": made.alone}
         if made.experiment.config.private:
             figures["without_noise"] = without_noise(made.outcome)
-    vars(made)["outcome"] = made.outcome.model_copy(update=figures)  # where its cached property looks first
+    return _with(made, made.outcome.model_copy(update=figures), described)
+
+
+def _with(result: RunResult, outcome: Outcome, table: FittedTable) -> RunResult:
+    made = replace(result, table=table)
+    vars(made)["outcome"] = outcome  # where its cached property looks first
     return made
 
 
@@ -168,7 +200,7 @@ def _for_real(
         result = fit_for_real(found, own, where, budget)
     rows = len(found.rows)
     # What else is of the rows was not released.
-    unknown: dict[str, Any] = {"tested": 0, "misfits": 0, "majority": 0.0, "variance": 0.0, "left_out": {}}
+    unknown: dict[str, Any] = {"tested": 0, "misfits": {}, "majority": 0.0, "variance": 0.0, "left_out": {}}
     described = FittedTable(found.name, found.schema, drafted=False, rows=rows, trained=rows, site="", **unknown)
     return replace(result, table=described)
 
@@ -191,95 +223,135 @@ def shown_figure(of: Outcome | Twin | Alone, table: FittedTable) -> str:
     return f"{100 * value:.1f} %"
 
 
+def _short_figure(of: Twin | Alone, table: FittedTable) -> str:
+    return shown_figure(of, table).partition(" (")[0]
+
+
 def is_useless(outcome: Outcome, table: FittedTable) -> bool:
-    """Whether a fitted model tells no more than the usual answer does."""
+    """Whether nothing shows that a fitted model tells more than the usual answer does: twice the error counts."""
     if table.schema.num_classes == 1:
         return not figure(outcome, table) > 0.0
     if table.schema.num_classes == _TWO and figure(outcome, table) > _GUESSING + _ERRORS * table.error_of_guessing:
         return False  # it ranks, even where one class is so rare that nobody is given it
-    return not (outcome.accuracy or 0.0) > table.majority
+    return not (outcome.accuracy or 0.0) > table.majority + _ERRORS * table.error_of_accuracy
 
 
 def fit_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str]:
-    """A fitted model, saved in a folder, in about ten lines for people."""
-    outcome, config = result.outcome, result.experiment.config
-    schema, lines = table.schema, list[str]()
+    """A fitted model, saved in a folder, in ten to fifteen lines for people."""
+    outcome, config, schema = result.outcome, result.experiment.config, table.schema
     if result.deployed:
         return _real_lines(result, table, folder)
-    if is_useless(outcome, table):
-        usual = "their mean" if schema.num_classes == 1 else f"the usual answer, {100 * table.majority:.1f} %"
-        lines.append(f"This model is no better than always giving {usual}: do not use it.")
-    unused = ", ".join(f"{name} ({reason})" for reason, names in table.left_out.items() for name in names[:_MOST_NAMED])
-    misfits = f", {table.misfits} do not fit" if table.misfits else ""
-    held = f"{table.trained:,} to train, {table.tested:,} held out{misfits}"
     whose = f"{outcome.num_clients} sites by {table.site!r}" if table.site else f"{outcome.num_clients} machines, dealt"
+    unused = ", ".join(f"{name} ({reason})" for reason, names in table.left_out.items() for name in names[:_MOST_NAMED])
+    review = f"review its {SCHEMA}, then " if table.drafted else ""
     rows = [
-        ("table", f"{table.name}: {table.rows:,} rows ({held}); {whose}"),
+        ("table", f"{table.name}: {table.rows:,} rows, {table.tested:,} of them held out; {whose}"),
+        *[("misfits", _misfits(table.misfits)) for _ in range(bool(table.misfits))],
         ("columns", f"{len(schema.columns)} used{f'; left out: {unused}' if unused else ''}"),
-        ("label", _label_words(schema)),
+        ("label", _label_words(table)),
         ("method", f"{config.strategy}, {outcome.rounds} rounds{', chosen by rehearsal' if outcome.chosen_by else ''}"),
         ("model", f"{shown_figure(outcome, table)} on the rows held out"),
-        ("beside it", "; ".join(_beside(outcome, table)) or "no twin was made"),
+        ("beside", _beside(outcome, table)),
+        *[("better", table.better) for _ in range(bool(table.better))],
         ("privacy", _privacy(result)),
-        ("saved", f"{folder}: `murmurfl predict {folder} NEW.csv` adds a column"),
-        ("next", _next(table, folder)),
+        ("saved", f"{folder}: `murmurfl predict {folder} NEW.csv`"),
+        ("next", f"for a model to be used: {review}fit --real, or nodes"),
     ]
-    wide = max(len(name) for name, _ in rows)
-    lines += [f"{name:<{wide}}  {value}" for name, value in rows]
-    return lines
+    return [*_verdict(outcome, table), *_aligned(rows)]
+
+
+def _verdict(outcome: Outcome, table: FittedTable) -> list[str]:
+    """What must be known before any figure, if there is something."""
+    numbers = table.schema.num_classes == 1
+    if is_useless(outcome, table):
+        usual = "their mean" if numbers else f"the usual answer, right in {100 * table.majority:.1f} %"
+        return [f"Do not use this model: {table.tested:,} rows do not show it to be better than always giving {usual}."]
+    accuracy = outcome.accuracy or 0.0
+    if numbers or accuracy > table.majority:
+        return []
+    return [
+        f"Accuracy {100 * accuracy:.1f} % is not above the usual answer's {100 * table.majority:.1f} %, but the model "
+        "ranks rows: use its probabilities."
+    ]
 
 
 def _real_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str]:
     """A model that was fitted for real: nothing but what was released with noise."""
-    evaluation, outcome = result.outcome.private_evaluation, result.outcome
-    measured = "none was released" if evaluation is None else evaluation.sentence or evaluation.failure
+    evaluation, schema = result.outcome.private_evaluation, table.schema
+    measured = "none: how far numbers are off is not released; rehearse without --real to see it"
+    if schema.num_classes > 1:
+        measured = "none was released" if evaluation is None else evaluation.sentence or evaluation.failure
     rows = [
         ("table", f"{table.name}: {table.rows:,} rows, whose number is public"),
-        ("label", _label_words(table.schema)),
-        ("method", f"{result.experiment.config.strategy}, {outcome.rounds} rounds"),
+        ("label", _label_words(table)),
+        ("method", f"{result.experiment.config.strategy}, {result.outcome.rounds} rounds"),
         ("figure", f"{measured}"),
         ("privacy", f"REAL: {result.guarantee}"),
-        ("saved", f"{folder}: `murmurfl predict {folder} NEW.csv` adds a column"),
+        ("saved", f"{folder}: `murmurfl predict {folder} NEW.csv`"),
     ]
+    return [*_real_verdict(result, schema), *_aligned(rows)]
+
+
+def _real_verdict(result: RunResult, schema: Schema) -> list[str]:
+    """Whether the released figure shows the model to be of use, by what is released or public alone."""
+    found = result.evaluation
+    if found is None:
+        return []
+    known = schema.label.majority
+    if found.auc_interval is not None and found.auc_interval[0] > _GUESSING:
+        return []
+    if known is not None and found.interval[0] > known:
+        return []
+    usual = "the usual answer" if known is None else f"the usual answer, right in {100 * known:g} %"
+    return [
+        f"The released figure does not show that this model is better than always giving {usual}: it is too uncertain, "
+        "or how often that is right is not public (majority in the schema's label)."
+    ]
+
+
+def _aligned(rows: list[tuple[str, str]]) -> list[str]:
     wide = max(len(name) for name, _ in rows)
     return [f"{name:<{wide}}  {value}" for name, value in rows]
 
 
-def _label_words(schema: Schema) -> str:
-    label = schema.label
-    if schema.num_classes == 1:
-        return (
-            f"{label.column}: a number from {label.bounds[0]:g} to {label.bounds[1]:g}"
-            if label.bounds
-            else label.column
-        )
+def _misfits(misfits: Mapping[str, int]) -> str:
+    """How many rows do not fit, and the most frequent reason."""
+    reason, count = max(misfits.items(), key=lambda one: one[1])
+    most = f", {count:,} of them" if count < sum(misfits.values()) else ""
+    return f"{sum(misfits.values()):,} rows do not fit{most} with {reason}"
+
+
+def _label_words(table: FittedTable) -> str:
+    label = table.schema.label
+    if table.schema.num_classes == 1:
+        low, high = label.bounds or (-math.inf, math.inf)
+        return f"{label.column}: a number from {low:g} to {high:g}"
     named = ", ".join(label.names[:_MOST_NAMED]) + (", ..." if len(label.names) > _MOST_NAMED else "")
-    return f"{label.column}: {named}"
+    read = f" ({', '.join(table.spellings[:_MOST_NAMED])} are read as these)" if table.spellings else ""
+    return f"{label.column}: {named}{read}"
 
 
-def _beside(outcome: Outcome, table: FittedTable) -> list[str]:
+def _beside(outcome: Outcome, table: FittedTable) -> str:
     said = []
     if outcome.without_noise is not None:
-        said.append(f"without privacy {shown_figure(outcome.without_noise, table)}")
+        said.append(f"without privacy {_short_figure(outcome.without_noise, table)}")
     if outcome.alone is not None and outcome.alone.machines:
-        said.append(f"one site alone {shown_figure(outcome.alone, table)}")
+        one = "site" if table.site else "machine"
+        said.append(f"one {one} alone {_short_figure(outcome.alone, table).removeprefix('AUC ')}")
     if table.schema.num_classes > 1:
-        said.append(f"the usual answer {100 * table.majority:.1f} %")
-    return said
+        said.append(f"usual answer {100 * table.majority:.1f} %")
+    return ", ".join(said) or "no twin was made"
 
 
 def _privacy(result: RunResult) -> str:
     if result.outcome.mu is None:
         return "none: no noise was added"
+    guarantee = result.guarantee
+    notes = tuple(note for note in guarantee.notes if note != SIMULATED)  # the words before it say it
     return (
-        "REHEARSAL: keys are seeded, nobody was protected. With secret keys and a reviewed schema it would have: "
-        f"{result.guarantee}"
+        "REHEARSAL: nobody was protected. With secret keys and a reviewed schema it would have "
+        f"{replace(guarantee, notes=notes)}"
     )
-
-
-def _next(table: FittedTable, folder: Path) -> str:
-    review = f"review {folder / SCHEMA}, " if table.drafted else ""
-    return f"{review}then give each site's node its table and the schema (docs/deployment.md)"
 
 
 @contextmanager
