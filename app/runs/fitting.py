@@ -132,19 +132,21 @@ def fit(
     config = RunConfig.from_mapping({**own, **dealt})
     with _quiet():
         result = run_cohort(config, on_progress=on_progress, rehearsed=not of_numbers)
-    made = _described(result, found, read, site)
-    if not is_useless(made.outcome, made.table) or many == 1 or made.guarantee.trust != "untrusted-server":
+    made, described = _described(result, found, read, site)
+    if not is_useless(made.outcome, described) or many == 1 or made.guarantee.trust != "untrusted-server":
         return made
     with _quiet():
         summed = run_cohort(RunConfig.from_mapping({**own, **dealt, "trust": _SUMS}), rehearsed=not of_numbers)
-    summed = _described(summed, found, read, site, beside=False)
-    if is_useless(summed.outcome, summed.table):
+    summed, of_sums = _described(summed, found, read, site, beside=False)
+    if is_useless(summed.outcome, of_sums):
         return made
-    better = f"--trust {_SUMS}: {shown_figure(summed.outcome, summed.table)}, rehearsed on these rows"
-    return _with(made, made.outcome, replace(made.table, better=better))
+    better = f"--trust {_SUMS}: {shown_figure(summed.outcome, of_sums)}, rehearsed on these rows"
+    return _with(made, made.outcome, replace(described, better=better))
 
 
-def _described(result: RunResult, found: ReadTable, read: ReadRows, site: str, *, beside: bool = True) -> RunResult:
+def _described(
+    result: RunResult, found: ReadTable, read: ReadRows, site: str, *, beside: bool = True
+) -> tuple[RunResult, FittedTable]:
     """A rehearsal's result with its table and, ``beside`` it, the same without noise and one machine alone."""
     dataset = result.experiment.data
     labels = dataset.test_labels
@@ -168,12 +170,12 @@ def _described(result: RunResult, found: ReadTable, read: ReadRows, site: str, *
     )
     made = replace(result, table=described)
     if not beside:
-        return made
+        return made, described
     with _quiet():
         figures: dict[str, Any] = {"alone": made.alone}
         if made.experiment.config.private:
             figures["without_noise"] = without_noise(made.outcome)
-    return _with(made, made.outcome.model_copy(update=figures), described)
+    return _with(made, made.outcome.model_copy(update=figures), described), described
 
 
 def _with(result: RunResult, outcome: Outcome, table: FittedTable) -> RunResult:

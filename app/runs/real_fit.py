@@ -20,6 +20,7 @@ from ...clients.records.machine_records import Records
 from ...clients.records.schema import Schema
 from ...clients.records.sources import Table
 from ...privacy import EVALUATION_SHARE, ConfigurationError, PrivacyPolicy, SQLiteLedger, derived_seed, gdp_mu
+from ...privacy.errors import MisfitError
 from ...privacy.setting import Value
 from ..data.table_task import ReadTable, TableTask, model_inputs, scaled_labels
 from ..data.task import Dataset
@@ -90,20 +91,26 @@ def fit_for_real(found: ReadTable, settings: dict[str, Value], ledger: Path, bud
 class Dealt:
     """A table's rows as a machine's samples, in an order that depends on their number alone.
 
-    Those that are set aside for the evaluation are the last ones, and a file may be sorted.
+    Those that are set aside for the evaluation are the last ones, and a file may be sorted. In a batch of several a
+    made-up record stands in for one that does not fit, and ``fits`` says which; by itself it fails.
     """
+
+    stands_in = True
 
     def __init__(self, rows: Table, schema: Schema) -> None:
         self._schema, count = schema, len(rows)
         order = np.random.Generator(np.random.Philox(key=derived_seed("rows dealt", count))).permutation(count)
-        self._records = Records(_Ordered(rows, order), schema, count=count)
+        self._records = Records(_Ordered(rows, order), schema, count=count, together=True)
         self._records.log()
+        self.fits = self._records.fits
 
     def __len__(self) -> int:
         return len(self._records)
 
     def __getitem__(self, chosen: slice, /) -> tuple[NDArray[np.float32], NDArray[Any]]:
         features, labels = self._records[chosen]
+        if len(labels) == 1 and not self.fits[chosen][0]:
+            raise MisfitError("a record that does not fit")
         return model_inputs(np.asarray(features, np.float32), self._schema), scaled_labels(labels, self._schema)
 
     @property
