@@ -24,6 +24,7 @@ from .outcome import Alone, Outcome, Twin
 from .progress import Progress
 from .real_fit import LEDGER_ENDING, fit_for_real
 from .result import RunResult
+from .simulate import bar_of_rounds
 from .without_noise import without_noise
 
 MACHINES = 5
@@ -76,7 +77,7 @@ def fit(
     ledger : path, optional
         With ``real``: the ledger's file; default the table's with ``.ledger`` behind it.
     on_progress : callable, optional
-        Called after every round.
+        Called after every round; default a bar, in a notebook or on a terminal.
     **settings
         Further run-config keys with underscores for hyphens.
 
@@ -118,7 +119,8 @@ def fit(
     given = {"epsilon": epsilon, "trust": trust}
     own = layered(own, {name: value for name, value in given.items() if value})
     if real:
-        return _for_real(found, table, own, ledger, budget, simulated=bool(site or machines or trust))
+        shown = on_progress or bar_of_rounds()
+        return _for_real(found, table, own, ledger, budget, shown, simulated=bool(site or machines or trust))
     if budget or ledger:
         raise ConfigurationError("Expected budget and ledger with real=True (--real) only: a rehearsal spends nothing.")
     if site and machines:
@@ -131,7 +133,7 @@ def fit(
     dealt = {"task": task.name, "partition": "own" if site else "iid", "num-clients": many, "clients-per-round": many}
     config = RunConfig.from_mapping({**own, **dealt})
     with _quiet():
-        result = run_cohort(config, on_progress=on_progress, rehearsed=not of_numbers)
+        result = run_cohort(config, on_progress=on_progress or bar_of_rounds(), rehearsed=not of_numbers)
     made, described = _described(result, found, read, site)
     if not is_useless(made.outcome, described) or many == 1 or made.guarantee.trust != "untrusted-server":
         return made
@@ -185,7 +187,14 @@ def _with(result: RunResult, outcome: Outcome, table: FittedTable) -> RunResult:
 
 
 def _for_real(
-    found: ReadTable, table: Any, own: dict[str, Value], ledger: Path | str | None, budget: float, *, simulated: bool
+    found: ReadTable,
+    table: Any,
+    own: dict[str, Value],
+    ledger: Path | str | None,
+    budget: float,
+    on_progress: Callable[[Progress], None] | None,
+    *,
+    simulated: bool,
 ) -> RunResult:
     if simulated:
         raise ConfigurationError(
@@ -199,7 +208,7 @@ def _for_real(
         )
     where = Path(ledger) if ledger else Path(f"{Path(table).expanduser()}{LEDGER_ENDING}")
     with _quiet():
-        result = fit_for_real(found, own, where, budget)
+        result = fit_for_real(found, own, where, budget, on_progress)
     rows = len(found.rows)
     # What else is of the rows was not released.
     unknown: dict[str, Any] = {"tested": 0, "misfits": {}, "majority": 0.0, "variance": 0.0, "left_out": {}}

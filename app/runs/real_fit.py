@@ -7,6 +7,7 @@ is told of the rows is their number.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from ..data.task import Dataset
 from ..engines.inprocess import InProcessGrid
 from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
+from .progress import Progress
 from .result import RunResult
 from .side_releases import make_evaluation
 from .training_run import run_experiment
@@ -35,7 +37,13 @@ LEDGER_ENDING = ".ledger"
 _HELD_OUT, _BINS, _TWO = 0.1, 20, 2
 
 
-def fit_for_real(found: ReadTable, settings: dict[str, Value], ledger: Path, budget: float) -> RunResult:
+def fit_for_real(
+    found: ReadTable,
+    settings: dict[str, Value],
+    ledger: Path,
+    budget: float,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> RunResult:
     """Train on a table's rows with one machine that has all of them.
 
     Parameters
@@ -46,6 +54,8 @@ def fit_for_real(found: ReadTable, settings: dict[str, Value], ledger: Path, bud
         The ledger's file; made if it is not there.
     budget : float
         Of a new ledger: epsilon of everything that is ever released of these rows; 0 for what this call takes.
+    on_progress : callable, optional
+        Called after every round.
 
     Notes
     -----
@@ -82,10 +92,18 @@ def fit_for_real(found: ReadTable, settings: dict[str, Value], ledger: Path, bud
     )
     client.machine.check_data()
     grid = InProcessGrid(numpy_client_app(lambda _: client), 1, {})
-    result = run_experiment(grid, config, deployed=True, experiment=experiment)
-    # The test set is nobody's rows.
-    progress = [replace(one, loss=None, accuracy=None, auc=None) for one in result.progress]
-    return replace(result, progress=progress)
+
+    def shown(progress: Progress) -> None:
+        if on_progress is not None:
+            on_progress(_unmeasured(progress))
+
+    result = run_experiment(grid, config, deployed=True, experiment=experiment, on_progress=shown)
+    return replace(result, progress=[_unmeasured(one) for one in result.progress])
+
+
+def _unmeasured(progress: Progress) -> Progress:
+    """A round without figures: the test set is nobody's rows."""
+    return replace(progress, loss=None, accuracy=None, auc=None)
 
 
 class Dealt:

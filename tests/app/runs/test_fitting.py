@@ -254,7 +254,10 @@ def reviewed(tmp_path):
 
 def test_a_real_fit_shows_nothing_that_was_not_released(reviewed, tmp_path):
     table, schema = reviewed
-    result = fit(table, schema=schema, real=True, epsilon=6, **QUICK)
+    rounds = []
+    result = fit(table, schema=schema, real=True, epsilon=6, on_progress=rounds.append, **QUICK)
+    assert len(rounds) == result.rounds
+    assert all(one.accuracy is one.loss is one.auc is None for one in rounds)
     assert result.deployed
     assert result.accuracy is result.auc is result.alone is None
     assert result.outcome.loss is None
