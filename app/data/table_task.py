@@ -50,6 +50,8 @@ class ReadTable:
     left_out: Mapping[str, list[str]]
     spellings: Sequence[str] = ()
     """How classes are written beside their names."""
+    scaled: bool = False
+    """Whether bounds of numbers are from private statistics."""
 
     @classmethod
     def of(cls, table: Any, *, label: str = "", site: str = "", schema: Schema | Path | str | None = None) -> ReadTable:
@@ -159,6 +161,8 @@ class FittedTable:
         Rows held out of which either the model or the most frequent class is right.
     spellings : sequence of str
         How classes are written beside their names.
+    scaled : bool
+        Whether bounds of numbers are from private statistics, released before the training.
     better : str
         What was rehearsed too and is better, if the model is of no use.
     """
@@ -176,6 +180,7 @@ class FittedTable:
     variance: float
     differing: int = 0
     spellings: Sequence[str] = ()
+    scaled: bool = False
     better: str = ""
 
     @property

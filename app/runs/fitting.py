@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ...clients.records.schema import Schema
-from ...privacy import SIMULATED, ConfigurationError
+from ...privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon
+from ...privacy.machine.tables import PRIVATE
 from ...privacy.setting import Value
 from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out
 from ..engines.start import run_cohort
@@ -22,7 +23,7 @@ from ..settings.layers import layered
 from ..settings.run_config import RunConfig
 from .outcome import Alone, Outcome, Twin
 from .progress import Progress
-from .real_fit import LEDGER_ENDING, fit_for_real
+from .real_fit import LEDGER_ENDING, evaluated_privately, fit_for_real
 from .result import RunResult
 from .simulate import bar_of_rounds
 from .without_noise import without_noise
@@ -31,6 +32,8 @@ MACHINES = 5
 """Machines that rows are dealt to where no column says whose they are."""
 HELD_OUT_SHARE = 0.2
 """Of the rows, for the figure."""
+SCALING_SHARE = 0.1
+"""Of mu^2, for statistics that columns are scaled by."""
 EPSILON = 2.0
 """Of a fit for which nothing else is asked."""
 _SUMS = "secure-aggregation"
@@ -46,6 +49,8 @@ def fit(
     epsilon: float | None = None,
     schema: Schema | Path | str | None = None,
     trust: str = "",
+    evaluate: str = "",
+    scale: str = "",
     real: bool = False,
     budget: float = 0.0,
     ledger: Path | str | None = None,
@@ -69,6 +74,12 @@ def fit(
     schema : Schema or path, optional
         How rows are read; default a draft from these very rows, which shows something of them.
     trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
+    evaluate : {"", "private"}
+        ``private``: machines also release with noise, out of the same epsilon, how often the model is right on rows
+        that they set aside. A real fit of classes always does.
+    scale : {"", "private"}
+        ``private``: machines release statistics of the columns first, for a tenth of mu^2, and numbers are scaled by
+        these instead of the schema's bounds. It helps where bounds are far too wide, and costs a little where not.
     real : bool
         Whether the model may be used: this computer takes the place of a trusted curator, and only what is released
         with noise is shown. It needs a file and a reviewed schema; ``site``, ``machines`` and ``trust`` stay out.
@@ -116,8 +127,19 @@ def fit(
     if epsilon is not None and not epsilon > 0:
         raise ConfigurationError(f"Expected epsilon > 0, got {epsilon!r}: to train without noise set mechanism = none.")
     epsilon = EPSILON if epsilon is None and "mu" not in own else epsilon
+    if evaluate not in ("", PRIVATE) or (evaluate and of_numbers):
+        raise ConfigurationError(
+            f"Expected evaluate to be empty or, of classes, 'private', got {evaluate!r}: of numbers nothing is right."
+        )
+    if evaluate:
+        own = {**evaluated_privately(found.schema), **own}
     given = {"epsilon": epsilon, "trust": trust}
     own = layered(own, {name: value for name, value in given.items() if value})
+    if scale not in ("", PRIVATE) or (scale and real):
+        raise ConfigurationError(
+            f"Expected scale to be empty or, in a rehearsal, 'private', got {scale!r}: a real fit has its schema's "
+            "bounds alone."
+        )
     if real:
         shown = on_progress or bar_of_rounds()
         return _for_real(found, table, own, ledger, budget, shown, simulated=bool(site or machines or trust))
@@ -125,25 +147,59 @@ def fit(
         raise ConfigurationError("Expected budget and ledger with real=True (--real) only: a rehearsal spends nothing.")
     if site and machines:
         raise ConfigurationError("Expected site or machines, got both: each site is a machine.")
-    read = found.read(site)
-    seed = int(settings.get("seed", 1))
-    dataset = held_out(read, found.schema, HELD_OUT_SHARE, seed)
-    task = TableTask(found.schema, dataset)
-    many = len(read.sites) or machines or MACHINES
-    dealt = {"task": task.name, "partition": "own" if site else "iid", "num-clients": many, "clients-per-round": many}
-    config = RunConfig.from_mapping({**own, **dealt})
+    read, config = _settled(found, own, site, machines)
+    scaled = None
+    if scale:
+        found, scaled = _scaled(found, table, config, site)
+        rest = config.mu * math.sqrt(1.0 - SCALING_SHARE)
+        read, config = _settled(found, layered(own, {"mu": rest}), site, machines)
     with _quiet():
         result = run_cohort(config, on_progress=on_progress or bar_of_rounds(), rehearsed=not of_numbers)
+    result = result if scaled is None else _with_spent(result, scaled)
     made, described = _described(result, found, read, site)
-    if not is_useless(made.outcome, described) or many == 1 or made.guarantee.trust != "untrusted-server":
+    alone = config.num_clients == 1 or made.guarantee.trust != "untrusted-server"
+    if alone or scale or not is_useless(made.outcome, described):
         return made
     with _quiet():
-        summed = run_cohort(RunConfig.from_mapping({**own, **dealt, "trust": _SUMS}), rehearsed=not of_numbers)
+        summed = run_cohort(RunConfig.from_mapping({**config.to_mapping(), "trust": _SUMS}), rehearsed=not of_numbers)
     summed, of_sums = _described(summed, found, read, site, beside=False)
     if is_useless(summed.outcome, of_sums):
         return made
     better = f"--trust {_SUMS}: {shown_figure(summed.outcome, of_sums)}, rehearsed on these rows"
     return _with(made, made.outcome, replace(described, better=better))
+
+
+def _settled(found: ReadTable, own: dict[str, Value], site: str, machines: int) -> tuple[ReadRows, RunConfig]:
+    """The rows that fit, and the configuration of a run on them, some held out."""
+    read = found.read(site)
+    task = TableTask(found.schema, held_out(read, found.schema, HELD_OUT_SHARE, int(own.get("seed", 1))))
+    many = len(read.sites) or machines or MACHINES
+    dealt = {"task": task.name, "partition": "own" if site else "iid", "num-clients": many, "clients-per-round": many}
+    return read, RunConfig.from_mapping({**own, **dealt})
+
+
+def _scaled(found: ReadTable, table: Any, config: RunConfig, site: str) -> tuple[ReadTable, Guarantee]:
+    """The table read by narrower bounds, from private statistics of its columns, and what these would guarantee."""
+    from .private_statistics import private_statistics
+
+    told: dict[str, Any] = {"mu": config.mu * math.sqrt(SCALING_SHARE), "delta": config.delta, "seed": config.seed}
+    if config.trust:
+        told["trust"] = config.trust
+    if config.secure:
+        told["min_honest"] = config.min_honest
+    many = {"site": site} if site else {"machines": config.num_clients}
+    with _quiet():
+        said = private_statistics(table, found.schema, **many, **told, mechanism="" if config.private else "none")
+    if said.guarantee is None:
+        raise ConfigurationError("Expected statistics with a guarantee, got none.")
+    return replace(found, schema=found.schema.bounded(said.bounds), scaled=True), said.guarantee
+
+
+def _with_spent(result: RunResult, before: Guarantee) -> RunResult:
+    """A result whose figures cover a release before it, on the same machines and under the same trust."""
+    mu = math.hypot(result.mu, before.mu)
+    local = None if result.mu_local is None else math.hypot(result.mu_local, before.mu_local or 0.0)
+    return replace(result, mu=mu, epsilon=gdp_epsilon(mu, result.experiment.config.delta), mu_local=local)
 
 
 def _described(
@@ -169,6 +225,7 @@ def _described(
         variance=float(np.var(labels)),
         differing=int(np.sum(right != usual)),
         spellings=found.spellings,
+        scaled=found.scaled,
     )
     made = replace(result, table=described)
     if not beside:
@@ -254,14 +311,16 @@ def fit_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str]:
         return _real_lines(result, table, folder)
     whose = f"{outcome.num_clients} sites by {table.site!r}" if table.site else f"{outcome.num_clients} machines, dealt"
     unused = ", ".join(f"{name} ({reason})" for reason, names in table.left_out.items() for name in names[:_MOST_NAMED])
+    scaled = f", scaled by private statistics ({SCALING_SHARE:.0%} of mu^2)" if table.scaled else ""
     review = f"review its {SCHEMA}, then " if table.drafted else ""
     rows = [
         ("table", f"{table.name}: {table.rows:,} rows, {table.tested:,} of them held out; {whose}"),
         *[("misfits", _misfits(table.misfits)) for _ in range(bool(table.misfits))],
-        ("columns", f"{len(schema.columns)} used{f'; left out: {unused}' if unused else ''}"),
+        ("columns", f"{len(schema.columns)} used{scaled}{f'; left out: {unused}' if unused else ''}"),
         ("label", _label_words(table)),
         ("method", f"{config.strategy}, {outcome.rounds} rounds{', chosen by rehearsal' if outcome.chosen_by else ''}"),
         ("model", f"{shown_figure(outcome, table)} on the rows held out"),
+        *[("private", one.sentence) for one in (outcome.private_evaluation,) if one is not None and one.sentence],
         ("beside", _beside(outcome, table)),
         *[("better", table.better) for _ in range(bool(table.better))],
         ("privacy", _privacy(result)),

@@ -71,10 +71,7 @@ def fit_for_real(
             "Expected a schema without an owner for a real fit, got one: nodes protect owners (samples-per-owner)."
         )
     rows = Dealt(found.rows, schema)
-    evaluated: dict[str, Value] = {}
-    if schema.num_classes > 1:  # of numbers nothing counts as right
-        evaluated = {"private-evaluation": EVALUATION_SHARE, "held-out": _HELD_OUT}
-        evaluated |= {"score-bins": _BINS} if schema.num_classes == _TWO else {}
+    evaluated = evaluated_privately(schema)
     task = TableTask(schema, _of_nobody(len(rows), schema))
     fixed: dict[str, Value] = {"task": task.name, "partition": "iid", "num-clients": 1, "clients-per-round": 1}
     experiment = prepare(RunConfig.from_mapping({**evaluated, **settings, **fixed}))
@@ -104,6 +101,14 @@ def fit_for_real(
 def _unmeasured(progress: Progress) -> Progress:
     """A round without figures: the test set is nobody's rows."""
     return replace(progress, loss=None, accuracy=None, auc=None)
+
+
+def evaluated_privately(schema: Schema) -> dict[str, Value]:
+    """Settings of a private evaluation on rows that machines set aside; none of numbers, of which nothing is right."""
+    if schema.num_classes == 1:
+        return {}
+    bins: dict[str, Value] = {"score-bins": _BINS} if schema.num_classes == _TWO else {}
+    return {"private-evaluation": EVALUATION_SHARE, "held-out": _HELD_OUT, **bins}
 
 
 class Dealt:

@@ -479,6 +479,19 @@ class Schema(_Said):
             return arrays
         return [(array.astype(np.float64) * (self.norm / length)).astype(np.float32) for array in arrays]
 
+    def bounded(self, bounds: Mapping[str, Bounds]) -> Schema:
+        """The schema with other bounds of numbers, whole ones of integers, and missing values moved between them."""
+        columns = dict(self.columns)
+        for name, column in self.columns.items():
+            if column.bounds is None or name not in bounds:
+                continue
+            low, high = bounds[name]
+            if column.kind == "integer":
+                low, high = float(math.floor(low)), float(math.ceil(high))
+            missing = column.missing if column.missing is None else min(max(float(column.missing), low), high)
+            columns[name] = Column(kind=column.kind, bounds=(low, high), missing=missing)
+        return Schema(**{name: getattr(self, name) for name in type(self).model_fields} | {"columns": columns})
+
     def cells(self, item: Any) -> list[Any]:
         """The cells of a table's record as they were handed over, the label's last; MisfitError if they are others."""
         cells, label, _ = self._cells(item)

@@ -164,6 +164,40 @@ def test_sums_are_advised_where_they_were_rehearsed_and_help(tmp_path, monkeypat
     assert result.guarantee.trust == "untrusted-server"
 
 
+def wide_ages(width):
+    age = Column(kind="integer", bounds=(0, width), missing=width // 2)
+    return Schema(columns={"age": age}, label=Label(column="ill", classes=("no", "yes")))
+
+
+@pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
+def test_private_statistics_narrow_bounds_that_are_too_wide_within_the_same_epsilon(trust, tmp_path):
+    rows, options = people(2000), {"schema": wide_ages(5000), "machines": 4, "epsilon": 8, "trust": trust}
+    plain, scaled = fit(rows, **options), fit(rows, **options, scale="private")
+    low, high = scaled.table.schema.columns["age"].bounds
+    assert 0 <= low < high < 500
+    assert scaled.outcome.accuracy > plain.outcome.accuracy + 0.1
+    assert scaled.epsilon == pytest.approx(8)
+    assert scaled.outcome.epsilon == pytest.approx(8)
+    assert plain.guarantee.mu_local == pytest.approx(scaled.guarantee.mu_local)
+    assert "private statistics" in str(scaled.guarantee)
+    assert "1 used, scaled by private statistics (10% of mu^2)" in "\n".join(fit_lines(scaled, scaled.table, tmp_path))
+    spent = scaled.experiment.config.mu
+    assert spent**2 == pytest.approx(0.9 * plain.experiment.config.mu**2)
+
+
+def test_statistics_without_noise_scale_a_model_without_noise():
+    result = fit(people(), schema=wide_ages(5000), machines=4, scale="private", mechanism="none", **QUICK)
+    assert result.outcome.mu is None
+    assert result.table.schema.columns["age"].bounds[1] < 200
+
+
+def test_a_private_figure_is_part_of_the_same_epsilon(tmp_path):
+    result = fit(people(2000), label="ill", machines=2, epsilon=8, evaluate="private")
+    assert result.epsilon == pytest.approx(8)
+    assert result.evaluation.accuracy == pytest.approx(result.accuracy, abs=0.2)
+    assert any(line.startswith("private ") for line in fit_lines(result, result.table, tmp_path))
+
+
 def test_spellings_of_a_class_are_one_class(tmp_path):
     rows = [{**row, "ill": row["ill"].upper() if number % 3 else row["ill"]} for number, row in enumerate(people())]
     result = fit(rows, label="ill", machines=2, epsilon=8)
@@ -214,6 +248,8 @@ def test_a_model_of_numbers_has_no_shares_of_classes(regression, tmp_path):
         ({"site": "hospital", "machines": 3}, "each site is a machine"),
         ({"site": "ill"}, "neither the label nor"),
         ({"epsilon": 0.0}, "epsilon > 0"),
+        ({"scale": "public"}, "scale to be empty"),
+        ({"evaluate": "public"}, "evaluate to be empty"),
         (
             {
                 "schema": Schema(columns={"age": Column(kind="yes/no")}, label=Label(column="ill", classes=2)),
@@ -299,6 +335,7 @@ def test_a_real_fit_with_other_keys_has_other_noise(reviewed):
         ({"schema": None}, "reviewed schema"),
         ({"machines": 3}, "site, machines or trust"),
         ({"real": False, "budget": 2.0}, "a rehearsal spends nothing"),
+        ({"scale": "private"}, "in a rehearsal"),
     ],
 )
 def test_what_no_real_fit_can_have_is_refused(reviewed, options, message):
