@@ -38,6 +38,7 @@ EPSILON = 2.0
 """Of a fit for which nothing else is asked."""
 _SUMS = "secure-aggregation"
 _MOST_NAMED, _TWO, _GUESSING, _ERRORS = 4, 2, 0.5, 2.0
+_FAR, _SMALL_PART = 0.01, 0.2
 
 
 def fit(
@@ -157,16 +158,41 @@ def fit(
         result = run_cohort(config, on_progress=on_progress or bar_of_rounds(), rehearsed=not of_numbers)
     result = result if scaled is None else _with_spent(result, scaled)
     made, described = _described(result, found, read, site)
-    alone = config.num_clients == 1 or made.guarantee.trust != "untrusted-server"
-    if alone or scale or not is_useless(made.outcome, described):
+    if scale:
         return made
-    with _quiet():
-        summed = run_cohort(RunConfig.from_mapping({**config.to_mapping(), "trust": _SUMS}), rehearsed=not of_numbers)
-    summed, of_sums = _described(summed, found, read, site, beside=False)
-    if is_useless(summed.outcome, of_sums):
+    other, option = None, f"--trust {_SUMS}"
+    if not found.drafted and _far_too_wide(found.schema, read):
+        again = {**settings, "scale": PRIVATE, "epsilon": epsilon, "trust": trust}
+        other, option = fit(table, site=site, machines=machines, schema=found.schema, **again), f"--scale {PRIVATE}"
+    elif config.num_clients > 1 and made.guarantee.trust == "untrusted-server" and is_useless(made.outcome, described):
+        with _quiet():
+            summed = RunConfig.from_mapping({**config.to_mapping(), "trust": _SUMS})
+            other, _ = _described(run_cohort(summed, rehearsed=not of_numbers), found, read, site, beside=False)
+    if other is None or other.table is None or not _is_better(other.outcome, other.table, made.outcome, described):
         return made
-    better = f"--trust {_SUMS}: {shown_figure(summed.outcome, of_sums)}, rehearsed on these rows"
+    better = f"{option}: {shown_figure(other.outcome, other.table)}, rehearsed on these rows"
     return _with(made, made.outcome, replace(described, better=better))
+
+
+def _far_too_wide(schema: Schema, read: ReadRows) -> bool:
+    """Whether nearly all values of a number lie in a small part of its bounds: of a rehearsal, where rows are seen."""
+    place = 0
+    for column in schema.columns.values():
+        if column.bounds is not None:
+            low, high = np.quantile(read.features[:, place], [_FAR, 1.0 - _FAR])
+            if high - low < _SMALL_PART * 2.0:
+                return True
+        place += column.num_features
+    return False
+
+
+def _is_better(one: Outcome, of: FittedTable, other: Outcome, table: FittedTable) -> bool:
+    """Whether a model is of use, and another is not, or is worse than twice what chance makes of the rows held out."""
+    if is_useless(one, of) or is_useless(other, table):
+        return not is_useless(one, of)
+    chance = _ERRORS * math.sqrt(0.25 / max(table.tested, 1))
+    more_often = (one.accuracy or 0.0) > (other.accuracy or 0.0) + chance
+    return figure(one, of) > figure(other, table) + chance * (-1.0 if more_often else 1.0)
 
 
 def _settled(found: ReadTable, own: dict[str, Value], site: str, machines: int) -> tuple[ReadRows, RunConfig]:

@@ -39,7 +39,7 @@ WORKED_OUT = ("num-rounds", "clip-norm", "learning-rate", "diameter", "centring"
 """Keys of ``config`` under which a result has what preset and data made of them; ``asked`` has what was asked for."""
 
 
-SCALED = "It includes private statistics by which columns are scaled, released first."
+SCALED = "It includes private statistics by which columns are scaled, a tenth of mu^2; other shares are of the rest."
 
 
 def _recorded(name: str, words: str) -> Any:

@@ -165,7 +165,7 @@ def test_sums_are_advised_where_they_were_rehearsed_and_help(tmp_path, monkeypat
 
 
 def wide_ages(width):
-    age = Column(kind="integer", bounds=(0, width), missing=width // 2)
+    age = Column(kind="integer", bounds=(0, width), missing=50)
     return Schema(columns={"age": age}, label=Label(column="ill", classes=("no", "yes")))
 
 
@@ -173,6 +173,8 @@ def wide_ages(width):
 def test_private_statistics_narrow_bounds_that_are_too_wide_within_the_same_epsilon(trust, tmp_path):
     rows, options = people(2000), {"schema": wide_ages(5000), "machines": 4, "epsilon": 8, "trust": trust}
     plain, scaled = fit(rows, **options), fit(rows, **options, scale="private")
+    assert plain.table.better.startswith("--scale private: AUC 0.9")
+    assert not fit(rows, **{**options, "schema": wide_ages(100)}).table.better
     low, high = scaled.table.schema.columns["age"].bounds
     assert 0 <= low < high < 500
     assert scaled.outcome.accuracy > plain.outcome.accuracy + 0.1
