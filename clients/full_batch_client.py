@@ -18,7 +18,7 @@ from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy
 from ..privacy.machine.clipping import DenseContributions, StackedContributions
 from ..privacy.mechanisms import noise_stands_alone
 from ..privacy.side.clipped_share import COUNTED_CLIP_NORM, QUANTILE_SHARE, CountedRows
-from .adapters.per_sample_gradients import PerSampleGradients, stacked_gradients
+from .adapters.per_sample_gradients import PerSampleGradients, rows_unmixed, stacked_gradients
 from .private_client import PrivateClient
 
 
@@ -61,6 +61,7 @@ class CountedGradients:
         self.rows = CountedRows(share)
         self.model_shapes = [tuple(shape) for shape in gradients.shapes]
         self.shapes = [*self.model_shapes, (1,)]
+        self.rows_unmixed = rows_unmixed(gradients)
         self._gradients = gradients
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:

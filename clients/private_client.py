@@ -35,7 +35,13 @@ from ..privacy.machine.record_owners import check_owned
 from ..privacy.mechanisms import State
 from ..privacy.sums.masking import Masking
 from .adapters.noise_mod import log_own_forecast
-from .adapters.per_sample_gradients import PerSampleGradients, Samples, combined_gradients, stacked_gradients
+from .adapters.per_sample_gradients import (
+    PerSampleGradients,
+    Samples,
+    combined_gradients,
+    rows_unmixed,
+    stacked_gradients,
+)
 from .messages.answers import check_can_send, check_masking, outgoing_reply, statement_entries
 from .messages.release_of import read_release_of
 from .messages.requests import GRADIENTS, Request, check_version, integer_entry, malformed, read_points, session_entry
@@ -171,6 +177,9 @@ class PrivateClient(NumPyClient):
         terms = PartTerms(self.machine, held, samples, ledger, keys, known, shapes, beside=policy)
         self.parts = Parts({one.of: one.part(terms) for one in sides})
         fits = getattr(samples, "fits", None)
+        vouched = rows_unmixed(gradients) and type(self).contribution is PrivateClient.contribution
+        if vouched and getattr(samples, "stands_in", False) and centring is None and not policy.samples_per_owner:
+            self.machine.fits, self.machine.together = fits, True
         if keys.simulated and fits is not None and not policy.samples_per_owner and not fits.all():
             for machine in (self.machine, *self.parts.machines):
                 if isinstance(machine, PrivateMachine):

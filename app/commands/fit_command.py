@@ -43,6 +43,22 @@ def fit(
     helpers: Annotated[
         int, typer.Option(help="With --trust secure-aggregation: helpers, of which one is honest.", show_default="2")
     ] = 0,
+    evaluate: Annotated[
+        str,
+        typer.Option(
+            metavar="private",
+            help="Release with noise, too, how often the model is right; --real always does.",
+            show_default=False,
+        ),
+    ] = "",
+    scale: Annotated[
+        str,
+        typer.Option(
+            metavar="private",
+            help="Scale columns by private statistics, where the schema's bounds are far too wide.",
+            show_default=False,
+        ),
+    ] = "",
     real: Annotated[
         bool,
         typer.Option(
@@ -76,8 +92,8 @@ def fit(
                 fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")
             options: dict[str, Any] = {} if "mu" in settings else {"epsilon": epsilon}
             options |= {"label": label, "site": site, "machines": machines, "schema": schema, "trust": trust}
-            options |= {"real": real, "budget": budget, "ledger": ledger}
-            result = fitting.fit(table, **options, **settings)
+            options |= {"evaluate": evaluate, "scale": scale, "real": real, "budget": budget, "ledger": ledger}
+            result = fitting.fit(table, **{**options, **settings})
             write_record(result, folder)
             model = result.save(folder / _MODEL)
         shown = model.relative_to(Path.cwd()) if model.is_relative_to(Path.cwd()) else model

@@ -50,8 +50,9 @@ def run(
     from ..engines.pool import checked_workers
     from ..runs.experiment import prepare
     from ..runs.outcome import CHECKPOINT_NAME, RESULT_NAME, Outcome
+    from ..runs.run_files import PICTURE_NAME
     from ..runs.run_guarantees import expected_guarantee
-    from ..runs.run_summary import closing_lines, short_lines, summary_lines
+    from ..runs.run_summary import closing_lines, plot_accuracy, short_lines, summary_lines
     from ..runs.trackers import check_trackers
     from ..runs.without_noise import add_alone, add_without_noise
     from .run_options import folder_for
@@ -82,6 +83,8 @@ def run(
         outcome = Outcome.read(folder) if twin is False else add_alone(folder)
         if twin or (twin is None and outcome.seconds is not None and outcome.seconds <= _SHORT):
             outcome = add_without_noise(folder)
+        if not (folder / PICTURE_NAME).exists():  # drawn once, with the twin where there is one
+            plot_accuracy(outcome, folder / PICTURE_NAME)
         typer.echo("")
         whole = [*summary_lines(outcome, folder), *closing_lines(outcome)] if details else []
         for line in whole or short_lines(outcome, _from_here(folder)):
@@ -140,5 +143,5 @@ def _run_here(config: RunConfig, guarantee: Guarantee, engine: str, folder: Path
         if spread:
             spread["say"] = display.message
         result = start(config, on_progress=show, rehearsed=True, **spread)
-        write_record(result, folder)
+        write_record(result, folder, picture=False)
         trackers.result(result.outcome)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ..settings.registry import registry
 from ..settings.run_config import RunConfig
 from .task import Dataset, Task
 
-_FEWEST_ROWS = 10
+_FEWEST_ROWS, _MOST_SAID = 10, 5
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,10 @@ class ReadTable:
     schema: Schema
     drafted: bool
     left_out: Mapping[str, list[str]]
+    spellings: Sequence[str] = ()
+    """How classes are written beside their names."""
+    scaled: bool = False
+    """Whether bounds of numbers are from private statistics."""
 
     @classmethod
     def of(cls, table: Any, *, label: str = "", site: str = "", schema: Schema | Path | str | None = None) -> ReadTable:
@@ -73,11 +77,12 @@ class ReadTable:
             made = draft_of_rows(rows, "the table", label=label, apart=apart) if found is None else Draft(found)
         used = made.schema
         check_columns(rows.columns, used)
-        if site and (site not in rows.columns or site in used.columns):
+        if site and (site not in rows.columns or site in (*used.columns, used.label.column)):
             raise ConfigurationError(
-                f"Expected the site's column {site!r} in the table and not among the schema's columns, got another."
+                f"Expected a column of sites in the table that is neither the label nor a column of the schema, got "
+                f"{site!r}."
             )
-        return cls(name, rows, used, found is None, made.left_out)
+        return cls(name, rows, used, found is None, made.left_out, made.spellings)
 
     def read(self, site: str = "") -> ReadRows:
         """The rows that fit, as arrays, with the site of each."""
@@ -91,9 +96,10 @@ class ReadTable:
             records.reasons["no site"] += int(records.fits.sum() - fits.sum())
         kept = np.flatnonzero(fits)
         if len(kept) < _FEWEST_ROWS:
+            others = "".join(f"; {count:,} have {reason}" for reason, count in records.reasons.most_common(1) if count)
             raise ConfigurationError(
                 f"Expected at least {_FEWEST_ROWS} rows of {self.name} that fit the schema, got {len(kept)} of "
-                f"{len(records)}; `murmurfl schema FILE --schema SCHEMA` says why."
+                f"{len(records):,}{others}."
             )
         inputs, labels = records[:]
         names = tuple(sorted({sites[i] for i in kept})) if site else ()
@@ -139,8 +145,10 @@ class FittedTable:
     schema : Schema
     drafted : bool
         Whether the schema was drafted from these rows.
-    rows, trained, tested, misfits : int
-        Rows of the table, those that were trained on, those held out, and those that do not fit.
+    rows, trained, tested : int
+        Rows of the table, those that were trained on, and those held out.
+    misfits : mapping of str to int
+        How many rows do not fit, by the reason.
     site : str
         The column of sites; empty where rows were dealt.
     left_out : mapping of str to list of str
@@ -149,6 +157,14 @@ class FittedTable:
         What always naming the most frequent class reaches on the rows held out; of numbers 0.
     variance : float
         Of the scaled labels held out, for R^2.
+    differing : int
+        Rows held out of which either the model or the most frequent class is right.
+    spellings : sequence of str
+        How classes are written beside their names.
+    scaled : bool
+        Whether bounds of numbers are from private statistics, released before the training.
+    better : str
+        What was rehearsed too and is better, if the model is of no use.
     """
 
     name: str
@@ -157,11 +173,20 @@ class FittedTable:
     rows: int
     trained: int
     tested: int
-    misfits: int
+    misfits: Mapping[str, int]
     site: str
     left_out: Mapping[str, list[str]]
     majority: float
     variance: float
+    differing: int = 0
+    spellings: Sequence[str] = ()
+    scaled: bool = False
+    better: str = ""
+
+    @property
+    def error_of_accuracy(self) -> float:
+        """The standard error of the accuracy less :attr:`majority`."""
+        return math.sqrt(self.differing) / max(self.tested, 1)
 
     @property
     def error_of_guessing(self) -> float:
@@ -214,7 +239,8 @@ def held_out(rows: ReadRows, schema: Schema, share: float, seed: int) -> Dataset
     if machine_of is not None:
         present, machine_of = np.unique(machine_of[train], return_inverse=True)
         if len(present) < len(rows.sites):
-            gone = ", ".join(name for i, name in enumerate(rows.sites) if i not in present)
+            lost = [name for i, name in enumerate(rows.sites) if i not in present]
+            gone = ", ".join(lost[:_MOST_SAID]) + (f" and {len(lost) - _MOST_SAID} more" * (len(lost) > _MOST_SAID))
             raise ConfigurationError(f"Expected several rows of each site, got too few of {gone} to hold some out.")
     parts = (features[train], labels[train], features[test], labels[test])
     return Dataset(*parts, schema.num_classes, machine_of=machine_of)

@@ -58,9 +58,10 @@ class LinearModel(Model):
         """Features with L2 norm at most R."""
         features = np.asarray(features, dtype=np.float64)
         squares = np.einsum("ij,ij->i", features, features)
-        if np.isfinite(squares).all() and squares.max(initial=0.0) <= self.feature_bound**2:
+        within = squares <= self.feature_bound**2  # NaN is not
+        if within.all():
             return features
-        return clip_per_sample(features, self.feature_bound)
+        return np.where(within[:, None], features, clip_per_sample(features, self.feature_bound))
 
     @staticmethod
     @abstractmethod
@@ -75,6 +76,8 @@ class LinearModel(Model):
 
 class LogisticRegression(LinearModel):
     """Two-class logistic regression (zhang-2025, section V): R^2 / 4-smooth, gradients at most R long."""
+
+    rows_unmixed = True
 
     def __init__(self, num_features: int, feature_bound: float) -> None:
         super().__init__(num_features, 2, feature_bound)
@@ -140,6 +143,8 @@ class NonconvexLogistic(LogisticRegression):
 
 class RidgeRegression(LinearModel):
     """Least squares (<w, a> - y)^2, as in jiang-2026's ridge regression: 2 R^2-smooth; no accuracy."""
+
+    rows_unmixed = True
 
     def __init__(self, num_features: int, feature_bound: float) -> None:
         super().__init__(num_features, 1, feature_bound)

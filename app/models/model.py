@@ -46,11 +46,15 @@ class Model(ABC):
     rows_stand_alone : bool
         Whether a row of gradients has the same bits whichever other rows are computed with it (:mod:`.torch_networks`).
         Workers then compute those of their own machines only.
+    rows_unmixed : bool
+        Whether a row of gradients depends on its own sample and on how many others are beside it alone, to the last
+        bit, and computing it never fails (:func:`~murmurfl.clients.adapters.per_sample_gradients.rows_unmixed`).
     """
 
     most_samples: int | None = None
     gradient_memory_mib: float = GRADIENT_MEMORY_MIB
     rows_stand_alone: bool = False
+    rows_unmixed: bool = False
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         self.num_features = num_features

@@ -21,6 +21,8 @@ class SoftmaxRegression(Model):
         False for features with a constant.
     """
 
+    rows_unmixed = True
+
     def __init__(self, num_features: int, num_classes: int, *, bias: bool = True) -> None:
         super().__init__(num_features, num_classes)
         self.bias = bias

@@ -66,7 +66,7 @@ summary { cursor: pointer; font-weight: 600; padding: .2rem 0; }
   dl { grid-template-columns: 1fr; gap: 0; }
   dd { margin-bottom: .4rem; }
   .stacked thead { display: none; }
-  .stacked, .stacked tbody, .stacked tr, .stacked td, .stacked th { display: block; }
+  .stacked, .stacked caption, .stacked tbody, .stacked tr, .stacked td, .stacked th { display: block; }
   .stacked tr { border-bottom: 1px solid var(--line); padding: .4rem 0; }
   .stacked td, .stacked th { border: 0; padding: .05rem 0; }
   .stacked td:empty { display: none; }

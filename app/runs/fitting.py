@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,24 +13,32 @@ from typing import Any
 import numpy as np
 
 from ...clients.records.schema import Schema
-from ...privacy import ConfigurationError
+from ...privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon
+from ...privacy.machine.tables import PRIVATE
 from ...privacy.setting import Value
-from ..data.table_task import FittedTable, ReadTable, TableTask, held_out
+from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out
 from ..engines.start import run_cohort
 from ..models.trained_model import SCHEMA
 from ..settings.layers import layered
 from ..settings.run_config import RunConfig
 from .outcome import Alone, Outcome, Twin
 from .progress import Progress
-from .real_fit import LEDGER_ENDING, fit_for_real
+from .real_fit import LEDGER_ENDING, evaluated_privately, fit_for_real
 from .result import RunResult
+from .simulate import bar_of_rounds
 from .without_noise import without_noise
 
 MACHINES = 5
 """Machines that rows are dealt to where no column says whose they are."""
 HELD_OUT_SHARE = 0.2
 """Of the rows, for the figure."""
+SCALING_SHARE = 0.1
+"""Of mu^2, for statistics that columns are scaled by."""
+EPSILON = 2.0
+"""Of a fit for which nothing else is asked."""
+_SUMS = "secure-aggregation"
 _MOST_NAMED, _TWO, _GUESSING, _ERRORS = 4, 2, 0.5, 2.0
+_FAR, _SMALL_PART = 0.01, 0.2
 
 
 def fit(
@@ -39,9 +47,11 @@ def fit(
     label: str = "",
     site: str = "",
     machines: int = 0,
-    epsilon: float = 0.0,
+    epsilon: float | None = None,
     schema: Schema | Path | str | None = None,
     trust: str = "",
+    evaluate: str = "",
+    scale: str = "",
     real: bool = False,
     budget: float = 0.0,
     ledger: Path | str | None = None,
@@ -61,10 +71,16 @@ def fit(
     machines : int
         Without ``site``, over how many machines the rows are dealt.
     epsilon : float
-        Of everything that the run releases, at ``delta`` (1e-5); default that of mu = 1.
+        Of everything that the run releases, at ``delta`` (1e-5); default 2, or ``mu`` among the settings.
     schema : Schema or path, optional
         How rows are read; default a draft from these very rows, which shows something of them.
     trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
+    evaluate : {"", "private"}
+        ``private``: machines also release with noise, out of the same epsilon, how often the model is right on rows
+        that they set aside. A real fit of classes always does.
+    scale : {"", "private"}
+        ``private``: machines release statistics of the columns first, for a tenth of mu^2, and numbers are scaled by
+        these instead of the schema's bounds. It helps where bounds are far too wide, and costs a little where not.
     real : bool
         Whether the model may be used: this computer takes the place of a trusted curator, and only what is released
         with noise is shown. It needs a file and a reviewed schema; ``site``, ``machines`` and ``trust`` stay out.
@@ -73,7 +89,7 @@ def fit(
     ledger : path, optional
         With ``real``: the ledger's file; default the table's with ``.ledger`` behind it.
     on_progress : callable, optional
-        Called after every round.
+        Called after every round; default a bar, in a notebook or on a terminal.
     **settings
         Further run-config keys with underscores for hyphens.
 
@@ -109,25 +125,118 @@ def fit(
         "model": "ridge" if of_numbers else "softmax",
         **{name.replace("_", "-"): value for name, value in settings.items()},
     }
+    if epsilon is not None and not epsilon > 0:
+        raise ConfigurationError(f"Expected epsilon > 0, got {epsilon!r}: to train without noise set mechanism = none.")
+    epsilon = EPSILON if epsilon is None and "mu" not in own else epsilon
+    if evaluate not in ("", PRIVATE) or (evaluate and of_numbers):
+        raise ConfigurationError(
+            f"Expected evaluate to be empty or, of classes, 'private', got {evaluate!r}: of numbers nothing is right."
+        )
+    if evaluate:
+        own = {**evaluated_privately(found.schema), **own}
     given = {"epsilon": epsilon, "trust": trust}
     own = layered(own, {name: value for name, value in given.items() if value})
+    if scale not in ("", PRIVATE) or (scale and real):
+        raise ConfigurationError(
+            f"Expected scale to be empty or, in a rehearsal, 'private', got {scale!r}: a real fit has its schema's "
+            "bounds alone."
+        )
     if real:
-        return _for_real(found, table, own, ledger, budget, simulated=bool(site or machines or trust))
+        shown = on_progress or bar_of_rounds()
+        return _for_real(found, table, own, ledger, budget, shown, simulated=bool(site or machines or trust))
     if budget or ledger:
         raise ConfigurationError("Expected budget and ledger with real=True (--real) only: a rehearsal spends nothing.")
     if site and machines:
         raise ConfigurationError("Expected site or machines, got both: each site is a machine.")
+    read, config = _settled(found, own, site, machines)
+    scaled = None
+    if scale:
+        found, scaled = _scaled(found, table, config, site)
+        rest = config.mu * math.sqrt(1.0 - SCALING_SHARE)
+        read, config = _settled(found, layered(own, {"mu": rest}), site, machines)
+    with _quiet():
+        result = run_cohort(config, on_progress=on_progress or bar_of_rounds(), rehearsed=not of_numbers)
+    result = result if scaled is None else _with_spent(result, scaled)
+    made, described = _described(result, found, read, site)
+    if scale:
+        return made
+    other, option = None, f"--trust {_SUMS}"
+    if not found.drafted and _far_too_wide(found.schema, read):
+        again = {**settings, "scale": PRIVATE, "epsilon": epsilon, "trust": trust}
+        other, option = fit(table, site=site, machines=machines, schema=found.schema, **again), f"--scale {PRIVATE}"
+    elif config.num_clients > 1 and made.guarantee.trust == "untrusted-server" and is_useless(made.outcome, described):
+        with _quiet():
+            summed = RunConfig.from_mapping({**config.to_mapping(), "trust": _SUMS})
+            other, _ = _described(run_cohort(summed, rehearsed=not of_numbers), found, read, site, beside=False)
+    if other is None or other.table is None or not _is_better(other.outcome, other.table, made.outcome, described):
+        return made
+    better = f"{option}: {shown_figure(other.outcome, other.table)}, rehearsed on these rows"
+    return _with(made, made.outcome, replace(described, better=better))
+
+
+def _far_too_wide(schema: Schema, read: ReadRows) -> bool:
+    """Whether nearly all values of a number lie in a small part of its bounds: of a rehearsal, where rows are seen."""
+    place = 0
+    for column in schema.columns.values():
+        if column.bounds is not None:
+            low, high = np.quantile(read.features[:, place], [_FAR, 1.0 - _FAR])
+            if high - low < _SMALL_PART * 2.0:
+                return True
+        place += column.num_features
+    return False
+
+
+def _is_better(one: Outcome, of: FittedTable, other: Outcome, table: FittedTable) -> bool:
+    """Whether a model is of use, and another is not, or is worse than twice what chance makes of the rows held out."""
+    if is_useless(one, of) or is_useless(other, table):
+        return not is_useless(one, of)
+    chance = _ERRORS * math.sqrt(0.25 / max(table.tested, 1))
+    more_often = (one.accuracy or 0.0) > (other.accuracy or 0.0) + chance
+    return figure(one, of) > figure(other, table) + chance * (-1.0 if more_often else 1.0)
+
+
+def _settled(found: ReadTable, own: dict[str, Value], site: str, machines: int) -> tuple[ReadRows, RunConfig]:
+    """The rows that fit, and the configuration of a run on them, some held out."""
     read = found.read(site)
-    seed = int(settings.get("seed", 1))
-    dataset = held_out(read, found.schema, HELD_OUT_SHARE, seed)
-    task = TableTask(found.schema, dataset)
+    task = TableTask(found.schema, held_out(read, found.schema, HELD_OUT_SHARE, int(own.get("seed", 1))))
     many = len(read.sites) or machines or MACHINES
     dealt = {"task": task.name, "partition": "own" if site else "iid", "num-clients": many, "clients-per-round": many}
-    config = RunConfig.from_mapping({**own, **dealt})
+    return read, RunConfig.from_mapping({**own, **dealt})
+
+
+def _scaled(found: ReadTable, table: Any, config: RunConfig, site: str) -> tuple[ReadTable, Guarantee]:
+    """The table read by narrower bounds, from private statistics of its columns, and what these would guarantee."""
+    from .private_statistics import private_statistics
+
+    told: dict[str, Any] = {"mu": config.mu * math.sqrt(SCALING_SHARE), "delta": config.delta, "seed": config.seed}
+    if config.trust:
+        told["trust"] = config.trust
+    if config.secure:
+        told["min_honest"] = config.min_honest
+    many = {"site": site} if site else {"machines": config.num_clients}
     with _quiet():
-        result = run_cohort(config, on_progress=on_progress, rehearsed=not of_numbers)
+        said = private_statistics(table, found.schema, **many, **told, mechanism="" if config.private else "none")
+    if said.guarantee is None:
+        raise ConfigurationError("Expected statistics with a guarantee, got none.")
+    return replace(found, schema=found.schema.bounded(said.bounds), scaled=True), said.guarantee
+
+
+def _with_spent(result: RunResult, before: Guarantee) -> RunResult:
+    """A result whose figures cover a release before it, on the same machines and under the same trust."""
+    mu = math.hypot(result.mu, before.mu)
+    local = None if result.mu_local is None else math.hypot(result.mu_local, before.mu_local or 0.0)
+    return replace(result, mu=mu, epsilon=gdp_epsilon(mu, result.experiment.config.delta), mu_local=local)
+
+
+def _described(
+    result: RunResult, found: ReadTable, read: ReadRows, site: str, *, beside: bool = True
+) -> tuple[RunResult, FittedTable]:
+    """A rehearsal's result with its table and, ``beside`` it, the same without noise and one machine alone."""
+    dataset = result.experiment.data
     labels = dataset.test_labels
     frequent = np.bincount(dataset.train_labels).argmax() if found.schema.num_classes > 1 else 0
+    usual = labels == frequent
+    right = result.model.scores(dataset.test_features).argmax(axis=1) == labels
     described = FittedTable(
         name=found.name,
         schema=found.schema,
@@ -135,23 +244,40 @@ def fit(
         rows=len(found.rows),
         trained=len(dataset.train_labels),
         tested=len(labels),
-        misfits=sum(read.misfits.values()),
+        misfits=read.misfits,
         site=site,
         left_out=found.left_out,
-        majority=float(np.mean(labels == frequent)) if found.schema.num_classes > 1 else 0.0,
+        majority=float(np.mean(usual)) if found.schema.num_classes > 1 else 0.0,
         variance=float(np.var(labels)),
+        differing=int(np.sum(right != usual)),
+        spellings=found.spellings,
+        scaled=found.scaled,
     )
     made = replace(result, table=described)
+    if not beside:
+        return made, described
     with _quiet():
         figures: dict[str, Any] = {"alone": made.alone}
         if made.experiment.config.private:
             figures["without_noise"] = without_noise(made.outcome)
-    vars(made)["outcome"] = made.outcome.model_copy(update=figures)  # where its cached property looks first
+    return _with(made, made.outcome.model_copy(update=figures), described), described
+
+
+def _with(result: RunResult, outcome: Outcome, table: FittedTable) -> RunResult:
+    made = replace(result, table=table)
+    vars(made)["outcome"] = outcome  # where its cached property looks first
     return made
 
 
 def _for_real(
-    found: ReadTable, table: Any, own: dict[str, Value], ledger: Path | str | None, budget: float, *, simulated: bool
+    found: ReadTable,
+    table: Any,
+    own: dict[str, Value],
+    ledger: Path | str | None,
+    budget: float,
+    on_progress: Callable[[Progress], None] | None,
+    *,
+    simulated: bool,
 ) -> RunResult:
     if simulated:
         raise ConfigurationError(
@@ -165,10 +291,10 @@ def _for_real(
         )
     where = Path(ledger) if ledger else Path(f"{Path(table).expanduser()}{LEDGER_ENDING}")
     with _quiet():
-        result = fit_for_real(found, own, where, budget)
+        result = fit_for_real(found, own, where, budget, on_progress)
     rows = len(found.rows)
     # What else is of the rows was not released.
-    unknown: dict[str, Any] = {"tested": 0, "misfits": 0, "majority": 0.0, "variance": 0.0, "left_out": {}}
+    unknown: dict[str, Any] = {"tested": 0, "misfits": {}, "majority": 0.0, "variance": 0.0, "left_out": {}}
     described = FittedTable(found.name, found.schema, drafted=False, rows=rows, trained=rows, site="", **unknown)
     return replace(result, table=described)
 
@@ -191,95 +317,137 @@ def shown_figure(of: Outcome | Twin | Alone, table: FittedTable) -> str:
     return f"{100 * value:.1f} %"
 
 
+def _short_figure(of: Twin | Alone, table: FittedTable) -> str:
+    return shown_figure(of, table).partition(" (")[0]
+
+
 def is_useless(outcome: Outcome, table: FittedTable) -> bool:
-    """Whether a fitted model tells no more than the usual answer does."""
+    """Whether nothing shows that a fitted model tells more than the usual answer does: twice the error counts."""
     if table.schema.num_classes == 1:
         return not figure(outcome, table) > 0.0
     if table.schema.num_classes == _TWO and figure(outcome, table) > _GUESSING + _ERRORS * table.error_of_guessing:
         return False  # it ranks, even where one class is so rare that nobody is given it
-    return not (outcome.accuracy or 0.0) > table.majority
+    return not (outcome.accuracy or 0.0) > table.majority + _ERRORS * table.error_of_accuracy
 
 
 def fit_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str]:
-    """A fitted model, saved in a folder, in about ten lines for people."""
-    outcome, config = result.outcome, result.experiment.config
-    schema, lines = table.schema, list[str]()
+    """A fitted model, saved in a folder, in ten to fifteen lines for people."""
+    outcome, config, schema = result.outcome, result.experiment.config, table.schema
     if result.deployed:
         return _real_lines(result, table, folder)
-    if is_useless(outcome, table):
-        usual = "their mean" if schema.num_classes == 1 else f"the usual answer, {100 * table.majority:.1f} %"
-        lines.append(f"This model is no better than always giving {usual}: do not use it.")
-    unused = ", ".join(f"{name} ({reason})" for reason, names in table.left_out.items() for name in names[:_MOST_NAMED])
-    misfits = f", {table.misfits} do not fit" if table.misfits else ""
-    held = f"{table.trained:,} to train, {table.tested:,} held out{misfits}"
     whose = f"{outcome.num_clients} sites by {table.site!r}" if table.site else f"{outcome.num_clients} machines, dealt"
+    unused = ", ".join(f"{name} ({reason})" for reason, names in table.left_out.items() for name in names[:_MOST_NAMED])
+    scaled = f", scaled by private statistics ({SCALING_SHARE:.0%} of mu^2)" if table.scaled else ""
+    review = f"review its {SCHEMA}, then " if table.drafted else ""
     rows = [
-        ("table", f"{table.name}: {table.rows:,} rows ({held}); {whose}"),
-        ("columns", f"{len(schema.columns)} used{f'; left out: {unused}' if unused else ''}"),
-        ("label", _label_words(schema)),
+        ("table", f"{table.name}: {table.rows:,} rows, {table.tested:,} of them held out; {whose}"),
+        *[("misfits", _misfits(table.misfits)) for _ in range(bool(table.misfits))],
+        ("columns", f"{len(schema.columns)} used{scaled}{f'; left out: {unused}' if unused else ''}"),
+        ("label", _label_words(table)),
         ("method", f"{config.strategy}, {outcome.rounds} rounds{', chosen by rehearsal' if outcome.chosen_by else ''}"),
         ("model", f"{shown_figure(outcome, table)} on the rows held out"),
-        ("beside it", "; ".join(_beside(outcome, table)) or "no twin was made"),
+        *[("private", one.sentence) for one in (outcome.private_evaluation,) if one is not None and one.sentence],
+        ("beside", _beside(outcome, table)),
+        *[("better", table.better) for _ in range(bool(table.better))],
         ("privacy", _privacy(result)),
-        ("saved", f"{folder}: `murmurfl predict {folder} NEW.csv` adds a column"),
-        ("next", _next(table, folder)),
+        ("saved", f"{folder}: `murmurfl predict {folder} NEW.csv`"),
+        ("next", f"for a model to be used: {review}fit --real, or nodes"),
     ]
-    wide = max(len(name) for name, _ in rows)
-    lines += [f"{name:<{wide}}  {value}" for name, value in rows]
-    return lines
+    return [*_verdict(outcome, table), *_aligned(rows)]
+
+
+def _verdict(outcome: Outcome, table: FittedTable) -> list[str]:
+    """What must be known before any figure, if there is something."""
+    numbers = table.schema.num_classes == 1
+    if is_useless(outcome, table):
+        usual = "their mean" if numbers else f"the usual answer, right in {100 * table.majority:.1f} %"
+        return [f"Do not use this model: {table.tested:,} rows do not show it to be better than always giving {usual}."]
+    accuracy = outcome.accuracy or 0.0
+    if numbers or accuracy > table.majority:
+        return []
+    return [
+        f"Accuracy {100 * accuracy:.1f} % is not above the usual answer's {100 * table.majority:.1f} %, but the model "
+        "ranks rows: use its probabilities."
+    ]
 
 
 def _real_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str]:
     """A model that was fitted for real: nothing but what was released with noise."""
-    evaluation, outcome = result.outcome.private_evaluation, result.outcome
-    measured = "none was released" if evaluation is None else evaluation.sentence or evaluation.failure
+    evaluation, schema = result.outcome.private_evaluation, table.schema
+    measured = "none: how far numbers are off is not released; rehearse without --real to see it"
+    if schema.num_classes > 1:
+        measured = "none was released" if evaluation is None else evaluation.sentence or evaluation.failure
     rows = [
         ("table", f"{table.name}: {table.rows:,} rows, whose number is public"),
-        ("label", _label_words(table.schema)),
-        ("method", f"{result.experiment.config.strategy}, {outcome.rounds} rounds"),
+        ("label", _label_words(table)),
+        ("method", f"{result.experiment.config.strategy}, {result.outcome.rounds} rounds"),
         ("figure", f"{measured}"),
         ("privacy", f"REAL: {result.guarantee}"),
-        ("saved", f"{folder}: `murmurfl predict {folder} NEW.csv` adds a column"),
+        ("saved", f"{folder}: `murmurfl predict {folder} NEW.csv`"),
     ]
+    return [*_real_verdict(result, schema), *_aligned(rows)]
+
+
+def _real_verdict(result: RunResult, schema: Schema) -> list[str]:
+    """Whether the released figure shows the model to be of use, by what is released or public alone."""
+    found = result.evaluation
+    if found is None:
+        return []
+    known = schema.label.majority
+    if found.auc_interval is not None and found.auc_interval[0] > _GUESSING:
+        return []
+    if known is not None and found.interval[0] > known:
+        return []
+    usual = "the usual answer" if known is None else f"the usual answer, right in {100 * known:g} %"
+    return [
+        f"The released figure does not show that this model is better than always giving {usual}: it is too uncertain, "
+        "or how often that is right is not public (majority in the schema's label)."
+    ]
+
+
+def _aligned(rows: list[tuple[str, str]]) -> list[str]:
     wide = max(len(name) for name, _ in rows)
     return [f"{name:<{wide}}  {value}" for name, value in rows]
 
 
-def _label_words(schema: Schema) -> str:
-    label = schema.label
-    if schema.num_classes == 1:
-        return (
-            f"{label.column}: a number from {label.bounds[0]:g} to {label.bounds[1]:g}"
-            if label.bounds
-            else label.column
-        )
+def _misfits(misfits: Mapping[str, int]) -> str:
+    """How many rows do not fit, and the most frequent reason."""
+    reason, count = max(misfits.items(), key=lambda one: one[1])
+    most = f", {count:,} of them" if count < sum(misfits.values()) else ""
+    return f"{sum(misfits.values()):,} rows do not fit{most} with {reason}"
+
+
+def _label_words(table: FittedTable) -> str:
+    label = table.schema.label
+    if table.schema.num_classes == 1:
+        low, high = label.bounds or (-math.inf, math.inf)
+        return f"{label.column}: a number from {low:g} to {high:g}"
     named = ", ".join(label.names[:_MOST_NAMED]) + (", ..." if len(label.names) > _MOST_NAMED else "")
-    return f"{label.column}: {named}"
+    read = f" ({', '.join(table.spellings[:_MOST_NAMED])} are read as these)" if table.spellings else ""
+    return f"{label.column}: {named}{read}"
 
 
-def _beside(outcome: Outcome, table: FittedTable) -> list[str]:
+def _beside(outcome: Outcome, table: FittedTable) -> str:
     said = []
     if outcome.without_noise is not None:
-        said.append(f"without privacy {shown_figure(outcome.without_noise, table)}")
+        said.append(f"without privacy {_short_figure(outcome.without_noise, table)}")
     if outcome.alone is not None and outcome.alone.machines:
-        said.append(f"one site alone {shown_figure(outcome.alone, table)}")
+        one = "site" if table.site else "machine"
+        said.append(f"one {one} alone {_short_figure(outcome.alone, table).removeprefix('AUC ')}")
     if table.schema.num_classes > 1:
-        said.append(f"the usual answer {100 * table.majority:.1f} %")
-    return said
+        said.append(f"usual answer {100 * table.majority:.1f} %")
+    return ", ".join(said) or "no twin was made"
 
 
 def _privacy(result: RunResult) -> str:
     if result.outcome.mu is None:
         return "none: no noise was added"
+    guarantee = result.guarantee
+    notes = tuple(note for note in guarantee.notes if note != SIMULATED)  # the words before it say it
     return (
-        "REHEARSAL: keys are seeded, nobody was protected. With secret keys and a reviewed schema it would have: "
-        f"{result.guarantee}"
+        "REHEARSAL: nobody was protected. With secret keys and a reviewed schema it would have "
+        f"{replace(guarantee, notes=notes)}"
     )
-
-
-def _next(table: FittedTable, folder: Path) -> str:
-    review = f"review {folder / SCHEMA}, " if table.drafted else ""
-    return f"{review}then give each site's node its table and the schema (docs/deployment.md)"
 
 
 @contextmanager

@@ -7,6 +7,7 @@ is told of the rows is their number.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ from ...clients.records.machine_records import Records
 from ...clients.records.schema import Schema
 from ...clients.records.sources import Table
 from ...privacy import EVALUATION_SHARE, ConfigurationError, PrivacyPolicy, SQLiteLedger, derived_seed, gdp_mu
+from ...privacy.errors import MisfitError
 from ...privacy.setting import Value
 from ..data.table_task import ReadTable, TableTask, model_inputs, scaled_labels
 from ..data.task import Dataset
 from ..engines.inprocess import InProcessGrid
 from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
+from .progress import Progress
 from .result import RunResult
 from .side_releases import make_evaluation
 from .training_run import run_experiment
@@ -34,7 +37,13 @@ LEDGER_ENDING = ".ledger"
 _HELD_OUT, _BINS, _TWO = 0.1, 20, 2
 
 
-def fit_for_real(found: ReadTable, settings: dict[str, Value], ledger: Path, budget: float) -> RunResult:
+def fit_for_real(
+    found: ReadTable,
+    settings: dict[str, Value],
+    ledger: Path,
+    budget: float,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> RunResult:
     """Train on a table's rows with one machine that has all of them.
 
     Parameters
@@ -45,6 +54,8 @@ def fit_for_real(found: ReadTable, settings: dict[str, Value], ledger: Path, bud
         The ledger's file; made if it is not there.
     budget : float
         Of a new ledger: epsilon of everything that is ever released of these rows; 0 for what this call takes.
+    on_progress : callable, optional
+        Called after every round.
 
     Notes
     -----
@@ -60,10 +71,7 @@ def fit_for_real(found: ReadTable, settings: dict[str, Value], ledger: Path, bud
             "Expected a schema without an owner for a real fit, got one: nodes protect owners (samples-per-owner)."
         )
     rows = Dealt(found.rows, schema)
-    evaluated: dict[str, Value] = {}
-    if schema.num_classes > 1:  # of numbers nothing counts as right
-        evaluated = {"private-evaluation": EVALUATION_SHARE, "held-out": _HELD_OUT}
-        evaluated |= {"score-bins": _BINS} if schema.num_classes == _TWO else {}
+    evaluated = evaluated_privately(schema)
     task = TableTask(schema, _of_nobody(len(rows), schema))
     fixed: dict[str, Value] = {"task": task.name, "partition": "iid", "num-clients": 1, "clients-per-round": 1}
     experiment = prepare(RunConfig.from_mapping({**evaluated, **settings, **fixed}))
@@ -81,29 +89,51 @@ def fit_for_real(found: ReadTable, settings: dict[str, Value], ledger: Path, bud
     )
     client.machine.check_data()
     grid = InProcessGrid(numpy_client_app(lambda _: client), 1, {})
-    result = run_experiment(grid, config, deployed=True, experiment=experiment)
-    # The test set is nobody's rows.
-    progress = [replace(one, loss=None, accuracy=None, auc=None) for one in result.progress]
-    return replace(result, progress=progress)
+
+    def shown(progress: Progress) -> None:
+        if on_progress is not None:
+            on_progress(_unmeasured(progress))
+
+    result = run_experiment(grid, config, deployed=True, experiment=experiment, on_progress=shown)
+    return replace(result, progress=[_unmeasured(one) for one in result.progress])
+
+
+def _unmeasured(progress: Progress) -> Progress:
+    """A round without figures: the test set is nobody's rows."""
+    return replace(progress, loss=None, accuracy=None, auc=None)
+
+
+def evaluated_privately(schema: Schema) -> dict[str, Value]:
+    """Settings of a private evaluation on rows that machines set aside; none of numbers, of which nothing is right."""
+    if schema.num_classes == 1:
+        return {}
+    bins: dict[str, Value] = {"score-bins": _BINS} if schema.num_classes == _TWO else {}
+    return {"private-evaluation": EVALUATION_SHARE, "held-out": _HELD_OUT, **bins}
 
 
 class Dealt:
     """A table's rows as a machine's samples, in an order that depends on their number alone.
 
-    Those that are set aside for the evaluation are the last ones, and a file may be sorted.
+    Those that are set aside for the evaluation are the last ones, and a file may be sorted. In a batch of several a
+    made-up record stands in for one that does not fit, and ``fits`` says which; by itself it fails.
     """
+
+    stands_in = True
 
     def __init__(self, rows: Table, schema: Schema) -> None:
         self._schema, count = schema, len(rows)
         order = np.random.Generator(np.random.Philox(key=derived_seed("rows dealt", count))).permutation(count)
-        self._records = Records(_Ordered(rows, order), schema, count=count)
+        self._records = Records(_Ordered(rows, order), schema, count=count, together=True)
         self._records.log()
+        self.fits = self._records.fits
 
     def __len__(self) -> int:
         return len(self._records)
 
     def __getitem__(self, chosen: slice, /) -> tuple[NDArray[np.float32], NDArray[Any]]:
         features, labels = self._records[chosen]
+        if len(labels) == 1 and not self.fits[chosen][0]:
+            raise MisfitError("a record that does not fit")
         return model_inputs(np.asarray(features, np.float32), self._schema), scaled_labels(labels, self._schema)
 
     @property

@@ -6,7 +6,7 @@ import io
 import math
 from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 WORKED_OUT = ("num-rounds", "clip-norm", "learning-rate", "diameter", "centring", "schedule", "sampling")
 """Keys of ``config`` under which a result has what preset and data made of them; ``asked`` has what was asked for."""
+
+
+SCALED = "It includes private statistics by which columns are scaled, a tenth of mu^2; other shares are of the rest."
 
 
 def _recorded(name: str, words: str) -> Any:
@@ -160,7 +163,8 @@ class RunResult:
     def guarantee(self) -> Guarantee:
         """The guarantee, in figures and words; no epsilon is shown without it."""
         figures = Figures(self.mu, self.mu_local, self.min_honest, self.min_cohort)
-        return run_guarantee(self.experiment, figures, deployed=self.deployed, statements=self.statements)
+        said = run_guarantee(self.experiment, figures, deployed=self.deployed, statements=self.statements)
+        return replace(said, notes=(*said.notes, SCALED)) if self.table is not None and self.table.scaled else said
 
     @property
     def arrays(self) -> dict[str, Any]:

@@ -17,16 +17,17 @@ from .progress import Participation
 from .result import RunResult
 from .run_summary import plot_accuracy
 
-MACHINES_NAME = "machines.json"
+MACHINES_NAME, PICTURE_NAME = "machines.json", "accuracy.png"
 
 _MOST_POINTS = 200
 
 
-def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
-    """Write what a run leaves into a folder; the contents of ``result.json`` are returned."""
+def write_record(result: RunResult, folder: Path, *, picture: bool = True) -> dict[str, Any]:
+    """Write what a run leaves into a folder, its ``picture`` too; the contents of ``result.json`` are returned."""
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / "model.npz", **result.arrays)
-    plot_accuracy(result.outcome, folder / "accuracy.png")
+    if picture:
+        plot_accuracy(result.outcome, folder / PICTURE_NAME)
     write_machines(result, folder / MACHINES_NAME)
     write_outcome(result.outcome, folder)  # last: whoever finds a result.json finds a finished run
     return result.outcome.document()

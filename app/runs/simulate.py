@@ -48,7 +48,8 @@ def simulate(
         ``cohort`` asks machines together and without messages, and is the faster one; ``inprocess`` sends the app's
         messages. The noise and the ledgers are the same, and the model is up to the rounding of gradients.
     on_progress : callable, optional
-        Called after every round with its :class:`~murmurfl.app.runs.progress.Progress`.
+        Called after every round with its :class:`~murmurfl.app.runs.progress.Progress`; default a bar, in a notebook or
+        on a terminal.
     workers : int, optional
         Over how many processes the cohort engine's machines are spread; the model is the same to the last bit.
     ray_address : str
@@ -99,8 +100,8 @@ def simulate(
     checked_device(device, engine, workers, ray_address)
     settled = RunConfig.from_mapping(layered(given, own))
     with nullcontext() if verbose else _warnings_alone():
-        if on_progress is None and not verbose and "ipykernel" in sys.modules:
-            on_progress = _bar
+        if on_progress is None and not verbose:
+            on_progress = bar_of_rounds()
         if engine == "cohort":
             spread: dict[str, Any] = {"workers": workers, "ray_address": ray_address, "device": device}
             return run_cohort(settled, on_progress=on_progress, rehearsed=True, **spread)
@@ -128,8 +129,13 @@ def _warnings_alone() -> Iterator[None]:
         logger.setLevel(before)
 
 
+def bar_of_rounds() -> Callable[[Progress], None] | None:
+    """What draws a bar after each round, in a notebook or on a terminal; None elsewhere."""
+    return _bar if "ipykernel" in sys.modules or sys.stdout.isatty() else None
+
+
 def _bar(progress: Progress) -> None:
-    """Draw one line of a notebook anew after each round."""
+    """Draw one line of a notebook or terminal anew after each round."""
     done, rounds = progress.report.server_round, progress.num_rounds
     measured = "" if progress.accuracy is None else f"  accuracy {100 * progress.accuracy:.1f} %"
     full = _WIDTH * done // rounds

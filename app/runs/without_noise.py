@@ -14,7 +14,7 @@ from ..settings.run_config import NO_NOISE, RunConfig, run_keys, without_unread
 from .alone import NOTE, alone
 from .experiment import prepare
 from .outcome import Outcome, Twin
-from .run_files import write_outcome
+from .run_files import PICTURE_NAME, write_outcome
 from .run_summary import is_better, plot_accuracy
 
 _FIGURES = ("accuracy", "auc", "loss", "rounds", "seconds")
@@ -117,6 +117,6 @@ def add_without_noise(folder: Path) -> Outcome:
     if outcome.config.get("mechanism") == NO_NOISE or outcome.without_noise is not None:
         return outcome
     outcome = outcome.model_copy(update={"without_noise": without_noise(outcome)})
-    plot_accuracy(outcome, folder / "accuracy.png")
+    plot_accuracy(outcome, folder / PICTURE_NAME)
     write_outcome(outcome, folder)
     return outcome

@@ -56,6 +56,15 @@ class Samples(Protocol):
     def __getitem__(self, samples: slice, /) -> Any: ...
 
 
+def rows_unmixed(gradients: PerSampleGradients) -> bool:
+    """Whether gradients declare that a row of a batch depends on its own sample and the batch's size alone.
+
+    The declaration, ``rows_unmixed = True``, covers every bit, whatever samples and parameters are, and that computing
+    a batch never fails. A real machine may then compute many samples together. A subclass does not inherit it.
+    """
+    return bool(vars(gradients).get("rows_unmixed", vars(type(gradients)).get("rows_unmixed", False)))
+
+
 def combined_gradients(
     gradients: PerSampleGradients,
     points: Sequence[Sequence[NDArray[Any]]],

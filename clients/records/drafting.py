@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,14 @@ _MOST_CLASSES = 20
 _MOST_SAID = 12  # columns that a message names
 _YES_NO = ({"yes", "no"}, {"true", "false"}, {"y", "n"}, {"t", "f"}, {"0", "1"})
 _SEPARATORS = ",;\t|"
+_FAR, _TIMES = 0.02, 5.0
+"""Share of a label's values at each end that bounds leave out where they would be so many times as wide with them."""
+_MOST = 0.95
+"""Share of the cells of a column that are of one kind."""
+_NUMBER = re.compile(r"\s*[+-]?\d*[.,]?\d+\s*")
+_COMMAS = re.compile(r"[+-]?\d+(,\d+)?")
+_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([ T].*)?")
+_DRESSED = re.compile(r"[$€£¥]?\s?[+-]?\d[\d,.' ]*\s?[%$€£¥]?")
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,8 @@ class Draft:
     schema: Schema
     left_out: Mapping[str, list[str]] = field(default_factory=dict)
     """Columns by the reason."""
+    spellings: Sequence[str] = ()
+    """How classes of the label are written beside their names: read as these."""
 
 
 def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str] = ()) -> Draft:
@@ -72,6 +82,11 @@ def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str
         return Draft(_of_arrays(NpzRows(path, owners=bool(owner)), owner))
     separator = "," if path.suffix in (".parquet", ".pq") else _separator(path)
     rows = ParquetRows(path) if path.suffix in (".parquet", ".pq") else CsvLines(path, separator)
+    numbered = [str(number) for number in range(len(rows.columns))]
+    if isinstance(rows, CsvLines) and rows.columns != numbered and all(map(_NUMBER.fullmatch, rows.columns)):
+        raise ConfigurationError(
+            f"Expected the names of columns in the first line of {path}, got numbers: add a line of names."
+        )
     return draft_of_rows(rows, str(path), label=label, owner=owner, separator=separator, apart=apart)
 
 
@@ -97,6 +112,10 @@ def draft_of_rows(
             continue
         for name, cell in row.items():
             cells[name].append(cell)
+    decimal: Literal[".", ","] = "."
+    for name, found in cells.items():
+        if separator != "," and _all_are(_COMMAS, found) and any("," in str(cell) for cell in found):
+            cells[name], decimal = [c.replace(",", ".") if isinstance(c, str) else c for c in found], ","
     columns = {
         name: _column(found) if rows.columns.count(name) == 1 else "a name that stands twice"
         for name, found in cells.items()
@@ -109,7 +128,9 @@ def draft_of_rows(
     for name, reason in columns.items():
         if isinstance(reason, str):
             left_out.setdefault(reason, []).append(name)
-    return Draft(Schema(columns=kept, label=_label(label, cells[label]), owner=owner, separator=separator), left_out)
+    target, spellings = _label(label, cells[label])
+    schema = Schema(columns=kept, label=target, owner=owner, separator=separator, decimal=decimal)
+    return Draft(schema, left_out, spellings)
 
 
 def drafted(path: Path, *, label: str = "", owner: str = "") -> Schema:
@@ -289,9 +310,22 @@ def _column(cells: Sequence[Any]) -> Column | str:
         missing = None if missing is None else round(missing) if whole else missing
         return Column(kind="integer" if whole else "number", bounds=(low, high), missing=missing)
     named = Counter(text_of(cell) for cell in present)
+    if len(named) > _MOST_CATEGORIES and _all_are(_DATE, present):
+        return "dates: write them as numbers"
     frequent = [name for name, count in named.items() if count >= FEWEST_OF_A_CATEGORY and name != OTHER]
     frequent = sorted(sorted(frequent, key=lambda name: -named[name])[:_MOST_CATEGORIES])
-    return Column(kind="category", values=tuple(frequent)) if frequent else "free text"
+    if frequent:
+        return Column(kind="category", values=tuple(frequent))
+    if _all_are(_DRESSED, present):
+        return "numbers with signs or commas: write them plain"
+    return "free text" if len(named) < len(present) else "a name of its own in each row"
+
+
+def _all_are(kind: re.Pattern[str], cells: Sequence[Any]) -> bool:
+    """Whether texts of a kind are all cells that have a value, but for one in twenty."""
+    present = [cell for cell in cells if not is_missing(cell)]
+    found = sum(bool(kind.fullmatch(str(cell).strip())) for cell in present)
+    return bool(present) and found >= _MOST * len(present)
 
 
 def _numbers(cells: Sequence[Any]) -> list[float] | None:
@@ -302,28 +336,42 @@ def _numbers(cells: Sequence[Any]) -> list[float] | None:
             found.append(number_of(cell))
         except MisfitError:
             continue
-    return found if len(found) >= 0.95 * len(cells) else None
+    return found if len(found) >= _MOST * len(cells) else None
 
 
-def _label(name: str, cells: Sequence[Any]) -> Label:
+def _label(name: str, cells: Sequence[Any]) -> tuple[Label, Sequence[str]]:
+    """The label, and how else its classes are written."""
     present = [cell for cell in cells if not is_missing(cell)]
-    named = Counter(text_of(cell) for cell in present)
+    spelt = Counter(text_of(cell) for cell in present)
+    names: dict[str, str] = {}
+    for one, _ in spelt.most_common():
+        names.setdefault(one.casefold(), one)
+    named: Counter[str] = Counter()
+    for one, count in spelt.items():
+        named[names[one.casefold()]] += count
     frequent = [one for one, count in named.items() if count >= min(FEWEST_OF_A_CATEGORY, max(len(present) // 10, 1))]
     numbers = _numbers(present)
     if numbers is not None and (len(named) > _MOST_CLASSES or any(number % 1 for number in numbers)):
-        return Label(column=name, bounds=_bounds(numbers))
+        return Label(column=name, bounds=_bounds_of_label(numbers)), ()
     if not 2 <= len(frequent) <= _MOST_CLASSES:
         raise ConfigurationError(
             f"Expected a label of 2 to {_MOST_CLASSES} frequent classes or of numbers in the column {name!r}, got "
             f"{len(frequent)}: name another column with --label."
         )
     order = sorted(frequent) if numbers is None else sorted(frequent, key=float)
-    return Label(column=name, classes=tuple(order))
+    others = [one for one in spelt if one not in order and names[one.casefold()] in order]
+    return Label(column=name, classes=tuple(order)), sorted(others)
 
 
-def _bounds(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
+def _bounds_of_label(values: Sequence[float]) -> tuple[float, float]:
+    """Bounds of a number to be predicted: narrower, where a few extreme ones would make all others one."""
+    wide, narrow = _bounds(values), _bounds(values, _FAR)
+    return narrow if wide[1] - wide[0] > _TIMES * (narrow[1] - narrow[0]) else wide
+
+
+def _bounds(values: Sequence[float] | NDArray[np.float64], extreme: float = _EXTREME) -> tuple[float, float]:
     """Bounds of all but the most extreme values, rounded outwards to a step of 1, 2 or 5 times a power of ten."""
-    low, high = (float(one) for one in np.quantile(np.asarray(values, dtype=np.float64), [_EXTREME, 1.0 - _EXTREME]))
+    low, high = (float(one) for one in np.quantile(np.asarray(values, dtype=np.float64), [extreme, 1.0 - extreme]))
     half = max((high - low) / 2.0, abs(high) * 1e-6, 1e-12)
     power = 10.0 ** math.floor(math.log10(half))
     step = next(one for one in (1.0, 2.0, 5.0, 10.0) if one * power >= half * (1.0 - 1e-9)) * power

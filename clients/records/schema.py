@@ -216,7 +216,8 @@ class Label(_Said):
     Parameters
     ----------
     classes : int or tuple, optional
-        The names of the classes, or how many there are if they are 0, 1, ...
+        The names of the classes, or how many there are if they are 0, 1, ... Upper and lower case are read alike where
+        no two names differ in them alone.
     bounds : (float, float), optional
         Bounds of a number that is to be predicted instead of classes.
     shape : tuple of int
@@ -259,6 +260,12 @@ class Label(_Said):
     def _numbers(self) -> dict[str, int]:
         return {name: number for number, name in enumerate(self.names)}
 
+    @cached_property
+    def _folded(self) -> dict[str, int]:
+        """Numbers of the classes that no other one equals but for upper and lower case."""
+        folded = [name.casefold() for name in self.names]
+        return {name: number for number, name in enumerate(folded) if folded.count(name) == 1}
+
     @property
     def dtype(self) -> type[np.generic]:
         """The type of its values: class numbers are int64."""
@@ -286,7 +293,8 @@ class Label(_Said):
         return values
 
     def _class(self, cell: Any) -> int:
-        number = self._numbers.get(text_of(cell))
+        name = text_of(cell)
+        number = self._numbers.get(name, self._folded.get(name.casefold()))
         if number is None:
             raise MisfitError("a missing label" if is_missing(cell) else "a label that is none of the classes")
         return number
@@ -320,6 +328,8 @@ class Schema(_Said):
         inputs that are numbers.
     separator : str
         Separator of cells in a CSV file.
+    decimal : {".", ","}
+        What stands before the decimals of a number that is a text.
     reviewed : bool
         Whether a person has read it and vouches that what it says is public. Real nodes take no other.
 
@@ -343,6 +353,7 @@ class Schema(_Said):
     owner: str = ""
     norm: float | None = None
     separator: str = ","
+    decimal: Literal[".", ","] = "."
     reviewed: bool = False
 
     def __init__(self, **said: Any) -> None:
@@ -385,7 +396,7 @@ class Schema(_Said):
     @cached_property
     def digest(self) -> str:
         """A digest that machines of one training compare: equal for schemas by which records are read alike."""
-        unread: Any = {"reviewed": True, "separator": True, "label": {"majority"}}
+        unread: Any = {"reviewed": True, "separator": True, "decimal": True, "label": {"majority"}}
         said = self.model_dump(mode="json", exclude=unread, exclude_defaults=True)
         said["columns"] = list(said.get("columns", {}).items())  # their order settles what a model is given
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
@@ -468,10 +479,28 @@ class Schema(_Said):
             return arrays
         return [(array.astype(np.float64) * (self.norm / length)).astype(np.float32) for array in arrays]
 
+    def bounded(self, bounds: Mapping[str, Bounds]) -> Schema:
+        """The schema with other bounds of numbers, whole ones of integers, and missing values moved between them."""
+        columns = dict(self.columns)
+        for name, column in self.columns.items():
+            if column.bounds is None or name not in bounds:
+                continue
+            low, high = bounds[name]
+            if column.kind == "integer":
+                low, high = float(math.floor(low)), float(math.ceil(high))
+            missing = column.missing if column.missing is None else min(max(float(column.missing), low), high)
+            columns[name] = Column(kind=column.kind, bounds=(low, high), missing=missing)
+        return Schema(**{name: getattr(self, name) for name in type(self).model_fields} | {"columns": columns})
+
     def cells(self, item: Any) -> list[Any]:
         """The cells of a table's record as they were handed over, the label's last; MisfitError if they are others."""
         cells, label, _ = self._cells(item)
         return [*cells, label]
+
+    def plain(self, column: Column | Label, cell: Any) -> Any:
+        """A cell with a decimal point, where it is the text of a number with a decimal comma."""
+        commas = self.decimal == "," and column.bounds is not None and isinstance(cell, str)
+        return cell.replace(",", ".") if commas else cell
 
     def owner_of(self, item: Any) -> str:
         """The owner of a record, whether or not the rest of it fits; empty if it does not say."""
@@ -485,7 +514,8 @@ class Schema(_Said):
         if isinstance(item, Mapping):
             if self.label.column not in item or not self.columns.keys() <= item.keys():
                 raise MisfitError("a record without some of the columns")
-            return [item[name] for name in self.columns], item[self.label.column], item.get(self.owner)
+            cells = [self.plain(column, item[name]) for name, column in self.columns.items()]
+            return cells, self.plain(self.label, item[self.label.column]), item.get(self.owner)
         cells, label, owner = _as_pair(item)
         found = array_of(cells)
         if found.shape != (len(self.columns),):

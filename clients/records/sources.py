@@ -62,7 +62,7 @@ class CsvLines:
             self.columns = [name.strip() for name in self._cells(first.removeprefix(b"\xef\xbb\xbf"))]
         except MisfitError as error:
             raise ConfigurationError(
-                f"Expected the names of columns in the first line of {path}, got {error}."
+                f"Expected the names of columns in the first line of {path}, got {error}: save it as CSV in UTF-8."
             ) from None
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class CsvLines:
         try:
             (cells,) = csv.reader([line.removesuffix(b"\r").decode("utf-8")], delimiter=self._separator, strict=True)
         except (UnicodeDecodeError, csv.Error, ValueError):
-            raise MisfitError("a line that is no CSV in UTF-8") from None
+            raise MisfitError("a line that is no CSV in UTF-8, or a line break within quotes") from None
         return cells
 
 

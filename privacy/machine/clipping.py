@@ -79,10 +79,12 @@ def _clipped(contributions: ArrayLike, clip_norm: float, *, observed: bool) -> N
     if not finite.all():
         rows[~finite] = 0.0
         largest[~finite] = 0.0
-    # Dividing by the largest entry first keeps the square of a huge but finite entry from overflowing.
+    # Dividing by the largest entry first keeps the square of a huge but finite entry from overflowing; of such a row
+    # only, so that none changes another's bits.
     scale_free = np.float64(1.0)
-    if largest.max() > 1e150 or largest.min() < 1e-150:
-        scale_free = np.where(largest > 0, largest, 1.0)
+    extreme = (largest > 1e150) | (largest < 1e-150)
+    if extreme.any():
+        scale_free = np.where(extreme & (largest > 0), largest, 1.0)
         rows /= scale_free[:, None]
     unit_norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     bound = clip_norm * _MARGIN
@@ -153,6 +155,10 @@ class DenseContributions:
 
     def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
         np.multiply(self._rows[row], scale, out=out)
+
+    def scaled_sum(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum of rows, each times its scale; one matrix product."""
+        return scales @ np.asarray(self._rows, dtype=np.float64)
 
 
 class ChosenContributions:

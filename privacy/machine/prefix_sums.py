@@ -137,7 +137,7 @@ class ReleaseRule:
 logger = logging.getLogger(__name__)
 
 _VALUES_AT_A_TIME = 1 << 22
-"""Values of rows that a simulation has in memory at a time where a release is a sum over all samples."""
+"""Values of rows in memory at a time where samples of a sum over all of them are computed together."""
 
 MadeT = TypeVar("MadeT")
 
@@ -165,8 +165,9 @@ class PrivateMachine(LedgeredMachine):
     **Formal guarantees.** Everything :meth:`release` ever returns is, per session, plan.mu-GDP and over all sessions
     budget_mu-GDP for replacement of one sample of this machine (:class:`~murmurfl.privacy.PrivacyPolicy`), whatever
     requests arrive in whatever order, provided the ledger keeps its promise. Samples are computed one by one, so that a
-    contribution can depend on no other sample unless the callable remembers it; with simulated keys they are computed
-    together, and that the rows do not depend on each other is assumed. ``exact`` noise makes this true of the numbers
+    contribution can depend on no other sample unless the callable remembers it; with simulated keys, and where
+    :attr:`together` vouches for the rows, they are computed together, and that they do not depend on each other is
+    assumed. ``exact`` noise makes this true of the numbers
     actually sent, up to the quality of its pseudorandom normals (:mod:`murmurfl.privacy.noise.keyed_noise`).
     Under ``secure-aggregation`` plan.mu and budget_mu are guaranteed of *sums* of releases alone. What :meth:`release`
     returns by itself guarantees plan.mu_local, and local_budget over all sessions: whoever calls it must treat it as
@@ -193,7 +194,10 @@ class PrivateMachine(LedgeredMachine):
         super().__init__(policy, num_parameters, num_samples, ledger, keys, data=data, roster=roster)
         self._rows = rows
         self.fits: NDArray[np.bool_] | None = None
-        """Of a simulation, which samples count: the others' contributions are zero. None for all of them."""
+        """Of samples computed together, which count: the others' contributions are zero. None for all of them."""
+        self.together = False
+        """Whether the model vouches that a row of a batch depends on its own sample and the batch's size alone, to the
+        last bit, and never fails: then a real machine's sums over all samples are computed together, too."""
         # None where every row has a place of its own.
         self._owners = data if isinstance(data, Owners) and data.marks is not None else None
         if self._owners is not None and self._owners.num_places != num_samples:
@@ -326,19 +330,32 @@ class PrivateMachine(LedgeredMachine):
         self, contribution: PerSampleContribution, block: slice, weights: NDArray[np.float64] | None
     ) -> NDArray[np.float64]:
         """The sum of a block's bounded rows, those with weight 0 left out after they were computed."""
-        # With real keys every sample by itself, as above; in simulation as many as memory has room for.
+        # With real keys every sample by itself, as above, but where the model vouches for them; else as many as memory
+        # has room for, in batches that do not depend on data: rounding may depend on their size.
         width = self.policy.bound.width(self.num_parameters)
-        step = max(_VALUES_AT_A_TIME // width, 1) if self.simulated else 1
+        step = max(_VALUES_AT_A_TIME // width, 1) if self.simulated or self.together else 1
         total = np.zeros(self.num_parameters)
         for start in range(block.start, block.stop, step):
             part = slice(start, min(start + step, block.stop))
             chosen = None if weights is None else weights[part.start - block.start : part.stop - block.start]
             if self.simulated:
-                made = self._bounded_sum(self._rows_of(contribution, part), chosen)
+                total += self._bounded_sum(self._rows_of(contribution, part), chosen)
             else:
-                made = self._or_nothing(contribution, part, lambda rows, chosen=chosen: self._bounded_sum(rows, chosen))
-            if made is not None:
-                total += made
+                total += self._real_sum(contribution, part, chosen)
+        return total
+
+    def _real_sum(
+        self, contribution: PerSampleContribution, part: slice, weights: NDArray[np.float64] | None
+    ) -> NDArray[np.float64]:
+        """The sum of some samples' bounded rows; of one that fails zero, and nothing of the others is lost with it."""
+        made = self._or_nothing(contribution, part, lambda rows: self._bounded_sum(rows, weights))
+        if made is not None:
+            return made
+        total = np.zeros(self.num_parameters)
+        if part.stop - part.start > 1:  # though they were vouched for
+            for i in range(part.start, part.stop):
+                weight = None if weights is None else weights[i - part.start : i - part.start + 1]
+                total += self._real_sum(contribution, slice(i, i + 1), weight)
         return total
 
     def _bounded_sum(

@@ -144,13 +144,16 @@ class ColumnStatistics:
     def bounds(self) -> Interval | None:
         """Bounds between which all but about 1 % of a number's values lie, to scale it by; None where nothing is said.
 
-        They are made from the release, so they are as public as it is.
+        They are made from the release, so they are as public as it is. Noise in a long empty tail passes for values:
+        they are no further out than half of the range between the inner ends of the noise's intervals.
         """
-        ends = [self.quantile(order) for order in (_OUTERMOST, 1.0 - _OUTERMOST)]
-        if ends[0] is None or ends[1] is None:
+        first, last = (self.quantile(order) for order in (_OUTERMOST, 1.0 - _OUTERMOST))
+        if first is None or last is None:
             return None
-        low, high = ends[0].value, ends[1].value
-        return (low, high) if low < high else self.column.bounds
+        low, high = first.noise_interval[1], last.noise_interval[0]
+        beyond = (high - low) / 2.0
+        low, high = max(low - beyond, min(first.value, low)), min(high + beyond, max(last.value, high))
+        return (low, high) if beyond > 0 else self.column.bounds
 
     @property
     def histogram(self) -> list[tuple[str, float, float]]:

@@ -21,7 +21,7 @@ from murmurfl.clients import (
 )
 from murmurfl.clients.adapters.per_sample_gradients import CarefulGradients
 from murmurfl.privacy import PrivacyPolicy, ShuffledPolicy, SimulatedKeys, protocol
-from murmurfl.privacy.errors import is_interrupt
+from murmurfl.privacy.errors import MisfitError, is_interrupt
 
 from tests.harness.grid import ask
 from tests.harness.machines import DurableLedger, FixedNonces, training_config
@@ -50,6 +50,18 @@ class Loader:
         if self.special is not None and BAD in numbers:
             return self.special(rows[chosen])
         return rows[chosen]
+
+
+class StandIns(Loader):
+    """Such samples in batches in which others stand in for those that do not fit."""
+
+    stands_in = True
+    fits = np.arange(COUNT) % 5 != 3
+
+    def __getitem__(self, chosen):
+        if chosen.stop - chosen.start == 1 and not self.fits[chosen][0]:
+            raise MisfitError("a record that does not fit")
+        return super().__getitem__(chosen)
 
 
 class Linear:
@@ -240,3 +252,57 @@ def test_whatever_a_client_raises_its_app_answers_with_one_fixed_sentence(error)
     reply = ask(numpy_client_app(raising(error)), "query", RecordDict({"config": ConfigRecord()}))
     assert reply.error.code == protocol.INTERNAL_ERROR
     assert SECRET not in reply.error.reason
+
+
+class Vouched(Linear):
+    """Gradients that say that no sample touches another's row, and in how large batches they were asked."""
+
+    rows_unmixed = True
+
+    def __init__(self, planted=None):
+        super().__init__(planted)
+        self.asked = []
+
+    def __call__(self, parameters, batch):
+        self.asked.append(len(batch))
+        return super().__call__(parameters, batch)
+
+
+class Heir(Vouched):
+    """What an ancestor says of its rows is not said of these."""
+
+
+def full_batch(gradients, samples):
+    make, terms, _ = KINDS["full-batch"]
+    client = make(gradients, samples, terms, DurableLedger(), FixedNonces(), name="7")
+    return client.fit([np.zeros(D)], training_config(1, 0))[0][0], client.machine.plan
+
+
+def test_rows_that_do_not_mix_are_computed_together_and_say_what_they_say_alone():
+    together, alone = Vouched(), Heir()
+    one, plan = full_batch(together, StandIns())
+    other, _ = full_batch(alone, StandIns())
+    assert together.asked == [COUNT]
+    assert alone.asked == [1] * int(StandIns.fits.sum())
+    assert np.abs(one - other).max() <= 1e-9 * plan.sensitivity
+
+
+def test_samples_without_stand_ins_are_computed_one_by_one():
+    gradients = Vouched()
+    full_batch(gradients, Loader())
+    assert gradients.asked == [1] * COUNT
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS.values(), ids=GRADIENTS)
+def test_rows_together_lose_no_more_than_the_one_that_fails(gradient):
+    class Marked(StandIns):
+        fits = np.ones(COUNT, np.bool_)
+
+        def __getitem__(self, chosen):
+            rows = super().__getitem__(chosen).copy()
+            rows[np.arange(COUNT)[chosen] == BAD] = 777
+            return rows
+
+    honest, plan = full_batch(Vouched(), type("Whole", (StandIns,), {"fits": np.ones(COUNT, np.bool_)})())
+    spoilt, _ = full_batch(Vouched(gradient), Marked())
+    assert np.linalg.norm(honest - spoilt) <= plan.sensitivity

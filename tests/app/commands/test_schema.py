@@ -90,7 +90,7 @@ def test_the_heading_says_what_to_do_and_what_is_left_out(table):
     assert text.startswith("\n".join(heading))
     assert heading[0] == "# Drafted from 'people.csv'; reviewed by nobody yet."
     assert heading[1] == "# Read it, remove what is private, then set reviewed = true."
-    assert "# Left out, with free text: 'name'." in heading
+    assert "# Left out, with a name of its own in each row: 'name'." in heading
     assert "# Left out, with a single value: 'country'." in heading
     assert "# Left out, with no value: 'note'." in heading
     assert len(heading) < 10

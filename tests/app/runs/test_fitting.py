@@ -3,6 +3,8 @@
 import csv
 import json
 import pickle
+import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from murmurfl.app import RunResult, fit, load_model
 from murmurfl.app.commands.main import cli
 from murmurfl.app.data.table_task import ReadTable
 from murmurfl.app.models.trained_model import TrainedModel
+from murmurfl.app.runs import fitting
 from murmurfl.app.runs.fitting import fit_lines, is_useless
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.clients.records.drafting import document
@@ -51,7 +54,7 @@ def saved(result, tmp_path_factory):
 def test_sites_are_machines_and_no_feature(result):
     assert result.num_clients == 4
     assert list(result.table.schema.columns) == ["age", "ward"]
-    assert result.table.left_out == {"free text": ["name"]}
+    assert result.table.left_out == {"a name of its own in each row": ["name"]}
 
 
 def test_epsilon_is_what_was_asked_for(result):
@@ -122,9 +125,10 @@ def test_schema_of_the_folder_is_not_reviewed(saved):
         Schema.read_file(saved / "schema.toml").check_for_real_nodes()
 
 
-def test_lines_are_few_and_say_that_nobody_was_protected(result, tmp_path):
-    lines = fit_lines(result, result.table, tmp_path)
-    assert len(lines) <= 10
+def test_lines_are_few_and_say_that_nobody_was_protected(result):
+    lines = fit_lines(result, result.table, Path("runs/people/model"))
+    assert len(lines) <= 11
+    assert sum(len(textwrap.wrap(line, 80)) for line in lines) <= 15
     assert "REHEARSAL" in "\n".join(lines)
     assert "epsilon = 8 at delta = 1e-05" in "\n".join(lines)
 
@@ -134,7 +138,86 @@ def test_a_useless_model_is_said_in_the_first_line(tmp_path):
     rows = [{"coin": float(random.random()), "side": "head" if random.random() < 0.8 else "tail"} for _ in range(200)]
     result = fit(rows, label="side", machines=4, epsilon=0.3)
     assert is_useless(result.outcome, result.table)
-    assert fit_lines(result, result.table, tmp_path)[0].startswith("This model is no better than")
+    assert fit_lines(result, result.table, tmp_path)[0].startswith("Do not use this model")
+    assert not result.table.better, "sums tell no more of a coin"
+
+
+def test_a_model_that_nothing_tells_from_chance_is_useless(result):
+    lucky = replace(result.table, majority=0.5, tested=8, differing=5)
+    outcome = result.outcome.model_copy(update={"auc": 0.4, "accuracy": 0.625})
+    assert is_useless(outcome, lucky)
+    assert not is_useless(outcome, replace(lucky, tested=800, differing=500))
+
+
+def test_an_accuracy_below_the_majority_is_said_of_a_model_that_ranks(result, tmp_path):
+    rare = replace(result.table, majority=0.99, tested=2000, differing=4)
+    made = replace(result, table=rare)
+    vars(made)["outcome"] = result.outcome.model_copy(update={"auc": 0.7, "accuracy": 0.989})
+    assert fit_lines(made, rare, tmp_path)[0].startswith("Accuracy 98.9 % is not above the usual answer's 99.0 %")
+
+
+def test_sums_are_advised_where_they_were_rehearsed_and_help(tmp_path, monkeypatch):
+    monkeypatch.setattr(fitting, "is_useless", lambda outcome, _: outcome.privacy.trust == "untrusted-server")
+    result = fit(people(), label="ill", machines=4)
+    assert result.table.better.startswith("--trust secure-aggregation: AUC 0.9")
+    assert any(line.startswith("better") for line in fit_lines(result, result.table, tmp_path))
+    assert result.guarantee.trust == "untrusted-server"
+
+
+def wide_ages(width):
+    age = Column(kind="integer", bounds=(0, width), missing=50)
+    return Schema(columns={"age": age}, label=Label(column="ill", classes=("no", "yes")))
+
+
+@pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
+def test_private_statistics_narrow_bounds_that_are_too_wide_within_the_same_epsilon(trust, tmp_path):
+    rows, options = people(2000), {"schema": wide_ages(5000), "machines": 4, "epsilon": 8, "trust": trust}
+    plain, scaled = fit(rows, **options), fit(rows, **options, scale="private")
+    assert plain.table.better.startswith("--scale private: AUC 0.9")
+    assert not fit(rows, **{**options, "schema": wide_ages(100)}).table.better
+    low, high = scaled.table.schema.columns["age"].bounds
+    assert 0 <= low < high < 500
+    assert scaled.outcome.accuracy > plain.outcome.accuracy + 0.1
+    assert scaled.epsilon == pytest.approx(8)
+    assert scaled.outcome.epsilon == pytest.approx(8)
+    assert plain.guarantee.mu_local == pytest.approx(scaled.guarantee.mu_local)
+    assert "private statistics" in str(scaled.guarantee)
+    assert "1 used, scaled by private statistics (10% of mu^2)" in "\n".join(fit_lines(scaled, scaled.table, tmp_path))
+    spent = scaled.experiment.config.mu
+    assert spent**2 == pytest.approx(0.9 * plain.experiment.config.mu**2)
+
+
+def test_statistics_without_noise_scale_a_model_without_noise():
+    result = fit(people(), schema=wide_ages(5000), machines=4, scale="private", mechanism="none", **QUICK)
+    assert result.outcome.mu is None
+    assert result.table.schema.columns["age"].bounds[1] < 200
+
+
+def test_a_private_figure_is_part_of_the_same_epsilon(tmp_path):
+    result = fit(people(2000), label="ill", machines=2, epsilon=8, evaluate="private")
+    assert result.epsilon == pytest.approx(8)
+    assert result.evaluation.accuracy == pytest.approx(result.accuracy, abs=0.2)
+    assert any(line.startswith("private ") for line in fit_lines(result, result.table, tmp_path))
+
+
+def test_spellings_of_a_class_are_one_class(tmp_path):
+    rows = [{**row, "ill": row["ill"].upper() if number % 3 else row["ill"]} for number, row in enumerate(people())]
+    result = fit(rows, label="ill", machines=2, epsilon=8)
+    assert result.table.schema.num_classes == 2
+    assert sum(result.table.misfits.values()) == 0
+    assert "no, yes are read as these" in "\n".join(fit_lines(result, result.table, tmp_path))
+
+
+def test_rows_that_do_not_fit_are_said_with_their_reason(tmp_path):
+    rows = [{**row, "ill": ""} if number % 9 == 0 else row for number, row in enumerate(people())]
+    result = fit(rows, label="ill", machines=2, epsilon=8)
+    assert "45 rows do not fit with ill: a missing label" in "\n".join(fit_lines(result, result.table, tmp_path))
+
+
+def test_no_released_figure_passes_for_more_than_it_shows(reviewed, tmp_path):
+    table, schema = reviewed
+    result = fit(table, schema=schema, real=True, epsilon=0.1, **QUICK)
+    assert fit_lines(result, result.table, tmp_path)[0].startswith("The released figure does not show")
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +248,10 @@ def test_a_model_of_numbers_has_no_shares_of_classes(regression, tmp_path):
         ({"label": "il"}, "did you mean 'ill'"),
         ({"site": "hospitals"}, "did you mean 'hospital'"),
         ({"site": "hospital", "machines": 3}, "each site is a machine"),
+        ({"site": "ill"}, "neither the label nor"),
+        ({"epsilon": 0.0}, "epsilon > 0"),
+        ({"scale": "public"}, "scale to be empty"),
+        ({"evaluate": "public"}, "evaluate to be empty"),
         (
             {
                 "schema": Schema(columns={"age": Column(kind="yes/no")}, label=Label(column="ill", classes=2)),
@@ -205,7 +292,10 @@ def reviewed(tmp_path):
 
 def test_a_real_fit_shows_nothing_that_was_not_released(reviewed, tmp_path):
     table, schema = reviewed
-    result = fit(table, schema=schema, real=True, epsilon=6, **QUICK)
+    rounds = []
+    result = fit(table, schema=schema, real=True, epsilon=6, on_progress=rounds.append, **QUICK)
+    assert len(rounds) == result.rounds
+    assert all(one.accuracy is one.loss is one.auc is None for one in rounds)
     assert result.deployed
     assert result.accuracy is result.auc is result.alone is None
     assert result.outcome.loss is None
@@ -247,6 +337,7 @@ def test_a_real_fit_with_other_keys_has_other_noise(reviewed):
         ({"schema": None}, "reviewed schema"),
         ({"machines": 3}, "site, machines or trust"),
         ({"real": False, "budget": 2.0}, "a rehearsal spends nothing"),
+        ({"scale": "private"}, "in a rehearsal"),
     ],
 )
 def test_what_no_real_fit_can_have_is_refused(reviewed, options, message):
@@ -273,6 +364,7 @@ def test_numbers_are_fitted_for_real(tmp_path):
     table = tmp_path / "flats.csv"
     table.write_text("size,rent\n" + "".join(f"{size},{200 + 10 * size}\n" for size in sizes))
     result = fit(table, schema=schema, real=True, epsilon=8, **QUICK)
+    assert "how far numbers are off is not released" in "\n".join(fit_lines(result, result.table, tmp_path))
     assert result.predict([{"size": 100}])[0] == pytest.approx(1200, abs=200)
 
 

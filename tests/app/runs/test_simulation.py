@@ -112,3 +112,11 @@ def test_notebook_has_a_bar(monkeypatch, capsys):
     result = simulate(num_rounds=2)
     last = capsys.readouterr().out.split("\r")[-1]
     assert last == f"{'█' * 24}  round 2/2  accuracy {100 * result.accuracy:.1f} %  \n"
+
+
+def test_a_terminal_has_a_bar_and_a_file_has_none(monkeypatch, capsys):
+    simulate(num_rounds=2)
+    assert not capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    simulate(num_rounds=2)
+    assert "round 2/2" in capsys.readouterr().out

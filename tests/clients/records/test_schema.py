@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from murmurfl.clients import Column, Label, Part, Schema
-from murmurfl.clients.records.drafting import document, drafted, inferred
+from murmurfl.clients.records.drafting import document, draft, drafted, inferred
 from murmurfl.clients.records.schema import is_missing, text_of
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.errors import MisfitError
@@ -324,6 +324,54 @@ def test_a_draft_of_another_separator_owner_and_a_number_to_predict(tmp_path):
     schema = drafted(path, owner="who")
     assert (schema.separator, schema.owner, list(schema.columns)) == (";", "who", ["x"])
     assert schema.label == Label(column="y", bounds=(0, 40))
+
+
+def test_decimal_commas_are_drafted_and_read_cell_by_cell(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text("size;rent\n" + "".join(f"{i // 2},{5 * (i % 2)};{i},5\n" for i in range(100)))
+    schema = drafted(path)
+    assert schema.decimal == ","
+    assert schema.columns["size"] == Column(kind="number", bounds=(0, 50))
+    assert float(schema.read({"size": "12,5", "rent": "7,5"}).inputs[0]) == pytest.approx(-0.5)
+    with pytest.raises(MisfitError):
+        schema.read({"size": "1.012,5", "rent": "7,5"})
+    assert Schema(**{**dict(schema), "decimal": "."}).digest == schema.digest, "how a file is written is nobody else's"
+    assert 'decimal = ","' in document(schema)
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ([f"20{i % 25:02d}-{1 + i % 12:02d}-{1 + i % 28:02d}" for i in range(700)], "dates: write them as numbers"),
+        ([f"${i:,}.00" for i in range(700)], "numbers with signs or commas: write them plain"),
+        ([f"P-{i}" for i in range(700)], "a name of its own in each row"),
+        ([f"seen by {i % 100}" for i in range(700)], "free text"),
+    ],
+)
+def test_a_draft_says_why_it_leaves_a_column_out(tmp_path, cells, reason):
+    path = tmp_path / "p.csv"
+    path.write_text("x,given,y\n" + "".join(f'{i % 9},"{cell}",{i % 2}\n' for i, cell in enumerate(cells)))
+    assert draft(path).left_out == {reason: ["given"]}
+
+
+def test_a_file_without_names_of_columns_is_refused(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text("".join(f"{i / 7},{i % 2}\n" for i in range(3, 100)))
+    with pytest.raises(ConfigurationError, match="got numbers: add a line of names"):
+        drafted(path)
+
+
+def test_a_few_far_labels_do_not_settle_the_bounds(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text("x,y\n" + "".join(f"{i % 7},{(i % 40) + 0.5 if i % 90 else 70_000}\n" for i in range(900)))
+    assert drafted(path).label.bounds == (0, 40)
+
+
+def test_a_class_is_read_in_upper_and_lower_case_where_no_other_is_like_it():
+    label = Label(column="y", classes=("No", "yes", "YES"))
+    assert [int(label.encode(cell)) for cell in ("no", "NO", "yes", "YES")] == [0, 0, 1, 2]
+    with pytest.raises(MisfitError):
+        label.encode("Yes")
 
 
 def test_arrays_are_drafted_by_their_kind(tmp_path):
