@@ -234,6 +234,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         """Forecast of the noise in the model, from machines' statements before the first round; None without noise."""
         self.rehearse: Callable[[Forecast], tuple[float, float] | None] | None = None
         """Tells which share of what can be learnt the run keeps on made-up data, at least and at most."""
+        self.ends_after: Callable[[int], bool] | None = None
+        """Tells whether the training ends after a round with its model so far, before its last one."""
         self.leaving: Leaving | None = None
         """Which machines leave before the end and when, from their statements before the first round."""
         self._clipping = ClippingWatch()
@@ -423,7 +425,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             self._save()
             self._after_round(server_round, grid, evaluate_config or ConfigRecord(), timeout, result)
             evaluation = None
-            if server_round == num_rounds or (evaluate_fn and not server_round % self.evaluate_every):
+            last = server_round == num_rounds or (self.ends_after is not None and self.ends_after(server_round))
+            if last or (evaluate_fn and not server_round % self.evaluate_every):
                 evaluation = self._publish(server_round, num_rounds, evaluate_fn, result)
             if figures is not None:
                 figures.note(self.history[-1], num_rounds)
@@ -431,6 +434,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
                 self._on_round(self.history[-1], evaluation)
             if self.must_aggregate and is_hopeless(self.history, 1 if is_simulation(grid) else PATIENCE):
                 check_something_came(self.history, self._reasons)
+            if last:
+                break
         logger.info("%s finished in %.1f s.", type(self).__name__, time.monotonic() - started)
         if self.must_aggregate:
             check_something_came(self.history, self._reasons)
