@@ -59,6 +59,7 @@ from .monitor_file import FigureFile
 from .options import OnRound, centre_bytes, check_permitted, check_rounds_options, refuse_sums, session_of
 from .replies import (
     LARGEST_VALUE,
+    UNREACHED,
     DirectMachines,
     Outcome,
     Refusal,
@@ -664,6 +665,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             if isinstance(outcome, TrainingFigures):
                 figures[ALL_MACHINES] = outcome
             elif isinstance(outcome, Refusal):
+                if outcome.code in UNREACHED:  # counted as lost
+                    continue
                 refused[protocol.REFUSAL_NAMES.get(outcome.code, f"error-{outcome.code}")] += 1
             elif isinstance(outcome, SummedReplies):
                 self._check_summed(outcome, aggregated)

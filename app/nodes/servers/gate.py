@@ -17,6 +17,7 @@ import re
 import stat
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -209,14 +210,16 @@ class Gate:
         scheme, _, text = (found[0] if len(found) == 1 else b"").decode("latin-1").partition(" ")
         if scheme.lower() != "bearer":
             raise PermitError("Expected a login, got none.")
+        if self._own and path in _OWN_COMMANDS:
+            with suppress(PermitError):
+                verified_login(text.strip(), [self._own], self._server, self._clock())
+                return OURSELVES
         try:
             owners = self._listed()
         except ConfigurationError as error:
             logger.error("Nobody may command this server: %s", error)
             raise PermitError("Expected a list of owners on the server, got none that can be read.") from error
-        own = {self._own: OURSELVES} if self._own and path in _OWN_COMMANDS else {}
-        known = {**owners, **own}
-        return known[verified_login(text.strip(), known, self._server, self._clock())]
+        return owners[verified_login(text.strip(), owners, self._server, self._clock())]
 
     def _listed(self) -> dict[bytes, str]:
         """The current list; read again if the file changed."""

@@ -30,7 +30,7 @@ from ..connections.certificate import expiries
 from ..watching.endpoint import SERVER, Shown, Value
 from ..watching.health import Addresses, health_answer, shown
 from ..watching.journal import Journal
-from ..watching.node_log import flower_line
+from ..watching.node_log import SAY_AGAIN_S, flower_line
 from .flower_superlink import PROOF_VARIABLE, PUBLISHED_VARIABLE
 from .gate import COMMANDED, OURSELVES, read_owners, server_name
 from .own_server import OwnServer
@@ -217,7 +217,8 @@ def _serve(server: _Server, folder: Path, health: ServerHealth, said: _Rounds, o
     closed = False
     try:
         own.restarted()
-        processes.append(_started(server.superlink(), folder, _superlink_line, server.environment))
+        lines = SuperLinkLines()
+        processes.append(_started(server.superlink(), folder, lines, server.environment))
         superlink, _ = processes[0]
         while all(process.poll() is None for process, _ in processes):
             with suppress(subprocess.TimeoutExpired):
@@ -260,6 +261,51 @@ def _started(
         start_new_session=True,
     )
     return process, follow_lines(process.stdout, line) if process.stdout else None
+
+
+class SuperLinkLines:
+    """Logs the lines of a SuperLink; calls that it refuses again and again are one line of ours in an hour.
+
+    Parameters
+    ----------
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._said: dict[tuple[str, str], tuple[float, int]] = {}  # when each was said last, and how often since
+
+    def __call__(self, level: int, text: str) -> None:
+        found = _REFUSED_CALL.match(text)
+        if found is None:
+            _superlink_line(level, text)
+            return
+        flower_line(logging.DEBUG, text)
+        call, code = found["call"], found["code"]
+        if code == _A_CHECK or len(self._said) > _MOST_CALLS:
+            return
+        now = self._clock()
+        at, since = self._said.get((call, code), (-SAY_AGAIN_S, 0))
+        if now - at < SAY_AGAIN_S:
+            self._said[call, code] = at, since + 1
+            return
+        self._said[call, code] = now, 0
+        meant = _CALLS.get(code, "the log with --verbose has Flower's words")
+        again = f" (and {since} times in the last hour)" if since else ""
+        logger.warning("The SuperLink refuses %s with error %s%s: %s.", call, code, again, meant)
+
+
+_REFUSED_CALL = re.compile(r"\[/v1/(?P<call>[\w/-]{1,60})\]\[(?:ApiError|UnexpectedError):(?P<code>\w{1,40})\]")
+_A_CHECK = "2003"
+"""A node's ``--check`` asks for an impossible heartbeat, so that no session begins."""
+_CALLS = {
+    "1008": "a process of a run that has ended still calls",
+    "2001": "a node's key is not registered",
+    "2004": "a node that was cut off is back before its last session has ended, within a minute, or its key is unknown",
+    "2007": "a node answers a run that has ended",
+}
+_MOST_CALLS = 1000
 
 
 def _superlink_line(level: int, text: str) -> None:
