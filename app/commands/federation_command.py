@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...privacy import ConfigurationError, read_ledger
+from ...privacy import ConfigurationError, read_ledger, rounded_up
 from .node_command import take_part
 from .run_options import Verbose, settings_of
 from .serving import Checked, HealthAddress, LogJSON, MetricsAddress, Serving
@@ -77,7 +77,7 @@ def join(
 ) -> None:
     """Join on a member's own computer: make its keys and its operator's file there, and an answer to send back."""
     from ..nodes.federation_files import MACHINE, Kit
-    from ..nodes.member import budgets_of_a_run
+    from ..nodes.member import cost_of_a_run
     from ..nodes.member import join as join_federation
 
     with failing_clearly():
@@ -89,9 +89,7 @@ def join(
     say(f"key       {card.fingerprint}")
     say(f"terms     {terms.digest[:16]}: federation {terms.name!r}, server {terms.address}")
     if found.role == MACHINE:
-        mu, local = budgets_of_a_run(terms)
-        least = f", or {local:.4g} if nobody else is honest" if terms.sums else ""
-        say(f"a run     mu = {mu:g}{least}; mus add in squares")
+        say(f"a run     {cost_of_a_run(terms)}; mus add in squares")
         say(f"edit      {member.file}: samples, rows and budgets are yours to say")
     say(f"answer    {member.answer}: send it to the coordinator; it has public keys only")
 
@@ -281,4 +279,4 @@ def _say_members(coordinator: Coordinator, *, online: bool = False) -> None:
 
 
 def _spent(mu: float, budget: float) -> str:
-    return f"mu {mu:.4g} of {budget:.4g}" if math.isfinite(budget) else f"mu {mu:.4g}"
+    return f"mu {rounded_up(mu)} of {budget:.4g}" if math.isfinite(budget) else f"mu {rounded_up(mu)}"

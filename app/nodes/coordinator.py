@@ -135,8 +135,7 @@ class Coordinator:
                     f"others (of {one.federation!r}): send its operator the kit again, and have it join again."
                 )
         members = {**self.members, **{one.card.name: one for one in answers}}
-        replaced = [self.members[one.card.name].node for one in answers if one.card.name in self.members]
-        return self._changed(members, [key for key in replaced if key not in {one.node for one in members.values()}])
+        return self._changed(members, [self.members[name].node for name in members.keys() & self.members.keys()])
 
     def leave(self, name: str) -> Coordinator:
         """Take a member out; ConfigurationError if there is none of this name, or too few would be left."""
@@ -155,10 +154,10 @@ class Coordinator:
         kinds = {card.kind for card in cards}
         roster = roster_of(cards) if terms.sums and kinds == {MACHINE, HELPER} else None
         machines = sum(card.kind == MACHINE for card in cards)
+        now = {one.node for one in members.values()}
+        gone = tuple(key for key in dict.fromkeys([*self.left, *left]) if key not in now)
         awaited = tuple(name for name in self.awaited if name not in members)
-        done = Coordinator(self.folder, dict(members), tuple(dict.fromkeys([*self.left, *left])), awaited)
-        now = [one.node for one in members.values()]
-        done = Coordinator(done.folder, done.members, tuple(key for key in done.left if key not in now), awaited)
+        done = Coordinator(self.folder, dict(members), gone, awaited)
         self._publish(Federation(terms, roster))
         _write_members(done)
         _write_run(self.folder, terms, machines, len(cards) - machines)

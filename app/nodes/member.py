@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 from ...clients.nodes.roster_files import pinned_digest, read_helper_key, read_machine_key
-from ...privacy import ConfigurationError, SQLiteLedger
+from ...privacy import ConfigurationError, SQLiteLedger, rounded_up
 from ...privacy.files import create_private, replace_durably, write_private
 from .cards import Card, cards_of, make_helper, make_machine
 from .connections.certificate import tls_context
@@ -270,10 +270,16 @@ def join(kit: Kit, folder: Path) -> Member:
     return member
 
 
-def budgets_of_a_run(terms: Terms) -> tuple[float, float]:
-    """Mu of a run of a machine, and mu whatever others do."""
+def cost_of_a_run(terms: Terms) -> str:
+    """What a run takes of a machine's budgets by the proposed settings, in words."""
     mu = float(terms.settings["mu"])
-    return mu, mu * math.sqrt(int(terms.settings.get("min-honest", 1)))
+    if not terms.sums:
+        return f"mu = {rounded_up(mu)}"
+    honest = int(terms.settings["min-honest"])
+    return (
+        f"mu = {rounded_up(mu)} if one helper and {honest} machines of each sum are honest, and mu = "
+        f"{rounded_up(mu * math.sqrt(honest))} whatever happens"
+    )
 
 
 def _operators_text(kit: Kit) -> str:
@@ -283,16 +289,16 @@ def _operators_text(kit: Kit) -> str:
         own = {"helper": kit.member, "record": _RECORD, "roster": _ROSTER, "roster-digest": _NOT_YET}
         return f"{toml_lines({**own, 'key': _ROSTER_KEY})}{table}"
     values = kit.terms.node_values(kit.member, _NOT_YET)
-    mu, local = budgets_of_a_run(kit.terms)
     yours = {"samples": values.pop("samples"), "rows": 0, "budget-mu": 0.0}
     said = {
         "samples": "your records: .csv, .csv.gz, .parquet or .npz",
         "rows": "how many of them count: public, whatever is in the file",
-        "budget-mu": f"of everything ever released of them; a run takes {mu:g}, and mus add in squares",
+        "budget-mu": "of everything ever released of them; mus add in squares",
     }
     if kit.terms.sums:
         yours["budget-local-mu"] = 0.0
-        said["budget-local-mu"] = f"the same if nobody else is honest: a run takes {local:.4g}"
+        said["budget-local-mu"] = "the same, whatever happens: if nobody else is honest"
     values.pop("rows")
     edited = "".join(f"{toml_lines({name: value}).rstrip()}  # {said[name]}\n" for name, value in yours.items())
-    return f"# Yours to say:\n{edited}\n# As proposed; read schema.toml too:\n{toml_lines(values)}{table}"
+    yours_first = f"# Yours to say; a run takes {cost_of_a_run(kit.terms)}:\n{edited}"
+    return f"{yours_first}\n# As proposed; read schema.toml too:\n{toml_lines(values)}{table}"
