@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -137,23 +137,33 @@ def start(
     """Start what a folder is: the server, a machine's node, or a helper; a member's first start needs the digest."""
     from ..nodes.member import Member
 
-    with failing_clearly():
-        if _is_coordinators(folder):
+    if _is_coordinators(folder):
+        with failing_clearly():
             if check or digest:
                 raise ConfigurationError("Expected --check and --digest in a member's folder, got a coordinator's.")
-        else:
-            member = Member.open(folder.expanduser())
-            _pin(member, digest)
-            if member.make_ledger():
-                say(f"ledger    {member.folder}: made, once for these data")
-    if _is_coordinators(folder):
         _serve(folder, health_address, metrics_address, log_json=log_json, verbose=verbose)
         return
-    kind = "node" if member.file.name == "node.toml" else "helper"
-    options: dict[str, Any] = {"superlink": "", "root_certificates": None, "auth_private_key": None, "insecure": False}
-    options |= {"check": check, "run_every": None, "as_json": False, "log_json": log_json, "log_details": False}
-    addresses = {"health_address": health_address, "metrics_address": metrics_address}
-    take_part(kind, config=member.file, verbose=verbose, **options, **addresses)
+    with failing_clearly():
+        member = Member.open(folder.expanduser())
+        _pin(member, digest)
+        if member.make_ledger():
+            say(f"ledger    {member.folder}: made, once for these data")
+    take_part(
+        "node" if member.file.name == "node.toml" else "helper",
+        config=member.file,
+        superlink="",
+        root_certificates=None,
+        auth_private_key=None,
+        insecure=False,
+        check=check,
+        run_every=None,
+        as_json=False,
+        log_json=log_json,
+        log_details=False,
+        verbose=verbose,
+        health_address=health_address,
+        metrics_address=metrics_address,
+    )
 
 
 @federation_cli.command()
@@ -176,7 +186,6 @@ def renew(folder: Folder = Path()) -> None:
 @federation_cli.command()
 def status(folder: Folder = Path()) -> None:
     """Show a federation from one of its folders: its digest, who is there, what is ready, what is spent."""
-    from ..nodes.federation_files import MACHINE
     from ..nodes.member import Member
 
     with failing_clearly():
@@ -192,9 +201,9 @@ def status(folder: Folder = Path()) -> None:
         _say_digest(federation)
         if federation.digest != (now := member.published()).digest:
             say(f"now       {now.digest}: the coordinator publishes this; compare, then start with --digest")
-        node = member.operators()
-        if member.kit.role == MACHINE:
-            summary = read_ledger(Path(node.ledger))
+        ledger = getattr(member.operators(), "ledger", "")
+        if ledger:
+            summary = read_ledger(Path(ledger))
             local = f", whatever happens {_spent(summary.reserved_local_mu, summary.budget_local_mu)}"
             say(f"spent     {_spent(summary.reserved_mu, summary.budget_mu)}{local if member.terms.sums else ''}")
     start(folder, check=True)

@@ -128,7 +128,7 @@ class OwnServer:
     """
 
     def __init__(self, at: SuperLinkOptions, proof: bytes, members: Path | None, journal: Journal) -> None:
-        self.ends = dict.fromkeys(ENDS, 0)
+        self.ends: dict[str, int] = dict.fromkeys(map(str, ENDS), 0)
         """How many runs have ended, by how."""
         self._at, self._key, self._members, self._journal = at, own_key(proof), members, journal
         self._open: set[int] = set()
