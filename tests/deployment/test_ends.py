@@ -1,23 +1,24 @@
 """How runs over real nodes end, and that a server tells them apart: a log line, a count, what became of the model."""
 
 import json
-import subprocess
-import sys
+import threading
 import time
 
 import pytest
 from murmurfl.app.engines import superlink
 from murmurfl.app.engines.loopback import LaunchError, executable, free_port
 from murmurfl.app.nodes.deployment import deployment
+from murmurfl.app.runs.outcome import CHECKPOINT_NAME
+from murmurfl.app.runs.run_files import ask_to_end
 
 from tests.deployment.test_metrics import NODE, healthy, script, shown
 from tests.deployment.test_runs import kill_the_server_app
 
 pytestmark = pytest.mark.deployment
 
-ROUNDS = 30
-RUN = {"num-clients": 2, "clients-per-round": 2, "batch-size": 8, "max-participations": 40, "num-rounds": ROUNDS}
-RELEASES = {"max-participations": 40, "budget-mu": 20.0}
+ROUNDS = 150
+RUN = {"num-clients": 2, "clients-per-round": 2, "batch-size": 8, "max-participations": ROUNDS, "num-rounds": ROUNDS}
+RELEASES = {"max-participations": ROUNDS, "budget-mu": 20.0}
 
 
 def ends(port):
@@ -35,14 +36,19 @@ def test_each_end_of_a_run_is_told_apart(tmp_path, monkeypatch):
     server = free_port()
     program = script(tmp_path / "murmurfl", f'"$@" --health-address {server} --metrics-address {server}')
     monkeypatch.setattr(superlink, "executable", lambda name: program if name == "murmurfl" else executable(name))
-    seen = []
     log = tmp_path / "server.log"
 
-    def on_line(line):
-        if "aggregated" in line and "Round 1 " in line.replace("Round 1:", "Round 1 ") and seen:
-            seen.pop()()
+    def after_a_round(name, act):
+        """Do something once a run has ended a round, while its log is followed."""
 
-    with deployment(tmp_path / "run", timeout_s=500, on_line=on_line, environment={"OMP_NUM_THREADS": "1"}) as running:
+        def watch():
+            while not (tmp_path / name / CHECKPOINT_NAME).exists():
+                time.sleep(0.05)
+            act()
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    with deployment(tmp_path / "run", timeout_s=500, environment={"OMP_NUM_THREADS": "1"}) as running:
         healthy(server)
         nodes = {f"node-{i}": {**NODE, **RELEASES, "batch-size": 4, "partition-id": i} for i in range(2)}
         running.add_nodes(nodes)
@@ -54,23 +60,18 @@ def test_each_end_of_a_run_is_told_apart(tmp_path, monkeypatch):
             return running.submit({**RUN, "batch-size": 4, "out-dir": str(tmp_path), "run-name": name, **changes})
 
         with pytest.raises(LaunchError, match="says that it can make"):  # before the first round
-            submit("impossible", **{"num-rounds": 41})
+            submit("impossible", **{"num-rounds": ROUNDS + 1})
         wait_for(server, failed=1)
 
-        def end():
-            command = [sys.executable, "-m", "murmurfl.app", "federation", "end", str(tmp_path / "ended")]
-            asked = subprocess.run(command, capture_output=True, text=True, timeout=60)
-            assert asked.returncode == 0, asked.stderr
-
-        seen.append(end)
+        after_a_round("ended", lambda: ask_to_end(tmp_path / "ended"))
         submit("ended")
         result = json.loads((tmp_path / "ended" / "result.json").read_text())
-        assert 1 < result["rounds"] < ROUNDS
+        assert 0 < result["rounds"] < ROUNDS
         assert result["accuracy"] is not None
         assert (tmp_path / "ended" / "model.npz").exists()
         wait_for(server, failed=1, completed=1)
 
-        seen.append(lambda: kill_the_server_app(running))
+        after_a_round("killed", lambda: kill_the_server_app(running))
         with pytest.raises(LaunchError):
             submit("killed")
         wait_for(server, failed=1, completed=1, killed=1)
