@@ -417,7 +417,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             result.evaluate_metrics_serverapp[0] = metrics
         if done >= num_rounds:
             self._publish(done, num_rounds, evaluate_fn, result)
-        figures = FigureFile.of_environment()
+        # A rehearsal's machines are in this process: its rounds are nobody's.
+        figures = None if isinstance(grid, DirectMachines) else FigureFile.of_environment()
         for server_round in range(done + 1, num_rounds + 1):
             metrics = self._run_round(server_round, grid, initial_arrays, train_config or ConfigRecord(), timeout)
             if metrics is not None:
