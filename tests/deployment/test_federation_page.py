@@ -47,7 +47,8 @@ class Site:
     def __init__(self, folder):
         self.folder, self.port, self.typed = folder, launch.free_port(), []
         self.environment = {**launch.launch_environment(folder / "home", {}), "COLUMNS": "200"}
-        for name in ("home", "coordinator", *MEMBERS):
+        self.environment["TMPDIR"] = str(folder / "tmp")  # what killed processes leave there goes with the folder
+        for name in ("home", "tmp", "coordinator", *MEMBERS):
             (folder / name).mkdir()
 
     def said(self, line, member):

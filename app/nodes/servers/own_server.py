@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import ssl
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,7 +41,7 @@ from .server_health import SuperLinkOptions
 
 logger = logging.getLogger(__name__)
 
-_TIMEOUT_S = 5.0
+TIMEOUT_S = 10.0
 _LOGIN_S = 600
 _RUNS_EVERY_S = 5.0
 _FINISHED = "finished"
@@ -51,6 +52,15 @@ _UNHEARD = "heartbeat"
 
 class ControlError(MurmurflError):
     """A SuperLink does not answer a command of its owner as expected."""
+
+
+def answer_to(
+    command: str, address: str, context: ssl.SSLContext | bool, login: str, content: bytes = b""
+) -> httpx.Response:
+    """The answer of a SuperLink's Control API to a command with a login; ``context`` is False without TLS."""
+    headers = {"authorization": f"Bearer {login}", "content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
+    url = f"{'https' if context else 'http'}://{address}{CONTROL}{command}"
+    return httpx.post(url, content=content, headers=headers, verify=context, timeout=TIMEOUT_S, trust_env=False)
 
 
 class Control:
@@ -67,8 +77,7 @@ class Control:
     """
 
     def __init__(self, address: str, authority: Path | None, server: str, key: OwnerKey) -> None:
-        self._key, self._server = key, server
-        self._url = f"{'http' if authority is None else 'https'}://{address}{CONTROL}"
+        self._key, self._server, self._address = key, server, address
         self._context = False if authority is None else tls_context(authority)
 
     def nodes(self) -> list[Any]:
@@ -90,17 +99,8 @@ class Control:
 
     def _call(self, command: str, request: Any, kind: Any) -> Any:
         login = self._key.login(self._server, until=int(time.time()) + _LOGIN_S)
-        headers = {"authorization": f"Bearer {login}", "content-type": PROTOBUF_MEDIA_TYPE}
-        headers["accept"] = PROTOBUF_MEDIA_TYPE
         try:
-            answer = httpx.post(
-                f"{self._url}{command}",
-                content=request.SerializeToString(),
-                headers=headers,
-                verify=self._context,
-                timeout=_TIMEOUT_S,
-                trust_env=False,
-            )
+            answer = answer_to(command, self._address, self._context, login, request.SerializeToString())
         except httpx.HTTPError as error:
             raise ControlError(f"Expected the SuperLink to answer {command}, got: {error}.") from error
         if answer.status_code != httpx.codes.OK:
