@@ -145,25 +145,10 @@ def start(
         return
     with failing_clearly():
         member = Member.open(folder.expanduser())
-        _pin(member, digest)
-        if member.make_ledger():
+        _say_digest(_pin(member, digest))
+        if not check and member.make_ledger():
             say(f"ledger    {member.folder}: made, once for these data")
-    take_part(
-        "node" if member.file.name == "node.toml" else "helper",
-        config=member.file,
-        superlink="",
-        root_certificates=None,
-        auth_private_key=None,
-        insecure=False,
-        check=check,
-        run_every=None,
-        as_json=False,
-        log_json=log_json,
-        log_details=False,
-        verbose=verbose,
-        health_address=health_address,
-        metrics_address=metrics_address,
-    )
+    _take_part(member, Serving(log_json, verbose=verbose), check, health_address, metrics_address)
 
 
 @federation_cli.command()
@@ -199,14 +184,15 @@ def status(folder: Folder = Path()) -> None:
             say("pinned    nothing yet: start it, with the digest that all operators have compared")
             return
         _say_digest(federation)
-        if federation.digest != (now := member.published()).digest:
-            say(f"now       {now.digest}: the coordinator publishes this; compare, then start with --digest")
-        ledger = getattr(member.operators(), "ledger", "")
-        if ledger:
-            summary = read_ledger(Path(ledger))
+        say(f"now       {_published(member, federation)}")
+        ledger = Path(getattr(member.operators(), "ledger", ""))
+        if ledger.is_file():
+            summary = read_ledger(ledger)
             local = f", whatever happens {_spent(summary.reserved_local_mu, summary.budget_local_mu)}"
             say(f"spent     {_spent(summary.reserved_mu, summary.budget_mu)}{local if member.terms.sums else ''}")
-    start(folder, check=True)
+        elif ledger.name:
+            say("spent     nothing: the first start makes the ledger")
+    _take_part(member, Serving(), check=True)
 
 
 @federation_cli.command()
@@ -231,16 +217,16 @@ def _coordinator(folder: Path) -> Coordinator:
     return Coordinator.open(folder.expanduser())
 
 
-def _pin(member: Member, digest: str) -> None:
-    """Take the published federation if its operator compared its digest; else go on with the pinned one."""
+def _pin(member: Member, digest: str) -> Federation:
+    """The federation to take part by: the published one if its operator compared its digest, else the pinned one."""
     pinned = member.pinned
     if pinned is not None and digest.replace(" ", "").lower() in ("", pinned.digest):
         member.check(pinned)
-        return
+        return pinned
     found = member.published()
     member.check(found)
     if not digest:
-        _say_digest(found, err=True)
+        _say_digest(found)
         if not sys.stdin.isatty():
             raise ConfigurationError(
                 "Expected --digest with the digest that all operators have read to each other, got none: compare it, "
@@ -248,6 +234,38 @@ def _pin(member: Member, digest: str) -> None:
             )
         typer.confirm("Do all other operators read the same digest, by their own means?", abort=True, err=True)
     member.pin(found, digest or found.digest)
+    return found
+
+
+def _published(member: Member, pinned: Federation) -> str:
+    """Whether the server publishes what was pinned, in words."""
+    try:
+        digest = member.published().digest
+    except ConfigurationError as error:
+        return str(error)
+    if digest == pinned.digest:
+        return "the server publishes the same"
+    return f"the server publishes {digest}: compare it, then start with --digest"
+
+
+def _take_part(member: Member, how: Serving, check: bool, health_address: str = "", metrics_address: str = "") -> None:
+    """Start, or check, what the member's operator's file describes."""
+    take_part(
+        "node" if member.file.name == "node.toml" else "helper",
+        config=member.file,
+        superlink="",
+        root_certificates=None,
+        auth_private_key=None,
+        insecure=False,
+        check=check,
+        run_every=None,
+        as_json=False,
+        log_json=how.log_json,
+        log_details=False,
+        verbose=how.verbose,
+        health_address=health_address,
+        metrics_address=metrics_address,
+    )
 
 
 def _serve(folder: Path, health: str, metrics: str, *, log_json: bool, verbose: bool) -> None:
@@ -260,15 +278,16 @@ def _serve(folder: Path, health: str, metrics: str, *, log_json: bool, verbose: 
 
         made = _coordinator(folder.expanduser().absolute())
         members, published = made.folder / MEMBERS_NAME, made.folder / PUBLISHED_NAME
+        _say_digest(made.federation)
         options, addresses = made.server_options(), Addresses(health, metrics)
         run_server(options, addresses, None, serving.journal(), made.owners, members, published)
 
 
-def _say_digest(federation: Federation, *, err: bool = False) -> None:
+def _say_digest(federation: Federation) -> None:
     from ..nodes.federation_files import in_fours
 
-    say(f"digest    {federation.digest}", err=err)
-    say(f"in fours  {in_fours(federation.digest)}", err=err)
+    say(f"digest    {federation.digest}")
+    say(f"in fours  {in_fours(federation.digest)}")
 
 
 def _say_members(coordinator: Coordinator, *, online: bool = False) -> None:

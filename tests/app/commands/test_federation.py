@@ -82,3 +82,21 @@ def test_only_a_run_that_goes_on_is_asked_to_end(here):
     (here / "run" / "checkpoint.npz").touch()
     assert "ends after its round" in invoke("end", "run")
     assert (here / "run" / "end").exists()
+
+
+def test_a_check_and_a_status_make_no_ledger_and_say_what_is_not_there(here, monkeypatch):
+    invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS))
+    federation = Federation.read(here / "ours" / "federation.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(Member, "published", lambda self: federation)
+        invoke("start", "machine-1", "--check", "--digest", federation.digest, code=1)
+    file = here / "machine-1" / "node.toml"
+    file.write_text(file.read_text().replace("rows = 0", "rows = 4"))
+    shown = " ".join(invoke("status", "machine-1", code=1).split())
+    assert "Expected the federation's server at localhost:1" in shown
+    assert "the first start makes the ledger" in shown
+    assert not (here / "machine-1" / "ledger.sqlite").exists()
+    assert not (here / "machine-1" / "ledger.made").exists()
+    changed = Federation(federation.terms, None)
+    monkeypatch.setattr(Member, "published", lambda self: changed)
+    assert f"the server publishes {changed.digest}" in " ".join(invoke("status", "machine-1", code=1).split())
