@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
 _LOGIN_S = 600
-_RUNS_EVERY_S = 5.0
+_RUNS_EVERY_S, _RUNS_A_SECOND = 5.0, 200.0
 _FINISHED = "finished"
 _LONGEST_WHY = 300
 _UNHEARD = "heartbeat"
@@ -134,7 +134,7 @@ class OwnServer:
         self._open: set[int] = set()
         self._finished: set[int] | None = None  # None before the first look: earlier ends are not this server's
         self._seen: tuple[int, int] = (0, 0)
-        self._next, self._said = 0.0, ""
+        self._next, self._tried, self._said = 0.0, float("-inf"), ""
 
     def restarted(self) -> None:
         """Note that the SuperLink was started again: nodes may have to be registered again."""
@@ -149,11 +149,14 @@ class OwnServer:
         try:
             control = self._control()
             if changed is not None:
+                self._tried = now
                 self._register(control)
                 self._seen = changed
             if now >= self._next:
-                self._next = now + _RUNS_EVERY_S
-                self._note_ends(control.runs())
+                runs = control.runs()
+                # A database keeps every run for ever, and all of them are listed.
+                self._next = now + _RUNS_EVERY_S + len(runs) / _RUNS_A_SECOND
+                self._note_ends(runs)
             self._said = ""
         except (MurmurflError, OSError, ValueError, KeyError) as error:
             self._next = now + _RUNS_EVERY_S
@@ -175,7 +178,7 @@ class OwnServer:
         except OSError:
             return None
         now = (status.st_mtime_ns, status.st_ino)
-        return now if now != self._seen and time.monotonic() >= self._next - _RUNS_EVERY_S + 1.0 else None
+        return now if now != self._seen and time.monotonic() - self._tried >= 1.0 else None
 
     def _register(self, control: Control) -> None:
         document = json.loads(self._members.read_text(encoding="utf-8")) if self._members else {}

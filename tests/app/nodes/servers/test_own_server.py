@@ -53,7 +53,7 @@ def watched(tmp_path, monkeypatch):
 
 
 def look(server):
-    server._next = 0.0
+    server._next, server._tried = 0.0, float("-inf")
     server.look()
 
 
