@@ -140,6 +140,14 @@ def test_a_kit_proposes_settings_and_no_path_no_code_and_nothing_impossible(sett
         Terms.from_document(document["terms"])
 
 
+def test_code_that_is_installed_here_is_not_run_because_a_kit_names_it(coordinator):
+    """Refused for being a name of code, before anything of that name is looked for."""
+    document = json.loads((coordinator.folder / "kits" / "machine-1.kit").read_text())
+    document["terms"]["settings"]["model"] = "json:loads"
+    with pytest.raises(ConfigurationError, match="and built-in names, got 'model'"):
+        Terms.from_document(document["terms"])
+
+
 def test_no_setting_that_a_federation_may_propose_is_a_file():
     from murmurfl.app.nodes.node_config import NodeConfig
 
