@@ -100,7 +100,7 @@ def _run(grid: Grid, config: RunConfig, folder: Path, deployed: bool) -> None:
     if deployed:
         check_deployed(config)
     guarantee = expected_guarantee(config, deployed=deployed)
-    if choice := prepare(config).choice:
+    if choice := prepare(config, deployed=deployed).choice:
         logger.info("%s", choice)
     logger.info("%s", guarantee)
     checkpoint = folder / CHECKPOINT_NAME if deployed and config.checkpoint else None

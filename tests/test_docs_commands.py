@@ -47,6 +47,7 @@ BY_OTHERS = {
     "make run": (".ci/run", "make run"),
     "make deploy-demo": ("tests/deployment/test_walkthrough.py", '"deploy-demo", "--out"'),
     "flwr run . ours": ("tests/deployment/test_walkthrough.py", '"flwr run . ours" in block'),
+    "murmurfl federation": ("tests/deployment/test_federation_page.py", "## The short way"),
     "flwr run . --stream": ("tests/test_readme.py", "FLWR_RUN"),
 }
 

@@ -132,11 +132,13 @@ SILENT = (
 ABOUT_KEYS = (  # who takes part, who may ask, what a record is and what a model says of one: no figure follows
     *("roster key", "roster make", "roster show", "roster check"),
     *("owner key", "owner permit", "owner public", "owner login", "owner show", "owner bundle"),
+    *("federation new", "federation accept", "federation leave", "federation renew", "federation end"),
     "schema",
     "predict",
 )
 NAMING = ("keys", "names")  # what there is, before there is any figure
-IN_PARTS = ("deploy-demo",)  # starts a federation: below, by the lines it prints
+# The first starts a federation: below, by the lines it prints. The others show mu, and epsilon as `node --check`.
+IN_PARTS = ("deploy-demo", "federation join", "federation start", "federation status")
 
 
 def test_every_command_is_walked():

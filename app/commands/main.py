@@ -34,6 +34,7 @@ _COMMANDS = {
     "helper": "node_command:helper",
     "deploy-demo": "node_command:deploy_demo",
     "server": "server_command:server",
+    "federation": "federation_command:federation_cli",
     "ledger": "ledger_command:ledger_cli",
     "roster": "roster_command:roster_cli",
     "owner": "owner_command:owner_cli",

@@ -44,7 +44,7 @@ def node(
     metrics_address: MetricsAddress = "",
 ) -> None:
     """Take part with this machine's own data, policy and ledger; only code runs that is installed here."""
-    _take_part("node", **locals())
+    take_part("node", **locals())
 
 
 def helper(
@@ -62,10 +62,10 @@ def helper(
     metrics_address: MetricsAddress = "",
 ) -> None:
     """Help a server to sums of releases and to nothing smaller: it gets seeds of masks, never a release."""
-    _take_part("helper", **locals(), run_every=None)
+    take_part("helper", **locals(), run_every=None)
 
 
-def _take_part(
+def take_part(
     kind: str,
     *,
     config: Path,

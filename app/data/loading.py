@@ -100,8 +100,13 @@ def public_shard(dataset: Dataset, first: int) -> Shard | None:
     return Shard(public, (first + np.arange(len(dataset.public_labels))) % len(dataset.public_labels))
 
 
-def load_shards(config: RunConfig, dataset: Dataset) -> Shards | OwnedShards:
+def load_shards(config: RunConfig, dataset: Dataset, *, stated: bool = False) -> Shards | OwnedShards:
     """Every machine's samples, or owners, under the configuration's partition, in an order of its seed.
+
+    Parameters
+    ----------
+    stated : bool
+        Whether machines state themselves how many samples they have; then none of these numbers bounds anything.
 
     Raises
     ------
@@ -124,6 +129,8 @@ def load_shards(config: RunConfig, dataset: Dataset) -> Shards | OwnedShards:
         raise ConfigurationError(f"Expected partition {config.partition!r} to give a sample to one machine at most.")
     most = config.samples_per_owner
     shards = OwnedShards(dataset, parts, most, config.seed) if most else Shards(dataset, parts)
+    if stated:
+        return shards
     least, rows = int(shards.sizes.min()), "owners" if most else "samples"
     if "batch-size" not in registry("strategy")[config.strategy].keys:
         if least < 1:  # each release uses all samples of a machine

@@ -216,7 +216,7 @@ class Method(ABC):
             mechanism=mechanism,
             mechanism_options=() if self.trusted else config.mechanism_options,
             schedule=schedule,
-            num_rounds=max(problem.num_rounds, cap) if schedule == "paper" else None,
+            num_rounds=max(problem.num_rounds, config.max_participations or cap) if schedule == "paper" else None,
             clip_unit=config.clip_unit,
             sample_participations=config.passes,
             min_separation=separation if config.passes > 1 else 1,

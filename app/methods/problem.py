@@ -99,11 +99,13 @@ class Problem:
     model: Model
     num_rounds: int
     values: Hyperparameters
+    fewest: int = 0  # samples that every machine has at least, whatever the shards say: real ones state what they have
 
     @cached_property
     def sizes(self) -> list[int]:
         """Samples that each machine trains on: all but those that are set aside."""
-        return shard_sizes(self.shards, partial(trained_samples, self.config))
+        sizes = shard_sizes(self.shards, partial(trained_samples, self.config))
+        return [max(size, self.fewest) for size in sizes] if self.fewest else sizes
 
     @cached_property
     def session(self) -> str:
@@ -133,7 +135,8 @@ class Problem:
         """The training alone, with the mu that side releases leave for it."""
         if not self.is_centred and not self.is_evaluated:
             return self
-        return Problem(trained_config(self.config), self.data, self.shards, self.model, self.num_rounds, self.values)
+        parts = (self.data, self.shards, self.model, self.num_rounds, self.values, self.fewest)
+        return Problem(trained_config(self.config), *parts)
 
     @property
     def uses_beside(self) -> int:

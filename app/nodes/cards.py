@@ -95,7 +95,12 @@ class Card:
             raise ConfigurationError(f"Expected a card at {path}, got: {error.strerror}.") from error
         except ValueError:
             document = None
-        check_format(f"a card at {path}", document, _FORMAT_KEY, _FORMAT)
+        return cls.from_document(document, f"at {path}")
+
+    @classmethod
+    def from_document(cls, document: Any, where: str) -> Card:
+        """A card from what :attr:`document` gave; ``where`` it stood, for errors."""
+        check_format(f"a card {where}", document, _FORMAT_KEY, _FORMAT)
         try:
             (kind,) = {"machine", "helper"} & document.keys()
             expected = {_FORMAT_KEY, kind, "signing"} | ({"sealing"} if kind == "helper" else set())
@@ -105,7 +110,7 @@ class Card:
             return cls(document[kind], **keys)
         except (ValueError, TypeError, AttributeError) as error:
             raise ConfigurationError(
-                f"Expected a card of `murmurfl roster key` at {path}, got something else: ask its operator for it."
+                f"Expected a card of `murmurfl roster key` {where}, got something else: ask its operator for it."
             ) from error
 
 

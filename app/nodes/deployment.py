@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ...clients.nodes.roster_files import write_roster
-from ...privacy import SQLiteLedger
+from ...privacy import ConfigurationError, SQLiteLedger
 from ...privacy.files import write_private
 from ..engines.loopback import LaunchError, Scalar, executable, interrupts_as_keyboard_interrupt, toml_document
 from ..engines.start import app_folder
@@ -36,6 +36,7 @@ from .node_config import NodeConfig
 
 _LIFETIME = datetime.timedelta(days=1)
 _CLOCK_SKEW = datetime.timedelta(hours=1)
+_LONGEST_COMMON_NAME = 64
 
 
 @dataclass(frozen=True)
@@ -47,35 +48,65 @@ class ServerCertificates:
     key: Path  # private
 
 
-def make_server_certificates(folder: Path) -> ServerCertificates:
-    """Make a certificate for 127.0.0.1 and localhost, valid for a day; its authority's key is not kept."""
-    authority_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "murmurfl demo authority")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    loopback = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
+def make_server_certificates(
+    folder: Path, host: str = "localhost", *, lifetime: datetime.timedelta = _LIFETIME, keep_authority: bool = False
+) -> ServerCertificates:
+    """Make a certificate for a host, 127.0.0.1 and localhost.
+
+    Parameters
+    ----------
+    keep_authority : bool
+        Whether the authority's key is kept, as ``ca.key``, for ten years. An authority and a server's key that lie in
+        the folder are then used again: nodes and logins go on with a renewed certificate.
+    """
+    paths = ServerCertificates(folder / "ca.crt", folder / "server.pem", folder / "server.key")
+    kept = folder / "ca.key"
+    authority_key, key = (_key(path if keep_authority else None) for path in (kept, paths.key))
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "murmurfl authority")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host[:_LONGEST_COMMON_NAME])])
+    names = [_general_name(name) for name in dict.fromkeys(("127.0.0.1", "localhost", host))]
     ca_usage = _usage(key_cert_sign=True, crl_sign=True)
+    ten_years = datetime.timedelta(days=3650)
     authority = (
-        _certificate(issuer, issuer, authority_key.public_key())
+        _certificate(issuer, issuer, authority_key.public_key(), ten_years if keep_authority else lifetime)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(ca_usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
     certificate = (
-        _certificate(subject, issuer, key.public_key())
+        _certificate(subject, issuer, key.public_key(), lifetime)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(loopback), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
-    paths = ServerCertificates(folder / "ca.crt", folder / "server.pem", folder / "server.key")
-    paths.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+    if not (keep_authority and kept.exists()):
+        paths.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
     paths.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     private = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    write_private(paths.key, key.private_bytes(*private).decode())
+    for path, one in ((kept, authority_key), (paths.key, key)) if keep_authority else ((paths.key, key),):
+        write_private(path, one.private_bytes(*private).decode())
     return paths
+
+
+def _key(path: Path | None) -> ec.EllipticCurvePrivateKey:
+    """The private key in a file, or a new one."""
+    if path is None or not path.exists():
+        return ec.generate_private_key(ec.SECP384R1())
+    found = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    if not isinstance(found, ec.EllipticCurvePrivateKey):
+        raise ConfigurationError(f"Expected a private key of an elliptic curve at {path}, got another kind.")
+    return found
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
 
 
 def make_node_key(path: Path) -> Path:
@@ -89,7 +120,9 @@ def make_node_key(path: Path) -> Path:
     return public
 
 
-def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, lifetime: datetime.timedelta
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -98,7 +131,7 @@ def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePub
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + _LIFETIME)
+        .not_valid_after(now + lifetime)
     )
 
 

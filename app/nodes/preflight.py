@@ -23,6 +23,7 @@ from .describing import describe, describe_helper, describe_own
 from .helper_config import HelperConfig
 from .node_config import NodeConfig
 from .own_app import OwnNode, own_app, own_client, read_node
+from .roster_check import check_operators_file
 from .taken_runs import TakenRuns
 
 _BYTES_OF_A_VALUE = 8
@@ -81,7 +82,7 @@ def check_node(
         made = Preflight(checks=[Check("configuration", "failed", _told(error))])
     else:
         made = _machine_checks(config, run_every_days, clock())
-        made.checks.extend([*_data(config), *_runs(runs)])
+        made.checks.extend([*(_roster(path) if config.sums else []), *_data(config), *_runs(runs)])
     return Preflight(made.description, [*made.checks, *_connection(path, given, clock)], made.allowance)
 
 
@@ -95,10 +96,21 @@ def check_helper(path: Path, given: Given, *, clock: Callable[[], float] = time.
         config, runs = HelperConfig.read(path, runs_kept=True), TakenRuns.read(path)
         description = describe_helper(config, config.opener())
         checks.append(Check("configuration", "ok", "Configuration, key, roster and record are in order."))
-        checks += [_disk([Path(config.record)], 0), *_runs(runs)]
+        checks += [*_roster(path), _disk([Path(config.record)], 0), *_runs(runs)]
     except (MurmurflError, OSError) as error:
         checks.append(Check("configuration", "failed", _told(error)))
     return Preflight(description, [*checks, *_connection(path, given, clock)])
+
+
+def _roster(path: Path) -> list[Check]:
+    """Whether file and roster agree: the pinned digest, this operator's own key, the cohort, the helpers."""
+    try:
+        found = list(check_operators_file(path))
+    except (MurmurflError, OSError) as error:
+        return [Check("roster", "failed", _told(error))]
+    wrong = [one.text for one in found if not one.right]
+    said = "; ".join(wrong or [one.text for one in found])
+    return [Check("roster", "failed" if wrong else "ok", f"{said[0].upper()}{said[1:].removesuffix('.')}.")]
 
 
 def _runs(runs: TakenRuns | None) -> list[Check]:

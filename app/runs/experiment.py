@@ -252,8 +252,13 @@ class Experiment(Problem):
 
 
 @lru_cache(maxsize=2)
-def prepare(config: RunConfig) -> Experiment:
+def prepare(config: RunConfig, *, deployed: bool = False) -> Experiment:
     """Work out a run configuration on its data; cached, so every message of a simulation pays for it once.
+
+    Parameters
+    ----------
+    deployed : bool
+        Whether the machines are real: batch and cap are then bounded by what they state, before the first round.
 
     Raises
     ------
@@ -263,7 +268,7 @@ def prepare(config: RunConfig) -> Experiment:
     if config.strategy == AUTO:
         return _chosen(config)
     data = load_dataset(config)
-    return worked_out(config, data, load_shards(config, data))
+    return worked_out(config, data, load_shards(config, data, stated=deployed), deployed=deployed)
 
 
 def _chosen(config: RunConfig) -> Experiment:
@@ -294,7 +299,7 @@ def model_of(config: RunConfig, data: Dataset) -> Model:
     return model
 
 
-def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Any]) -> Experiment:
+def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Any], *, deployed: bool = False) -> Experiment:
     """Work out a run configuration on data that are there; of them only sizes and shapes are looked at."""
     method = METHODS[config.strategy]
     model = model_of(config, data)
@@ -302,14 +307,17 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Any]) -> Exper
     check_classes(config, data.num_classes)
     sizes = shard_sizes(shards, partial(trained_samples, config))
     num_rounds = config.num_rounds or method.usual_rounds(config, sizes, model)
+    if num_rounds < 1 and deployed:
+        raise ConfigurationError(
+            f"Expected num-rounds for real machines in batches of {config.batch_size}, got none: the server does not "
+            "know how many samples they have."
+        )
     if num_rounds < 1:
         raise ConfigurationError(
             f"Expected at least one round in one pass, got {sum(sizes)} samples for clients-per-round x "
             f"batch-size = {per_round}."
         )
-    if config.max_participations > num_rounds:
-        raise ConfigurationError(
-            f"Expected max-participations <= num-rounds = {num_rounds}, got {config.max_participations}."
-        )
     values = method.settled(trained_config(config), num_rounds, model, sizes).overridden(config)
-    return Experiment(config, data, shards, model, num_rounds, values)
+    stated = deployed and "batch-size" in method.keys
+    fewest = config.batch_size * max(config.max_participations, num_rounds) if stated else 0
+    return Experiment(config, data, shards, model, num_rounds, values, fewest)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...privacy import ConfigurationError
 from ..data.shards import shard_sizes
 from .machine_statements import is_named, statement_groups
 from .outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Outcome
@@ -17,7 +18,7 @@ from .progress import Participation
 from .result import RunResult
 from .run_summary import plot_accuracy
 
-MACHINES_NAME, PICTURE_NAME = "machines.json", "accuracy.png"
+MACHINES_NAME, PICTURE_NAME, END_NAME = "machines.json", "accuracy.png", "end"
 
 _MOST_POINTS = 200
 
@@ -34,11 +35,12 @@ def write_record(result: RunResult, folder: Path, *, picture: bool = True) -> di
 
 
 def write_outcome(outcome: Outcome, folder: Path) -> None:
-    """Write ``result.json``, whole or not at all, and remove the failure of an earlier try."""
+    """Write ``result.json``, whole or not at all, and remove what an earlier try left."""
     temporary = folder / f"{RESULT_NAME}.part"
     temporary.write_text(json.dumps(outcome.document(), indent=2, allow_nan=False) + "\n")
     temporary.replace(folder / RESULT_NAME)
-    (folder / FAILURE_NAME).unlink(missing_ok=True)
+    for name in (FAILURE_NAME, END_NAME):
+        (folder / name).unlink(missing_ok=True)
 
 
 def write_failure(error: Exception, folder: Path) -> None:
@@ -47,6 +49,22 @@ def write_failure(error: Exception, folder: Path) -> None:
     checkpoint = folder / CHECKPOINT_NAME
     document = {"reason": str(error), "checkpoint": str(checkpoint) if checkpoint.exists() else None}
     (folder / FAILURE_NAME).write_text(json.dumps(document, indent=2) + "\n")
+
+
+def ask_to_end(folder: Path) -> None:
+    """Ask the run on real machines that writes into a folder to end after its round, with its model so far.
+
+    Raises
+    ------
+    ConfigurationError
+        If no such run is under way there.
+    """
+    if not (folder / CHECKPOINT_NAME).exists() or (folder / RESULT_NAME).exists():
+        raise ConfigurationError(
+            f"Expected the folder of a run on real machines that has ended a round and goes on, got {folder}: name "
+            "OUT-DIR/RUN-NAME of the run, on the server."
+        )
+    (folder / END_NAME).touch(mode=0o600)
 
 
 def machines_document(result: RunResult) -> dict[str, Any]:

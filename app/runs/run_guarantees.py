@@ -119,7 +119,7 @@ def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarante
     **Formal guarantees.** It is what machines that keep to the run configuration guarantee for replacement of one
     sample; real ones keep to their own policies, which may differ.
     """
-    experiment = prepare(config)
+    experiment = prepare(config, deployed=deployed)
     if not deployed:
         experiment.check_rounds()
     return run_guarantee(experiment, configured_figures(experiment), deployed=deployed)

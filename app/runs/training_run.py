@@ -29,6 +29,7 @@ from .permitted_run import check_permit
 from .possible_rounds import LossyGrid
 from .progress import Progress, compact
 from .result import RunResult
+from .run_files import END_NAME
 from .run_guarantees import configured_figures, epsilon_of, refuse_untrue
 from .simulated_figures import GradientNorms, OnlineLosses
 
@@ -104,7 +105,7 @@ def run_experiment(
     """
     if deployed:
         check_deployed(config)
-    experiment = prepare(config) if experiment is None else experiment
+    experiment = prepare(config, deployed=deployed) if experiment is None else experiment
     config = experiment.config  # of a strategy that was chosen, the chosen one's
     if not deployed:
         experiment.check_rounds()
@@ -127,6 +128,8 @@ def run_experiment(
     watch.strategy = strategy
     if rehearsed and config.private:
         strategy.rehearse = partial(_rehearsal, experiment, deployed)
+    if deployed and checkpoint is not None:
+        strategy.ends_after = partial(watch.ends_after, checkpoint.parent)
     strategy.must_aggregate = False  # of a run give-up-after says when it ends, and what is made of its history
     strategy.machines.several_on_a_node = not deployed  # a simulation may have fewer nodes than machines
     result = strategy.start(
@@ -195,14 +198,24 @@ class _Watch:
         wanted = config.gradient_norm and not deployed
         self.norms = GradientNorms(experiment.model, experiment.data) if wanted else None
         self._on_progress = on_progress
-        self._ended: list[float] = []  # when rounds ended; machines of Ray start in the first
+        self._ended = 0  # the round after which somebody ended the training
+        self._times: list[float] = []  # when rounds ended; machines of Ray start in the first
         self._silent: list[RoundReport] = []  # rounds in a row that asked for releases and got none
+
+    def ends_after(self, folder: Path, server_round: int) -> bool:
+        """Whether somebody has asked the run of a folder to end (:func:`~murmurfl.app.runs.run_files.ask_to_end`)."""
+        if not (folder / END_NAME).exists():
+            return False
+        self._ended = server_round
+        rounds = self.experiment.num_rounds
+        log(WARNING, "The training ends after round %d of %d with its model so far, as asked.", server_round, rounds)
+        return True
 
     def evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """The central evaluation of the model after a round, in rounds that have one."""
         if self.regret is not None:
             self.regret.record(server_round, arrays.to_numpy_ndarrays())
-        last = server_round == self.experiment.num_rounds
+        last = server_round in (self.experiment.num_rounds, self._ended)
         wanted = last or server_round % self.experiment.config.evaluate_every == 0
         if self.norms is not None and wanted:
             self.norms.record(server_round, arrays.to_numpy_ndarrays())
@@ -242,11 +255,11 @@ class _Watch:
             log(WARNING, "The loss is not a finite number: the model has diverged. Lower learning-rate.")
 
     def _seconds_left(self, report: RoundReport) -> float | None:
-        self._ended.append(time.perf_counter())
+        self._times.append(time.perf_counter())
         to_do = self.experiment.num_rounds - report.server_round
         if not self.progress:
             return None if to_do else 0.0
-        return (self._ended[-1] - self._ended[0]) / len(self.progress) * to_do
+        return (self._times[-1] - self._times[0]) / len(self.progress) * to_do
 
 
 def _measured(metrics: MetricRecord | None, name: str) -> float | None:

@@ -385,12 +385,23 @@ class Schema(_Said):
     def read_file(cls, path: Path) -> Schema:
         """Read a schema from its TOML file."""
         try:
-            return cls(**tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8")))
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{path}: {error}") from None
+            text = Path(path).expanduser().read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ConfigurationError(
                 f"Expected a schema in TOML at {path}, got: {error}. `murmurfl schema FILE` drafts one."
+            ) from error
+        return cls.read_text(text, str(path))
+
+    @classmethod
+    def read_text(cls, text: str, where: str) -> Schema:
+        """Read a schema from TOML; ``where`` it stood, for errors."""
+        try:
+            return cls(**tomllib.loads(text))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{where}: {error}") from None
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"Expected a schema in TOML at {where}, got: {error}. `murmurfl schema FILE` drafts one."
             ) from error
 
     @cached_property

@@ -59,6 +59,7 @@ from .monitor_file import FigureFile
 from .options import OnRound, centre_bytes, check_permitted, check_rounds_options, refuse_sums, session_of
 from .replies import (
     LARGEST_VALUE,
+    UNREACHED,
     DirectMachines,
     Outcome,
     Refusal,
@@ -234,6 +235,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         """Forecast of the noise in the model, from machines' statements before the first round; None without noise."""
         self.rehearse: Callable[[Forecast], tuple[float, float] | None] | None = None
         """Tells which share of what can be learnt the run keeps on made-up data, at least and at most."""
+        self.ends_after: Callable[[int], bool] | None = None
+        """Tells whether the training ends after a round with its model so far, before its last one."""
         self.leaving: Leaving | None = None
         """Which machines leave before the end and when, from their statements before the first round."""
         self._clipping = ClippingWatch()
@@ -414,7 +417,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             result.evaluate_metrics_serverapp[0] = metrics
         if done >= num_rounds:
             self._publish(done, num_rounds, evaluate_fn, result)
-        figures = FigureFile.of_environment()
+        # A rehearsal's machines are in this process: its rounds are nobody's.
+        figures = None if isinstance(grid, DirectMachines) else FigureFile.of_environment()
         for server_round in range(done + 1, num_rounds + 1):
             metrics = self._run_round(server_round, grid, initial_arrays, train_config or ConfigRecord(), timeout)
             if metrics is not None:
@@ -423,7 +427,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             self._save()
             self._after_round(server_round, grid, evaluate_config or ConfigRecord(), timeout, result)
             evaluation = None
-            if server_round == num_rounds or (evaluate_fn and not server_round % self.evaluate_every):
+            last = server_round == num_rounds or (self.ends_after is not None and self.ends_after(server_round))
+            if last or (evaluate_fn and not server_round % self.evaluate_every):
                 evaluation = self._publish(server_round, num_rounds, evaluate_fn, result)
             if figures is not None:
                 figures.note(self.history[-1], num_rounds)
@@ -431,6 +436,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
                 self._on_round(self.history[-1], evaluation)
             if self.must_aggregate and is_hopeless(self.history, 1 if is_simulation(grid) else PATIENCE):
                 check_something_came(self.history, self._reasons)
+            if last:
+                break
         logger.info("%s finished in %.1f s.", type(self).__name__, time.monotonic() - started)
         if self.must_aggregate:
             check_something_came(self.history, self._reasons)
@@ -659,6 +666,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             if isinstance(outcome, TrainingFigures):
                 figures[ALL_MACHINES] = outcome
             elif isinstance(outcome, Refusal):
+                if outcome.code in UNREACHED:  # counted as lost
+                    continue
                 refused[protocol.REFUSAL_NAMES.get(outcome.code, f"error-{outcome.code}")] += 1
             elif isinstance(outcome, SummedReplies):
                 self._check_summed(outcome, aggregated)

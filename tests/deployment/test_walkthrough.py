@@ -34,6 +34,8 @@ AGREED = {"num-clients": NODES, "clients-per-round": NODES, "batch-size": 32, "n
 
 def blocks(page, language):
     text = (ROOT / "docs" / page).read_text()
+    # The short way is typed by test_federation_page.py.
+    text = re.sub(r"## The short way\n.*?\n(?=## )", "", text, flags=re.DOTALL)
     return re.findall(rf"^ *```{language}\n(.*?)^ *```", text, flags=re.DOTALL | re.MULTILINE)
 
 

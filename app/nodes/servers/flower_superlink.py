@@ -14,8 +14,8 @@ from typing import Any
 
 from ..flower_supernode import end_with
 
-PROOF_VARIABLE = "MURMURFL_GATE_SECRET"
-"""Environment variable of the gate's secret, in hexadecimal digits."""
+PROOF_VARIABLE, PUBLISHED_VARIABLE = "MURMURFL_GATE_SECRET", "MURMURFL_PUBLISHED"
+"""Environment variables of the gate's secret, in hexadecimal digits, and of the folder that it publishes."""
 
 
 def main() -> None:
@@ -39,9 +39,10 @@ def _close(owners: Path | None) -> None:
     secret = bytes.fromhex(os.environ.pop(PROOF_VARIABLE, ""))  # no process started from here may inherit it
     certificate = SuperLinkOptions.read(sys.argv[1:]).certificate
     name, serve = server_name(Path(certificate) if certificate else None), uvicorn.run
+    published = os.environ.get(PUBLISHED_VARIABLE)
 
     def closed(app: Any, **options: Any) -> None:
-        serve(Gate(app, owners, name, secret), **options)
+        serve(Gate(app, owners, name, secret, published=Path(published) if published else None), **options)
 
     uvicorn.run = closed
 

@@ -13,9 +13,11 @@ import hmac
 import json
 import logging
 import os
+import re
 import stat
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +26,27 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ....privacy import ConfigurationError
 from ....privacy.files import exposure
-from ....privacy.permits import PermitError, public_owner_key, verified_login
+from ....privacy.permits import OwnerKey, PermitError, public_owner_key, verified_login
 from ..watching.node_log import plain
 
 CONTROL, OPEN_PATHS, HEALTH = "/v1/control/", ("/v1/fleet/", "/v1/runtime/"), "/health"
 """Paths for owners only; paths where Flower itself asks for a node's key or a run process's token; a path for all."""
 
-COMMANDED = "Command of "
-"""Prefix of the log line of an accepted command."""
+PUBLISHED = "/federation/"
+"""Path of a federation's public document, followed by the digest of its terms, which only holders of a kit know."""
+
+COMMANDED, OURSELVES = "Command of ", "this server"
+"""Prefix of the log line of an accepted command; whose it is if whoever started the SuperLink gave it."""
 
 _WHAT = "a list of owners"
 NONCE_HEADER, PROOF_HEADER = "x-murmurfl-nonce", "x-murmurfl-gate"
 """Headers by which whoever started a SuperLink recognises its gate."""
 
+_OWN_COMMANDS = frozenset(
+    f"{CONTROL}{name}" for name in ("list-nodes", "list-runs", "register-node", "unregister-node")
+)
+"""What the process that started a SuperLink may command."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _SAY_AGAIN_S = 10.0
 _LARGEST_LIST = 1 << 20
 _LONGEST_NAME = 64
@@ -100,6 +110,11 @@ def proof_of(secret: bytes, nonce: bytes) -> bytes:
     return hmac.digest(secret, nonce, "sha256").hex().encode()
 
 
+def own_key(secret: bytes) -> OwnerKey:
+    """The key by which whoever started a SuperLink logs in to it, made of its secret."""
+    return OwnerKey(hmac.digest(secret, b"murmurfl: a server's own login", "sha256"))
+
+
 def server_name(certificate: Path | None) -> str:
     """The name of a server in a login: SHA-256 of its certificate's public key; empty without TLS.
 
@@ -135,15 +150,17 @@ class Gate:
     server : str
         As for :func:`server_name`.
     secret : bytes
-        Proves which gate answers (:func:`proof_of`).
+        Proves which gate answers (:func:`proof_of`), and lets who started it list runs and nodes and register nodes.
+    published : Path, optional
+        Folder of public documents, each named by a digest (:data:`PUBLISHED`).
     clock : callable
         Seconds since 1970.
 
     Notes
     -----
     Without a login (:func:`~murmurfl.privacy.permits.verified_login`), only ``/health`` and :data:`OPEN_PATHS` reach
-    the other application; the gate reads no request's body before it decides. Whoever has a login's text has its
-    owner's rights until it ends.
+    the other application, and published documents are answered here; the gate reads no request's body before it
+    decides. Whoever has a login's text has its owner's rights until it ends.
     """
 
     def __init__(
@@ -153,9 +170,11 @@ class Gate:
         server: str,
         secret: bytes = b"",
         clock: Callable[[], float] = time.time,
+        published: Path | None = None,
     ) -> None:
         self._application, self._owners, self._server, self._clock = application, owners, server, clock
-        self._secret = secret
+        self._secret, self._published = secret, published
+        self._own = own_key(secret).public if secret else b""
         self._known: dict[bytes, str] = {}
         self._seen: tuple[int, ...] = ()
         self._said_at = float("-inf")
@@ -170,9 +189,12 @@ class Gate:
             await send({"type": "websocket.close", "code": 1008})
             return
         path = scope["path"]
+        if self._published is not None and path.startswith(PUBLISHED):
+            await _publish(send, self._published, path.removeprefix(PUBLISHED))
+            return
         if path != HEALTH and not path.startswith(OPEN_PATHS):
             try:
-                who = self._owner(scope["headers"])
+                who = self._owner(scope["headers"], path)
             except ConfigurationError as error:
                 self._say_refused(scope, path)
                 nonces = [value for name, value in scope["headers"] if name.lower() == NONCE_HEADER.encode()]
@@ -182,12 +204,16 @@ class Gate:
             logger.info("%s%s: %s", COMMANDED, who, plain(path.removeprefix(CONTROL)))
         await self._application(scope, receive, send)
 
-    def _owner(self, headers: list[tuple[bytes, bytes]]) -> str:
+    def _owner(self, headers: list[tuple[bytes, bytes]], path: str) -> str:
         """Name of the owner whose login comes with a request."""
         found = [value for name, value in headers if name.lower() == b"authorization"]
         scheme, _, text = (found[0] if len(found) == 1 else b"").decode("latin-1").partition(" ")
         if scheme.lower() != "bearer":
             raise PermitError("Expected a login, got none.")
+        if self._own and path in _OWN_COMMANDS:
+            with suppress(PermitError):
+                verified_login(text.strip(), [self._own], self._server, self._clock())
+                return OURSELVES
         try:
             owners = self._listed()
         except ConfigurationError as error:
@@ -215,6 +241,18 @@ class Gate:
             self._said_at = now
             client = (scope.get("client") or ("?",))[0]
             logger.warning("Refused %s from %s: no login of an owner.", plain(path)[:_LONGEST_NAME], plain(str(client)))
+
+
+async def _publish(send: Callable[[Message], Awaitable[None]], folder: Path, name: str) -> None:
+    content = b""
+    if _DIGEST.fullmatch(name):
+        try:
+            content = (folder / f"{name}.json").read_bytes()
+        except OSError:
+            content = b""
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+    await send({"type": "http.response.start", "status": 200 if content else 404, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
 
 
 async def _refuse(send: Callable[[Message], Awaitable[None]], reason: str, proof: list[bytes]) -> None:

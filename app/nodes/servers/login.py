@@ -14,15 +14,14 @@ from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFR
 from flwr.common.constant import AuthnType
 from flwr.supercore.address import parse_address
 from flwr.supercore.credential_store import CredentialStore, get_credential_store
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from ....privacy import ConfigurationError
 from ....privacy.permits import LONGEST_LOGIN_S, OwnerKey
 from ..connections.certificate import tls_context
 from .gate import name_of
+from .own_server import TIMEOUT_S, answer_to
 from .server_health import is_loopback
 
-_TIMEOUT_S = 10.0
 _HOUR_S = 3600
 
 
@@ -105,7 +104,7 @@ def _server(address: str, context: ssl.SSLContext) -> str:
         raise ConfigurationError(f"Expected an address HOST:PORT, got {address!r}.")
     host, port, _ = parsed
     with (
-        socket.create_connection((host, port), _TIMEOUT_S) as plain,
+        socket.create_connection((host, port), TIMEOUT_S) as plain,
         context.wrap_socket(plain, server_hostname=host) as secured,
     ):
         return name_of(x509.load_der_x509_certificate(secured.getpeercert(binary_form=True) or b""))
@@ -113,9 +112,7 @@ def _server(address: str, context: ssl.SSLContext) -> str:
 
 def _try(address: str, context: ssl.SSLContext | bool, text: str) -> None:
     """Ask for something that the server tells only its owners."""
-    url = f"{'https' if context else 'http'}://{address}/v1/control/list-runs"
-    headers = {"authorization": f"Bearer {text}", "content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
-    answer = httpx.post(url, headers=headers, verify=context, timeout=_TIMEOUT_S, trust_env=False)
+    answer = answer_to("list-runs", address, context, text)
     if answer.status_code == httpx.codes.FORBIDDEN:
         raise ConfigurationError(
             f"Expected {address} to take this owner's commands, got a refusal: have its operator put the public half "

@@ -30,9 +30,10 @@ from ..connections.certificate import expiries
 from ..watching.endpoint import SERVER, Shown, Value
 from ..watching.health import Addresses, health_answer, shown
 from ..watching.journal import Journal
-from ..watching.node_log import flower_line
-from .flower_superlink import PROOF_VARIABLE
-from .gate import COMMANDED, read_owners, server_name
+from ..watching.node_log import SAY_AGAIN_S, flower_line
+from .flower_superlink import PROOF_VARIABLE, PUBLISHED_VARIABLE
+from .gate import COMMANDED, OURSELVES, read_owners, server_name
+from .own_server import OwnServer
 from .server_health import ServerHealth, SuperLinkOptions
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ def run_server(
     figures: Path | None = None,
     journal: Journal | None = None,
     owners: Path | None = None,
+    members: Path | None = None,
+    published: Path | None = None,
 ) -> None:
     """Run Flower's SuperLink until interrupted (SIGINT, SIGTERM or SIGHUP).
 
@@ -75,6 +78,8 @@ def run_server(
         Receives an entry for every event.
     owners : Path, optional
         Who may submit, stop, list and read runs and register nodes (:func:`~.gate.read_owners`); default nobody.
+    members, published : Path, optional
+        A federation's file of accepted members, whose nodes are registered, and its folder of public documents.
 
     Raises
     ------
@@ -104,23 +109,24 @@ def run_server(
         folder = stack.enter_context(_folder(figures, writing=at.processes == "subprocess"))
         if at.database is not None:
             _keep_private(at.database)
+        server = _Server(options, at, folder, owners, published=published)
+        own = OwnServer(at, server.proof, members, journal)
         if addresses:
             expiry = min(expiries(Path(at.certificate).expanduser() if at.certificate else None), default=None)
-            metrics = ServerMetrics(health, folder, float(int(time.time())), expiry)
+            metrics = ServerMetrics(health, folder, float(int(time.time())), expiry, own.ends)
             text = Shown(SERVER, metrics.read).text
             stack.enter_context(shown(addresses, lambda: health_answer(SERVER, health.problem), text))
         stack.callback(health.close)
         health.ask_forever()
         stack.enter_context(interrupts_as_keyboard_interrupt())
         journal.note("started", kind="server", name=f"{at.host}:{at.port}")
-        server = _Server(options, at, folder, owners)
         if server.starts_processes:
             logger.warning(
                 "What owners submit runs as this user and may read the TLS key and the database: docs/deployment.md "
                 "has another user start it, with --isolation process."
             )
             server.secret = stack.enter_context(_secret())
-        _serve_forever(server, folder, health, journal)
+        _serve_forever(server, folder, health, journal, own)
 
 
 @dataclass
@@ -130,12 +136,19 @@ class _Server:
     folder: Path
     owners: Path | None
     secret: Path | None = None
+    published: Path | None = None
     proof: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     @property
     def starts_processes(self) -> bool:
         """Whether this user starts the runs' processes."""
         return self.at.processes != "process"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the SuperLink's own process is told, and no run's."""
+        published = {} if self.published is None else {PUBLISHED_VARIABLE: str(self.published.absolute())}
+        return {PROOF_VARIABLE: self.proof.hex(), **published}
 
     @property
     def _told(self) -> list[str]:
@@ -177,13 +190,13 @@ def _keep_private(database: Path) -> None:
             logger.warning("%s It holds what nodes send.", sentence)
 
 
-def _serve_forever(server: _Server, folder: Path, health: ServerHealth, journal: Journal) -> None:
+def _serve_forever(server: _Server, folder: Path, health: ServerHealth, journal: Journal, own: OwnServer) -> None:
     said = _Rounds(folder, journal)
     pause = _FIRST_PAUSE_S
     try:
         while True:
             started = time.monotonic()
-            code = _serve(server, folder, health, said)
+            code = _serve(server, folder, health, said, own)
             if not health.answered and not health.restarts:
                 raise ServerError(
                     f"Expected Flower's SuperLink to start, got exit code {code}: the lines above say why. `murmurfl "
@@ -197,13 +210,15 @@ def _serve_forever(server: _Server, folder: Path, health: ServerHealth, journal:
         journal.note("stopped")
 
 
-def _serve(server: _Server, folder: Path, health: ServerHealth, said: _Rounds) -> int:
+def _serve(server: _Server, folder: Path, health: ServerHealth, said: _Rounds, own: OwnServer) -> int:
     """Run one SuperLink to its end and return its exit code."""
     processes = []
     health.started()
     closed = False
     try:
-        processes.append(_started(server.superlink(), folder, _superlink_line, {PROOF_VARIABLE: server.proof.hex()}))
+        own.restarted()
+        lines = SuperLinkLines()
+        processes.append(_started(server.superlink(), folder, lines, server.environment))
         superlink, _ = processes[0]
         while all(process.poll() is None for process, _ in processes):
             with suppress(subprocess.TimeoutExpired):
@@ -221,6 +236,8 @@ def _serve(server: _Server, folder: Path, health: ServerHealth, said: _Rounds) -
                 if server.starts_processes:
                     processes.append(_started(server.starter(superlink.pid), folder, flower_line))
             said.look()
+            if closed:
+                own.look()
     finally:
         health.ended()
         for process, reading in reversed(processes):
@@ -246,10 +263,56 @@ def _started(
     return process, follow_lines(process.stdout, line) if process.stdout else None
 
 
+class SuperLinkLines:
+    """Logs the lines of a SuperLink; calls that it refuses again and again are one line of ours in an hour.
+
+    Parameters
+    ----------
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._said: dict[tuple[str, str], tuple[float, int]] = {}  # when each was said last, and how often since
+
+    def __call__(self, level: int, text: str) -> None:
+        found = _REFUSED_CALL.match(text)
+        if found is None:
+            _superlink_line(level, text)
+            return
+        flower_line(logging.DEBUG, text)
+        call, code = found["call"], found["code"]
+        if code == _A_CHECK or len(self._said) > _MOST_CALLS:
+            return
+        now = self._clock()
+        at, since = self._said.get((call, code), (-SAY_AGAIN_S, 0))
+        if now - at < SAY_AGAIN_S:
+            self._said[call, code] = at, since + 1
+            return
+        self._said[call, code] = now, 0
+        meant = _CALLS.get(code, "the log with --verbose has Flower's words")
+        again = f" (and {since} times in the last hour)" if since else ""
+        logger.warning("The SuperLink refuses %s with error %s%s: %s.", call, code, again, meant)
+
+
+_REFUSED_CALL = re.compile(r"\[/v1/(?P<call>[\w/-]{1,60})\]\[(?:ApiError|UnexpectedError):(?P<code>\w{1,40})\]")
+_A_CHECK = "2003"
+"""A node's ``--check`` asks for an impossible heartbeat, so that no session begins."""
+_CALLS = {
+    "1008": "a process of a run that has ended still calls",
+    "2001": "a node's key is not registered",
+    "2004": "a node that was cut off is back before its last session has ended, within a minute, or its key is unknown",
+    "2007": "a node answers a run that has ended",
+}
+_MOST_CALLS = 1000
+
+
 def _superlink_line(level: int, text: str) -> None:
     """Log a line of the SuperLink; lines of its web server state their own time and level."""
     if text.startswith(COMMANDED):
-        logger.log(logging.DEBUG if _READS.search(text) else logging.INFO, "%s", text)
+        usual = _READS.search(text) or text.startswith(f"{COMMANDED}{OURSELVES}:")  # what that came to is logged here
+        logger.log(logging.DEBUG if usual else logging.INFO, "%s", text)
         return
     found = _WEB_SERVER.match(text)
     flower_line(logging.getLevelNamesMapping()[found[1]] if found else level, found[2] if found else text)
@@ -321,10 +384,20 @@ class ServerMetrics:
         Seconds since 1970.
     expiry : float, optional
         When the first of its certificates expires.
+    ends : mapping, optional
+        How many runs have ended, by how.
     """
 
-    def __init__(self, health: ServerHealth, folder: Path, started: float, expiry: float | None = None) -> None:
+    def __init__(
+        self,
+        health: ServerHealth,
+        folder: Path,
+        started: float,
+        expiry: float | None = None,
+        ends: Mapping[str, int] | None = None,
+    ) -> None:
         self._health, self._folder, self._started, self._expiry = health, folder, started, expiry
+        self._ends = ends or {}
 
     def read(self) -> dict[str, Value]:
         """The current metrics by name."""
@@ -342,6 +415,7 @@ class ServerMetrics:
             "murmurfl_superlink_running": float(self._health.running),
             "murmurfl_superlink_restarts_total": self._health.restarts,
             "murmurfl_certificate_expiry_timestamp_seconds": self._expiry,
+            "murmurfl_runs_total": dict(self._ends),
             "murmurfl_rounds_total": rounds.rounds,
             "murmurfl_closed_rounds_total": rounds.closed,
             "murmurfl_asked_total": rounds.asked,

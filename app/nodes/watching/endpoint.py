@@ -243,6 +243,8 @@ OTHER = "other"
 """Label value for everything that is not listed."""
 REASONS = (*protocol.REFUSAL_NAMES.values(), OTHER)
 """Reasons of refusals: the protocol's own names."""
+ENDS = ("completed", "failed", "stopped", "killed", OTHER)
+"""How a run ends: its process did, with or without an error; its owner stopped it; or nothing was heard of it."""
 CAUSES = (*(cause for cause in causes.CAUSES if cause != "reached"), OTHER)
 """Causes of a lost or impossible connection."""
 
@@ -290,6 +292,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("murmurfl_sessions", (NODE,), "Sessions on the ledger: runs of training that reserved something."),
     Figure("murmurfl_ledger_readable", (NODE,), "1 if the ledger's high-water mark can be read and believed, else 0."),
     Figure("murmurfl_openings_total", (HELPER,), "Sums of releases that were opened."),
+    Figure("murmurfl_runs_total", (SERVER,), "Runs that have ended, by how.", "end", ENDS),
     Figure("murmurfl_superlink_running", (SERVER,), "1 while Flower's SuperLink runs, otherwise 0."),
     Figure("murmurfl_superlink_restarts_total", (SERVER,), "How often it ended and was started again."),
     Figure("murmurfl_round", (SERVER,), "The number of the round that ended last."),

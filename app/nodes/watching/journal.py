@@ -38,6 +38,7 @@ FACTS: dict[str, frozenset[str]] = {
     "opened": frozenset({"run", "session", "round", "releases"}),
     "answered": frozenset({"run"}),
     "refused": frozenset({"run", "reason", "why", "session", "round"}),
+    "run-ended": frozenset({"run", "end", "why"}),
     "round": frozenset(
         {"round", "planned", "rounds", "asked", "aggregated", "lost", "late", "malformed", "refused", "seconds"}
     ),

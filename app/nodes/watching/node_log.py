@@ -71,8 +71,11 @@ def _of(facts: Mapping[str, Any]) -> str:
 
 
 def _refused(facts: Mapping[str, Any]) -> str:
-    why = f" ({facts['why']})" if facts.get("why") else ""
-    return f"Refused: {facts.get('reason')}{why}; {_asked(facts)}."
+    return f"Refused: {facts.get('reason')}{_why(facts)}; {_asked(facts)}."
+
+
+def _why(facts: Mapping[str, Any]) -> str:
+    return f" ({facts['why']})" if facts.get("why") else ""
 
 
 def _round(facts: Mapping[str, Any]) -> str:
@@ -103,6 +106,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "answered": lambda facts: f"Answered a question: {_asked(facts)}.",
     "refused": _refused,
     "round": _round,
+    "run-ended": lambda facts: f"Run {facts['run']} ended: {facts['end']}{_why(facts)}.",
 }
 _LEVELS = {"refused": logging.WARNING, "disconnected": logging.WARNING, "answered": logging.DEBUG}
 _NEVER_SHOWN = frozenset({"contact", "turned-away"})
@@ -123,6 +127,8 @@ class EntryWriter:
         if entry.kind in _NEVER_SHOWN:
             return
         level = logging.DEBUG if self._is_usual(entry) else _LEVELS.get(entry.kind, logging.INFO)
+        if entry.kind == "run-ended" and entry.facts.get("end") != "completed":
+            level = logging.WARNING
         sentence = _SENTENCES[entry.kind](entry.facts)
         logging.getLogger(_JOURNAL).log(level, "%s", sentence, extra={"entry": entry})
 

@@ -362,7 +362,10 @@ def test_a_helper_is_checked_the_same_way_and_its_record_is_as_it_was(run, tmp_p
     config.chmod(0o600)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     found = check_helper(config, Given())
-    assert [(check.name, check.state) for check in found.checks[:2]] == [("configuration", "ok"), ("disk", "ok")]
+    assert [(one.name, one.state) for one in found.checks[:3]] == [
+        *(("configuration", "ok"), ("roster", "ok"), ("disk", "ok")),
+    ]
+    assert "stands in the roster with its own key" in found.checks[1].sentence
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert "are in order" in run("helper", config, "--check").stdout
     config.write_text(toml_document({**values, "roster-digest": "00"}))

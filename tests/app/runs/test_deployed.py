@@ -12,7 +12,7 @@ from murmurfl.app import client_app
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import CHECKPOINT_NAME, FAILURE_NAME
-from murmurfl.app.runs.run_files import write_failure, write_record
+from murmurfl.app.runs.run_files import END_NAME, ask_to_end, write_failure, write_record
 from murmurfl.app.runs.training_run import NoReleasesError, run_experiment
 from murmurfl.app.server_app import is_deployed, run_folder
 from murmurfl.app.settings.run_config import RunConfig
@@ -160,3 +160,50 @@ def test_a_machine_answers_not_even_a_hello_of_another_version(stated, words):
     with pytest.raises(RefusedError, match=f"protocol version 1, the request states {words}") as caught:
         client.get_properties({protocol.ASK: protocol.ASK_HELLO, **stated})
     assert caught.value.code == protocol.PROTOCOL_MISMATCH
+
+
+def test_a_training_that_is_asked_to_end_completes_with_its_model_so_far(tmp_path):
+    checkpoint = tmp_path / CHECKPOINT_NAME
+
+    def ask(progress):
+        if progress.report.server_round == 1:
+            ask_to_end(tmp_path)  # during the second round, as far as the server is concerned
+
+    result = run_experiment(grid_of(client_app.app), CONFIG, deployed=True, checkpoint=checkpoint, on_progress=ask)
+    whole = run_experiment(grid_of(client_app.app), CONFIG, deployed=True)
+    assert [len(run.progress) for run in (result, whole)] == [2, 4]
+    assert result.progress[-1].accuracy is not None
+    assert result.mu == whole.mu  # what the caps allow, whatever was asked
+    write_record(result, tmp_path)
+    assert not (tmp_path / END_NAME).exists()
+    with pytest.raises(ConfigurationError, match="has ended a round and goes on"):
+        ask_to_end(tmp_path)
+
+
+def test_only_a_run_that_goes_on_can_be_asked_to_end(tmp_path):
+    with pytest.raises(ConfigurationError, match="OUT-DIR/RUN-NAME"):
+        ask_to_end(tmp_path)
+
+
+def test_a_cap_above_the_rounds_changes_no_round():
+    below, above = (replace(CONFIG, max_participations=cap) for cap in (4, 9))
+    assert [prepare(config).num_rounds for config in (below, above)] == [4, 4]
+    assert prepare(above).policy().max_participations == 9
+    assert prepare(above).guaranteed_mu() == pytest.approx(prepare(below).guaranteed_mu(), rel=1e-3)
+
+
+def test_real_machines_bound_batch_and_cap_by_what_they_state_and_not_by_a_simulated_partition():
+    many = replace(CONFIG, num_clients=1000, batch_size=64)
+    with pytest.raises(ConfigurationError, match="batch-size <= "):
+        prepare(many)
+    assert prepare(many, deployed=True).policy().batch_size == 64
+    large = replace(CONFIG, max_participations=100)
+    with pytest.raises(ConfigurationError, match="batch-size x max-participations <= "):
+        prepare(large)
+    assert prepare(large, deployed=True).policy().max_participations == 100
+    with pytest.raises(ConfigurationError, match="num-rounds for real machines"):
+        prepare(replace(many, clients_per_round=1000, num_rounds=0), deployed=True)
+    # The machines of this grid state what they have: a round more than their samples last for is refused by that.
+    small = replace(CONFIG, num_rounds=30)
+    with pytest.raises(ConfigurationError, match="says that it can make"):
+        run_experiment(grid_of(client_app.app, CONFIG), small, deployed=True)

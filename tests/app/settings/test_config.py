@@ -74,7 +74,6 @@ def test_bad_settings_are_refused_in_one_line_naming_the_key(values, expected):
         ({"num_clients": 2000, "clients_per_round": 1}, "num-clients"),
         ({"batch_size": 200}, "batch-size"),
         ({"max_participations": 100}, "max-participations"),
-        ({"num_rounds": 5, "max_participations": 6}, "max-participations"),
         ({"validation_samples": 5000}, "validation-samples"),
         ({"task": "mnist", "data_root": "/nowhere"}, "/nowhere"),
     ],

@@ -232,15 +232,16 @@ def test_a_late_original_beside_its_carry_over_counts_once():
         assert all(report.aggregated <= 6 for report in strategy.history)
 
 
-def test_error_replies_of_strangers_are_counted():
+@pytest.mark.parametrize(("code", "refused", "lost"), [(2, {"error-2": 1}, 0), (5, {}, 1)])
+def test_error_replies_of_strangers_are_counted_and_a_killed_machine_has_refused_nothing(code, refused, lost):
     def fail(replies):
         message = Message(RecordDict(), dst_node_id=1, message_type="train")
-        return [*replies[1:], Message(Error(5, "node unavailable"), reply_to=message)]
+        return [*replies[1:], Message(Error(code, "node unavailable"), reply_to=message)]
 
     strategy = mu2(clients_per_round=6)
     strategy.start(tampered(fail), START, num_rounds=2)
-    assert strategy.history[0].refused == {"error-5": 1}
-    assert strategy.history[0].lost == 0
+    assert strategy.history[0].refused == refused
+    assert strategy.history[0].lost == lost
 
 
 def test_too_few_nodes_end_in_a_clear_error_and_not_in_waiting():

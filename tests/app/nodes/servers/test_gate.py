@@ -8,7 +8,16 @@ import pytest
 from cryptography import x509
 from murmurfl.app.nodes.deployment import make_server_certificates
 from murmurfl.app.nodes.servers import gate
-from murmurfl.app.nodes.servers.gate import COMMANDED, CONTROL, Gate, name_of, read_owners, server_name
+from murmurfl.app.nodes.servers.gate import (
+    COMMANDED,
+    CONTROL,
+    PUBLISHED,
+    Gate,
+    name_of,
+    own_key,
+    read_owners,
+    server_name,
+)
 from murmurfl.app.nodes.servers.server_health import SuperLinkOptions
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.permits import OwnerKey
@@ -28,7 +37,7 @@ def owners(tmp_path):
     return file
 
 
-def asked(owners, path, *headers, kind="http", server=SERVER):
+def asked(owners, path, *headers, kind="http", server=SERVER, **options):
     """The status of an answer, 0 from the other side; and its body."""
     sent = []
 
@@ -42,7 +51,7 @@ def asked(owners, path, *headers, kind="http", server=SERVER):
         sent.append(message)
 
     scope = {"type": kind, "path": path, "headers": list(headers), "client": ("10.0.0.9", 1)}
-    asyncio.run(Gate(behind, owners, server, clock=lambda: NOW)(scope, receive, send))
+    asyncio.run(Gate(behind, owners, server, clock=lambda: NOW, **options)(scope, receive, send))
     return sent[0].get("status", sent[0]["type"]), sent[-1].get("body", b"")
 
 
@@ -84,6 +93,30 @@ def test_no_other_credential_commands(owners, headers):
     status, body = asked(owners, RUNS, *headers)
     assert status == 403
     assert "`murmurfl owner login KEY CONNECTION`" in json.loads(body)["detail"]
+
+
+def test_who_started_the_server_may_look_and_register_nodes_and_nothing_else(owners):
+    secret = b"s" * 32
+    login = own_key(secret).login(SERVER, until=1500)
+    for command in ("list-runs", "list-nodes", "register-node", "unregister-node"):
+        assert asked(owners, f"{CONTROL}{command}", bearer(login), secret=secret)[0] == 0
+        assert asked(None, f"{CONTROL}{command}", bearer(login), secret=secret)[0] == 0
+    for command in ("start-run", "stop-run", "stream-logs", "list-runs/", "start-automation", "pull-artifacts"):
+        assert asked(owners, f"{CONTROL}{command}", bearer(login), secret=secret)[0] == 403
+    for other in ({}, {"secret": b"t" * 32}):
+        assert asked(owners, RUNS, bearer(login), **other)[0] == 403
+    assert asked(owners, RUNS, bearer(own_key(secret).login(SERVER, until=999)), secret=secret)[0] == 403
+
+
+def test_a_published_document_is_for_whoever_knows_its_digest_and_no_other_file_is(tmp_path):
+    folder, digest = tmp_path / "published", "ab" * 32
+    folder.mkdir()
+    (folder / f"{digest}.json").write_bytes(b"{}")
+    (tmp_path / "secret.json").write_bytes(b"secret")
+    assert asked(None, f"{PUBLISHED}{digest}", published=folder) == (200, b"{}")
+    for name in ("", "cd" * 32, f"{digest}.json", "../secret", f"{digest}/../../secret", digest.upper(), "."):
+        assert asked(None, f"{PUBLISHED}{name}", published=folder) == (404, b"")
+    assert asked(None, f"{PUBLISHED}{digest}")[0] == 403
 
 
 def test_removed_owners_and_a_missing_list_are_kept_out(owners, caplog):

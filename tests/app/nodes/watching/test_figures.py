@@ -42,6 +42,7 @@ SERVER = {
     "murmurfl_healthy": (),
     "murmurfl_superlink_running": (),
     "murmurfl_superlink_restarts_total": (),
+    "murmurfl_runs_total": ("end",),
     "murmurfl_last_contact_timestamp_seconds": (),
     "murmurfl_round": (),
     "murmurfl_rounds_planned": (),
@@ -59,7 +60,8 @@ SERVER = {
     "murmurfl_build_info": ("kind", "version", "flower", "python"),
 }
 REASONS = {*protocol.REFUSAL_NAMES.values(), "other"}
-VALUES = {"reason": REASONS, "cause": {*CAUSES, "other"} - {"reached"}}
+ENDS = {"completed", "failed", "stopped", "killed", "other"}
+VALUES = {"reason": REASONS, "cause": {*CAUSES, "other"} - {"reached"}, "end": ENDS}
 
 
 def samples(text):
