@@ -29,7 +29,7 @@ from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
 from ...privacy.accounting.stated import Statements, stated_guarantee, stated_values
 from ...privacy.machine.clipping_figures import TrainingFigures, observing
-from ..sums.secure_aggregation import Helpers, SecureAggregation
+from ..sums.secure_aggregation import Helpers, SecureAggregation, WrongSumError
 from ..sums.secure_rounds import SecureRounds
 from ..sums.summation import CohortSum, ReleaseSum, Summation
 from ..trust.server_trust import UNTRUSTED, UntrustedServer
@@ -234,6 +234,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         """Forecast of the noise in the model, from machines' statements before the first round; None without noise."""
         self.rehearse: Callable[[Forecast], tuple[float, float] | None] | None = None
         """Tells which share of what can be learnt the run keeps on made-up data, at least and at most."""
+        self.ended = ""
+        """Why the training ended with the model it had before its last round; empty if it did not."""
         self.leaving: Leaving | None = None
         """Which machines leave before the end and when, from their statements before the first round."""
         self._clipping = ClippingWatch()
@@ -381,7 +383,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         CheckpointError
             If the checkpoint is damaged or of another training.
         OpeningError
-            Under secure aggregation, if a sum cannot be opened; the training can be resumed from its checkpoint.
+            Under secure aggregation, if a sum cannot be opened, or wrong ones do not end; the training can be resumed
+            from its checkpoint.
         ConfigurationError
             If a machine can make fewer releases than the rounds ask it for, unless ``run_dry``.
         NothingAggregatedError
@@ -416,11 +419,17 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             self._publish(done, num_rounds, evaluate_fn, result)
         figures = FigureFile.of_environment()
         for server_round in range(done + 1, num_rounds + 1):
+            self.ended = self.trust.over(self.history)
+            if self.ended:
+                logger.warning("The training ends after round %d of %d: %s.", server_round - 1, num_rounds, self.ended)
+                self._publish(server_round - 1, num_rounds, evaluate_fn, result)
+                break
             metrics = self._run_round(server_round, grid, initial_arrays, train_config or ConfigRecord(), timeout)
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
             # Before anybody sees the new model: a round that is repeated after a crash was never published.
             self._save()
+            self.trust.check_pause()
             self._after_round(server_round, grid, evaluate_config or ConfigRecord(), timeout, result)
             evaluation = None
             if server_round == num_rounds or (evaluate_fn and not server_round % self.evaluate_every):
@@ -743,23 +752,33 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         held = secure.held
         if held is None:
             raise ConfigurationError("Expected a set of releases before it is opened.")
-        closed, total = secure.too_few(held), np.zeros(held.total.size)
+        closed, total, wrong = secure.too_few(held), np.zeros(held.total.size), None
         if not closed and not resumed:  # else it may be open at a helper already, and the round must not be closed
             if held.sealed:
                 # Before any helper is asked: once it may be open, there must never be another one in its place.
                 self._save()
             closed = secure.greet(self._grid, held)
         if not closed:
-            opened = secure.open(self._grid, self.session, held, self._timeout)
-            closed, total = (opened, total) if isinstance(opened, str) else ("", opened)
+            try:
+                opened = secure.open(self._grid, self.session, held, self._timeout)
+                closed, total = (opened, total) if isinstance(opened, str) else ("", opened)
+            except WrongSumError as error:
+                closed, wrong = "its sum is wrong and was skipped", error
         report = RoundReport(**held.report)
-        if closed:
-            report = replace(report, aggregated=0, samples=0, unopened=report.aggregated, closed=closed)
+        if wrong is not None:
+            report = replace(report, aggregated=0, samples=0, skipped=report.aggregated, closed=closed)
+            secure.skip(held, report, self.roll.askable + sorted(self.roll.left_out), self.acks, wrong)
+        elif closed:
+            unopened = report.aggregated + report.unopened
+            report = replace(report, aggregated=0, samples=0, unopened=unopened, closed=closed)
             logger.warning("Round %d is closed: %s. Machines carry over what they released.", held.server_round, closed)
         else:
+            secure.correct()
+            log_losses(report)
+        if wrong is not None or not closed:
             secure.opened(held)
             self.acks.update(held.releases)
-            log_losses(report)
+        self.roll.left_out = frozenset(secure.left_out)
         taken = {} if closed else held.releases
         self.participation = {name: taken.get(name) for name in held.asked} | taken
         secure.held = None
@@ -859,6 +878,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self.trust.join(self.session)
         self.history = [RoundReport(**report) for report in saved["history"]]
         self.trust.restore(saved, self.machines.names)
+        self.roll.left_out = frozenset(self.trust.left_out)
 
     # The model.
 

@@ -34,6 +34,7 @@ from .summation import CohortSet
 logger = logging.getLogger("flwr")
 
 _DIGEST_DIGITS = 64
+_MOST_CULPRITS = 3
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class SecureAggregation:
         Rounds in a row in which a helper may be out of reach, and times that one sum is asked for, before the run ends.
     roster : str
         Digest of the one roster to work with, 64 hexadecimal digits; default whichever all helpers have.
+    culprits : int
+        The most machines that are taken to lie. After a wrong sum suspects take turns in being left out
+        (:mod:`~murmurfl.strategies.sums.suspects`); if no so many machines can be what is wrong, the run pauses.
+    most_skipped : int
+        Wrong sums after which the training ends with the model it has. Nothing of a wrong sum enters the model.
 
     Raises
     ------
@@ -66,9 +72,13 @@ class SecureAggregation:
     helpers: int = 2
     patience: int = 3
     roster: str = ""
+    culprits: int = 2
+    most_skipped: int = 16
 
     def __post_init__(self) -> None:
-        for name, most in (("min_cohort", MOST_SUMMED), ("helpers", MOST_HELPERS), ("patience", None)):
+        limits = {"min_cohort": MOST_SUMMED, "helpers": MOST_HELPERS, "culprits": _MOST_CULPRITS}
+        for name in ("min_cohort", "helpers", "patience", "culprits", "most_skipped"):
+            most = limits.get(name)
             value = getattr(self, name)
             right = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if not right or (most is not None and value > most):
@@ -83,7 +93,7 @@ class SecureAggregation:
 
     @property
     def settled(self) -> dict[str, Any]:
-        """Settings that a checkpoint must agree on, plain values; patience may change."""
+        """Settings that a checkpoint must agree on, plain values; what follows from wrong sums may change."""
         return {"min_cohort": self.min_cohort, "helpers": self.helpers, "roster": self.roster}
 
 
@@ -100,7 +110,7 @@ class HelpersDisagreeError(OpeningError):
 
 
 class WrongSumError(OpeningError):
-    """The unmasked values are no sum of releases: a helper or a machine did not do what it says."""
+    """Unmasked values are no sum of releases, whichever machines are left out: a helper may not do what it says."""
 
 
 @lru_cache(maxsize=MOST_HELPERS)

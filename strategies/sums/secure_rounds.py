@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from ..rounds.replies import Outcome, Reply, RoundReport
 from ..trust.server_trust import UntrustedServer
 from .secure_aggregation import Helpers, HelperUnavailableError, SecureAggregation, WrongSumError
 from .summation import CohortSet, CohortSum, Screen, Terms
+from .suspects import Suspects
+
+logger = logging.getLogger("flwr")
 
 _LARGEST_COUNT = 2.0**52  # of an honest release
 
@@ -40,6 +44,9 @@ class SecureRounds(UntrustedServer):
         self._terms: Terms | None = None
         self._warned: set[tuple[str, str]] = set()
         self._unreached = 0
+        self.suspects = Suspects(option.culprits)
+        self._skipped: dict[str, list[list[int]]] = {}
+        self._pause = ""
         self.least_releases = option.min_cohort
 
     def settings(self) -> dict[str, Any]:
@@ -72,21 +79,39 @@ class SecureRounds(UntrustedServer):
         """A round's outcomes, with None for replies that cannot stand in its sum (:class:`.Screen`)."""
         roster = None if direct else self.helpers.roster
         known = {"opened": self._ids, "terms": self._terms, "is_late": is_late, "warned": self._warned}
-        return Screen(session, size, self._most, roster, **known).screened(outcomes)
+        left_out = self.suspects.left_out
+        return Screen(session, size, self._most, roster, **known, left_out=left_out).screened(outcomes)
 
     def hold(self, cohort: CohortSum, report: RoundReport, asked: Iterable[str]) -> None:
-        """Take the releases of a round as the set to be opened."""
+        """Take the releases of a round as the set to be opened, without machines that want more than there are."""
+        wanting = cohort.wanting_more()
+        if len(cohort.releases) - len(wanting) >= self.option.min_cohort:  # else it is closed, and says how many came
+            report = self._without(cohort, report, wanting)
+            report = replace(report, unopened=report.unopened + len(wanting))
+            for name in wanting:
+                self._warn(name, "it wants more releases in a sum than came")
         self.held = CohortSet(
             server_round=report.server_round,
             releases=cohort.releases,
             terms=cohort.terms,
             min_cohort=cohort.min_cohort,
             total=cohort.counts,
-            sealed=tuple(cohort.sealed),
+            sealed=cohort.sealed,
             ids={name: header.release_id for name, header in cohort.headers.items()},
             report=asdict(report),
             asked=tuple(asked),
         )
+
+    @staticmethod
+    def _without(cohort: CohortSum, report: RoundReport, machines: Sequence[str]) -> RoundReport:
+        """Take machines out of a round's sum; returns the report less these."""
+        samples = cohort.remove(machines)
+        return replace(report, aggregated=report.aggregated - len(machines), samples=report.samples - samples)
+
+    def _warn(self, machine: str, problem: str) -> None:
+        if (machine, problem) not in self._warned:
+            self._warned.add((machine, problem))
+            logger.warning("Machine %r is left out of a round, and its release carried over: %s.", machine, problem)
 
     def too_few(self, held: CohortSet) -> str:
         """Why a set is too small to be opened, or an empty string."""
@@ -106,7 +131,13 @@ class SecureRounds(UntrustedServer):
         return problem
 
     def open(self, grid: FlowerGrid | None, session: str, held: CohortSet, timeout: float) -> Vector | str:
-        """The sum of a set, shape (d,), or why it stays closed; raises if it is no sum of releases."""
+        """The sum of a set, shape (d,), or why it stays closed.
+
+        Raises
+        ------
+        WrongSumError
+            If it was opened and is no sum of releases; the round is over all the same.
+        """
         unmasked: NDArray[np.uint64] | str = held.total
         if held.sealed and grid is not None:
             unmasked = self.helpers.open(grid, session, held, timeout)
@@ -117,22 +148,67 @@ class SecureRounds(UntrustedServer):
         most = len(held.releases) * min(self._largest_value / spacing, _LARGEST_COUNT)
         found = max(int(counts.max(initial=0)), -int(counts.min(initial=0)))
         if found > most:
-            names = self.helpers.roster.helper_names if held.sealed else ()
             raise WrongSumError(
-                f"Expected the sum of {len(held.releases)} releases of round {held.server_round} to stay below "
-                f"{most * spacing:g}, got {found * spacing:g}: a helper ({', '.join(names)}) or a machine did not mask "
-                "as it says; which, nobody can tell. The model is as it was, and the checkpoint holds the set."
+                f"Expected the sum of {len(held.releases)} releases to stay below {most * spacing:g}, got "
+                f"{found * spacing:g}: a machine or a helper did not mask as it says. Which, nobody can tell."
             )
         return Grid(spacing).values(counts)
 
     def opened(self, held: CohortSet) -> None:
-        """Note that a set was opened: machines build on it from now on."""
+        """Note that a set was opened, right or wrong: machines build on it from now on."""
         self._ids.update(held.ids)
         self._terms = held.terms
 
+    @property
+    def left_out(self) -> Sequence[str]:  # type: ignore[override]
+        return self.suspects.left_out
+
+    def correct(self) -> None:
+        """Note that the sum was one."""
+        self.suspects.correct()
+
+    def skip(
+        self, held: CohortSet, report: RoundReport, names: Sequence[str], acks: Mapping[str, int], why: WrongSumError
+    ) -> None:
+        """Note a wrong sum, of which nothing enters the model, and choose whom the next rounds leave out.
+
+        Helpers have recorded the set, so its releases are never opened again, and what machines say from now on is
+        built on them: of a stream, their part and its noise are missing from the sum of all.
+        """
+        for name, release in held.releases.items():
+            self._skipped.setdefault(name, []).append([acks.get(name, 0), release])
+        needed = max(held.min_cohort, self.option.min_cohort)
+        room = len(names) - needed - max(report.asked - len(held.releases), 0)
+        if self.suspects.wrong(held.releases, names, room):
+            left = ", ".join(map(repr, self.suspects.left_out)) or f"nobody, since sums need {needed} releases"
+            logger.warning(
+                "Round %d is skipped. %s Left out of the next rounds, in turns and without blame: %s.",
+                *(held.server_round, why, left),
+            )
+        elif held.sealed:
+            listed = " or ".join(f"helper {name!r}" for name in self.helpers.roster.helper_names)
+            self._pause = (
+                f"Expected wrong sums to end once suspects were left out, got another in round {held.server_round}: "
+                f"either more than {self.option.culprits} machines lie, or {listed} does. Have their operators look, "
+                "then resume from the checkpoint: the round is recorded as skipped, and the next one will be asked."
+            )
+
+    def check_pause(self) -> None:
+        """Raise if a person must look before the next round; a run that is resumed goes on."""
+        if self._pause:
+            raise WrongSumError(self._pause)
+
+    def over(self, history: Sequence[RoundReport]) -> str:
+        """Why the training ends now with the model it has, or an empty string."""
+        skipped = sum(bool(report.skipped) for report in history)
+        if skipped < self.option.most_skipped:
+            return ""
+        return f"{skipped} sums were wrong and skipped, as many as most_skipped allows"
+
     def kept(self) -> dict[str, Any]:
         terms = None if self._terms is None else list(self._terms)
-        kept: dict[str, Any] = {"opened": {"ids": self._ids, "terms": terms}, "held": None}
+        opened = {"ids": self._ids, "terms": terms, "skipped": self._skipped, "suspects": self.suspects.plain()}
+        kept: dict[str, Any] = {"opened": opened, "held": None}
         if self.held is not None:
             kept |= {"held": self.held.plain(), "held.total": self.held.total}
         return kept
@@ -141,5 +217,8 @@ class SecureRounds(UntrustedServer):
         self._ids = {str(name): str(one) for name, one in saved["opened"]["ids"].items()}
         terms = saved["opened"]["terms"]
         self._terms = None if terms is None else (str(terms[0]), str(terms[1]), float(terms[2]))
+        if "suspects" in saved["opened"]:  # else it is older
+            self.suspects.restore(saved["opened"]["suspects"])
+            self._skipped = {str(name): list(pairs) for name, pairs in saved["opened"]["skipped"].items()}
         held = saved["held"]
         self.held = None if held is None else CohortSet.from_plain(held, saved["held.total"])
