@@ -202,7 +202,8 @@ class _Watch:
         """The central evaluation of the model after a round, in rounds that have one."""
         if self.regret is not None:
             self.regret.record(server_round, arrays.to_numpy_ndarrays())
-        last = server_round == self.experiment.num_rounds
+        ended = self.strategy is not None and bool(self.strategy.ended)
+        last = server_round == self.experiment.num_rounds or ended
         wanted = last or server_round % self.experiment.config.evaluate_every == 0
         if self.norms is not None and wanted:
             self.norms.record(server_round, arrays.to_numpy_ndarrays())
@@ -230,7 +231,7 @@ class _Watch:
         )
         if report.aggregated:
             self._silent.clear()
-        elif report.asked:
+        elif report.asked and not report.skipped:  # of wrong sums the strategy has bounds of its own
             self._silent.append(report)
         _give_up(self._silent, config.give_up_after)
         if self._on_progress is not None:

@@ -284,6 +284,14 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         return self.roll.seed
 
     @property
+    def skipped_noise(self) -> float | None:
+        """Variance of the noise in the model over what it would be without the sums that were wrong and skipped.
+
+        Of mechanisms as machines state them, with their usual options; None without such sums.
+        """
+        return None if self._secure is None else self._secure.skipped_noise(self._stated_before, self.acks)
+
+    @property
     def _secure(self) -> SecureRounds | None:
         """The trust, where machines release under masks."""
         return self.trust if isinstance(self.trust, SecureRounds) else None
@@ -415,34 +423,40 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if evaluate_fn and not done and (metrics := evaluate_fn(0, initial_arrays)) is not None:
             logger.info("Initial global evaluation results: %s", metrics)
             result.evaluate_metrics_serverapp[0] = metrics
-        if done >= num_rounds:
+        self.ended = self.trust.over(self.history, self.skipped_noise) if done < num_rounds else ""
+        if done >= num_rounds or self.ended:
             self._publish(done, num_rounds, evaluate_fn, result)
         figures = FigureFile.of_environment()
         for server_round in range(done + 1, num_rounds + 1):
-            self.ended = self.trust.over(self.history)
             if self.ended:
                 logger.warning("The training ends after round %d of %d: %s.", server_round - 1, num_rounds, self.ended)
-                self._publish(server_round - 1, num_rounds, evaluate_fn, result)
                 break
             metrics = self._run_round(server_round, grid, initial_arrays, train_config or ConfigRecord(), timeout)
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
             # Before anybody sees the new model: a round that is repeated after a crash was never published.
             self._save()
-            self.trust.check_pause()
             self._after_round(server_round, grid, evaluate_config or ConfigRecord(), timeout, result)
-            evaluation = None
-            if server_round == num_rounds or (evaluate_fn and not server_round % self.evaluate_every):
+            last, evaluation = server_round == num_rounds, None
+            self.ended = "" if last else self.trust.over(self.history, self.skipped_noise)
+            if last or self.ended or (evaluate_fn and not server_round % self.evaluate_every):
                 evaluation = self._publish(server_round, num_rounds, evaluate_fn, result)
             if figures is not None:
                 figures.note(self.history[-1], num_rounds)
             if self._on_round is not None:
                 self._on_round(self.history[-1], evaluation)
+            self.trust.check_pause()
             if self.must_aggregate and is_hopeless(self.history, 1 if is_simulation(grid) else PATIENCE):
                 check_something_came(self.history, self._reasons)
         logger.info("%s finished in %.1f s.", type(self).__name__, time.monotonic() - started)
         if self.must_aggregate:
             check_something_came(self.history, self._reasons)
+        if (said := self.skipped_noise) is not None:
+            logger.warning(
+                "%d sums were wrong and skipped: their part is missing from the model, and its noise has %.3g times "
+                "the variance that was planned.",
+                *(sum(bool(report.skipped) for report in self.history), said),
+            )
         if self.says_guarantee:
             self._say_guarantee(self._stated_before)
         return result
@@ -548,6 +562,12 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if self.forecast is not None and self.rehearse is not None:
             self.forecast = replace(self.forecast, rehearsed=self.rehearse(self.forecast))
         log_forecast(self.forecast)
+        if self._secure is not None and self.forecast is not None and not self.forecast.alone:
+            logger.info(
+                "A wrong sum is skipped, and leaves noise behind: cancelling noise has at most 1 + 2 s times its "
+                "variance after s of them. After %d the training ends with the model it has.",
+                self._secure.option.most_skipped,
+            )
 
     def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
         """Refuse machines that a subclass cannot work with."""
@@ -613,13 +633,21 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             check_permitted(said[protocol.PERMIT], self.session)  # of a training that was begun under another one
         request = RoundRequest(
             *(server_round, self.session, acks, self.acks if self.acknowledges else {}),
-            *(self.query_points(self.state), {**self.entries, **said, **self.round_entries(server_round)}),
+            *(self.query_points(self.state), {**self.entries, **said, **self._entries_of(server_round)}),
             sums_suffice=self.sums_suffice and not self.trust.adds_noise,
         )
         self.roll.ask(names, acks)
         self.trust.asked(acks.keys())
         self._before_asking()
         return request
+
+    def _turn(self, server_round: int) -> int:
+        """Which round of the update rule a round is: one that was skipped does not count."""
+        return server_round - sum(bool(report.skipped) for report in self.history)
+
+    def _entries_of(self, server_round: int) -> dict[str, Any]:
+        turn = self._turn(server_round)
+        return {**({protocol.WEIGHED_AS: turn} if turn < server_round else {}), **self.round_entries(turn)}
 
     def _before_asking(self) -> None:
         """Write what must be known before a machine is asked."""
@@ -741,7 +769,9 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if self.state is None:
             raise ConfigurationError("Expected a state before a step is taken.")
         self.trust.check_round(report.server_round)
-        self.state = self.next_state(self.state, release_sum, report)
+        if not report.skipped:  # else the next round asks for the same step again
+            turn = self._turn(report.server_round)
+            self.state = self.next_state(self.state, release_sum, replace(report, server_round=turn))
         self.history.append(report)
         return report
 
@@ -767,13 +797,17 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         report = RoundReport(**held.report)
         if wrong is not None:
             report = replace(report, aggregated=0, samples=0, skipped=report.aggregated, closed=closed)
-            secure.skip(held, report, self.roll.askable + sorted(self.roll.left_out), self.acks, wrong)
+            secure.weigh(held, self.acks, 0.0)
+            secure.skip(held, report, self.roll.askable + sorted(self.roll.left_out), wrong)
         elif closed:
             unopened = report.aggregated + report.unopened
             report = replace(report, aggregated=0, samples=0, unopened=unopened, closed=closed)
             logger.warning("Round %d is closed: %s. Machines carry over what they released.", held.server_round, closed)
         else:
+            weight = self._weight(report)
+            secure.weigh(held, self.acks, weight)
             secure.correct()
+            total = total if weight == 1.0 else weight * total
             log_losses(report)
         if wrong is not None or not closed:
             secure.opened(held)
@@ -783,6 +817,11 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self.participation = {name: taken.get(name) for name in held.asked} | taken
         secure.held = None
         return self._step(report, total)
+
+    def _weight(self, report: RoundReport) -> float:
+        """By what a round's sum is multiplied: a step divides by the machines of a round that leaves nobody out."""
+        divides = type(self).next_state is ReleaseStrategy.next_state  # others divide by what came
+        return self.clients_per_round / report.asked if self.roll.left_out and report.asked and divides else 1.0
 
     def _resume_round(self, secure: SecureRounds, grid: Grid | DirectMachines) -> RoundReport:
         """Open the very set that an interrupted server had saved, and for which it may have asked helpers."""

@@ -57,6 +57,8 @@ class SecureAggregation:
         (:mod:`~murmurfl.strategies.sums.suspects`); if no so many machines can be what is wrong, the run pauses.
     most_skipped : int
         Wrong sums after which the training ends with the model it has. Nothing of a wrong sum enters the model.
+    most_noise : float
+        Likewise, how many times the variance of its noise the sum of all may have: a wrong sum of streams leaves noise.
 
     Raises
     ------
@@ -74,6 +76,7 @@ class SecureAggregation:
     roster: str = ""
     culprits: int = 2
     most_skipped: int = 16
+    most_noise: float = 4.0
 
     def __post_init__(self) -> None:
         limits = {"min_cohort": MOST_SUMMED, "helpers": MOST_HELPERS, "culprits": _MOST_CULPRITS}
@@ -84,6 +87,8 @@ class SecureAggregation:
             if not right or (most is not None and value > most):
                 limit = "" if most is None else f" and <= {most}"
                 raise ConfigurationError(f"Expected {name} to be an integer >= 1{limit}, got {value!r}.")
+        if isinstance(self.most_noise, bool) or not isinstance(self.most_noise, int | float) or not self.most_noise > 1:
+            raise ConfigurationError(f"Expected most_noise > 1, got {self.most_noise!r}.")
         digits = isinstance(self.roster, str) and set(self.roster) <= set("0123456789abcdef")
         if not digits or len(self.roster) not in (0, _DIGEST_DIGITS):
             raise ConfigurationError(

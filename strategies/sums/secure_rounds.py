@@ -11,7 +11,8 @@ import numpy as np
 from flwr.serverapp import Grid as FlowerGrid
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, Grid
+from ...privacy import MECHANISMS, ConfigurationError, Grid, make_mechanism
+from ...privacy.accounting.noise_forecast import weighed_noise
 from ...privacy.machine.policy import MOST_SUMMED
 from ..rounds.known_machines import MachineDirectory
 from ..rounds.layout import Vector
@@ -24,6 +25,7 @@ from .suspects import Suspects
 logger = logging.getLogger("flwr")
 
 _LARGEST_COUNT = 2.0**52  # of an honest release
+_MOST_RELEASES = 2048  # for which a mechanism's matrix is made, to say what skipped sums left behind
 
 
 class SecureRounds(UntrustedServer):
@@ -45,7 +47,7 @@ class SecureRounds(UntrustedServer):
         self._warned: set[tuple[str, str]] = set()
         self._unreached = 0
         self.suspects = Suspects(option.culprits)
-        self._skipped: dict[str, list[list[int]]] = {}
+        self._weighed: dict[str, list[list[float]]] = {}  # of each machine, releases whose weight was not 1
         self._pause = ""
         self.least_releases = option.min_cohort
 
@@ -167,16 +169,25 @@ class SecureRounds(UntrustedServer):
         """Note that the sum was one."""
         self.suspects.correct()
 
-    def skip(
-        self, held: CohortSet, report: RoundReport, names: Sequence[str], acks: Mapping[str, int], why: WrongSumError
-    ) -> None:
+    def weigh(self, held: CohortSet, acks: Mapping[str, int], weight: float) -> None:
+        """Note with which weight a sum was added up, of releases built on ``acks``."""
+        if weight == 1.0:
+            return
+        for name, release in held.releases.items():
+            ack, found = acks.get(name, 0), self._weighed.setdefault(name, [])
+            if found and found[-1][1:] == [ack, weight]:
+                found[-1][1] = release
+            else:
+                found.append([ack, release, weight])
+
+    def skip(self, held: CohortSet, report: RoundReport, names: Sequence[str], why: WrongSumError) -> None:
         """Note a wrong sum, of which nothing enters the model, and choose whom the next rounds leave out.
 
         Helpers have recorded the set, so its releases are never opened again, and what machines say from now on is
         built on them: of a stream, their part and its noise are missing from the sum of all.
         """
-        for name, release in held.releases.items():
-            self._skipped.setdefault(name, []).append([acks.get(name, 0), release])
+        if held.terms[0] == "last-opened":
+            self.suspects.hold = None
         needed = max(held.min_cohort, self.option.min_cohort)
         room = len(names) - needed - max(report.asked - len(held.releases), 0)
         if self.suspects.wrong(held.releases, names, room):
@@ -193,21 +204,44 @@ class SecureRounds(UntrustedServer):
                 "then resume from the checkpoint: the round is recorded as skipped, and the next one will be asked."
             )
 
+    def skipped_noise(self, statements: Mapping[str, Mapping[str, Any]], acks: Mapping[str, int]) -> float | None:
+        """Variance of the noise in the sum of all sums over that of one in which no sum was wrong, by statements.
+
+        None without any, or where machines state no mechanism that is known.
+        """
+        if not self._weighed:
+            return None
+        if self._terms is not None and self._terms[0] == "nothing":
+            return 1.0
+        said = {(one.get("mechanism"), one.get("max-participations")) for one in statements.values()}
+        mechanism, releases = said.pop() if len(said) == 1 else (None, None)
+        if mechanism not in MECHANISMS or not isinstance(releases, int):
+            return None
+        if not max(acks.values(), default=1) <= releases <= _MOST_RELEASES:
+            return None
+        streams = [(last, self._weighed.get(name, ())) for name, last in acks.items()]
+        return weighed_noise(make_mechanism(str(mechanism), releases), streams)
+
     def check_pause(self) -> None:
         """Raise if a person must look before the next round; a run that is resumed goes on."""
         if self._pause:
             raise WrongSumError(self._pause)
 
-    def over(self, history: Sequence[RoundReport]) -> str:
+    def over(self, history: Sequence[RoundReport], noise: float | None) -> str:
         """Why the training ends now with the model it has, or an empty string."""
         skipped = sum(bool(report.skipped) for report in history)
-        if skipped < self.option.most_skipped:
-            return ""
-        return f"{skipped} sums were wrong and skipped, as many as most_skipped allows"
+        if skipped >= self.option.most_skipped:
+            return f"{skipped} sums were wrong and skipped, as many as most_skipped allows"
+        if noise is not None and noise > self.option.most_noise and any(report.aggregated for report in history):
+            return (
+                f"wrong sums that were skipped left {noise:.3g} times the variance of the noise in the sum of all, "
+                f"and most_noise is {self.option.most_noise:g}"
+            )
+        return ""
 
     def kept(self) -> dict[str, Any]:
         terms = None if self._terms is None else list(self._terms)
-        opened = {"ids": self._ids, "terms": terms, "skipped": self._skipped, "suspects": self.suspects.plain()}
+        opened = {"ids": self._ids, "terms": terms, "weighed": self._weighed, "suspects": self.suspects.plain()}
         kept: dict[str, Any] = {"opened": opened, "held": None}
         if self.held is not None:
             kept |= {"held": self.held.plain(), "held.total": self.held.total}
@@ -219,6 +253,6 @@ class SecureRounds(UntrustedServer):
         self._terms = None if terms is None else (str(terms[0]), str(terms[1]), float(terms[2]))
         if "suspects" in saved["opened"]:  # else it is older
             self.suspects.restore(saved["opened"]["suspects"])
-            self._skipped = {str(name): list(pairs) for name, pairs in saved["opened"]["skipped"].items()}
+            self._weighed = {str(name): list(found) for name, found in saved["opened"]["weighed"].items()}
         held = saved["held"]
         self.held = None if held is None else CohortSet.from_plain(held, saved["held.total"])

@@ -6,7 +6,8 @@ wrong sum refutes those of which no machine was in it. The next rounds leave out
 such that as many hypotheses as possible are left out whole, until another sum is wrong. Correct sums refute nothing:
 liars may behave while others are left out. So who is left out follows from the wrong sums alone, and whenever c
 machines choose to lie, there are at most :func:`most_wrong_sums` of them, and one more for each time that everybody is
-let in again, after a time that doubles.
+let in again, after a time that doubles; not at all before the training's end where a wrong sum of streams would leave
+its noise in all later ones.
 
 If no hypothesis is left, more machines than c lie, or a helper does.
 """
@@ -44,12 +45,14 @@ class Suspects:
         """The machines that are not asked now."""
         self._wrong: list[list[str]] = []
         self._chosen: tuple[str, ...] = ()  # who was left out last
-        self._hold, self._correct = FIRST_HOLD, 0
+        self.hold: int | None = FIRST_HOLD
+        """Correct sums after which everybody is asked again; None for no number of them."""
+        self._correct = 0
 
     def correct(self) -> None:
         """Note a correct sum: after enough of them everybody is asked again."""
         self._correct += 1
-        if self._correct >= self._hold:
+        if self.hold is not None and self._correct >= self.hold:
             self.left_out = ()
 
     def wrong(self, machines: Iterable[str], names: Sequence[str], room: int) -> bool:
@@ -64,26 +67,26 @@ class Suspects:
         room : int
             The most that can be left out without making later sums too small.
         """
-        if self._chosen and not self.left_out:  # everybody was let in again too early
-            self._hold *= 2
+        if self._chosen and not self.left_out and self.hold is not None:  # everybody was let in again too early
+            self.hold *= 2
         self._wrong.append(sorted(machines))
         self._correct = 0
         chosen = suspects_of(names, self._wrong, self.culprits, room, self._chosen)
         self.left_out = self._chosen = chosen or ()
         if chosen is None:
-            self._wrong, self._hold = [], FIRST_HOLD  # whoever resumes begins anew
+            self._wrong, self.hold = [], FIRST_HOLD  # whoever resumes begins anew
         return chosen is not None
 
     def plain(self) -> dict[str, Any]:
         """Everything as plain values, for a checkpoint."""
         chosen = {"left_out": list(self.left_out), "chosen": list(self._chosen)}
-        return {**chosen, "wrong": self._wrong, "hold": self._hold, "correct": self._correct}
+        return {**chosen, "wrong": self._wrong, "hold": self.hold, "correct": self._correct}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take what :meth:`plain` gave."""
         self.left_out, self._chosen = (tuple(map(str, saved[key])) for key in ("left_out", "chosen"))
         self._wrong = [[str(name) for name in one] for one in saved["wrong"]]
-        self._hold, self._correct = int(saved["hold"]), int(saved["correct"])
+        self.hold, self._correct = saved["hold"], int(saved["correct"])
 
 
 def suspects_of(

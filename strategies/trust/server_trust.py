@@ -106,7 +106,7 @@ class UntrustedServer:
     def check_pause(self) -> None:
         """Raise if a person must look before the next round."""
 
-    def over(self, history: Sequence[RoundReport]) -> str:
+    def over(self, history: Sequence[RoundReport], noise: float | None) -> str:
         """Why the training ends now with the model it has, or an empty string."""
         return ""
 
