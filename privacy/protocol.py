@@ -26,6 +26,7 @@ ASK = "ask"
 ASK_HELLO = "hello"
 ASK_PRIVACY = "privacy"
 ASK_OPEN = "open"
+ASK_WHETHER = "whether"  # a helper: whether it would open a set, and whose releases it would not
 PERMIT = "permit"  # of the session's owner (:mod:`.permits`), for machines and helpers that take no other runs
 
 # What a training request is for, where it is not for the strategy's own releases
@@ -67,6 +68,9 @@ QUERY_OPEN = "query.open"
 OPENING = "opening"  # names a request to open: the server's, one for each set of releases
 HELPER = "helper"
 SET_DIGEST = "set-digest"
+WOULD_OPEN = "would-open"  # one of VIEWS; the next has the machines for whose sake a helper would not
+DISPUTED = "disputed"
+VIEW_OPENED, VIEW_YES, VIEW_NO = VIEWS = ("opened", "yes", "no")
 
 # Of a reply with results of an evaluation, which no noise protects.
 NOT_PRIVATE = "not-private"

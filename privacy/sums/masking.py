@@ -48,7 +48,8 @@ NOTHING_OPENED = bytes(ID_BYTES)
 SEAL_BYTES = 80
 """An encapsulated key, a seed and a tag."""
 
-LONGEST_HEADER = 2**16
+LONGEST_HEADER = 2**14
+"""More than sixteen helpers with the longest names need, so that 2^11 of them fit into little memory."""
 LARGEST_SIZE = 2**32
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)

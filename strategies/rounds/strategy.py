@@ -684,7 +684,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         cohort, direct = CohortSum(size), self._grid is None
         screened = self._secure.screened(outcomes, self.session, size, self._is_late, direct=direct)
         self._secure.hold(cohort, self._believe(server_round, screened, cohort), self.roll.asked)
-        return self._open_held(self._secure)
+        return self._open_held(self._secure, cohort)
 
     def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: Summation) -> RoundReport:
         """Add the releases that can be believed to ``release_sum``; returns the round's report."""
@@ -777,17 +777,23 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     # Under masks a round is over when its sum is open.
 
-    def _open_held(self, secure: SecureRounds, *, resumed: bool = False) -> RoundReport:
-        """Have the held set of a round opened, and take the step."""
+    def _open_held(self, secure: SecureRounds, cohort: CohortSum | None = None) -> RoundReport:
+        """Have the held set of a round opened, and take the step; ``cohort`` is None if it is from a checkpoint."""
         held = secure.held
         if held is None:
             raise ConfigurationError("Expected a set of releases before it is opened.")
         closed, total, wrong = secure.too_few(held), np.zeros(held.total.size), None
-        if not closed and not resumed:  # else it may be open at a helper already, and the round must not be closed
+        if not closed and cohort is not None:  # else it may be open at a helper already
             if held.sealed:
                 # Before any helper is asked: once it may be open, there must never be another one in its place.
                 self._save()
             closed = secure.greet(self._grid, held)
+        if not closed:
+            closed = secure.agree(self._grid, self.session, cohort, self._timeout)
+        if secure.held is not held and secure.held is not None:
+            held = secure.held
+            if not closed:
+                self._save()  # as above: what was saved before is never opened
         if not closed:
             try:
                 opened = secure.open(self._grid, self.session, held, self._timeout)
@@ -829,7 +835,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             raise ConfigurationError("Expected the nodes of the interrupted training, got machines without messages.")
         self._grid = grid
         secure.helpers.meet(grid, 0)
-        return self._open_held(secure, resumed=True)
+        return self._open_held(secure)
 
     # After a round.
 

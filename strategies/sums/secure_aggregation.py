@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.arrays import read_array
 from ...privacy.machine.policy import MOST_SUMMED
-from ...privacy.sums.opening_rule import Opening, is_opening, set_digest
+from ...privacy.sums.masking import Header
+from ...privacy.sums.opening_rule import Opening, View, is_opening, is_view, set_digest
 from ...privacy.sums.roster import MOST_HELPERS, Roster
 from ..rounds.known_machines import MachineDirectory, hello, introduction
 from ..rounds.replies import exchange
@@ -228,6 +229,13 @@ class Helpers:
             self._directory.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
+    def views(self, grid: Grid, session: str, cohort: CohortSet, timeout: float) -> dict[str, View | None]:
+        """What each helper says of a set before it is asked to open it; None without an answer that counts."""
+        request = _OpeningRequest(session, cohort, self.roster, self._message_type, self._directory.entries)
+        names, within = self.roster.helper_names, min(timeout, _OPENING_TIMEOUT_S)
+        replies = self._ask_each(grid, names, request.question, within)
+        return {name: request.read_view(name, reply) for name, reply in replies.items()}
+
     def open(self, grid: Grid, session: str, cohort: CohortSet, timeout: float) -> NDArray[np.uint64] | str:
         """The sum of a set without its masks, modulo 2^64; or why all helpers refuse it.
 
@@ -304,6 +312,7 @@ class _OpeningRequest:
     ) -> None:
         self._session, self._cohort = session, cohort
         # A ClientApp hands its mods, where a simulation's helpers may be, messages of the kinds that it knows itself.
+        self._queries = queries
         self._message_type = protocol.QUERY_OPEN if queries == MessageType.QUERY else queries
         self._entries = {entry.name: entry for entry in roster.helpers}
         self._digest = set_digest(session, cohort.opening, cohort.sealed)
@@ -321,6 +330,27 @@ class _OpeningRequest:
     def message(self, name: str, node_id: int) -> Message:
         config = ConfigRecord({**self._shared, protocol.HELPER: name})
         return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=self._message_type)
+
+    def question(self, name: str, node_id: int) -> Message:
+        """The message that asks a helper whether it would open the set."""
+        config = ConfigRecord({**self._shared, protocol.HELPER: name, protocol.ASK: protocol.ASK_WHETHER})
+        return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=self._queries)
+
+    def read_view(self, name: str, reply: Message | None) -> View | None:
+        """What a helper signed for this set, or None."""
+        config = None if reply is None or reply.has_error() else reply.content.get(protocol.CONFIG, None)
+        if not isinstance(config, ConfigRecord):
+            return None
+        would, disputed, signature = (
+            config.get(key) for key in (protocol.WOULD_OPEN, protocol.DISPUTED, protocol.SIGNATURE)
+        )
+        known = {Header.from_bytes(one.header).machine for one in self._cohort.sealed}
+        if would not in protocol.VIEWS or not isinstance(disputed, list) or not isinstance(signature, bytes):
+            return None
+        if not known.issuperset(disputed):
+            return None
+        view = View(name, self._cohort.opening, self._digest, str(would), tuple(map(str, disputed)), signature)
+        return view if is_view(self._entries[name], self._session, view) else None
 
     def read(self, name: str, reply: Message | None) -> tuple[NDArray[np.uint64] | None, str]:
         """A helper's total, or None and what is wrong with its answer."""

@@ -11,20 +11,28 @@ import numpy as np
 from flwr.serverapp import Grid as FlowerGrid
 from numpy.typing import NDArray
 
-from ...privacy import MECHANISMS, ConfigurationError, Grid, make_mechanism
+from ...privacy import MECHANISMS, ConfigurationError, Grid, make_mechanism, protocol
 from ...privacy.accounting.noise_forecast import weighed_noise
 from ...privacy.machine.policy import MOST_SUMMED
+from ...privacy.sums.opening_rule import View
 from ..rounds.known_machines import MachineDirectory
 from ..rounds.layout import Vector
 from ..rounds.replies import Outcome, Reply, RoundReport
 from ..trust.server_trust import UntrustedServer
-from .secure_aggregation import Helpers, HelperUnavailableError, SecureAggregation, WrongSumError
+from .secure_aggregation import (
+    Helpers,
+    HelpersDisagreeError,
+    HelperUnavailableError,
+    SecureAggregation,
+    WrongSumError,
+)
 from .summation import CohortSet, CohortSum, Screen, Terms
 from .suspects import Suspects
 
 logger = logging.getLogger("flwr")
 
 _LARGEST_COUNT = 2.0**52  # of an honest release
+_MOST_VIEWS = 3  # of a round: one names all that a helper disputes
 _MOST_RELEASES = 2048  # for which a mechanism's matrix is made, to say what skipped sums left behind
 
 
@@ -49,6 +57,7 @@ class SecureRounds(UntrustedServer):
         self.suspects = Suspects(option.culprits)
         self._weighed: dict[str, list[list[float]]] = {}  # of each machine, releases whose weight was not 1
         self._pause = ""
+        self._disputed: dict[str, set[str]] = {}  # by helper, the machines that not all helpers dispute
         self.least_releases = option.min_cohort
 
     def settings(self) -> dict[str, Any]:
@@ -132,6 +141,50 @@ class SecureRounds(UntrustedServer):
             )
         return problem
 
+    def agree(self, grid: FlowerGrid | None, session: str, cohort: CohortSum | None, timeout: float) -> str:
+        """Ask helpers whether they would open the held set, and leave out machines that they dispute; changes it.
+
+        Nothing is opened or recorded for it. Returns why the round is to be closed, or an empty string. ``cohort`` is
+        None for a set from a checkpoint, which cannot be changed, and may be open at some helper already.
+        """
+        for _ in range(_MOST_VIEWS):
+            held = self.held
+            if held is None or not held.sealed or grid is None:
+                return ""
+            views = self.helpers.views(grid, session, held, timeout)
+            said = {name: view for name, view in views.items() if view is not None}
+            if any(view.would_open == protocol.VIEW_OPENED for view in said.values()):
+                return ""
+            if silent := [name for name, view in views.items() if view is None]:
+                return "" if cohort is None else f"{_named(silent)} did not say whether it would open the set"
+            if refusing := [name for name, view in said.items() if view.would_open != protocol.VIEW_YES]:
+                disputed = {machine for view in said.values() for machine in view.disputed}
+                if not disputed or cohort is None:
+                    return f"{_named(refusing)} would not open the set"
+                self._note(said)
+                report = self._without(cohort, RoundReport(**held.report), sorted(disputed))
+                for name in sorted(disputed):
+                    self._warn(name, f"{_named(refusing)} cannot open its seal, or has not opened what it builds on")
+                self.hold(cohort, replace(report, malformed=report.malformed + len(disputed)), held.asked)
+                if self.too_few(self.held or held):
+                    return self.too_few(self.held or held)
+            else:
+                return ""
+        return "helpers dispute one machine after another"
+
+    def _note(self, said: Mapping[str, View]) -> None:
+        """Count what only some helpers dispute; raise if one does so of more machines than are taken to lie."""
+        by_all = set.intersection(*(set(view.disputed) for view in said.values())) if len(said) > 1 else set()
+        for name, view in said.items():
+            found = self._disputed.setdefault(name, set())
+            found |= set(view.disputed) - by_all
+            if len(found) > self.option.culprits:
+                raise HelpersDisagreeError(
+                    f"Expected helpers to dispute the seals of at most {self.option.culprits} machines, got "
+                    f"{len(found)} of helper {name!r} alone ({', '.join(map(repr, sorted(found)))}). None of them is "
+                    "left out for it: have its operator look at its log, then resume from the checkpoint."
+                )
+
     def open(self, grid: FlowerGrid | None, session: str, held: CohortSet, timeout: float) -> Vector | str:
         """The sum of a set, shape (d,), or why it stays closed.
 
@@ -186,8 +239,7 @@ class SecureRounds(UntrustedServer):
         Helpers have recorded the set, so its releases are never opened again, and what machines say from now on is
         built on them: of a stream, their part and its noise are missing from the sum of all.
         """
-        if held.terms[0] == "last-opened":
-            self.suspects.hold = None
+        self.suspects.lets_in = held.terms[0] == "nothing"
         needed = max(held.min_cohort, self.option.min_cohort)
         room = len(names) - needed - max(report.asked - len(held.releases), 0)
         if self.suspects.wrong(held.releases, names, room):
@@ -256,3 +308,7 @@ class SecureRounds(UntrustedServer):
             self._weighed = {str(name): list(found) for name, found in saved["opened"]["weighed"].items()}
         held = saved["held"]
         self.held = None if held is None else CohortSet.from_plain(held, saved["held.total"])
+
+
+def _named(helpers: Iterable[str]) -> str:
+    return " and ".join(f"helper {name!r}" for name in helpers)

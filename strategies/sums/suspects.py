@@ -5,9 +5,12 @@ counts. Let c be the most machines that lie. A *hypothesis* is a set of at most 
 wrong sum refutes those of which no machine was in it. The next rounds leave out as many machines as min_cohort allows,
 such that as many hypotheses as possible are left out whole, until another sum is wrong. Correct sums refute nothing:
 liars may behave while others are left out. So who is left out follows from the wrong sums alone, and whenever c
-machines choose to lie, there are at most :func:`most_wrong_sums` of them, and one more for each time that everybody is
-let in again, after a time that doubles; not at all before the training's end where a wrong sum of streams would leave
-its noise in all later ones.
+machines choose to lie, :func:`most_wrong_sums` says how many there are at most before all c are left out.
+
+After a correct sum one of those that were left out is asked again, and the next one after another. If that sum is
+wrong it is left out once more, and the wait before anybody is asked again doubles: in T rounds that costs log2 T sums.
+Where a wrong sum leaves noise in all later ones, those who are left out stay so until another sum is wrong or the
+training ends.
 
 If no hypothesis is left, more machines than c lie, or a helper does.
 """
@@ -21,9 +24,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-FIRST_HOLD = 10
-"""Correct sums after which those that were left out are asked again, the first time; then twice as many each time."""
 
 _MOST_HYPOTHESES = 20_000
 _RARER = 16.0  # a hypothesis of one more machine counts so much less
@@ -43,17 +43,20 @@ class Suspects:
         self.culprits = culprits
         self.left_out: tuple[str, ...] = ()
         """The machines that are not asked now."""
+        self.lets_in = True
+        """Whether those that were left out are asked again before another sum is wrong."""
         self._wrong: list[list[str]] = []
-        self._chosen: tuple[str, ...] = ()  # who was left out last
-        self.hold: int | None = FIRST_HOLD
-        """Correct sums after which everybody is asked again; None for no number of them."""
-        self._correct = 0
+        self._chosen: tuple[str, ...] = ()  # who was left out after the last wrong sum
+        self._tried = ""  # who is asked again since the last sum
+        self._wait, self._correct = 1, 0
 
     def correct(self) -> None:
-        """Note a correct sum: after enough of them everybody is asked again."""
+        """Note a correct sum; after enough of them one more machine is asked again."""
+        self._tried = ""
         self._correct += 1
-        if self.hold is not None and self._correct >= self.hold:
-            self.left_out = ()
+        if self.lets_in and self.left_out and self._correct >= self._wait:
+            self._tried, *others = self.left_out
+            self.left_out, self._correct = tuple(others), 0
 
     def wrong(self, machines: Iterable[str], names: Sequence[str], room: int) -> bool:
         """Note a wrong sum of these machines, and choose whom to leave out; False if no hypothesis is left.
@@ -67,26 +70,27 @@ class Suspects:
         room : int
             The most that can be left out without making later sums too small.
         """
-        if self._chosen and not self.left_out and self.hold is not None:  # everybody was let in again too early
-            self.hold *= 2
         self._wrong.append(sorted(machines))
-        self._correct = 0
         chosen = suspects_of(names, self._wrong, self.culprits, room, self._chosen)
-        self.left_out = self._chosen = chosen or ()
+        if len(self.left_out) < len(self._chosen):  # somebody was asked again too early
+            self._wait *= 2
+        again = self._tried and chosen is not None and set(chosen) == set(self._chosen)
+        self.left_out = (*self.left_out, self._tried) if again else chosen or ()
+        self._chosen, self._tried, self._correct = chosen or (), "", 0
         if chosen is None:
-            self._wrong, self.hold = [], FIRST_HOLD  # whoever resumes begins anew
+            self._wrong, self._wait = [], 1  # whoever resumes begins anew
         return chosen is not None
 
     def plain(self) -> dict[str, Any]:
         """Everything as plain values, for a checkpoint."""
-        chosen = {"left_out": list(self.left_out), "chosen": list(self._chosen)}
-        return {**chosen, "wrong": self._wrong, "hold": self.hold, "correct": self._correct}
+        chosen = {"left_out": list(self.left_out), "chosen": list(self._chosen), "tried": self._tried}
+        return {**chosen, "wrong": self._wrong, "wait": self._wait, "correct": self._correct}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take what :meth:`plain` gave."""
         self.left_out, self._chosen = (tuple(map(str, saved[key])) for key in ("left_out", "chosen"))
-        self._wrong = [[str(name) for name in one] for one in saved["wrong"]]
-        self.hold, self._correct = saved["hold"], int(saved["correct"])
+        self._wrong, self._tried = [[str(name) for name in one] for one in saved["wrong"]], str(saved["tried"])
+        self._wait, self._correct = int(saved["wait"]), int(saved["correct"])
 
 
 def suspects_of(

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy import ConfigurationError, OpeningRefusedError, protocol
 from murmurfl.privacy.sums.masking import MaskedRelease
 from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
@@ -91,9 +91,15 @@ def without_it():
     return trained(build(clients_per_round=6, secure={}), grid, rounds=4).state.x
 
 
-def test_helpers_would_refuse_every_sum_with_such_a_machine_in_it(monkeypatch):
-    """What the screening is for: without it one machine closes all rounds."""
+@pytest.mark.parametrize("asks", [True, False])
+def test_helpers_would_refuse_every_sum_with_such_a_machine_in_it(asks, monkeypatch):
+    """What the screening is for: without it, and if helpers were not asked before, one machine closes all rounds."""
     monkeypatch.setattr(Screen, "_problem", lambda *arguments: "")
+    if asks:
+        strategy, _ = broken(header(ack_id="7" * 32))
+        assert [(report.aggregated, report.malformed) for report in strategy.history] == [(5, 1)] * 4
+        return
+    monkeypatch.setattr(secure_rounds.SecureRounds, "agree", lambda *arguments: "")
     strategy, _ = broken(header(ack_id="7" * 32), trained_in_vain)
     assert closed_rounds(strategy) == list(range(1, 5))
     assert strategy.history[0].closed == "refused by helper 'helper-0' and helper 'helper-1'"
@@ -113,12 +119,77 @@ def test_no_round_asks_more_machines_than_a_sum_may_have(monkeypatch):
         trained(build(clients_per_round=6, secure={}), SecureGrid(machines()))
 
 
-def test_what_is_in_a_seal_only_helpers_can_see():
-    """A server cannot: a machine that seals nonsense stops the training. Its helpers' logs name it."""
-    strategy, _ = broken(lambda masked: resealed(masked, (bytes(80), bytes(80))), trained_in_vain)
-    assert closed_rounds(strategy) == list(range(1, 5))
+@pytest.mark.parametrize("bad", [(0,), (1,), (0, 1)])
+def test_a_machine_that_seals_nonsense_is_left_out_before_anybody_opens(bad, caplog):
+    """A server cannot see into seals, so helpers say which do not open before one of them records the set."""
+
+    def spoiled(masked):
+        return resealed(masked, tuple(bytes(80) if i in bad else seal for i, seal in enumerate(masked.sealed.seals)))
+
+    strategy, grid = broken(spoiled)
+    assert [(report.aggregated, report.malformed) for report in strategy.history] == [(5, 1)] * 4
+    assert (strategy.state.x == without_it()).all()
+    assert caplog.text.count("Machine '2' is left out of a round") == 1
+    assert sum(kind == "open" for kind, _ in grid.asked) == 8, "no set with it was opened anywhere"
+
+
+def test_sets_that_helpers_were_not_asked_about_can_be_half_open(monkeypatch):
+    """The planted bug: one helper has recorded the set when the other refuses it."""
+    monkeypatch.setattr(secure_rounds.SecureRounds, "agree", lambda *arguments: "")
     with pytest.raises(HelpersDisagreeError, match="or a machine sealed for it what is no seed"):
         broken(lambda masked: resealed(masked, (bytes(80), masked.sealed.seals[1])))
+
+
+@pytest.mark.parametrize("liars", [2, 3])
+def test_a_helper_that_disputes_one_machine_after_another_is_named_and_they_are_not_left_out(liars):
+    """Nobody can say who is right of one helper and one machine; of one helper and three machines it is the helper."""
+    grid = SecureGrid(machines())
+    opener = grid.openers[grid.first_helper]
+    real = opener._seed
+
+    def disputes(sealed, header):
+        if header.machine in ("1", "3", "4")[:liars]:
+            raise OpeningRefusedError("a lie")
+        return real(sealed, header)
+
+    opener._seed = disputes
+    strategy = build(clients_per_round=6, secure={})
+    if liars == 2:
+        assert [report.aggregated for report in trained(strategy, grid).history] == [4] * 6
+        return
+    with pytest.raises(HelpersDisagreeError, match=r"got 3 of helper 'helper-0' alone \('1', '3', '4'\)"):
+        trained(strategy, grid)
+    opener._seed = real
+    assert [report.aggregated for report in trained(build(clients_per_round=6, secure={}), grid).history] == [6] * 6
+
+
+def test_a_helper_that_does_not_say_whether_it_would_open_closes_the_round():
+    grid, silent = SecureGrid(machines()), iter([None])
+    grid.seen = lambda kind, helper, reply: next(silent, reply) if kind == "whether" else reply
+    strategy = trained(build(clients_per_round=6, secure={}), grid, rounds=3)
+    assert [report.closed for report in strategy.history] == [
+        "helper 'helper-0' did not say whether it would open the set", "", ""
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", [protocol.WOULD_OPEN, protocol.DISPUTED, protocol.SET_DIGEST, protocol.SIGNATURE])
+def test_what_a_helper_would_do_counts_only_if_it_signed_it_for_this_set(entry):
+    grid = SecureGrid(machines())
+    other = {protocol.WOULD_OPEN: "no", protocol.DISPUTED: ["2"], protocol.SIGNATURE: bytes(64)}
+
+    def changed(kind, helper, reply):
+        if kind == "whether" and helper == HELPERS[0] and entry != protocol.SET_DIGEST:
+            reply.content["config"][entry] = other[entry]
+        elif kind == "whether" and helper == HELPERS[0]:  # what it said of another set
+            kept.append(reply.content["config"])
+            reply.content["config"] = kept[0]
+        return reply
+
+    kept, grid.seen = [], changed
+    train = trained if entry == protocol.SET_DIGEST else trained_in_vain
+    strategy = train(build(clients_per_round=6, secure={}), grid, rounds=2)
+    first = 0 if entry == protocol.SET_DIGEST else 1
+    assert closed_rounds(strategy) == [1, 2][1 - first :]
 
 
 def resealed(masked, seals):
