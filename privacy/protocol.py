@@ -24,6 +24,7 @@ MACHINE = "machine"
 ACK = "ack"
 ASK = "ask"
 ASK_HELLO = "hello"
+NONCE = "nonce"  # of a hello: whoever is in a roster signs it, to show that the name is its own
 ASK_PRIVACY = "privacy"
 ASK_OPEN = "open"
 ASK_WHETHER = "whether"  # a helper: whether it would open a set, and whose releases it would not
@@ -85,6 +86,7 @@ LONGEST_RELEASE = "longest-release"  # this and the next two: what a forecast is
 NOISE_IN_ALL = "noise-in-all"
 CLIP_UNIT = "clip-unit"
 
+LONGEST_NONCE = 64
 LONGEST_SESSION_NAME = 64
 LONGEST_MACHINE_NAME = 64
 LARGEST_ROUND = 2**31 - 1

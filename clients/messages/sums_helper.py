@@ -154,11 +154,13 @@ def _content(opener: Opener, message: Message) -> RecordDict:
     if message.metadata.message_type == protocol.QUERY_OPEN or entries.get(protocol.ASK) == protocol.ASK_OPEN:
         return _opened(opener, entries)
     if entries.get(protocol.ASK) == protocol.ASK_HELLO:
-        hello = {
+        hello: dict[str, Any] = {
             protocol.VERSION: protocol.PROTOCOL_VERSION,
             protocol.HELPERS: opener.name,
             protocol.ROSTER: json.dumps(opener.roster.document),
         }
+        if protocol.NONCE in entries:
+            hello[protocol.SIGNATURE] = opener.prove_name(entries[protocol.NONCE])
         return RecordDict({protocol.CONFIG: ConfigRecord(hello)})
     if entries.get(protocol.ASK) == protocol.ASK_WHETHER:
         return _viewed(opener, entries)

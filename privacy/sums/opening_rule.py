@@ -48,7 +48,7 @@ from .masking import (
     checked_header,
     opened_seal,
 )
-from .roster import HelperEntry, HelperKey, Roster, is_signed
+from .roster import HelperEntry, HelperKey, Roster, is_signed, name_proof
 
 
 class OpeningRecordError(LedgerError):
@@ -334,6 +334,11 @@ class Opener:
     def durable(self) -> bool:
         """Whether what it opened outlives this process: real helpers insist on it."""
         return self._record.durable
+
+    def prove_name(self, nonce: Any) -> bytes:
+        """A signature on a server's nonce (:func:`~.roster.name_proof`); empty for what is no nonce."""
+        proof = name_proof(self.name, self.roster.digest, nonce)
+        return b"" if proof is None else self._key.sign(proof)
 
     def open(self, session: str, opening: str, releases: Sequence[Sealed]) -> Opening:
         """Answer with the sum of this helper's masks over a set of releases; the same bytes get the same answer.

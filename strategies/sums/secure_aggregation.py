@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ from ...privacy.arrays import read_array
 from ...privacy.machine.policy import MOST_SUMMED
 from ...privacy.sums.masking import Header
 from ...privacy.sums.opening_rule import Opening, View, is_opening, is_view, set_digest
-from ...privacy.sums.roster import MOST_HELPERS, Roster
-from ..rounds.known_machines import MachineDirectory, hello, introduction
+from ...privacy.sums.roster import MOST_HELPERS, Roster, is_signed, name_proof
+from ..rounds.known_machines import Introduction, MachineDirectory, hello, introduction
 from ..rounds.replies import exchange
 from .summation import CohortSet
 
@@ -178,6 +179,9 @@ class Helpers:
         self._directory = directory
         self._message_type = message_type
         self._roster: Roster | None = None
+        self._nonces: dict[str, str] = {}
+        self._shown: dict[tuple[str, Introduction, str], bool] = {}
+        directory.shows = self._shows
 
     @property
     def roster(self) -> Roster:
@@ -195,6 +199,18 @@ class Helpers:
         found = {name: roster for name, (_, roster) in self._directory.helpers().items()}
         self._roster = common_roster(found, self.option)
         logger.info("Helpers: %s; roster %s.", ", ".join(map(repr, self.roster.helper_names)), self.roster.digest)
+
+    def _shows(self, name: str, met: Introduction) -> bool | None:
+        """Whether a node signed its nonce by the key that the roster, or until it is known its own, has for a name."""
+        roster = self._roster or (read_roster(met.roster) if met.helpers else None)
+        if roster is None:
+            return None
+        if (asked := (name, met, roster.digest)) not in self._shown:
+            keys = {**roster.machines, **{one.name: one.signing for one in roster.helpers}}
+            proof = name_proof(name, roster.digest, met.nonce)
+            shown = name in keys and proof is not None and is_signed(keys[name], met.signature, proof)
+            self._shown[asked] = shown
+        return self._shown[asked]
 
     def _check_number(self) -> None:
         """Refuse to wait for more or fewer helpers than a roster has."""
@@ -217,9 +233,15 @@ class Helpers:
             left = max(deadline - time.monotonic(), 0.0)
             answers = self._ask_each(grid, waiting, self._hello, min(_GREETING_TIMEOUT_S, max(left, 1.0)))
             for name, reply in answers.items():
-                said = None if reply is None else introduction(reply)
-                if said is not None and name in said.helpers:
-                    problems[name] = "" if same_roster(said.roster, self.roster) else "has another roster"
+                said = None if reply is None else introduction(reply, self._nonces[name])
+                if said is None or name not in said.helpers:
+                    continue
+                if not same_roster(said.roster, self.roster):
+                    problems[name] = "has another roster"
+                elif not self._directory.several_on_a_node and not self._shows(name, said):
+                    problems[name] = "does not sign with its key in the roster"
+                else:
+                    problems[name] = ""
             waiting = [name for name in waiting if problems.get(name) != ""]
             left = deadline - time.monotonic()
             if not waiting:
@@ -286,7 +308,8 @@ class Helpers:
         )
 
     def _hello(self, name: str, node_id: int) -> Message:
-        return hello(node_id, self._message_type, self._directory.entries)
+        self._nonces[name] = secrets.token_hex(16)
+        return hello(node_id, self._message_type, self._directory.entries, self._nonces[name])
 
     def _ask_each(
         self, grid: Grid, names: Iterable[str], message: Callable[[str, int], Message], timeout: float

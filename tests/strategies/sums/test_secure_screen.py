@@ -6,11 +6,13 @@ from functools import cache
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
 from murmurfl.privacy import ConfigurationError, OpeningRefusedError, protocol
-from murmurfl.privacy.sums.masking import MaskedRelease
+from murmurfl.privacy.sums.masking import MaskedRelease, Masking
 from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from murmurfl.strategies import HelpersDisagreeError, HelperUnavailableError, Reply, RoundReport
+from murmurfl.strategies.rounds.known_machines import Introduction
 from murmurfl.strategies.sums import secure_rounds, summation
 from murmurfl.strategies.sums.summation import CohortSet, CohortSum, Screen
 
@@ -280,13 +282,70 @@ def test_a_helper_that_comes_back_with_another_roster_is_not_asked(tmp_path):
 @pytest.mark.parametrize("helpers", [1, 3])
 def test_a_roster_of_more_or_fewer_helpers_than_were_said_is_refused(helpers):
     grid = SecureGrid(machines())
+    said = "Expected 1 helpers, those of their roster"
     if helpers == 3:  # a stranger that says it is a helper
         opener = grid.openers[grid.first_helper]
         other = Opener(HELPERS[0], HelperKey.simulated(SEED, HELPERS[0]), opener.roster, MemoryOpeningRecord())
         other.name = "stranger"
         grid.openers[grid.first_helper + 7] = other
-    with pytest.raises(ConfigurationError, match=f"Expected {helpers} helpers, those of their roster"):
+        said = "a roster of 3 helpers, got 'helper-0' with one of 2"
+    with pytest.raises(ConfigurationError, match=said):
         trained(build(secure={"helpers": helpers}), grid)
+
+
+class Pretending(SecureGrid):
+    """Nodes that are met first and report a helper's and a machine's name; they answer without those members' keys."""
+
+    def __init__(self, machines, *, signs):
+        super().__init__(machines)
+        self.roster_text = json.dumps(self.roster.document)
+        self.signs, self.heard = signs, []
+
+    def get_node_ids(self):
+        return [1, 2, *super().get_node_ids()]
+
+    def handle(self, message, identifier):
+        node = message.metadata.dst_node_id
+        if node > 2:
+            reply = super().handle(message, identifier)
+            hello = message.content["config"].get(protocol.ASK) == protocol.ASK_HELLO
+            if hello and self.signs and self.first_node <= node < self.first_helper:
+                name = str(node - self.first_node)
+                mask = Masking(name, MachineKey.simulated(SEED, name), self.roster)
+                reply.content["config"][protocol.SIGNATURE] = mask.prove_name(message.content["config"][protocol.NONCE])
+            return reply
+        self.heard.append((node, message.content["config"].get(protocol.ASK)))
+        name = {protocol.HELPERS: HELPERS[0], protocol.ROSTER: self.roster_text} if node == 1 else {"machines": "2"}
+        signature = MachineKey.simulated(9, "stranger").sign(message.content["config"][protocol.NONCE].encode())
+        said = {protocol.VERSION: protocol.PROTOCOL_VERSION, **name, protocol.SIGNATURE: signature}
+        message.metadata.__dict__["_message_id"] = identifier
+        reply = Message(RecordDict({"config": ConfigRecord(said)}), reply_to=message)
+        reply.metadata.__dict__["_message_id"] = f"reply to {identifier}"
+        return reply
+
+
+def test_nobody_takes_the_name_of_a_helper_or_a_machine(caplog):
+    """Hellos are signed over the server's nonce; whoever came first, and was believed first, is not asked for more."""
+    grid = Pretending(machines(), signs=True)
+    strategy = trained(build(clients_per_round=6, secure={}), grid)
+    assert [report.aggregated for report in strategy.history] == [6] * 6
+    assert {ask for _, ask in grid.heard} == {protocol.ASK_HELLO}
+    assert "Node 1 says that it is helper 'helper-0' and does not sign with the key" in caplog.text
+    assert "Node 2 says that it is machine '2' and does not sign with the key" in caplog.text
+    assert "Machine '2' is reported by two nodes" in caplog.text
+
+
+def test_an_answer_to_an_earlier_hello_proves_nothing():
+    key, roster = MachineKey.simulated(SEED, "2"), machines().roster
+    strategy = build(secure={})
+    helpers = strategy.trust.helpers
+    helpers._roster = roster
+    mask = Masking("2", key, roster)
+    for nonce, right in (("new", True), ("old", False), ("", False)):
+        met = Introduction(("2",), nonce="new", signature=mask.prove_name(nonce))
+        assert helpers._shows("2", met) is right
+    assert not helpers._shows("3", Introduction(("3",), nonce="new", signature=mask.prove_name("new")))
+    assert mask.prove_name("x" * 65) == mask.prove_name(7) == b""
 
 
 def test_what_is_no_roster_is_refused():
