@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_MOST_HYPOTHESES = 20_000
+_MOST_HYPOTHESES = 50_000  # else fewer machines are taken to lie together
 _RARER = 16.0  # a hypothesis of one more machine counts so much less
 _SINGLE_UP_TO = 24  # so many machines are looked at one by one; more in groups, which are left out whole
 

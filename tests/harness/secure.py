@@ -82,7 +82,11 @@ class Machines:
         return app
 
     def _asked(self, name, content):
-        return RecordDict({protocol.CONFIG: ConfigRecord(self.client(name).get_properties(content[protocol.CONFIG]))})
+        asked = content[protocol.CONFIG]
+        said = self.client(name).get_properties(asked)
+        if protocol.NONCE in asked:
+            said[protocol.SIGNATURE] = self.masks[name].prove_name(asked[protocol.NONCE])
+        return RecordDict({protocol.CONFIG: ConfigRecord(said)})
 
     def _train(self, name, content):
         client, config = self.client(name), dict(content[protocol.CONFIG])
