@@ -190,6 +190,11 @@ class Helpers:
             raise ConfigurationError("Expected helpers that were met before they are needed.")
         return self._roster
 
+    @property
+    def met(self) -> bool:
+        """Whether all helpers were there once."""
+        return self._roster is not None
+
     def meet(self, grid: Grid, machines: int) -> None:
         """Wait for so many machines and, the first time, for all helpers; learn the roster."""
         if self._roster is not None:

@@ -15,7 +15,7 @@ from ...privacy import MECHANISMS, ConfigurationError, Grid, make_mechanism, pro
 from ...privacy.accounting.noise_forecast import weighed_noise
 from ...privacy.machine.policy import MOST_SUMMED
 from ...privacy.sums.opening_rule import View
-from ..rounds.known_machines import MachineDirectory
+from ..rounds.known_machines import MachineDirectory, NodesUnavailableError
 from ..rounds.layout import Vector
 from ..rounds.replies import Outcome, Reply, RoundReport
 from ..trust.server_trust import UntrustedServer
@@ -57,6 +57,7 @@ class SecureRounds(UntrustedServer):
         self.suspects = Suspects(option.culprits)
         self._weighed: dict[str, list[list[float]]] = {}  # of each machine, releases whose weight was not 1
         self._pause = ""
+        self._present = 0  # connected machines of a training that goes on without some; 0 if it has all it waits for
         self._disputed: dict[str, set[str]] = {}  # by helper, the machines that not all helpers dispute
         self.least_releases = option.min_cohort
 
@@ -64,7 +65,26 @@ class SecureRounds(UntrustedServer):
         return {"secure_aggregation": self.option.settled}
 
     def meet(self, machines: MachineDirectory, grid: FlowerGrid, needed: int) -> None:
-        self.helpers.meet(grid, needed)
+        """Wait for ``needed`` machines and the helpers; in a training that has begun, once for whoever left.
+
+        Raises
+        ------
+        NodesUnavailableError
+            If fewer than min_cohort machines are connected when the deadline passes, or in the beginning ``needed``.
+        """
+        begun = self.helpers.met or bool(machines.names)  # these are from a checkpoint
+        try:
+            self.helpers.meet(grid, min(needed, self._present or needed))
+        except NodesUnavailableError:
+            connected = len(machines.node_map())
+            if not begun or connected < self.option.min_cohort:
+                raise
+            if not self.helpers.met:
+                self.helpers.meet(grid, connected)
+            self._present = connected
+            logger.warning("%d of %d machines are connected; the training goes on with these.", connected, needed)
+        else:
+            self._present = max(self._present, len(machines.node_map())) if self._present else 0
 
     def settle(self, asked: int, needed: int) -> None:
         if self.option.min_cohort > asked:

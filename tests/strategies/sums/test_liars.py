@@ -8,7 +8,7 @@ import pytest
 from murmurfl.clients import NoisySGDClient
 from murmurfl.privacy import MachineKey, make_mechanism
 from murmurfl.privacy.accounting.noise_forecast import weighed_noise
-from murmurfl.strategies import Mu2, NoisySGD, NothingAggregatedError
+from murmurfl.strategies import Mu2, NodesUnavailableError, NoisySGD, NothingAggregatedError
 from murmurfl.strategies.rounds import strategy as rounds
 from murmurfl.strategies.sums.suspects import Suspects, most_wrong_sums, suspects_of
 
@@ -216,6 +216,35 @@ def test_silence_lateness_and_all_attacks_at_once(monkeypatch):
     trained(strategy, grid, rounds)
     assert strategy.ended or len(strategy.history) == 30
     assert sum(report.aggregated >= MIN_COHORT for report in strategy.history) >= 10
+
+
+@pytest.mark.parametrize("gone", [4, 5])
+def test_machines_that_leave_for_good_do_not_end_a_training_that_has_enough_without_them(gone, caplog, tmp_path):
+    strategy, grid, _ = attacked(lambda masked, name: masked, 1, checkpoint=tmp_path / "checkpoint")
+    here = grid.get_node_ids
+    waits = []
+    strategy.machines.sleep = waits.append
+
+    def fewer():
+        away = range(grid.first_node, grid.first_node + gone) if len(strategy.history) in range(2, 6) else ()
+        return [node for node in here() if node not in away]
+
+    grid.get_node_ids = fewer
+    if gone > MACHINES - MIN_COHORT:
+        with pytest.raises(NodesUnavailableError, match="missing: 0, 1, 2, 3, 4"):
+            trained(strategy, grid, 8)
+        return
+    trained(strategy, grid, 4)
+    before = strategy.history
+    options = {"num_clients": MACHINES, "clients_per_round": MACHINES, "run_dry": True}
+    strategy = build(NoisySGD, secure={"min_cohort": MIN_COHORT}, checkpoint=tmp_path / "checkpoint", **options)
+    assert caplog.text.count("4 of 8 machines are connected; the training goes on with these") == 1
+    caplog.clear()
+    trained(strategy, grid, 8)
+    assert strategy.history[:4] == before
+    assert [report.aggregated for report in strategy.history] == [8, 8, 4, 4, 4, 4, 8, 8]
+    assert [report.lost for report in strategy.history] == [0, 0, 4, 4, 4, 4, 0, 0]
+    assert caplog.text.count("4 of 8 machines are connected; the training goes on with these") == 1
 
 
 def test_a_wrong_sum_changes_nothing_but_what_it_says(tmp_path):
