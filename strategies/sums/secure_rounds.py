@@ -57,6 +57,7 @@ class SecureRounds(UntrustedServer):
         self.suspects = Suspects(option.culprits)
         self._weighed: dict[str, list[list[float]]] = {}  # of each machine, releases whose weight was not 1
         self._pause = ""
+        self._rounds_unsaid = 0  # in a row that were closed because of what a helper said of their set
         self._present = 0  # connected machines of a training that goes on without some; 0 if it has all it waits for
         self._disputed: dict[str, set[str]] = {}  # by helper, the machines that not all helpers dispute
         self.least_releases = option.min_cohort
@@ -173,14 +174,16 @@ class SecureRounds(UntrustedServer):
                 return ""
             views = self.helpers.views(grid, session, held, timeout)
             said = {name: view for name, view in views.items() if view is not None}
-            if any(view.would_open == protocol.VIEW_OPENED for view in said.values()):
+            if cohort is None and any(view.would_open == protocol.VIEW_OPENED for view in said.values()):
                 return ""
             if silent := [name for name, view in views.items() if view is None]:
-                return "" if cohort is None else f"{_named(silent)} did not say whether it would open the set"
+                return "" if cohort is None else self._unsaid(f"{_named(silent)} did not say whether it would open it")
             if refusing := [name for name, view in said.items() if view.would_open != protocol.VIEW_YES]:
                 disputed = {machine for view in said.values() for machine in view.disputed}
-                if not disputed or cohort is None:
-                    return f"{_named(refusing)} would not open the set"
+                if not disputed:
+                    return self._unsaid(f"{_named(refusing)} would not open it")
+                if cohort is None:
+                    return f"{_named(refusing)} would not open it"
                 self._note(said)
                 report = self._without(cohort, RoundReport(**held.report), sorted(disputed))
                 for name in sorted(disputed):
@@ -189,8 +192,20 @@ class SecureRounds(UntrustedServer):
                 if self.too_few(self.held or held):
                     return self.too_few(self.held or held)
             else:
+                self._rounds_unsaid = 0
                 return ""
-        return "helpers dispute one machine after another"
+        return self._unsaid("helpers dispute one machine after another")
+
+    def _unsaid(self, problem: str) -> str:
+        """A round that is closed because of a helper; raises where patience is at its end."""
+        self._rounds_unsaid += 1
+        if self._rounds_unsaid >= self.option.patience:
+            raise HelperUnavailableError(
+                f"Expected helpers to say that they would open a set, or whose releases not, got none such in "
+                f"{self._rounds_unsaid} rounds in a row: {problem}. No sum was opened. Have its operator look at its "
+                "log, then resume from the checkpoint."
+            )
+        return problem
 
     def _note(self, said: Mapping[str, View]) -> None:
         """Count what only some helpers dispute; raise if one does so of more machines than are taken to lie."""

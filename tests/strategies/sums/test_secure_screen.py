@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from murmurfl.privacy import ConfigurationError, OpeningRefusedError, protocol
+from murmurfl.privacy.sums import opening_rule
 from murmurfl.privacy.sums.masking import MaskedRelease, Masking
 from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
@@ -170,8 +171,26 @@ def test_a_helper_that_does_not_say_whether_it_would_open_closes_the_round():
     grid.seen = lambda kind, helper, reply: next(silent, reply) if kind == "whether" else reply
     strategy = trained(build(clients_per_round=6, secure={}), grid, rounds=3)
     assert [report.closed for report in strategy.history] == [
-        "helper 'helper-0' did not say whether it would open the set", "", ""
+        "helper 'helper-0' did not say whether it would open it", "", ""
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", [protocol.VIEW_OPENED, protocol.VIEW_NO])
+def test_a_helper_that_refuses_without_a_reason_pauses_the_run_before_anything_is_open(lie):
+    """It signs what it says: that it has opened a set it was never shown, or that it would not, and names nobody."""
+    grid = SecureGrid(machines())
+    opener = grid.openers[grid.first_helper]
+    real = opener.view
+
+    def lies(session, opening, releases):
+        view = replace(real(session, opening, releases), would_open=lie)
+        return replace(view, signature=opener._key.sign(opening_rule._said(view, session)))
+
+    opener.view = lies
+    strategy = build(clients_per_round=6, secure={})
+    with pytest.raises(HelperUnavailableError, match=r"in 3 rounds in a row: helper 'helper-0' would not open it"):
+        trained(strategy, grid)
+    assert not any(kind == "open" for kind, _ in grid.asked)
 
 
 @pytest.mark.parametrize("entry", [protocol.WOULD_OPEN, protocol.DISPUTED, protocol.SET_DIGEST, protocol.SIGNATURE])
