@@ -42,7 +42,7 @@ from .adapters.per_sample_gradients import (
     rows_unmixed,
     stacked_gradients,
 )
-from .messages.answers import check_can_send, check_masking, outgoing_reply, statement_entries
+from .messages.answers import check_can_send, check_masking, name_shown, outgoing_reply, statement_entries
 from .messages.release_of import read_release_of
 from .messages.requests import GRADIENTS, Request, check_version, integer_entry, malformed, read_points, session_entry
 from .side.centring_client import Centred, Centring
@@ -337,7 +337,8 @@ class PrivateClient(NumPyClient):
         check_version(config)
         ask = config.get(protocol.ASK)
         if ask == protocol.ASK_HELLO:
-            return {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: self.name, **self._schema}
+            name = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: self.name}
+            return {**name, **self._schema, **name_shown(self.masking, config)}
         if ask == protocol.ASK_PRIVACY:
             return {protocol.MACHINES: self.name, **self.statement(session_entry(config))}
         raise malformed("the query is not one this machine answers")

@@ -24,8 +24,10 @@ MACHINE = "machine"
 ACK = "ack"
 ASK = "ask"
 ASK_HELLO = "hello"
+NONCE = "nonce"  # of a hello: whoever is in a roster signs it, to show that the name is its own
 ASK_PRIVACY = "privacy"
 ASK_OPEN = "open"
+ASK_WHETHER = "whether"  # a helper: whether it would open a set, and whose releases it would not
 PERMIT = "permit"  # of the session's owner (:mod:`.permits`), for machines and helpers that take no other runs
 
 # What a training request is for, where it is not for the strategy's own releases
@@ -67,6 +69,9 @@ QUERY_OPEN = "query.open"
 OPENING = "opening"  # names a request to open: the server's, one for each set of releases
 HELPER = "helper"
 SET_DIGEST = "set-digest"
+WOULD_OPEN = "would-open"  # one of VIEWS; the next has the machines for whose sake a helper would not
+DISPUTED = "disputed"
+VIEW_OPENED, VIEW_YES, VIEW_NO = VIEWS = ("opened", "yes", "no")
 
 # Of a reply with results of an evaluation, which no noise protects.
 NOT_PRIVATE = "not-private"
@@ -81,6 +86,7 @@ LONGEST_RELEASE = "longest-release"  # this and the next two: what a forecast is
 NOISE_IN_ALL = "noise-in-all"
 CLIP_UNIT = "clip-unit"
 
+LONGEST_NONCE = 64
 LONGEST_SESSION_NAME = 64
 LONGEST_MACHINE_NAME = 64
 LARGEST_ROUND = 2**31 - 1

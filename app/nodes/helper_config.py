@@ -34,6 +34,14 @@ class HelperConfig(Pinned):
         file=True,
     )
     key: str = setting(MISSING, "Path of its private keys.", file=True)
+    largest_model: int = setting(
+        2**22,
+        "The most values of a release that it takes memory for, some 30 bytes each, whatever a header says.",
+        at_least=1,
+    )
+    min_cohort: int = setting(
+        2, "The fewest releases of a sum that it opens; machines have such a number too.", at_least=1
+    )
 
     def keys(self) -> HelperKey:
         """The helper's private keys.
@@ -64,4 +72,5 @@ class HelperConfig(Pinned):
         The record outlives the process and is never made here: a fresh one would have forgotten what was opened.
         """
         roster = read_roster(Path(self.roster), self.roster_digest)
-        return Opener(self.helper, self.keys(), roster, SQLiteOpeningRecord(Path(self.record)))
+        bounds = {"largest_model": self.largest_model, "min_cohort": self.min_cohort}
+        return Opener(self.helper, self.keys(), roster, SQLiteOpeningRecord(Path(self.record)), **bounds)

@@ -115,7 +115,8 @@ class Round(_Part):
     refused: dict[str, int] = _said("Refusals by reason.", default={})
     samples: int = _count("Samples that the aggregated replies say they count for.")
     unopened: int = _count("Replies that came and were carried over, because the round stayed closed.")
-    closed: str = _said("Why no sum was opened; empty for a round like any other.", default="")
+    skipped: int = _count("Replies in a sum that came out wrong: nothing of it is in the model.")
+    closed: str = _said("Why no sum entered the model; empty for a round like any other.", default="")
     overdue: int = _count("Of the replies that came, those that were asked for in earlier rounds.")
     awaited: int = _count("Requests that were open when the round ended.")
     finished: int = _count("Machines that have made all releases they can, and are not asked any more.")
@@ -306,6 +307,11 @@ class Outcome(_Part):
     late_replies: int = _count("Replies that came too late to count.")
     malformed_replies: int = _count("Replies that could not be read.")
     closed_rounds: int = _count("Rounds under secure aggregation in which no sum was opened.")
+    skipped_rounds: int = _count("Rounds under secure aggregation whose sum was wrong and left out of the model.")
+    skipped_noise: float | None = _or_null(
+        "Variance of the model's noise over what it would be without skipped rounds; null without any.", ge=0
+    )
+    ended: str = _said("Why the run ended before its last round with the model it had; else empty.", default="")
     num_parameters: int = _count("Values of the model, d.")
     seconds: float | None = _or_null("Wall-clock time of the rounds; null where it was not measured.", ge=0)
     config: dict[str, Any] = _said(
@@ -385,7 +391,8 @@ class Outcome(_Part):
             "lost_replies": sum(report.lost for report in history),
             "late_replies": sum(report.late for report in history),
             "malformed_replies": sum(report.malformed for report in history),
-            "closed_rounds": sum(bool(report.closed) for report in history),
+            "closed_rounds": sum(bool(report.closed) and not report.skipped for report in history),
+            "skipped_rounds": sum(bool(report.skipped) for report in history),
             "per_round": rounds,
         }
         return cls.model_validate({**made, **more})

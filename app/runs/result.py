@@ -259,6 +259,8 @@ class RunResult:
             releases=releases_made(self.statements),
             num_parameters=experiment.model.num_parameters,
             seconds=self.seconds,
+            skipped_noise=self.strategy.skipped_noise,
+            ended=self.strategy.ended,
             config={
                 **config.shown(),
                 "num-rounds": experiment.num_rounds,

@@ -198,7 +198,6 @@ class _Watch:
         wanted = config.gradient_norm and not deployed
         self.norms = GradientNorms(experiment.model, experiment.data) if wanted else None
         self._on_progress = on_progress
-        self._ended = 0  # the round after which somebody ended the training
         self._times: list[float] = []  # when rounds ended; machines of Ray start in the first
         self._silent: list[RoundReport] = []  # rounds in a row that asked for releases and got none
 
@@ -206,7 +205,6 @@ class _Watch:
         """Whether somebody has asked the run of a folder to end (:func:`~murmurfl.app.runs.run_files.ask_to_end`)."""
         if not (folder / END_NAME).exists():
             return False
-        self._ended = server_round
         rounds = self.experiment.num_rounds
         log(WARNING, "The training ends after round %d of %d with its model so far, as asked.", server_round, rounds)
         return True
@@ -215,7 +213,8 @@ class _Watch:
         """The central evaluation of the model after a round, in rounds that have one."""
         if self.regret is not None:
             self.regret.record(server_round, arrays.to_numpy_ndarrays())
-        last = server_round in (self.experiment.num_rounds, self._ended)
+        ended = self.strategy is not None and bool(self.strategy.ended)
+        last = server_round == self.experiment.num_rounds or ended
         wanted = last or server_round % self.experiment.config.evaluate_every == 0
         if self.norms is not None and wanted:
             self.norms.record(server_round, arrays.to_numpy_ndarrays())
@@ -243,7 +242,7 @@ class _Watch:
         )
         if report.aggregated:
             self._silent.clear()
-        elif report.asked:
+        elif report.asked and not report.skipped:  # of wrong sums the strategy has bounds of its own
             self._silent.append(report)
         _give_up(self._silent, config.give_up_after)
         if self._on_progress is not None:

@@ -38,7 +38,7 @@ from ...privacy.accounting.noise_forecast import rounded_count, shortest
 from ...privacy.errors import OF_DATA
 from ...privacy.machine.clipping_figures import TrainingFigures, observing
 from ...privacy.sums.masking import Masking
-from ..messages.answers import answer, check_masking, outgoing_reply, statement_entries
+from ..messages.answers import answer, check_masking, name_shown, outgoing_reply, statement_entries
 from ..messages.requests import check_version, integer_entry, malformed, session_entry
 from ..nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from ..nodes.update_node import UpdateNode
@@ -219,7 +219,9 @@ def _asked(machine: _Machine, config: Mapping[str, Any]) -> RecordDict:
         size = integer_entry(config, protocol.NUM_PARAMETERS, 1, _MOST_PARAMETERS)
         entries |= statement_entries(machine.private(size), session_entry(config))
         entries |= {"unit": machine.policy.unit, "evaluation-allowed": machine.policy.allow_evaluation}
-    elif config[protocol.ASK] != protocol.ASK_HELLO:
+    elif config[protocol.ASK] == protocol.ASK_HELLO:
+        entries |= name_shown(machine.masking, config)
+    else:
         raise malformed("the query is not one this machine answers")
     return RecordDict({protocol.CONFIG: ConfigRecord(entries)})
 

@@ -245,6 +245,13 @@ def outgoing_reply(
     return unflatten(masked.counts, shapes), entries
 
 
+def name_shown(masking: Masking | None, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of an answer to a hello by which a machine of a roster shows that its name is its own."""
+    if masking is None or protocol.NONCE not in asked:
+        return {}
+    return {protocol.SIGNATURE: masking.prove_name(asked[protocol.NONCE])}
+
+
 def check_can_send(policy: PrivacyPolicy, masking: Masking | None) -> None:
     """Refuse to make a release that could not be sent: it would spend what nobody gets."""
     if policy.trust == _TRUST and masking is None:

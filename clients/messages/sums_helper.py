@@ -154,22 +154,46 @@ def _content(opener: Opener, message: Message) -> RecordDict:
     if message.metadata.message_type == protocol.QUERY_OPEN or entries.get(protocol.ASK) == protocol.ASK_OPEN:
         return _opened(opener, entries)
     if entries.get(protocol.ASK) == protocol.ASK_HELLO:
-        hello = {
+        hello: dict[str, Any] = {
             protocol.VERSION: protocol.PROTOCOL_VERSION,
             protocol.HELPERS: opener.name,
             protocol.ROSTER: json.dumps(opener.roster.document),
         }
+        if protocol.NONCE in entries:
+            hello[protocol.SIGNATURE] = opener.prove_name(entries[protocol.NONCE])
         return RecordDict({protocol.CONFIG: ConfigRecord(hello)})
+    if entries.get(protocol.ASK) == protocol.ASK_WHETHER:
+        return _viewed(opener, entries)
     raise malformed("a helper says who it is and opens sets of releases, and does nothing else")
 
 
-def _opened(opener: Opener, entries: dict[str, Any]) -> RecordDict:
+def _viewed(opener: Opener, entries: dict[str, Any]) -> RecordDict:
+    with _usable_record():
+        view = opener.view(*_request(opener, entries))
+    said = {
+        protocol.VERSION: protocol.PROTOCOL_VERSION,
+        protocol.HELPER: view.helper,
+        protocol.OPENING: view.opening,
+        protocol.SET_DIGEST: view.set_digest,
+        protocol.WOULD_OPEN: view.would_open,
+        protocol.DISPUTED: list(view.disputed),
+        protocol.SIGNATURE: view.signature,
+    }
+    return RecordDict({protocol.CONFIG: ConfigRecord(said)})
+
+
+@contextmanager
+def _usable_record() -> Iterator[None]:
     try:
-        session, opening, releases = _request(opener, entries)
-        opened = opener.open(session, opening, releases)
+        yield
     except OpeningRecordError as error:
         logger.exception("This helper's opening record cannot be used; nothing was opened.")
         raise RefusedError(protocol.LEDGER_UNUSABLE, "this helper's opening record cannot be used") from error
+
+
+def _opened(opener: Opener, entries: dict[str, Any]) -> RecordDict:
+    with _usable_record():
+        opened = opener.open(*_request(opener, entries))
     said = {
         protocol.VERSION: protocol.PROTOCOL_VERSION,
         protocol.HELPER: opened.helper,

@@ -19,14 +19,17 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
 
 from .. import protocol
 from ..machine.policy import CLIP_UNITS, ClipUnit, PrivacyPolicy
 from ..machine.shuffled_machine import ShuffledPolicy
 from ..mechanisms import noise_stands_alone
+from ..mechanisms.mechanism import Mechanism
 from .gdp import gdp_epsilon
 from .guarantee import UNIT_WORDS, rounded_up
 from .noise_plan import NoisePlan
@@ -121,6 +124,37 @@ def stated_noise(policy: PrivacyPolicy, plan: NoisePlan, num_samples: int) -> di
         # The steps of an epoch are gradients.
         protocol.CLIP_UNIT: "sample" if steps > 1 else policy.clip_unit,
     }
+
+
+def weighed_noise(mechanism: Mechanism, streams: Iterable[tuple[int, Iterable[Sequence[float]]]]) -> float:
+    """Variance of the noise in a sum of streams over that of a sum in which each release counts once.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        Whose noise it is, of at least one stream.
+    streams : iterable of tuples
+        Of each stream the last release that was opened, >= 1, and (a, k, weight) for each release P_k - P_a that was
+        added up with another weight than 1: 0 if it was skipped.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import make_mechanism
+    >>> cancelling = make_mechanism("cancelling", 9)
+    >>> skips = [], [(3, 4, 0)], [(3, 4, 0), (6, 7, 0)], [(3, 4, 0), (4, 5, 0)]
+    >>> [round(weighed_noise(cancelling, [(9, one)])) for one in skips]
+    [1, 3, 5, 3]
+    """
+    streams = list(streams)
+    decoder = mechanism.decoder(max(last for last, _ in streams))
+    rows = np.vstack([np.zeros_like(decoder[:1]), decoder])
+    found = whole = 0.0
+    for last, weighed in streams:
+        left = rows[last].copy()
+        for a, k, weight in weighed:
+            left -= (1.0 - weight) * (rows[int(k)] - rows[int(a)])
+        found, whole = found + float(left @ left), whole + float(rows[last] @ rows[last])
+    return found / whole
 
 
 Verdict = Literal["useful", "noisy", "useless"]

@@ -19,7 +19,7 @@ import math
 import re
 import secrets
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -32,7 +32,7 @@ from .. import protocol
 from ..errors import ConfigurationError, MurmurflError
 from ..machine.outgoing import Release
 from ..machine.policy import MOST_SUMMED, PrivacyPolicy, check_federation
-from .roster import HelperKey, MachineKey, Roster, is_signed
+from .roster import HelperKey, MachineKey, Roster, is_signed, name_proof
 
 MASKING_VERSION = 1
 """The version of header, seal and mask."""
@@ -48,7 +48,8 @@ NOTHING_OPENED = bytes(ID_BYTES)
 SEAL_BYTES = 80
 """An encapsulated key, a seed and a tag."""
 
-LONGEST_HEADER = 2**16
+LONGEST_HEADER = 2**14
+"""More than sixteen helpers with the longest names need, so that 2^11 of them fit into little memory."""
 LARGEST_SIZE = 2**32
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
@@ -215,6 +216,11 @@ class Masking:
                 f"{policy.min_cohort}: no sum could ever be opened."
             )
         check_federation(policy, len(self.roster.machines))
+
+    def prove_name(self, nonce: Any) -> bytes:
+        """A signature on a server's nonce (:func:`~.roster.name_proof`); empty for what is no nonce."""
+        proof = name_proof(self.name, self.roster.digest, nonce)
+        return b"" if proof is None else self._key.sign(proof)
 
     def mask(self, release: Release, session: str, policy: PrivacyPolicy) -> MaskedRelease:
         """Hide a release that the ledger has recorded, made in this session by this policy."""

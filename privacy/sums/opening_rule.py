@@ -9,7 +9,8 @@ nothing else. The helper answers only if
 * U has at least as many releases as the largest ``min_cohort`` in U, and at most 2^11;
 * k rises strictly for each machine and session;
 * with ``builds_on = last-opened``, the ack is the id of the last release of that machine which *this helper* opened;
-* no other set was opened under the same session and name. The same bytes again get the same answer.
+* no other set was opened under the same session and name. The same bytes again get the same answer;
+* d and the number of releases are within the helper's own bounds.
 
 Everything else is refused whole, with one fixed text, and the helper's own log says why. What was opened is recorded
 durably before the answer leaves. The guarantee hangs on this record: a helper that forgets can be made to open what,
@@ -28,7 +29,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,8 +38,17 @@ from numpy.typing import NDArray
 from .. import protocol
 from ..errors import ConfigurationError, LedgerError, RefusedError
 from ..machine.policy import MOST_SUMMED
-from .masking import NOTHING_OPENED, Header, MaskedReleaseError, Sealed, add_mask, checked_header, opened_seal
-from .roster import HelperEntry, HelperKey, Roster, is_signed
+from .masking import (
+    LARGEST_SIZE,
+    NOTHING_OPENED,
+    Header,
+    MaskedReleaseError,
+    Sealed,
+    add_mask,
+    checked_header,
+    opened_seal,
+)
+from .roster import HelperEntry, HelperKey, Roster, is_signed, name_proof
 
 
 class OpeningRecordError(LedgerError):
@@ -221,6 +231,7 @@ _REFUSAL = "this helper does not open this set of releases; its own log says why
 _OPENING_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 _SET_LABEL = b"murmurfl set 1\x00"
 _ANSWER_LABEL = b"murmurfl opening 1\x00"
+_VIEW_LABEL = b"murmurfl view 1\x00"
 
 
 class OpeningRefusedError(RefusedError):
@@ -257,6 +268,22 @@ class Opening:
     """The helper's, on all of this and on the session."""
 
 
+@dataclass(frozen=True)
+class View:
+    """What a helper says of a set before it is asked to open it; nothing is opened or recorded for it."""
+
+    helper: str
+    opening: str
+    set_digest: str
+    would_open: str
+    """``opened`` if this very set is recorded as opened, ``yes`` if it would be, ``no`` if it would not."""
+    disputed: tuple[str, ...]
+    """Machines of the set without whose releases there would be one reason less: a seal that does not open, or a
+    release that is not built on the machine's last opened one. Empty for any other reason."""
+    signature: bytes
+    """The helper's, on all of this and on the session."""
+
+
 class Opener:
     """A helper: its name and keys in the roster that its operator pinned, and the one record of what they opened.
 
@@ -268,10 +295,23 @@ class Opener:
     before; and of each name of a set there is one set. By this a sample moves the sums once and for good, which is the
     second step of docs/proofs/secure-aggregation.md. It holds whatever the server, other helpers and other machines do.
     A set that is refused leaves no trace but in the log. Seeds are dropped once they are added up, and never leave.
+    What :meth:`view` says before shows which seals open and which releases follow: nothing of a seed or of any counts.
     Timing is not protected.
+
+    ``largest_model`` and ``min_cohort`` are the helper's own bounds on the values of a release, before it takes memory
+    for them, and on the releases of a set.
     """
 
-    def __init__(self, name: str, key: HelperKey, roster: Roster, record: OpeningRecord) -> None:
+    def __init__(
+        self,
+        name: str,
+        key: HelperKey,
+        roster: Roster,
+        record: OpeningRecord,
+        *,
+        largest_model: int = LARGEST_SIZE,
+        min_cohort: int = 1,
+    ) -> None:
         entry = next((one for one in roster.helpers if one.name == name), None)
         if entry is None:
             raise ConfigurationError(
@@ -286,6 +326,7 @@ class Opener:
         record.check_helper(entry)
         self.name = name
         self.roster = roster
+        self.largest_model, self.min_cohort = largest_model, min_cohort
         self._key = key
         self._record = record
 
@@ -293,6 +334,11 @@ class Opener:
     def durable(self) -> bool:
         """Whether what it opened outlives this process: real helpers insist on it."""
         return self._record.durable
+
+    def prove_name(self, nonce: Any) -> bytes:
+        """A signature on a server's nonce (:func:`~.roster.name_proof`); empty for what is no nonce."""
+        proof = name_proof(self.name, self.roster.digest, nonce)
+        return b"" if proof is None else self._key.sign(proof)
 
     def open(self, session: str, opening: str, releases: Sequence[Sealed]) -> Opening:
         """Answer with the sum of this helper's masks over a set of releases; the same bytes get the same answer.
@@ -306,6 +352,38 @@ class Opener:
             named = f"{opening!r:.80} of session {session!r:.80}"  # anything may have been sent
             logger.warning("Refused to open set %s: %s", named, refusal.why)
             raise
+
+    def view(self, session: str, opening: str, releases: Sequence[Sealed]) -> View:
+        """Say whether :meth:`open` would open a set, and if not, whose releases stand in the way; changes nothing.
+
+        What is wrong with a set by itself raises :class:`OpeningRefusedError`: a server can see that for itself.
+        """
+        releases = tuple(releases)
+        try:
+            headers = self._checked(session, opening, releases)
+        except OpeningRefusedError as refusal:
+            logger.warning("Asked about a set that is none: %s", refusal.why)
+            raise
+        digest = set_digest(session, opening, releases)
+        disputed, would = [], protocol.VIEW_YES
+        with self._record.exclusive() as page:
+            known, terms = page.set_digest(session, opening), page.terms(session)
+            last = page.last_opened(session, [header.machine for header in headers])
+        if digest == known:
+            would = protocol.VIEW_OPENED
+        elif known is not None or terms not in (None, SessionTerms.of(headers[0])):
+            would = protocol.VIEW_NO
+        else:
+            for sealed, header in zip(releases, headers, strict=True):
+                try:
+                    self._seed(sealed, header)
+                    _check_follows(header, last.get(header.machine))
+                except OpeningRefusedError as refusal:
+                    logger.warning("Would not open a set of session %r: %s", session, refusal.why)
+                    disputed.append(header.machine)
+                    would = protocol.VIEW_NO
+        view = View(self.name, opening, digest, would, tuple(disputed), b"")
+        return replace(view, signature=self._key.sign(_said(view, session)))
 
     def _open(self, session: str, opening: str, releases: tuple[Sealed, ...]) -> Opening:
         headers = self._checked(session, opening, releases)
@@ -338,6 +416,14 @@ class Opener:
             raise OpeningRefusedError("a release is another session's")
         if len({SessionTerms.of(header) for header in headers}) > 1:
             raise OpeningRefusedError("its releases differ in d, spacing, terms or what they build on")
+        if headers[0].size > self.largest_model:
+            raise OpeningRefusedError(
+                f"its releases have {headers[0].size} values, and this helper's largest-model is {self.largest_model}"
+            )
+        if len(headers) < self.min_cohort:
+            raise OpeningRefusedError(
+                f"this helper's min-cohort is {self.min_cohort} releases, and it has {len(headers)}"
+            )
         needed = max(headers, key=lambda header: header.min_cohort)
         if len(headers) < needed.min_cohort:
             raise OpeningRefusedError(
@@ -389,6 +475,20 @@ def is_opening(entry: HelperEntry, session: str, answer: Opening) -> bool:
     except (AttributeError, TypeError, ValueError):
         return False
     return answer.helper == entry.name and is_signed(entry.signing, answer.signature, signed)
+
+
+def is_view(entry: HelperEntry, session: str, view: View) -> bool:
+    """Whether the helper of an entry of the roster said this of that session's set."""
+    try:
+        return view.helper == entry.name and is_signed(entry.signing, view.signature, _said(view, session))
+    except (AttributeError, TypeError, ValueError):
+        return False
+
+
+def _said(view: View, session: str) -> bytes:
+    """The bytes that a helper's signature on what it would do covers."""
+    texts = (view.helper, session, view.opening, view.set_digest, view.would_open, *view.disputed)
+    return _VIEW_LABEL + _joined([text.encode() for text in texts])
 
 
 def _check_follows(header: Header, last: LastOpened | None) -> None:

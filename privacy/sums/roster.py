@@ -263,6 +263,17 @@ class Roster:
         )
 
 
+def name_proof(name: str, roster: str, nonce: Any) -> bytes | None:
+    """The bytes that a member of the roster of this digest signs to show a server that a name is its own.
+
+    None if what it was sent is no nonce. The server's is new each time, so that no answer serves twice.
+    """
+    if not isinstance(nonce, str) or not 0 < len(nonce) <= protocol.LONGEST_NONCE:
+        return None
+    parts = [text.encode("utf-8", "surrogatepass") for text in (name, roster, nonce)]
+    return b"murmurfl name 1\x00" + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+
+
 def is_signed(public: bytes, signature: bytes, message: bytes) -> bool:
     """Whether an Ed25519 signature is that of a public key on a message."""
     try:

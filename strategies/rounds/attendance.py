@@ -408,6 +408,8 @@ class RollCall:
         self.clients_per_round = 0
         """Machines a round asks; 0 until M is known."""
         self.requests = OpenRequests()
+        self.left_out: frozenset[str] = frozenset()
+        """Machines that are not asked for now, for a reason of the trust's; others take their place."""
         self._left = ReleasesLeft()
         self._times: Counter[str] = Counter()
         self.sampled = 0
@@ -433,13 +435,19 @@ class RollCall:
         if not self.machines.names:
             return self.attendance.fewest
         needed = self.attendance.needed(self.num_clients) if self._patient else self.clients_per_round
-        return min(needed, len(self.machines.names) - len(self._left.finished))
+        return min(needed, len(self.askable))
+
+    @property
+    def askable(self) -> list[str]:
+        """The machines that have not finished and are not left out."""
+        absent = self._left.finished | self.left_out
+        return [name for name in self.machines.names if name not in absent]
 
     # Whom a round asks.
 
     def sample(self, server_round: int) -> list[str]:
         """The machines of a round, without those that have not answered or have finished."""
-        return self._drawn(server_round, self.requests.machines | self._left.finished, self._times)
+        return self._drawn(server_round, self.requests.machines | self._left.finished | self.left_out, self._times)
 
     def _drawn(self, server_round: int, absent: AbstractSet[str], times: Mapping[str, int]) -> list[str]:
         """The sampled machines of a round, with others in the place of those that are absent."""
@@ -449,7 +457,7 @@ class RollCall:
         if not missing:
             return sampled
         chosen = set(sampled).difference(missing)
-        if self._patient:
+        if self._patient or self.left_out:
             free = [name for name in names if name not in chosen and name not in absent]
             key = derived_seed("replace machines", self.seed, server_round)
             order = np.random.Generator(np.random.Philox(key=key)).permutation(len(free)).tolist()

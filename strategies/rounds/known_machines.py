@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import secrets
 import sys
 import time
 from collections import Counter
@@ -133,10 +134,11 @@ class MachineDirectory:
     A node that says it is several machines is dropped: a real one could take all names of a training. An engine that
     simulates several machines on a node sets :attr:`several_on_a_node`.
 
-    If two nodes report one name, it belongs to the node that was met first (of two met at once, to the smaller node id)
-    as long as that is connected. The other report is dropped and logged. The server cannot know which is right: a node
-    may have restarted before its old connection was given up, or somebody pretends. The SuperLink checks who may
-    connect, by the nodes' keys, and a machine's guarantee holds whoever else takes its name.
+    If two nodes report one name, it belongs to the one that shows by a key in the roster that it is its own
+    (:attr:`shows`). Without a roster, or of two that do so, it is the node that was met first (of two met at once, the
+    smaller node id) as long as that is connected: a node may have restarted before its old connection was given up, or
+    somebody pretends. Other reports are dropped and logged. The SuperLink checks who may connect, by the nodes' keys,
+    and a machine's guarantee holds whoever else takes its name.
     """
 
     def __init__(
@@ -165,7 +167,10 @@ class MachineDirectory:
         """Whether a node may report several names: in a simulation only."""
         self.sleep = sleep
         self._message_type = message_type
+        self.shows: Callable[[str, Introduction], bool | None] = lambda *_: None
+        """Whether a node showed that a name is its own; None where nobody can tell."""
         self._hosted: dict[int, Introduction] = {}
+        self._nonces: dict[int, str] = {}
         self._greeted: dict[int, tuple[str, float]] = {}
         self._warned: set[str] = set()
         self._failures: Counter[str] = Counter()
@@ -175,24 +180,31 @@ class MachineDirectory:
 
     def node_of(self, name: str) -> int | None:
         """The connected node a machine is on, or None."""
-        return next((node_id for node_id, met in self._hosted.items() if name in met.machines), None)
+        return next((node_id for node_id, met in self._by_proof() if name in met.machines), None)
+
+    def _by_proof(self) -> list[tuple[int, Introduction]]:
+        """Connected nodes in the order in which they were met, those that showed whose name is theirs before others."""
+        if self.several_on_a_node:
+            return list(self._hosted.items())
+        return sorted(self._hosted.items(), key=lambda one: not all(self.shows(name, one[1]) for name in one[1].names))
 
     def node_map(self) -> dict[str, int]:
         """Connected machines of the training and their nodes."""
         members = set(self.names)
         nodes: dict[str, int] = {}
-        for node_id, met in self._hosted.items():  # in the order in which they were met
+        for node_id, met in self._by_proof():
             for name in met.machines:
                 if name in members:
                     nodes.setdefault(name, node_id)
         return nodes
 
     def helpers(self) -> dict[str, tuple[int, str]]:
-        """Connected helpers: the node of each, and the roster it says it works with."""
+        """Connected helpers: the node of each that showed that it is, and the roster it says it works with."""
         found: dict[str, tuple[int, str]] = {}
         for node_id, met in self._hosted.items():
             for name in met.helpers:
-                found.setdefault(name, (node_id, met.roster))
+                if self.several_on_a_node or self.shows(name, met) is not False:
+                    found.setdefault(name, (node_id, met.roster))
         return found
 
     def restore(self, names: Sequence[str]) -> None:
@@ -280,9 +292,9 @@ class MachineDirectory:
         }
         new = sorted(connected - self._hosted.keys() - self._greeted.keys())
         if new:
-            message_ids = list(
-                grid.push_messages([hello(node_id, self._message_type, self.entries) for node_id in new])
-            )
+            self._nonces |= {node_id: secrets.token_hex(16) for node_id in new}
+            hellos = [hello(node_id, self._message_type, self.entries, self._nonces[node_id]) for node_id in new]
+            message_ids = list(grid.push_messages(hellos))
             for node_id, message_id in zip(new, message_ids, strict=False):
                 self._greeted[node_id] = (message_id or "", now)
         waiting = {message_id: node_id for node_id, (message_id, _) in self._greeted.items() if message_id}
@@ -298,7 +310,7 @@ class MachineDirectory:
         self._report_schemas()
 
     def _met(self, reply: Message, node_id: int) -> None:
-        met, kind = introduction(reply), stranger(reply)
+        met, kind = introduction(reply, self._nonces.get(node_id, "")), stranger(reply)
         self._strangers = {**self._strangers, node_id: kind} if kind else self._strangers
         several = 0 if met is None else len(met.machines) + len(met.helpers)
         if met is not None and met.machines and self.schema and met.schema != self.schema:
@@ -330,8 +342,22 @@ class MachineDirectory:
     def _report_repeated(self) -> None:
         for name in self._repeated():
             if name not in self._warned:
-                logger.warning("Machine %r is reported by two nodes; the one met first is asked.", name)
+                logger.warning(
+                    "Machine %r is reported by two nodes; the one is asked that shows that the name is its own, or was "
+                    "met first.",
+                    name,
+                )
                 self._warned.add(name)
+        for node_id, met in [] if self.several_on_a_node else self._hosted.items():
+            for name in met.names:
+                if self.shows(name, met) is False and (claim := f"{node_id} {name}") not in self._warned:
+                    self._warned.add(claim)
+                    logger.warning(
+                        "Node %d says that it is %s %r and does not sign with the key that the roster has for that name"
+                        "%s.",
+                        *(node_id, "helper" if name in met.helpers else "machine", name),
+                        ": it is not asked" if name in met.helpers else "",
+                    )
 
     def _repeated(self) -> list[str]:
         """Names that several connected nodes report."""
@@ -362,17 +388,24 @@ class Introduction:
     helpers: tuple[str, ...] = ()  # names
     roster: str = ""  # of its helpers, as JSON text
     schema: str = ""  # digest of its machines' schema; empty where they do not say
+    nonce: str = ""  # that it was sent
+    signature: bytes = b""  # on it; empty for none
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.machines, *self.helpers)
 
 
-def hello(node_id: int, message_type: str, entries: Mapping[str, Any]) -> Message:
+def hello(node_id: int, message_type: str, entries: Mapping[str, Any], nonce: str) -> Message:
     """The greeting of a node, with the entries of every message of the training."""
-    asked = {protocol.ASK: protocol.ASK_HELLO, protocol.VERSION: protocol.PROTOCOL_VERSION}
+    asked = {protocol.ASK: protocol.ASK_HELLO, protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.NONCE: nonce}
     config = ConfigRecord({**entries, **asked})
     return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=message_type)
 
 
-def introduction(reply: Message) -> Introduction | None:
-    """The introduction in a node's reply, or None if this server does not understand it."""
+def introduction(reply: Message, nonce: str) -> Introduction | None:
+    """The introduction in a node's reply to a hello with that nonce; None if this server does not understand it."""
     config = None if reply.has_error() else reply.content.config_records.get(protocol.CONFIG)
     if config is None or config.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
         return None
@@ -382,7 +415,9 @@ def introduction(reply: Message) -> Introduction | None:
         return None
     schema = config.get(protocol.SCHEMA, "")
     known = isinstance(schema, str) and re.fullmatch(r"[0-9a-f]{32}", schema)
-    return Introduction(machines, helpers, roster if helpers else "", str(schema) if known else "")
+    signature = config.get(protocol.SIGNATURE, b"")
+    signature = signature if isinstance(signature, bytes) else b""
+    return Introduction(machines, helpers, roster if helpers else "", str(schema) if known else "", nonce, signature)
 
 
 def failure(reply: Message) -> str:

@@ -56,7 +56,9 @@ class RoundReport:
     samples: int = 0
     """Samples in the aggregated replies by their own account, public: b of each machine, or all that it has."""
     unopened: int = 0
-    """Under secure aggregation: replies that were carried over because the round was closed."""
+    """Under secure aggregation: replies carried over, because the round was closed or they want more releases in it."""
+    skipped: int = 0
+    """Under secure aggregation: replies in a sum that came out wrong, of which nothing is in the model."""
     closed: str = ""
     """Why the round was closed; empty if it was not."""
     overdue: int = 0
@@ -83,6 +85,7 @@ class RoundReport:
                 "malformed": self.malformed,
                 "refused": self.refusals,
                 **({"unopened": self.unopened} if self.closed else {}),
+                **({"skipped": self.skipped} if self.skipped else {}),
                 **({"overdue": self.overdue, "awaited": self.awaited} if self.overdue or self.awaited else {}),
             }
         )
@@ -303,7 +306,7 @@ def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> list[Me
     return [reply for wave in waves for reply in grid.send_and_receive(list(wave.values()), timeout=timeout)]
 
 
-_ONLY_SOMETIMES = ("unopened", "closed", "overdue", "awaited", "finished")
+_ONLY_SOMETIMES = ("unopened", "skipped", "closed", "overdue", "awaited", "finished")
 
 
 def plain(report: RoundReport) -> dict[str, Any]:

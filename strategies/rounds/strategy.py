@@ -29,7 +29,7 @@ from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
 from ...privacy.accounting.stated import Statements, stated_guarantee, stated_values
 from ...privacy.machine.clipping_figures import TrainingFigures, observing
-from ..sums.secure_aggregation import Helpers, SecureAggregation
+from ..sums.secure_aggregation import Helpers, SecureAggregation, WrongSumError
 from ..sums.secure_rounds import SecureRounds
 from ..sums.summation import CohortSum, ReleaseSum, Summation
 from ..trust.server_trust import UNTRUSTED, UntrustedServer
@@ -237,6 +237,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         """Tells which share of what can be learnt the run keeps on made-up data, at least and at most."""
         self.ends_after: Callable[[int], bool] | None = None
         """Tells whether the training ends after a round with its model so far, before its last one."""
+        self.ended = ""
+        """Why the training ended with the model it had before its last round; empty if it did not."""
         self.leaving: Leaving | None = None
         """Which machines leave before the end and when, from their statements before the first round."""
         self._clipping = ClippingWatch()
@@ -283,6 +285,14 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     def seed(self) -> int:
         """Seed of the sampler."""
         return self.roll.seed
+
+    @property
+    def skipped_noise(self) -> float | None:
+        """Variance of the noise in the model over what it would be without the sums that were wrong and skipped.
+
+        Of mechanisms as machines state them, with their usual options; None without such sums.
+        """
+        return None if self._secure is None else self._secure.skipped_noise(self._stated_before, self.acks)
 
     @property
     def _secure(self) -> SecureRounds | None:
@@ -384,7 +394,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         CheckpointError
             If the checkpoint is damaged or of another training.
         OpeningError
-            Under secure aggregation, if a sum cannot be opened; the training can be resumed from its checkpoint.
+            Under secure aggregation, if a sum cannot be opened, or wrong ones do not end; the training can be resumed
+            from its checkpoint.
         ConfigurationError
             If a machine can make fewer releases than the rounds ask it for, unless ``run_dry``.
         NothingAggregatedError
@@ -415,32 +426,45 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if evaluate_fn and not done and (metrics := evaluate_fn(0, initial_arrays)) is not None:
             logger.info("Initial global evaluation results: %s", metrics)
             result.evaluate_metrics_serverapp[0] = metrics
-        if done >= num_rounds:
+        self.ended = self.trust.over(self.history, self.skipped_noise) if done < num_rounds else ""
+        if done >= num_rounds or self.ended:
             self._publish(done, num_rounds, evaluate_fn, result)
         # A rehearsal's machines are in this process: its rounds are nobody's.
         figures = None if isinstance(grid, DirectMachines) else FigureFile.of_environment()
         for server_round in range(done + 1, num_rounds + 1):
+            if self.ended:
+                logger.warning("The training ends after round %d of %d: %s.", server_round - 1, num_rounds, self.ended)
+                break
             metrics = self._run_round(server_round, grid, initial_arrays, train_config or ConfigRecord(), timeout)
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
             # Before anybody sees the new model: a round that is repeated after a crash was never published.
             self._save()
             self._after_round(server_round, grid, evaluate_config or ConfigRecord(), timeout, result)
-            evaluation = None
-            last = server_round == num_rounds or (self.ends_after is not None and self.ends_after(server_round))
-            if last or (evaluate_fn and not server_round % self.evaluate_every):
+            evaluation, last = None, server_round == num_rounds
+            asked = not last and self.ends_after is not None and self.ends_after(server_round)
+            over = "it was asked to end" if asked else self.trust.over(self.history, self.skipped_noise)
+            self.ended = "" if last else over
+            if last or self.ended or (evaluate_fn and not server_round % self.evaluate_every):
                 evaluation = self._publish(server_round, num_rounds, evaluate_fn, result)
             if figures is not None:
                 figures.note(self.history[-1], num_rounds)
             if self._on_round is not None:
                 self._on_round(self.history[-1], evaluation)
+            self.trust.check_pause()
             if self.must_aggregate and is_hopeless(self.history, 1 if is_simulation(grid) else PATIENCE):
                 check_something_came(self.history, self._reasons)
-            if last:
+            if last or asked:
                 break
         logger.info("%s finished in %.1f s.", type(self).__name__, time.monotonic() - started)
         if self.must_aggregate:
             check_something_came(self.history, self._reasons)
+        if (said := self.skipped_noise) is not None:
+            logger.warning(
+                "%d sums were wrong and skipped: their part is missing from the model, and its noise has %.3g times "
+                "the variance that was planned.",
+                *(sum(bool(report.skipped) for report in self.history), said),
+            )
         if self.says_guarantee:
             self._say_guarantee(self._stated_before)
         return result
@@ -546,6 +570,12 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if self.forecast is not None and self.rehearse is not None:
             self.forecast = replace(self.forecast, rehearsed=self.rehearse(self.forecast))
         log_forecast(self.forecast)
+        if self._secure is not None and self.forecast is not None and not self.forecast.alone:
+            logger.info(
+                "A wrong sum is skipped, and leaves noise behind: cancelling noise has at most 1 + 2 s times its "
+                "variance after s of them. After %d the training ends with the model it has.",
+                self._secure.option.most_skipped,
+            )
 
     def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
         """Refuse machines that a subclass cannot work with."""
@@ -611,13 +641,21 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             check_permitted(said[protocol.PERMIT], self.session)  # of a training that was begun under another one
         request = RoundRequest(
             *(server_round, self.session, acks, self.acks if self.acknowledges else {}),
-            *(self.query_points(self.state), {**self.entries, **said, **self.round_entries(server_round)}),
+            *(self.query_points(self.state), {**self.entries, **said, **self._entries_of(server_round)}),
             sums_suffice=self.sums_suffice and not self.trust.adds_noise,
         )
         self.roll.ask(names, acks)
         self.trust.asked(acks.keys())
         self._before_asking()
         return request
+
+    def _turn(self, server_round: int) -> int:
+        """Which round of the update rule a round is: one that was skipped does not count."""
+        return server_round - sum(bool(report.skipped) for report in self.history)
+
+    def _entries_of(self, server_round: int) -> dict[str, Any]:
+        turn = self._turn(server_round)
+        return {**({protocol.WEIGHED_AS: turn} if turn < server_round else {}), **self.round_entries(turn)}
 
     def _before_asking(self) -> None:
         """Write what must be known before a machine is asked."""
@@ -654,7 +692,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         cohort, direct = CohortSum(size), self._grid is None
         screened = self._secure.screened(outcomes, self.session, size, self._is_late, direct=direct)
         self._secure.hold(cohort, self._believe(server_round, screened, cohort), self.roll.asked)
-        return self._open_held(self._secure)
+        return self._open_held(self._secure, cohort)
 
     def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: Summation) -> RoundReport:
         """Add the releases that can be believed to ``release_sum``; returns the round's report."""
@@ -741,38 +779,65 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if self.state is None:
             raise ConfigurationError("Expected a state before a step is taken.")
         self.trust.check_round(report.server_round)
-        self.state = self.next_state(self.state, release_sum, report)
+        if not report.skipped:  # else the next round asks for the same step again
+            turn = self._turn(report.server_round)
+            self.state = self.next_state(self.state, release_sum, replace(report, server_round=turn))
         self.history.append(report)
         return report
 
     # Under masks a round is over when its sum is open.
 
-    def _open_held(self, secure: SecureRounds, *, resumed: bool = False) -> RoundReport:
-        """Have the held set of a round opened, and take the step."""
+    def _open_held(self, secure: SecureRounds, cohort: CohortSum | None = None) -> RoundReport:
+        """Have the held set of a round opened, and take the step; ``cohort`` is None if it is from a checkpoint."""
         held = secure.held
         if held is None:
             raise ConfigurationError("Expected a set of releases before it is opened.")
-        closed, total = secure.too_few(held), np.zeros(held.total.size)
-        if not closed and not resumed:  # else it may be open at a helper already, and the round must not be closed
+        closed, total, wrong = secure.too_few(held), np.zeros(held.total.size), None
+        if not closed and cohort is not None:  # else it may be open at a helper already
             if held.sealed:
                 # Before any helper is asked: once it may be open, there must never be another one in its place.
                 self._save()
             closed = secure.greet(self._grid, held)
         if not closed:
-            opened = secure.open(self._grid, self.session, held, self._timeout)
-            closed, total = (opened, total) if isinstance(opened, str) else ("", opened)
+            closed = secure.agree(self._grid, self.session, cohort, self._timeout)
+        if secure.held is not held and secure.held is not None:
+            held = secure.held
+            if not closed:
+                self._save()  # as above: what was saved before is never opened
+        if not closed:
+            try:
+                opened = secure.open(self._grid, self.session, held, self._timeout)
+                closed, total = (opened, total) if isinstance(opened, str) else ("", opened)
+            except WrongSumError as error:
+                closed, wrong = "its sum is wrong and was skipped", error
         report = RoundReport(**held.report)
-        if closed:
-            report = replace(report, aggregated=0, samples=0, unopened=report.aggregated, closed=closed)
+        if wrong is not None:
+            report = replace(report, aggregated=0, samples=0, skipped=report.aggregated, closed=closed)
+            secure.weigh(held, self.acks, 0.0)
+            secure.skip(held, report, self.roll.askable + sorted(self.roll.left_out), wrong)
+        elif closed:
+            unopened = report.aggregated + report.unopened
+            report = replace(report, aggregated=0, samples=0, unopened=unopened, closed=closed)
             logger.warning("Round %d is closed: %s. Machines carry over what they released.", held.server_round, closed)
         else:
+            weight = self._weight(report)
+            secure.weigh(held, self.acks, weight)
+            secure.correct()
+            total = total if weight == 1.0 else weight * total
+            log_losses(report)
+        if wrong is not None or not closed:
             secure.opened(held)
             self.acks.update(held.releases)
-            log_losses(report)
+        self.roll.left_out = frozenset(secure.left_out)
         taken = {} if closed else held.releases
         self.participation = {name: taken.get(name) for name in held.asked} | taken
         secure.held = None
         return self._step(report, total)
+
+    def _weight(self, report: RoundReport) -> float:
+        """By what a round's sum is multiplied: a step divides by the machines of a round that leaves nobody out."""
+        divides = type(self).next_state is ReleaseStrategy.next_state  # others divide by what came
+        return self.clients_per_round / report.asked if self.roll.left_out and report.asked and divides else 1.0
 
     def _resume_round(self, secure: SecureRounds, grid: Grid | DirectMachines) -> RoundReport:
         """Open the very set that an interrupted server had saved, and for which it may have asked helpers."""
@@ -780,7 +845,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             raise ConfigurationError("Expected the nodes of the interrupted training, got machines without messages.")
         self._grid = grid
         secure.helpers.meet(grid, 0)
-        return self._open_held(secure, resumed=True)
+        return self._open_held(secure)
 
     # After a round.
 
@@ -868,6 +933,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self.trust.join(self.session)
         self.history = [RoundReport(**report) for report in saved["history"]]
         self.trust.restore(saved, self.machines.names)
+        self.roll.left_out = frozenset(self.trust.left_out)
 
     # The model.
 

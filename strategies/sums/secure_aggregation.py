@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,15 +26,17 @@ from numpy.typing import NDArray
 from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.arrays import read_array
 from ...privacy.machine.policy import MOST_SUMMED
-from ...privacy.sums.opening_rule import Opening, is_opening, set_digest
-from ...privacy.sums.roster import MOST_HELPERS, Roster
-from ..rounds.known_machines import MachineDirectory, hello, introduction
+from ...privacy.sums.masking import Header
+from ...privacy.sums.opening_rule import Opening, View, is_opening, is_view, set_digest
+from ...privacy.sums.roster import MOST_HELPERS, Roster, is_signed, name_proof
+from ..rounds.known_machines import Introduction, MachineDirectory, hello, introduction
 from ..rounds.replies import exchange
 from .summation import CohortSet
 
 logger = logging.getLogger("flwr")
 
 _DIGEST_DIGITS = 64
+_MOST_CULPRITS = 3
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,13 @@ class SecureAggregation:
         Rounds in a row in which a helper may be out of reach, and times that one sum is asked for, before the run ends.
     roster : str
         Digest of the one roster to work with, 64 hexadecimal digits; default whichever all helpers have.
+    culprits : int
+        The most machines that are taken to lie. After a wrong sum suspects take turns in being left out
+        (:mod:`~murmurfl.strategies.sums.suspects`); if no so many machines can be what is wrong, the run pauses.
+    most_skipped : int
+        Wrong sums after which the training ends with the model it has. Nothing of a wrong sum enters the model.
+    most_noise : float
+        Likewise, how many times the variance of its noise the sum of all may have: a wrong sum of streams leaves noise.
 
     Raises
     ------
@@ -66,14 +76,21 @@ class SecureAggregation:
     helpers: int = 2
     patience: int = 3
     roster: str = ""
+    culprits: int = 2
+    most_skipped: int = 16
+    most_noise: float = 4.0
 
     def __post_init__(self) -> None:
-        for name, most in (("min_cohort", MOST_SUMMED), ("helpers", MOST_HELPERS), ("patience", None)):
+        limits = {"min_cohort": MOST_SUMMED, "helpers": MOST_HELPERS, "culprits": _MOST_CULPRITS}
+        for name in ("min_cohort", "helpers", "patience", "culprits", "most_skipped"):
+            most = limits.get(name)
             value = getattr(self, name)
             right = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if not right or (most is not None and value > most):
                 limit = "" if most is None else f" and <= {most}"
                 raise ConfigurationError(f"Expected {name} to be an integer >= 1{limit}, got {value!r}.")
+        if isinstance(self.most_noise, bool) or not isinstance(self.most_noise, int | float) or not self.most_noise > 1:
+            raise ConfigurationError(f"Expected most_noise > 1, got {self.most_noise!r}.")
         digits = isinstance(self.roster, str) and set(self.roster) <= set("0123456789abcdef")
         if not digits or len(self.roster) not in (0, _DIGEST_DIGITS):
             raise ConfigurationError(
@@ -83,7 +100,7 @@ class SecureAggregation:
 
     @property
     def settled(self) -> dict[str, Any]:
-        """Settings that a checkpoint must agree on, plain values; patience may change."""
+        """Settings that a checkpoint must agree on, plain values; what follows from wrong sums may change."""
         return {"min_cohort": self.min_cohort, "helpers": self.helpers, "roster": self.roster}
 
 
@@ -100,7 +117,7 @@ class HelpersDisagreeError(OpeningError):
 
 
 class WrongSumError(OpeningError):
-    """The unmasked values are no sum of releases: a helper or a machine did not do what it says."""
+    """Unmasked values are no sum of releases, whichever machines are left out: a helper may not do what it says."""
 
 
 @lru_cache(maxsize=MOST_HELPERS)
@@ -162,6 +179,9 @@ class Helpers:
         self._directory = directory
         self._message_type = message_type
         self._roster: Roster | None = None
+        self._nonces: dict[str, str] = {}
+        self._shown: dict[tuple[str, Introduction, str], bool] = {}
+        directory.shows = self._shows
 
     @property
     def roster(self) -> Roster:
@@ -169,6 +189,11 @@ class Helpers:
         if self._roster is None:
             raise ConfigurationError("Expected helpers that were met before they are needed.")
         return self._roster
+
+    @property
+    def met(self) -> bool:
+        """Whether all helpers were there once."""
+        return self._roster is not None
 
     def meet(self, grid: Grid, machines: int) -> None:
         """Wait for so many machines and, the first time, for all helpers; learn the roster."""
@@ -179,6 +204,18 @@ class Helpers:
         found = {name: roster for name, (_, roster) in self._directory.helpers().items()}
         self._roster = common_roster(found, self.option)
         logger.info("Helpers: %s; roster %s.", ", ".join(map(repr, self.roster.helper_names)), self.roster.digest)
+
+    def _shows(self, name: str, met: Introduction) -> bool | None:
+        """Whether a node signed its nonce by the key that the roster, or until it is known its own, has for a name."""
+        roster = self._roster or (read_roster(met.roster) if met.helpers else None)
+        if roster is None:
+            return None
+        if (asked := (name, met, roster.digest)) not in self._shown:
+            keys = {**roster.machines, **{one.name: one.signing for one in roster.helpers}}
+            proof = name_proof(name, roster.digest, met.nonce)
+            shown = name in keys and proof is not None and is_signed(keys[name], met.signature, proof)
+            self._shown[asked] = shown
+        return self._shown[asked]
 
     def _check_number(self) -> None:
         """Refuse to wait for more or fewer helpers than a roster has."""
@@ -201,9 +238,15 @@ class Helpers:
             left = max(deadline - time.monotonic(), 0.0)
             answers = self._ask_each(grid, waiting, self._hello, min(_GREETING_TIMEOUT_S, max(left, 1.0)))
             for name, reply in answers.items():
-                said = None if reply is None else introduction(reply)
-                if said is not None and name in said.helpers:
-                    problems[name] = "" if same_roster(said.roster, self.roster) else "has another roster"
+                said = None if reply is None else introduction(reply, self._nonces[name])
+                if said is None or name not in said.helpers:
+                    continue
+                if not same_roster(said.roster, self.roster):
+                    problems[name] = "has another roster"
+                elif not self._directory.several_on_a_node and not self._shows(name, said):
+                    problems[name] = "does not sign with its key in the roster"
+                else:
+                    problems[name] = ""
             waiting = [name for name in waiting if problems.get(name) != ""]
             left = deadline - time.monotonic()
             if not waiting:
@@ -212,6 +255,13 @@ class Helpers:
                 return " and ".join(f"helper {name!r} {problems.get(name, 'does not answer')}" for name in waiting)
             self._directory.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def views(self, grid: Grid, session: str, cohort: CohortSet, timeout: float) -> dict[str, View | None]:
+        """What each helper says of a set before it is asked to open it; None without an answer that counts."""
+        request = _OpeningRequest(session, cohort, self.roster, self._message_type, self._directory.entries)
+        names, within = self.roster.helper_names, min(timeout, _OPENING_TIMEOUT_S)
+        replies = self._ask_each(grid, names, request.question, within)
+        return {name: request.read_view(name, reply) for name, reply in replies.items()}
 
     def open(self, grid: Grid, session: str, cohort: CohortSet, timeout: float) -> NDArray[np.uint64] | str:
         """The sum of a set without its masks, modulo 2^64; or why all helpers refuse it.
@@ -263,7 +313,8 @@ class Helpers:
         )
 
     def _hello(self, name: str, node_id: int) -> Message:
-        return hello(node_id, self._message_type, self._directory.entries)
+        self._nonces[name] = secrets.token_hex(16)
+        return hello(node_id, self._message_type, self._directory.entries, self._nonces[name])
 
     def _ask_each(
         self, grid: Grid, names: Iterable[str], message: Callable[[str, int], Message], timeout: float
@@ -289,6 +340,7 @@ class _OpeningRequest:
     ) -> None:
         self._session, self._cohort = session, cohort
         # A ClientApp hands its mods, where a simulation's helpers may be, messages of the kinds that it knows itself.
+        self._queries = queries
         self._message_type = protocol.QUERY_OPEN if queries == MessageType.QUERY else queries
         self._entries = {entry.name: entry for entry in roster.helpers}
         self._digest = set_digest(session, cohort.opening, cohort.sealed)
@@ -306,6 +358,27 @@ class _OpeningRequest:
     def message(self, name: str, node_id: int) -> Message:
         config = ConfigRecord({**self._shared, protocol.HELPER: name})
         return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=self._message_type)
+
+    def question(self, name: str, node_id: int) -> Message:
+        """The message that asks a helper whether it would open the set."""
+        config = ConfigRecord({**self._shared, protocol.HELPER: name, protocol.ASK: protocol.ASK_WHETHER})
+        return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=self._queries)
+
+    def read_view(self, name: str, reply: Message | None) -> View | None:
+        """What a helper signed for this set, or None."""
+        config = None if reply is None or reply.has_error() else reply.content.get(protocol.CONFIG, None)
+        if not isinstance(config, ConfigRecord):
+            return None
+        would, disputed, signature = (
+            config.get(key) for key in (protocol.WOULD_OPEN, protocol.DISPUTED, protocol.SIGNATURE)
+        )
+        known = {Header.from_bytes(one.header).machine for one in self._cohort.sealed}
+        if would not in protocol.VIEWS or not isinstance(disputed, list) or not isinstance(signature, bytes):
+            return None
+        if not known.issuperset(disputed):
+            return None
+        view = View(name, self._cohort.opening, self._digest, str(would), tuple(map(str, disputed)), signature)
+        return view if is_view(self._entries[name], self._session, view) else None
 
     def read(self, name: str, reply: Message | None) -> tuple[NDArray[np.uint64] | None, str]:
         """A helper's total, or None and what is wrong with its answer."""

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid as FlowerGrid
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, Grid
+from ...privacy import MECHANISMS, ConfigurationError, Grid, make_mechanism, protocol
+from ...privacy.accounting.noise_forecast import weighed_noise
 from ...privacy.machine.policy import MOST_SUMMED
-from ..rounds.known_machines import MachineDirectory
+from ...privacy.sums.opening_rule import View
+from ..rounds.known_machines import MachineDirectory, NodesUnavailableError
 from ..rounds.layout import Vector
 from ..rounds.replies import Outcome, Reply, RoundReport
 from ..trust.server_trust import UntrustedServer
-from .secure_aggregation import Helpers, HelperUnavailableError, SecureAggregation, WrongSumError
+from .secure_aggregation import (
+    Helpers,
+    HelpersDisagreeError,
+    HelperUnavailableError,
+    SecureAggregation,
+    WrongSumError,
+)
 from .summation import CohortSet, CohortSum, Screen, Terms
+from .suspects import Suspects
+
+logger = logging.getLogger("flwr")
 
 _LARGEST_COUNT = 2.0**52  # of an honest release
+_MOST_VIEWS = 3  # of a round: one names all that a helper disputes
+_MOST_RELEASES = 2048  # for which a mechanism's matrix is made, to say what skipped sums left behind
 
 
 class SecureRounds(UntrustedServer):
@@ -40,13 +54,38 @@ class SecureRounds(UntrustedServer):
         self._terms: Terms | None = None
         self._warned: set[tuple[str, str]] = set()
         self._unreached = 0
+        self.suspects = Suspects(option.culprits)
+        self._weighed: dict[str, list[list[float]]] = {}  # of each machine, releases whose weight was not 1
+        self._pause = ""
+        self._rounds_unsaid = 0  # in a row that were closed because of what a helper said of their set
+        self._present = 0  # connected machines of a training that goes on without some; 0 if it has all it waits for
+        self._disputed: dict[str, set[str]] = {}  # by helper, the machines that not all helpers dispute
         self.least_releases = option.min_cohort
 
     def settings(self) -> dict[str, Any]:
         return {"secure_aggregation": self.option.settled}
 
     def meet(self, machines: MachineDirectory, grid: FlowerGrid, needed: int) -> None:
-        self.helpers.meet(grid, needed)
+        """Wait for ``needed`` machines and the helpers; in a training that has begun, once for whoever left.
+
+        Raises
+        ------
+        NodesUnavailableError
+            If fewer than min_cohort machines are connected when the deadline passes, or in the beginning ``needed``.
+        """
+        begun = self.helpers.met or bool(machines.names)  # these are from a checkpoint
+        try:
+            self.helpers.meet(grid, min(needed, self._present or needed))
+        except NodesUnavailableError:
+            connected = len(machines.node_map())
+            if not begun or connected < self.option.min_cohort:
+                raise
+            if not self.helpers.met:
+                self.helpers.meet(grid, connected)
+            self._present = connected
+            logger.warning("%d of %d machines are connected; the training goes on with these.", connected, needed)
+        else:
+            self._present = max(self._present, len(machines.node_map())) if self._present else 0
 
     def settle(self, asked: int, needed: int) -> None:
         if self.option.min_cohort > asked:
@@ -72,21 +111,39 @@ class SecureRounds(UntrustedServer):
         """A round's outcomes, with None for replies that cannot stand in its sum (:class:`.Screen`)."""
         roster = None if direct else self.helpers.roster
         known = {"opened": self._ids, "terms": self._terms, "is_late": is_late, "warned": self._warned}
-        return Screen(session, size, self._most, roster, **known).screened(outcomes)
+        left_out = self.suspects.left_out
+        return Screen(session, size, self._most, roster, **known, left_out=left_out).screened(outcomes)
 
     def hold(self, cohort: CohortSum, report: RoundReport, asked: Iterable[str]) -> None:
-        """Take the releases of a round as the set to be opened."""
+        """Take the releases of a round as the set to be opened, without machines that want more than there are."""
+        wanting = cohort.wanting_more()
+        if len(cohort.releases) - len(wanting) >= self.option.min_cohort:  # else it is closed, and says how many came
+            report = self._without(cohort, report, wanting)
+            report = replace(report, unopened=report.unopened + len(wanting))
+            for name in wanting:
+                self._warn(name, "it wants more releases in a sum than came")
         self.held = CohortSet(
             server_round=report.server_round,
             releases=cohort.releases,
             terms=cohort.terms,
             min_cohort=cohort.min_cohort,
             total=cohort.counts,
-            sealed=tuple(cohort.sealed),
+            sealed=cohort.sealed,
             ids={name: header.release_id for name, header in cohort.headers.items()},
             report=asdict(report),
             asked=tuple(asked),
         )
+
+    @staticmethod
+    def _without(cohort: CohortSum, report: RoundReport, machines: Sequence[str]) -> RoundReport:
+        """Take machines out of a round's sum; returns the report less these."""
+        samples = cohort.remove(machines)
+        return replace(report, aggregated=report.aggregated - len(machines), samples=report.samples - samples)
+
+    def _warn(self, machine: str, problem: str) -> None:
+        if (machine, problem) not in self._warned:
+            self._warned.add((machine, problem))
+            logger.warning("Machine %r is left out of a round, and its release carried over: %s.", machine, problem)
 
     def too_few(self, held: CohortSet) -> str:
         """Why a set is too small to be opened, or an empty string."""
@@ -105,8 +162,72 @@ class SecureRounds(UntrustedServer):
             )
         return problem
 
+    def agree(self, grid: FlowerGrid | None, session: str, cohort: CohortSum | None, timeout: float) -> str:
+        """Ask helpers whether they would open the held set, and leave out machines that they dispute; changes it.
+
+        Nothing is opened or recorded for it. Returns why the round is to be closed, or an empty string. ``cohort`` is
+        None for a set from a checkpoint, which cannot be changed, and may be open at some helper already.
+        """
+        for _ in range(_MOST_VIEWS):
+            held = self.held
+            if held is None or not held.sealed or grid is None:
+                return ""
+            views = self.helpers.views(grid, session, held, timeout)
+            said = {name: view for name, view in views.items() if view is not None}
+            if cohort is None and any(view.would_open == protocol.VIEW_OPENED for view in said.values()):
+                return ""
+            if silent := [name for name, view in views.items() if view is None]:
+                return "" if cohort is None else self._unsaid(f"{_named(silent)} did not say whether it would open it")
+            if refusing := [name for name, view in said.items() if view.would_open != protocol.VIEW_YES]:
+                disputed = {machine for view in said.values() for machine in view.disputed}
+                if not disputed:
+                    return self._unsaid(f"{_named(refusing)} would not open it")
+                if cohort is None:
+                    return f"{_named(refusing)} would not open it"
+                self._note(said)
+                report = self._without(cohort, RoundReport(**held.report), sorted(disputed))
+                for name in sorted(disputed):
+                    self._warn(name, f"{_named(refusing)} cannot open its seal, or has not opened what it builds on")
+                self.hold(cohort, replace(report, malformed=report.malformed + len(disputed)), held.asked)
+                if self.too_few(self.held or held):
+                    return self.too_few(self.held or held)
+            else:
+                self._rounds_unsaid = 0
+                return ""
+        return self._unsaid("helpers dispute one machine after another")
+
+    def _unsaid(self, problem: str) -> str:
+        """A round that is closed because of a helper; raises where patience is at its end."""
+        self._rounds_unsaid += 1
+        if self._rounds_unsaid >= self.option.patience:
+            raise HelperUnavailableError(
+                f"Expected helpers to say that they would open a set, or whose releases not, got none such in "
+                f"{self._rounds_unsaid} rounds in a row: {problem}. No sum was opened. Have its operator look at its "
+                "log, then resume from the checkpoint."
+            )
+        return problem
+
+    def _note(self, said: Mapping[str, View]) -> None:
+        """Count what only some helpers dispute; raise if one does so of more machines than are taken to lie."""
+        by_all = set.intersection(*(set(view.disputed) for view in said.values())) if len(said) > 1 else set()
+        for name, view in said.items():
+            found = self._disputed.setdefault(name, set())
+            found |= set(view.disputed) - by_all
+            if len(found) > self.option.culprits:
+                raise HelpersDisagreeError(
+                    f"Expected helpers to dispute the seals of at most {self.option.culprits} machines, got "
+                    f"{len(found)} of helper {name!r} alone ({', '.join(map(repr, sorted(found)))}). None of them is "
+                    "left out for it: have its operator look at its log, then resume from the checkpoint."
+                )
+
     def open(self, grid: FlowerGrid | None, session: str, held: CohortSet, timeout: float) -> Vector | str:
-        """The sum of a set, shape (d,), or why it stays closed; raises if it is no sum of releases."""
+        """The sum of a set, shape (d,), or why it stays closed.
+
+        Raises
+        ------
+        WrongSumError
+            If it was opened and is no sum of releases; the round is over all the same.
+        """
         unmasked: NDArray[np.uint64] | str = held.total
         if held.sealed and grid is not None:
             unmasked = self.helpers.open(grid, session, held, timeout)
@@ -117,22 +238,98 @@ class SecureRounds(UntrustedServer):
         most = len(held.releases) * min(self._largest_value / spacing, _LARGEST_COUNT)
         found = max(int(counts.max(initial=0)), -int(counts.min(initial=0)))
         if found > most:
-            names = self.helpers.roster.helper_names if held.sealed else ()
             raise WrongSumError(
-                f"Expected the sum of {len(held.releases)} releases of round {held.server_round} to stay below "
-                f"{most * spacing:g}, got {found * spacing:g}: a helper ({', '.join(names)}) or a machine did not mask "
-                "as it says; which, nobody can tell. The model is as it was, and the checkpoint holds the set."
+                f"Expected the sum of {len(held.releases)} releases to stay below {most * spacing:g}, got "
+                f"{found * spacing:g}: a machine or a helper did not mask as it says. Which, nobody can tell."
             )
         return Grid(spacing).values(counts)
 
     def opened(self, held: CohortSet) -> None:
-        """Note that a set was opened: machines build on it from now on."""
+        """Note that a set was opened, right or wrong: machines build on it from now on."""
         self._ids.update(held.ids)
         self._terms = held.terms
 
+    @property
+    def left_out(self) -> Sequence[str]:  # type: ignore[override]
+        return self.suspects.left_out
+
+    def correct(self) -> None:
+        """Note that the sum was one."""
+        self.suspects.correct()
+
+    def weigh(self, held: CohortSet, acks: Mapping[str, int], weight: float) -> None:
+        """Note with which weight a sum was added up, of releases built on ``acks``."""
+        if weight == 1.0:
+            return
+        for name, release in held.releases.items():
+            ack, found = acks.get(name, 0), self._weighed.setdefault(name, [])
+            if found and found[-1][1:] == [ack, weight]:
+                found[-1][1] = release
+            else:
+                found.append([ack, release, weight])
+
+    def skip(self, held: CohortSet, report: RoundReport, names: Sequence[str], why: WrongSumError) -> None:
+        """Note a wrong sum, of which nothing enters the model, and choose whom the next rounds leave out.
+
+        Helpers have recorded the set, so its releases are never opened again, and what machines say from now on is
+        built on them: of a stream, their part and its noise are missing from the sum of all.
+        """
+        self.suspects.lets_in = held.terms[0] == "nothing"
+        needed = max(held.min_cohort, self.option.min_cohort)
+        room = len(names) - needed - max(report.asked - len(held.releases), 0)
+        if self.suspects.wrong(held.releases, names, room):
+            left = ", ".join(map(repr, self.suspects.left_out)) or f"nobody, since sums need {needed} releases"
+            logger.warning(
+                "Round %d is skipped. %s Left out of the next rounds, in turns and without blame: %s.",
+                *(held.server_round, why, left),
+            )
+        elif held.sealed:
+            listed = " or ".join(f"helper {name!r}" for name in self.helpers.roster.helper_names)
+            self._pause = (
+                f"Expected wrong sums to end once suspects were left out, got another in round {held.server_round}: "
+                f"either more than {self.option.culprits} machines lie, or {listed} does. Have their operators look, "
+                "then resume from the checkpoint: the round is recorded as skipped, and the next one will be asked."
+            )
+
+    def skipped_noise(self, statements: Mapping[str, Mapping[str, Any]], acks: Mapping[str, int]) -> float | None:
+        """Variance of the noise in the sum of all sums over that of one in which no sum was wrong, by statements.
+
+        None without any, or where machines state no mechanism that is known.
+        """
+        if not self._weighed:
+            return None
+        if self._terms is not None and self._terms[0] == "nothing":
+            return 1.0
+        said = {(one.get("mechanism"), one.get("max-participations")) for one in statements.values()}
+        mechanism, releases = said.pop() if len(said) == 1 else (None, None)
+        if mechanism not in MECHANISMS or not isinstance(releases, int):
+            return None
+        if not max(acks.values(), default=1) <= releases <= _MOST_RELEASES:
+            return None
+        streams = [(last, self._weighed.get(name, ())) for name, last in acks.items()]
+        return weighed_noise(make_mechanism(str(mechanism), releases), streams)
+
+    def check_pause(self) -> None:
+        """Raise if a person must look before the next round; a run that is resumed goes on."""
+        if self._pause:
+            raise WrongSumError(self._pause)
+
+    def over(self, history: Sequence[RoundReport], noise: float | None) -> str:
+        """Why the training ends now with the model it has, or an empty string."""
+        skipped = sum(bool(report.skipped) for report in history)
+        if skipped >= self.option.most_skipped:
+            return f"{skipped} sums were wrong and skipped, as many as most_skipped allows"
+        if noise is not None and noise > self.option.most_noise and any(report.aggregated for report in history):
+            return (
+                f"wrong sums that were skipped left {noise:.3g} times the variance of the noise in the sum of all, "
+                f"and most_noise is {self.option.most_noise:g}"
+            )
+        return ""
+
     def kept(self) -> dict[str, Any]:
         terms = None if self._terms is None else list(self._terms)
-        kept: dict[str, Any] = {"opened": {"ids": self._ids, "terms": terms}, "held": None}
+        opened = {"ids": self._ids, "terms": terms, "weighed": self._weighed, "suspects": self.suspects.plain()}
+        kept: dict[str, Any] = {"opened": opened, "held": None}
         if self.held is not None:
             kept |= {"held": self.held.plain(), "held.total": self.held.total}
         return kept
@@ -141,5 +338,12 @@ class SecureRounds(UntrustedServer):
         self._ids = {str(name): str(one) for name, one in saved["opened"]["ids"].items()}
         terms = saved["opened"]["terms"]
         self._terms = None if terms is None else (str(terms[0]), str(terms[1]), float(terms[2]))
+        if "suspects" in saved["opened"]:  # else it is older
+            self.suspects.restore(saved["opened"]["suspects"])
+            self._weighed = {str(name): list(found) for name, found in saved["opened"]["weighed"].items()}
         held = saved["held"]
         self.held = None if held is None else CohortSet.from_plain(held, saved["held.total"])
+
+
+def _named(helpers: Iterable[str]) -> str:
+    return " and ".join(f"helper {name!r}" for name in helpers)

@@ -8,7 +8,7 @@ the name of the machine and what is different about it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
@@ -88,9 +88,9 @@ class CohortSum:
     size: int  # d
     counts: NDArray[np.uint64] = field(init=False)
     releases: dict[str, int] = field(init=False, default_factory=dict)
-    sealed: list[Sealed] = field(init=False, default_factory=list)
     headers: dict[str, Header] = field(init=False, default_factory=dict)
     terms: Terms = field(init=False, default=("", "", 1.0))
+    _masked: dict[str, tuple[MaskedRelease, int]] = field(init=False, default_factory=dict)  # and its samples
 
     def __post_init__(self) -> None:
         self.counts = np.zeros(self.size, np.uint64)
@@ -102,7 +102,7 @@ class CohortSum:
         self.releases[reply.machine] = reply.release
         if isinstance(contents, MaskedRelease):
             self.counts += contents.counts
-            self.sealed.append(contents.sealed)
+            self._masked[reply.machine] = contents, reply.samples
             self.headers[reply.machine] = _header(contents.sealed.header)
         elif isinstance(contents, Release):
             self.counts += contents.counts.ravel().view(np.uint64)  # two's complement is arithmetic modulo 2^64
@@ -113,10 +113,32 @@ class CohortSum:
         self.releases.update(zip(replies.machines, replies.releases, strict=True))
         self.counts += replies.counts.view(np.uint64)
 
+    def remove(self, machines: Iterable[str]) -> int:
+        """Take masked releases out again; returns how many samples they count for."""
+        samples = 0
+        for name in machines:
+            masked, its = self._masked.pop(name)
+            self.counts -= masked.counts
+            samples += its
+            del self.releases[name], self.headers[name]
+        return samples
+
+    @property
+    def sealed(self) -> tuple[Sealed, ...]:
+        """What helpers are shown."""
+        return tuple(masked.sealed for masked, _ in self._masked.values())
+
     @property
     def min_cohort(self) -> int:
         """The largest min_cohort of the machines."""
         return max((header.min_cohort for header in self.headers.values()), default=1)
+
+    def wanting_more(self) -> list[str]:
+        """The machines that want more releases in a sum than there would be with them and all that want no more."""
+        wanted = {name: header.min_cohort for name, header in self.headers.items()}
+        while wanted and max(wanted.values()) > len(wanted):
+            wanted = {name: fewest for name, fewest in wanted.items() if fewest <= len(wanted)}
+        return [name for name in self.headers if name not in wanted]
 
 
 def terms_of(contents: Any) -> Terms:
@@ -150,6 +172,8 @@ class Screen:
         Whether a reply is late, and not looked at.
     warned : set of tuples
         Warnings so far; grows.
+    left_out : collection of str
+        Machines that are left out for now.
     """
 
     def __init__(
@@ -162,10 +186,11 @@ class Screen:
         terms: Terms | None,
         is_late: Callable[[Reply], bool],
         warned: set[tuple[str, str]],
+        left_out: Collection[str] = (),
     ) -> None:
         self._session, self._size, self._most = session, size, most
         self._roster, self._opened, self._terms = roster, opened, terms
-        self._is_late, self._warned = is_late, warned
+        self._is_late, self._warned, self._left_out = is_late, warned, left_out
 
     def screened(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
         """The outcomes, with None for a reply that fits no sum, or not the sum of most others."""
@@ -204,6 +229,8 @@ class Screen:
             return outcome if outcome.contents.counts.size == self._size else None
         if not isinstance(outcome.contents, MaskedRelease) or self._roster is None:
             self._warn(outcome.machine, "its release is not masked")
+            return None
+        if outcome.machine in self._left_out:  # an answer to an earlier round
             return None
         problem = self._problem(outcome, outcome.contents, self._roster)
         if problem:

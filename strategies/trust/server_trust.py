@@ -43,7 +43,7 @@ from ...privacy.noise.normals import FINEST_GRID, ideal_mu, range_problem
 from ..rounds.checkpoint import CheckpointError
 from ..rounds.known_machines import MachineDirectory
 from ..rounds.layout import Vector
-from ..rounds.replies import Reply
+from ..rounds.replies import Reply, RoundReport
 from .trusted_checkpoint import CheckpointMark, TrustedCheckpoint
 
 
@@ -53,6 +53,8 @@ class UntrustedServer:
     adds_noise: ClassVar[bool] = False
     least_releases: int = 0
     """The fewest releases that a round can do with."""
+    left_out: Sequence[str] = ()
+    """Machines that are not asked for now."""
 
     def settings(self) -> dict[str, Any]:
         """Settings that a checkpoint must agree on, plain values."""
@@ -100,6 +102,13 @@ class UntrustedServer:
 
     def check_round(self, server_round: int) -> None:
         """Refuse a round beyond those the noise was calibrated for."""
+
+    def check_pause(self) -> None:
+        """Raise if a person must look before the next round."""
+
+    def over(self, history: Sequence[RoundReport], noise: float | None) -> str:
+        """Why the training ends now with the model it has, or an empty string."""
+        return ""
 
     def noisy(self, total: Vector, server_round: int) -> Vector:
         """A sum as it may be published."""

@@ -82,7 +82,11 @@ class Machines:
         return app
 
     def _asked(self, name, content):
-        return RecordDict({protocol.CONFIG: ConfigRecord(self.client(name).get_properties(content[protocol.CONFIG]))})
+        asked = content[protocol.CONFIG]
+        said = self.client(name).get_properties(asked)
+        if protocol.NONCE in asked:
+            said[protocol.SIGNATURE] = self.masks[name].prove_name(asked[protocol.NONCE])
+        return RecordDict({protocol.CONFIG: ConfigRecord(said)})
 
     def _train(self, name, content):
         client, config = self.client(name), dict(content[protocol.CONFIG])
@@ -155,9 +159,9 @@ class DirectCohort:
 class SecureGrid(NodesGrid):
     """Machines on a node each, and beside them the helpers of their roster, each on a node of its own.
 
-    ``watch(kind, helper, message)`` is called before a helper is handed a message, ``"hello"`` or ``"open"``, and
-    ``seen(kind, helper, reply)`` with what it answers; either may raise what a test waits for, or give another answer:
-    None for none at all. Helpers whose names are in ``down`` are not connected.
+    ``watch(kind, helper, message)`` is called before a helper is handed a message, ``"hello"``, ``"whether"`` or
+    ``"open"``, and ``seen(kind, helper, reply)`` with what it answers; either may raise what a test waits for, or give
+    another answer: None for none at all. Helpers whose names are in ``down`` are not connected.
     """
 
     first_helper = 5000
@@ -182,7 +186,8 @@ class SecureGrid(NodesGrid):
         opener = self.openers.get(message.metadata.dst_node_id)
         if opener is None:
             return super().handle(message, identifier)
-        kind = "open" if protocol.OPENING in message.content[protocol.CONFIG] else "hello"
+        asked = message.content[protocol.CONFIG].get(protocol.ASK)
+        kind = "whether" if asked == protocol.ASK_WHETHER else "open" if asked == protocol.ASK_OPEN else "hello"
         delivered = Message(RecordDict(dict(message.content)), message.metadata.dst_node_id,
                             message.metadata.message_type)  # fmt: skip
         delivered.metadata.__dict__["_message_id"] = identifier

@@ -165,7 +165,7 @@ def _entry(message: Message, reply: Message, asked: Mapping[str, Fact]) -> tuple
         why: dict[str, Fact] = {} if name is None else {"why": _shown(reply.error.reason or "", _LONGEST_WHY)}
         return "refused", {**run, **_named(asked), "reason": name or f"error-{reply.error.code}", **why}
     opened = reply.content.config_records.get(protocol.CONFIG, {})
-    if protocol.OPENING in opened and protocol.SET_DIGEST in opened:
+    if protocol.OPENING in opened and protocol.SET_DIGEST in opened and protocol.WOULD_OPEN not in opened:
         return "opened", {**run, **_named(asked), "releases": asked.get("releases", 0)}
     made = reply.content.metric_records.get(protocol.METRICS, {})
     release = made.get(protocol.RELEASE)

@@ -115,6 +115,7 @@ def test_a_setting_is_added_in_three_files_and_is_everywhere(tmp_path):
 TWICE = {
     "schema": "a digest for the server, a path for an operator",
     "epsilon": "an own app's machine has a policy for everything else",
+    "min_cohort": "a machine's, for sums with it, and a helper's, for every sum that it opens",
 }
 
 

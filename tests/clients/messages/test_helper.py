@@ -65,6 +65,20 @@ def opened(app, content, kind=protocol.QUERY_OPEN):
     return Opening(*fields, total, config[protocol.SIGNATURE])
 
 
+def test_a_helper_says_whether_it_would_open_a_set_and_opens_nothing():
+    record = DurableRecord()
+    releases = round_of()
+    whether = request(releases=releases, ask=protocol.ASK_WHETHER)
+    for _ in range(2):
+        said = ask_real_node(app_of(record), whether, "query").content
+        config = said[protocol.CONFIG]
+        assert (config[protocol.WOULD_OPEN], config[protocol.DISPUTED]) == ("yes", [])
+        assert not said.array_records, "no sum"
+        assert record.set_digest("s", "1") is None
+    opened(app_of(record), request(releases=releases))
+    assert ask_real_node(app_of(record), whether, "query").content[protocol.CONFIG][protocol.WOULD_OPEN] == "opened"
+
+
 def error_of(app, content, kind=protocol.QUERY_OPEN):
     reply = ask_real_node(app, content, kind)
     assert reply.has_error()

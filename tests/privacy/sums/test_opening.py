@@ -31,6 +31,7 @@ from murmurfl.privacy import (
 from murmurfl.privacy.sums import masking
 from murmurfl.privacy.sums import opening_rule as opening
 from murmurfl.privacy.sums import opening_rule as opening_record
+from murmurfl.privacy.sums.opening_rule import is_view
 
 from tests.harness.masked_releases import (
     ATTACKS,
@@ -108,6 +109,61 @@ def test_an_attack_is_refused_and_leaves_no_trace(opener, name):
             (Header.from_bytes(one.header).release for _, releases in attack.before for one in releases), default=0
         )
         assert opener.open("s", f"{last + 1}", round_of(release=ack + 1, ack=ack)), "its name was not used up"
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_view_is_what_opening_would_do_and_leaves_no_trace(opener, name):
+    """Of every attack and of the round before it: whoever asks first learns no more than who asks at once."""
+    attack = ATTACKS[name]
+    for opened, releases in attack.before:
+        view = opener.view("s", opened, releases)
+        assert (view.would_open, view.disputed) == ("yes", ())
+        assert is_view(ROSTER.helpers[0], "s", view)
+        opener.open("s", opened, releases)
+        assert opener.view("s", opened, releases).would_open == "opened"
+    for _ in range(2):
+        try:
+            view = opener.view(attack.session, attack.opening, attack.releases)
+        except OpeningRefusedError:
+            continue  # as a server can see for itself
+        assert view.would_open == "no"
+    with pytest.raises(OpeningRefusedError):
+        opener.open(attack.session, attack.opening, attack.releases)
+
+
+def test_a_view_names_whose_seals_do_not_open_and_whose_releases_do_not_follow(opener):
+    opener.open("s", "1", round_of())
+    machine = key_of("b")
+    releases = round_of(release=2, ack=1)
+    broken = replace(releases[1], seals=(bytes(80), releases[1].seals[1]), signature=b"")
+    releases[1] = replace(broken, signature=machine.sign(broken.signed))
+    releases[3] = round_of(release=2, ack=0)[3]
+    view = opener.view("s", "2", releases)
+    assert (view.would_open, view.disputed) == ("no", ("b", "d"))
+    rest = [*releases[:1], *releases[2:3], *releases[4:]]
+    assert not is_view(ROSTER.helpers[1], "s", view)
+    assert not is_view(ROSTER.helpers[0], "t", view)
+    assert not is_view(ROSTER.helpers[0], "s", replace(view, disputed=("b",)))
+    other = opener.view("s", "1", rest) if len(rest) >= 3 else None
+    assert other is None or (other.would_open, other.disputed) == ("no", ()), "another set was opened under that name"
+
+
+def test_a_helper_has_bounds_of_its_own_before_it_takes_memory(monkeypatch):
+    """A signed header may name any size: 618 bytes once made a helper take 2 GiB."""
+    record = MemoryOpeningRecord()
+    small = Opener("left", LEFT, ROSTER, record, largest_model=D, min_cohort=4)
+    small.open("s", "1", round_of("abcd"))
+    monkeypatch.setattr(opening.np, "zeros", lambda *_: pytest.fail("took memory"))
+    for releases, why in (
+        (round_of("abcd", session="t", size=2**32), "largest-model is"),
+        (round_of("abc", session="t"), "min-cohort is 4"),
+    ):
+        for ask in (small.view, small.open):
+            with pytest.raises(OpeningRefusedError) as refusal:
+                ask("t", "1", releases)
+            assert why in refusal.value.why
+    with pytest.raises(OpeningRefusedError, match="does not open this set"):
+        small.open("t", "1", [replace(one, header=bytes(2**14 + 1)) for one in round_of("abcd")])
 
 
 def test_every_refusal_has_the_same_text(caplog):

@@ -72,7 +72,7 @@ def test_what_is_no_digest_is_no_schema(said):
     if isinstance(said, list):
         entries[protocol.SCHEMA] = said
     reply = Message(RecordDict({protocol.CONFIG: ConfigRecord(entries)}), dst_node_id=1, message_type="query")
-    assert introduction(reply).schema == ""
+    assert introduction(reply, "").schema == ""
     entries[protocol.SCHEMA] = OURS.digest
     reply = Message(RecordDict({protocol.CONFIG: ConfigRecord(entries)}), dst_node_id=1, message_type="query")
-    assert introduction(reply).schema == OURS.digest
+    assert introduction(reply, "").schema == OURS.digest

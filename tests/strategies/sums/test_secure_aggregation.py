@@ -125,11 +125,29 @@ def test_the_most_careful_machine_decides_how_many_there_must_be():
     grid = SecureGrid(machines(different={"0": {"min_cohort": 5}}))
     strategy = trained(build(clients_per_round=6, secure={}), grid, rounds=2)
     assert [report.closed for report in strategy.history] == ["", ""]
-    grid = SecureGrid(machines(different={"0": {"min_cohort": 5}}))
+    grid = SecureGrid(machines(min_cohort=5))
     grid.tamper = lambda replies: replies[:4]
     strategy = trained_in_vain(build(clients_per_round=6, secure={}), grid, rounds=2)
     assert {report.closed for report in strategy.history} == {"4 of at least 5 releases"}
     assert not [one for one in grid.asked if one[0] == "open"]
+
+
+@pytest.mark.parametrize("wanted", [{"0": 5}, {"0": 6, "1": 5}, {"0": 6, "1": 6}])
+def test_machines_that_want_more_releases_than_came_are_left_out_and_not_the_round(wanted, caplog):
+    """Theirs are carried over: once all answer, the sum is that of a training in which nothing was lost."""
+    made = machines(different={name: {"min_cohort": most} for name, most in wanted.items()})
+    grid = SecureGrid(made)
+    grid.rounds = []
+    grid.tamper = lambda replies: replies[:-1] if grid.rounds.append(1) or len(grid.rounds) in (2, 3) else replies
+    strategy = trained(build(clients_per_round=6, secure={}), grid)
+    rest = 5 if wanted == {"0": 5} else 5 - len(wanted)
+    assert [report.aggregated for report in strategy.history] == [6, rest, rest, 6, 6, 6]
+    assert [report.unopened for report in strategy.history] == [0, 5 - rest, 5 - rest, 0, 0, 0]
+    assert [report.samples for report in strategy.history] == [6, rest, rest, 6, 6, 6]
+    assert not closed_rounds(strategy)
+    assert ("it wants more releases in a sum than came" in caplog.text) == (rest < 5)
+    whole = trained(build(clients_per_round=6), NodesGrid(machines(masked=False).app, 6))
+    assert (strategy.state.release_sum == whole.state.release_sum).all()
 
 
 def test_nobody_is_acknowledged_before_the_sum_is_open():

@@ -6,11 +6,14 @@ from functools import cache
 
 import numpy as np
 import pytest
-from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.sums.masking import MaskedRelease
+from flwr.app import ConfigRecord, Message, RecordDict
+from murmurfl.privacy import ConfigurationError, OpeningRefusedError, protocol
+from murmurfl.privacy.sums import opening_rule
+from murmurfl.privacy.sums.masking import MaskedRelease, Masking
 from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from murmurfl.strategies import HelpersDisagreeError, HelperUnavailableError, Reply, RoundReport
+from murmurfl.strategies.rounds.known_machines import Introduction
 from murmurfl.strategies.sums import secure_rounds, summation
 from murmurfl.strategies.sums.summation import CohortSet, CohortSum, Screen
 
@@ -91,9 +94,15 @@ def without_it():
     return trained(build(clients_per_round=6, secure={}), grid, rounds=4).state.x
 
 
-def test_helpers_would_refuse_every_sum_with_such_a_machine_in_it(monkeypatch):
-    """What the screening is for: without it one machine closes all rounds."""
+@pytest.mark.parametrize("asks", [True, False])
+def test_helpers_would_refuse_every_sum_with_such_a_machine_in_it(asks, monkeypatch):
+    """What the screening is for: without it, and if helpers were not asked before, one machine closes all rounds."""
     monkeypatch.setattr(Screen, "_problem", lambda *arguments: "")
+    if asks:
+        strategy, _ = broken(header(ack_id="7" * 32))
+        assert [(report.aggregated, report.malformed) for report in strategy.history] == [(5, 1)] * 4
+        return
+    monkeypatch.setattr(secure_rounds.SecureRounds, "agree", lambda *arguments: "")
     strategy, _ = broken(header(ack_id="7" * 32), trained_in_vain)
     assert closed_rounds(strategy) == list(range(1, 5))
     assert strategy.history[0].closed == "refused by helper 'helper-0' and helper 'helper-1'"
@@ -113,12 +122,95 @@ def test_no_round_asks_more_machines_than_a_sum_may_have(monkeypatch):
         trained(build(clients_per_round=6, secure={}), SecureGrid(machines()))
 
 
-def test_what_is_in_a_seal_only_helpers_can_see():
-    """A server cannot: a machine that seals nonsense stops the training. Its helpers' logs name it."""
-    strategy, _ = broken(lambda masked: resealed(masked, (bytes(80), bytes(80))), trained_in_vain)
-    assert closed_rounds(strategy) == list(range(1, 5))
+@pytest.mark.parametrize("bad", [(0,), (1,), (0, 1)])
+def test_a_machine_that_seals_nonsense_is_left_out_before_anybody_opens(bad, caplog):
+    """A server cannot see into seals, so helpers say which do not open before one of them records the set."""
+
+    def spoiled(masked):
+        return resealed(masked, tuple(bytes(80) if i in bad else seal for i, seal in enumerate(masked.sealed.seals)))
+
+    strategy, grid = broken(spoiled)
+    assert [(report.aggregated, report.malformed) for report in strategy.history] == [(5, 1)] * 4
+    assert (strategy.state.x == without_it()).all()
+    assert caplog.text.count("Machine '2' is left out of a round") == 1
+    assert sum(kind == "open" for kind, _ in grid.asked) == 8, "no set with it was opened anywhere"
+
+
+def test_sets_that_helpers_were_not_asked_about_can_be_half_open(monkeypatch):
+    """The planted bug: one helper has recorded the set when the other refuses it."""
+    monkeypatch.setattr(secure_rounds.SecureRounds, "agree", lambda *arguments: "")
     with pytest.raises(HelpersDisagreeError, match="or a machine sealed for it what is no seed"):
         broken(lambda masked: resealed(masked, (bytes(80), masked.sealed.seals[1])))
+
+
+@pytest.mark.parametrize("liars", [2, 3])
+def test_a_helper_that_disputes_one_machine_after_another_is_named_and_they_are_not_left_out(liars):
+    """Nobody can say who is right of one helper and one machine; of one helper and three machines it is the helper."""
+    grid = SecureGrid(machines())
+    opener = grid.openers[grid.first_helper]
+    real = opener._seed
+
+    def disputes(sealed, header):
+        if header.machine in ("1", "3", "4")[:liars]:
+            raise OpeningRefusedError("a lie")
+        return real(sealed, header)
+
+    opener._seed = disputes
+    strategy = build(clients_per_round=6, secure={})
+    if liars == 2:
+        assert [report.aggregated for report in trained(strategy, grid).history] == [4] * 6
+        return
+    with pytest.raises(HelpersDisagreeError, match=r"got 3 of helper 'helper-0' alone \('1', '3', '4'\)"):
+        trained(strategy, grid)
+    opener._seed = real
+    assert [report.aggregated for report in trained(build(clients_per_round=6, secure={}), grid).history] == [6] * 6
+
+
+def test_a_helper_that_does_not_say_whether_it_would_open_closes_the_round():
+    grid, silent = SecureGrid(machines()), iter([None])
+    grid.seen = lambda kind, helper, reply: next(silent, reply) if kind == "whether" else reply
+    strategy = trained(build(clients_per_round=6, secure={}), grid, rounds=3)
+    assert [report.closed for report in strategy.history] == [
+        "helper 'helper-0' did not say whether it would open it", "", ""
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", [protocol.VIEW_OPENED, protocol.VIEW_NO])
+def test_a_helper_that_refuses_without_a_reason_pauses_the_run_before_anything_is_open(lie):
+    """It signs what it says: that it has opened a set it was never shown, or that it would not, and names nobody."""
+    grid = SecureGrid(machines())
+    opener = grid.openers[grid.first_helper]
+    real = opener.view
+
+    def lies(session, opening, releases):
+        view = replace(real(session, opening, releases), would_open=lie)
+        return replace(view, signature=opener._key.sign(opening_rule._said(view, session)))
+
+    opener.view = lies
+    strategy = build(clients_per_round=6, secure={})
+    with pytest.raises(HelperUnavailableError, match=r"in 3 rounds in a row: helper 'helper-0' would not open it"):
+        trained(strategy, grid)
+    assert not any(kind == "open" for kind, _ in grid.asked)
+
+
+@pytest.mark.parametrize("entry", [protocol.WOULD_OPEN, protocol.DISPUTED, protocol.SET_DIGEST, protocol.SIGNATURE])
+def test_what_a_helper_would_do_counts_only_if_it_signed_it_for_this_set(entry):
+    grid = SecureGrid(machines())
+    other = {protocol.WOULD_OPEN: "no", protocol.DISPUTED: ["2"], protocol.SIGNATURE: bytes(64)}
+
+    def changed(kind, helper, reply):
+        if kind == "whether" and helper == HELPERS[0] and entry != protocol.SET_DIGEST:
+            reply.content["config"][entry] = other[entry]
+        elif kind == "whether" and helper == HELPERS[0]:  # what it said of another set
+            kept.append(reply.content["config"])
+            reply.content["config"] = kept[0]
+        return reply
+
+    kept, grid.seen = [], changed
+    train = trained if entry == protocol.SET_DIGEST else trained_in_vain
+    strategy = train(build(clients_per_round=6, secure={}), grid, rounds=2)
+    first = 0 if entry == protocol.SET_DIGEST else 1
+    assert closed_rounds(strategy) == [1, 2][1 - first :]
 
 
 def resealed(masked, seals):
@@ -209,13 +301,70 @@ def test_a_helper_that_comes_back_with_another_roster_is_not_asked(tmp_path):
 @pytest.mark.parametrize("helpers", [1, 3])
 def test_a_roster_of_more_or_fewer_helpers_than_were_said_is_refused(helpers):
     grid = SecureGrid(machines())
+    said = "Expected 1 helpers, those of their roster"
     if helpers == 3:  # a stranger that says it is a helper
         opener = grid.openers[grid.first_helper]
         other = Opener(HELPERS[0], HelperKey.simulated(SEED, HELPERS[0]), opener.roster, MemoryOpeningRecord())
         other.name = "stranger"
         grid.openers[grid.first_helper + 7] = other
-    with pytest.raises(ConfigurationError, match=f"Expected {helpers} helpers, those of their roster"):
+        said = "a roster of 3 helpers, got 'helper-0' with one of 2"
+    with pytest.raises(ConfigurationError, match=said):
         trained(build(secure={"helpers": helpers}), grid)
+
+
+class Pretending(SecureGrid):
+    """Nodes that are met first and report a helper's and a machine's name; they answer without those members' keys."""
+
+    def __init__(self, machines, *, signs):
+        super().__init__(machines)
+        self.roster_text = json.dumps(self.roster.document)
+        self.signs, self.heard = signs, []
+
+    def get_node_ids(self):
+        return [1, 2, *super().get_node_ids()]
+
+    def handle(self, message, identifier):
+        node = message.metadata.dst_node_id
+        if node > 2:
+            reply = super().handle(message, identifier)
+            hello = message.content["config"].get(protocol.ASK) == protocol.ASK_HELLO
+            if hello and self.signs and self.first_node <= node < self.first_helper:
+                name = str(node - self.first_node)
+                mask = Masking(name, MachineKey.simulated(SEED, name), self.roster)
+                reply.content["config"][protocol.SIGNATURE] = mask.prove_name(message.content["config"][protocol.NONCE])
+            return reply
+        self.heard.append((node, message.content["config"].get(protocol.ASK)))
+        name = {protocol.HELPERS: HELPERS[0], protocol.ROSTER: self.roster_text} if node == 1 else {"machines": "2"}
+        signature = MachineKey.simulated(9, "stranger").sign(message.content["config"][protocol.NONCE].encode())
+        said = {protocol.VERSION: protocol.PROTOCOL_VERSION, **name, protocol.SIGNATURE: signature}
+        message.metadata.__dict__["_message_id"] = identifier
+        reply = Message(RecordDict({"config": ConfigRecord(said)}), reply_to=message)
+        reply.metadata.__dict__["_message_id"] = f"reply to {identifier}"
+        return reply
+
+
+def test_nobody_takes_the_name_of_a_helper_or_a_machine(caplog):
+    """Hellos are signed over the server's nonce; whoever came first, and was believed first, is not asked for more."""
+    grid = Pretending(machines(), signs=True)
+    strategy = trained(build(clients_per_round=6, secure={}), grid)
+    assert [report.aggregated for report in strategy.history] == [6] * 6
+    assert {ask for _, ask in grid.heard} == {protocol.ASK_HELLO}
+    assert "Node 1 says that it is helper 'helper-0' and does not sign with the key" in caplog.text
+    assert "Node 2 says that it is machine '2' and does not sign with the key" in caplog.text
+    assert "Machine '2' is reported by two nodes" in caplog.text
+
+
+def test_an_answer_to_an_earlier_hello_proves_nothing():
+    key, roster = MachineKey.simulated(SEED, "2"), machines().roster
+    strategy = build(secure={})
+    helpers = strategy.trust.helpers
+    helpers._roster = roster
+    mask = Masking("2", key, roster)
+    for nonce, right in (("new", True), ("old", False), ("", False)):
+        met = Introduction(("2",), nonce="new", signature=mask.prove_name(nonce))
+        assert helpers._shows("2", met) is right
+    assert not helpers._shows("3", Introduction(("3",), nonce="new", signature=mask.prove_name("new")))
+    assert mask.prove_name("x" * 65) == mask.prove_name(7) == b""
 
 
 def test_what_is_no_roster_is_refused():

@@ -111,6 +111,10 @@ def test_an_opened_sum_is_noted_with_its_size(kind: str) -> None:
         protocol.SEALS: [seal for one in releases for seal in one.seals],
     }
     app = noting(helper_app(opener_of(DurableRecord(), "left")), journal)
+    whether = ConfigRecord({**config, protocol.ASK: protocol.ASK_WHETHER})
+    ask_real_node(app, RecordDict({protocol.CONFIG: whether}), "query")
+    assert [entry.kind for entry in entries] == ["answered"], "it has not opened anything"
+    entries.clear()
     ask_real_node(app, RecordDict({protocol.CONFIG: ConfigRecord(config)}), kind)
     ask_real_node(app, RecordDict({protocol.CONFIG: ConfigRecord({**config, protocol.SESSION: "t"})}), kind)
     ask_real_node(app, RecordDict({protocol.CONFIG: ConfigRecord({protocol.ASK: "x"})}), kind)

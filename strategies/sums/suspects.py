@@ -1,0 +1,187 @@
+r"""Who is left out after a wrong sum: suspects take turns, nobody is blamed, and nobody is left out for good.
+
+A sum that is no sum of releases has a liar in it, and nothing tells which machine it is: masks hide every machine's
+counts. Let c be the most machines that lie. A *hypothesis* is a set of at most c machines that may be all the liars; a
+wrong sum refutes those of which no machine was in it. The next rounds leave out as many machines as min_cohort allows,
+such that as many hypotheses as possible are left out whole, until another sum is wrong. Correct sums refute nothing:
+liars may behave while others are left out. So who is left out follows from the wrong sums alone, and whenever c
+machines choose to lie, :func:`most_wrong_sums` says how many there are at most before all c are left out.
+
+After a correct sum one of those that were left out is asked again, and the next one after another. If that sum is
+wrong it is left out once more, and the wait before anybody is asked again doubles: in T rounds that costs log2 T sums.
+Where a wrong sum leaves noise in all later ones, those who are left out stay so until another sum is wrong or the
+training ends.
+
+If no hypothesis is left, more machines than c lie, or a helper does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from math import comb
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MOST_HYPOTHESES = 50_000  # else fewer machines are taken to lie together
+_RARER = 16.0  # a hypothesis of one more machine counts so much less
+_SINGLE_UP_TO = 24  # so many machines are looked at one by one; more in groups, which are left out whole
+
+
+class Suspects:
+    """The wrong sums of a training, and who is left out because of them.
+
+    Parameters
+    ----------
+    culprits : int
+        c, the most machines that are taken to lie.
+    """
+
+    def __init__(self, culprits: int) -> None:
+        self.culprits = culprits
+        self.left_out: tuple[str, ...] = ()
+        """The machines that are not asked now."""
+        self.lets_in = True
+        """Whether those that were left out are asked again before another sum is wrong."""
+        self._wrong: list[list[str]] = []
+        self._chosen: tuple[str, ...] = ()  # who was left out after the last wrong sum
+        self._tried = ""  # who is asked again since the last sum
+        self._wait, self._correct = 1, 0
+
+    def correct(self) -> None:
+        """Note a correct sum; after enough of them one more machine is asked again."""
+        self._tried = ""
+        self._correct += 1
+        if self.lets_in and self.left_out and self._correct >= self._wait:
+            self._tried, *others = self.left_out
+            self.left_out, self._correct = tuple(others), 0
+
+    def wrong(self, machines: Iterable[str], names: Sequence[str], room: int) -> bool:
+        """Note a wrong sum of these machines, and choose whom to leave out; False if no hypothesis is left.
+
+        Parameters
+        ----------
+        machines : iterable of str
+            Those of the sum.
+        names : sequence of str
+            All machines that can be asked.
+        room : int
+            The most that can be left out without making later sums too small.
+        """
+        self._wrong.append(sorted(machines))
+        chosen = suspects_of(names, self._wrong, self.culprits, room, self._chosen)
+        if len(self.left_out) < len(self._chosen):  # somebody was asked again too early
+            self._wait *= 2
+        again = self._tried and chosen is not None and set(chosen) == set(self._chosen)
+        self.left_out = (*self.left_out, self._tried) if again else chosen or ()
+        self._chosen, self._tried, self._correct = chosen or (), "", 0
+        if chosen is None:
+            self._wrong, self._wait = [], 1  # whoever resumes begins anew
+        return chosen is not None
+
+    def plain(self) -> dict[str, Any]:
+        """Everything as plain values, for a checkpoint."""
+        chosen = {"left_out": list(self.left_out), "chosen": list(self._chosen), "tried": self._tried}
+        return {**chosen, "wrong": self._wrong, "wait": self._wait, "correct": self._correct}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take what :meth:`plain` gave."""
+        self.left_out, self._chosen = (tuple(map(str, saved[key])) for key in ("left_out", "chosen"))
+        self._wrong, self._tried = [[str(name) for name in one] for one in saved["wrong"]], str(saved["tried"])
+        self._wait, self._correct = int(saved["wait"]), int(saved["correct"])
+
+
+def suspects_of(
+    names: Sequence[str], wrong: Sequence[Iterable[str]], culprits: int, room: int, before: Sequence[str] = ()
+) -> tuple[str, ...] | None:
+    """At most ``room`` of ``names`` to be left out, as wrong sums have it; None if no hypothesis is left.
+
+    Those that were left out ``before`` are again, as long as a hypothesis is left in which they are all the liars.
+    """
+    if room < 1:
+        return ()
+    groups, most = _groups(len(names), culprits, room)
+    hypotheses = _hypotheses(len(groups), most)
+    place = {name: number for number, members in enumerate(groups) for name in (names[i] for i in members)}
+    for machines in wrong:
+        seen = np.zeros(len(groups), np.float32)
+        seen[[place[name] for name in machines if name in place]] = 1.0
+        hypotheses = hypotheses[hypotheses @ seen > 0]
+    if not len(hypotheses):
+        return None
+    again = np.zeros(len(groups), np.float32)
+    again[[place[name] for name in before if name in place]] = 1.0
+    whole = hypotheses.sum(axis=1) <= hypotheses @ again
+    sizes = np.array([len(members) for members in groups], np.float32)
+    chosen = again if whole.any() and sizes @ again <= room else _left_out(hypotheses, sizes, room)
+    return tuple(names[i] for number, members in enumerate(groups) if chosen[number] for i in members)
+
+
+def _groups(machines: int, culprits: int, room: int) -> tuple[list[range], int]:
+    """Machines in groups that are left out whole, and the most groups of a hypothesis."""
+    size = 1 if machines <= _SINGLE_UP_TO else max(min(-(-machines // _SINGLE_UP_TO), room // culprits), 1)
+    groups = [range(start, min(start + size, machines)) for start in range(0, machines, size)]
+    most = min(culprits, room // size)
+    while most > 1 and sum(comb(len(groups), number) for number in range(1, most + 1)) > _MOST_HYPOTHESES:
+        most -= 1
+    return groups, most
+
+
+def _hypotheses(groups: int, most: int) -> NDArray[np.float32]:
+    """Every set of at most so many groups, a row each."""
+    sets = [chosen for number in range(1, most + 1) for chosen in combinations(range(groups), number)]
+    rows = np.zeros((len(sets), groups), np.float32)
+    for row, chosen in zip(rows, sets, strict=True):
+        row[list(chosen)] = 1.0
+    return rows
+
+
+def _left_out(hypotheses: NDArray[np.float32], sizes: NDArray[np.float32], room: int) -> NDArray[np.float32]:
+    """Groups, one after the other, that fill as many hypotheses as possible."""
+    number = hypotheses.sum(axis=1)
+    chosen = np.zeros(len(sizes), np.float32)
+    while True:
+        missing = number - hypotheses @ chosen
+        space = room - sizes @ chosen
+        counts = np.where((missing > 0) & (hypotheses @ sizes - hypotheses @ (sizes * chosen) <= space), 1.0, 0.0)
+        scores = hypotheses.T @ (counts * _RARER**-number * 4.0**-missing)
+        scores[chosen > 0] = 0.0
+        if scores.max(initial=0.0) <= 0.0:
+            return chosen
+        chosen[int(scores.argmax())] = 1.0
+
+
+def most_wrong_sums(machines: int, min_cohort: int, culprits: int, assumed: int = 2) -> int | None:
+    """The most wrong sums that so many liars can cause before all of them are left out together.
+
+    Parameters
+    ----------
+    machines, min_cohort : int
+        Machines that a round asks, all of which answer, and the fewest of a sum.
+    culprits : int
+        How many lie, whoever they are and whenever they choose to.
+    assumed : int
+        c of the schedule.
+
+    Returns
+    -------
+    int or None
+        None if they are never left out together.
+
+    Examples
+    --------
+    >>> most_wrong_sums(20, 12, 1), most_wrong_sums(20, 12, 2), most_wrong_sums(20, 16, 2), most_wrong_sums(20, 19, 2)
+    (3, 11, 38, None)
+    """
+    names = [str(number) for number in range(machines)]
+    liars = {frozenset(chosen) for chosen in combinations(names, culprits)}
+    suspects = Suspects(assumed)
+    for sums in range(1, 2 + comb(machines, min(assumed, machines))):
+        if not suspects.wrong(set(names).difference(suspects.left_out), names, machines - min_cohort):
+            return None
+        liars = {one for one in liars if not one <= set(suspects.left_out)}
+        if not liars:
+            return sums
+    return None
