@@ -65,6 +65,7 @@ class QuantileOptions(TypedDict, total=False):
     quantile_share: float
     quantile_rate: float
     first_clip: float
+    relative_steps: bool
 
 
 class FullBatchOptions(DescentOptions, QuantileOptions, ReleaseOptions, total=False):
@@ -165,6 +166,9 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
         How fast the clip follows, > 0: in the t-th round in which something came, rate / t^1.5.
     first_clip : float
         C of the first round, > 0 with a quantile.
+    relative_steps : bool
+        Whether eta C, and so the noise in a step, stays what it is at the first clip, which is then the longest; else
+        eta stays.
     **options
         See :class:`~murmurfl.strategies.ReleaseStrategy`.
 
@@ -193,6 +197,7 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
         quantile_share: float = QUANTILE_SHARE,
         quantile_rate: float = QUANTILE_RATE,
         first_clip: float = 0.0,
+        relative_steps: bool = False,
         **options: Unpack[ReleaseOptions],
     ) -> None:
         super().__init__(**options)
@@ -217,11 +222,12 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
         self.quantile = float(quantile)
         self.quantile_rate = float(quantile_rate)
         self.first_clip = float(first_clip)
+        self.relative_steps = bool(relative_steps)
         self.counted = CountedRows(quantile_share)
 
     def settings(self) -> dict[str, Any]:
         own = {"learning_rate": self.learning_rate, "momentum": self.momentum, "nesterov": self.nesterov}
-        names = ("quantile", "quantile_rate", "first_clip") if self.quantile else ()
+        names = ("quantile", "quantile_rate", "first_clip", "relative_steps") if self.quantile else ()
         clip = {name: getattr(self, name) for name in names}
         clip |= {"quantile_share": self.counted.share} if self.quantile else {}
         return {**super().settings(), **own, "average": self.average, "l2": self.l2, **clip}
@@ -257,9 +263,10 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
             release_sum, within = self.counted.read(release_sum, clip)
             rate = self.quantile_rate / (1.0 + float(state.steps)) ** _SLOWING
             following = next_clip(clip, within, quantile=self.quantile, rate=rate)
-            following = min(max(following, self.first_clip / _FARTHEST), self.first_clip * _FARTHEST)
+            farthest = 1.0 if self.relative_steps else _FARTHEST
+            following = min(max(following, self.first_clip / _FARTHEST), self.first_clip * farthest)
             # A clip that was too long let in more noise than there need be: the step is as short as the next one says.
-            release_sum *= min(1.0, following / clip)
+            release_sum *= self.first_clip / clip if self.relative_steps else min(1.0, following / clip)
             state = replace(state, clip=np.asarray(following))
         return full_batch_step(
             state,

@@ -218,6 +218,7 @@ class FullBatchMethod(Method):
         config, values = problem.config, problem.values
         names = ("quantile", "quantile_share")
         counted = {name: getattr(config, name) for name in names} | {"first_clip": values.clip_norm}
+        counted["relative_steps"] = not has_table(config)
         own = {name: getattr(values, name) for name in ("momentum", "average", "l2")}
         return {**own, **(counted if config.quantile else {})}
 

@@ -20,7 +20,9 @@ from ...privacy.mechanisms import noise_stands_alone
 from ...privacy.setting import Value
 from ..methods import METHODS, Problem
 from ..methods.full_batch_method import has_table
+from ..methods.presets import tuned
 from ..settings.registry import registry
+from ..settings.run_config import run_keys
 from .rehearsal import kept_alone, mean_kept
 from .situation import Situation, WorkedOut
 
@@ -183,15 +185,21 @@ def noise_to_signal_of(problem: Problem) -> float:
 Settings = Mapping[str, Value]
 
 _ROUNDS = (1, 4, 8, 16)
-"""Rounds of one pass: few make a round's noise small, many follow the loss. One is best where noise is loud."""
+"""Rounds of one pass: few make a round's noise small, many follow the loss."""
+_USUAL_ROUNDS = ((0.05, 16), (0.28, 8), (math.inf, 1))
+"""The usual ones of corrected gradients, by the noise in the mean of all samples' gradients (docs/tuning.md)."""
 _FULL_ROUNDS = (3, 6, 24)
 """Of full batches beside the preset's: few where there is much noise, many where there is little."""
 
 
+_FOLLOWING: Settings = {"quantile": 0.3}
+"""Nobody may know whether the bound R is near: a clip that few gradients reach becomes shorter, for 2 % of mu^2."""
 _OTHER = 0.05
 """What a way is behind by that is not the usual one."""
-_OTHER_ROUNDS = 0.1
-"""What other rounds of full batches are behind by: the preset's are near the best in all but the loudest noise."""
+_OTHER_ROUNDS, _OTHER_ROUNDS_OF_A_PASS = 0.1, 0.15
+"""What other rounds are behind by: the usual ones are near the best in all but the loudest noise."""
+_ONE_STEP = 0.3
+"""What one step along the mean gradient is behind by where more are usual: of Gaussian classes it tells nearly all."""
 _ONCE = 0.3
 """What using samples once is behind by where they may be used in every round: the theorem says that it needs more."""
 _GAUSSIAN = 0.5
@@ -214,8 +222,9 @@ def _ways(situation: Situation) -> list[_Way | Impossible]:
         ("trusted-full-batch", "trusted-mu2", "trusted-sgd") if trusted else ("full-batch", "mu2", "noisy-sgd")
     )
     uses = situation.most_uses
-    rounds = [_Way(full, {"num-rounds": number}, _OTHER_ROUNDS) for number in _full_rounds(situation)]
-    whole = [_Way(full, {}, 0.0 if uses is None else _OTHER), *rounds]
+    clip: Settings = {} if trusted or has_table(situation.config) or not _can_follow(situation) else _FOLLOWING
+    rounds = [_Way(full, {**clip, "num-rounds": number}, _OTHER_ROUNDS) for number in _full_rounds(situation)]
+    whole = [_Way(full, clip, 0.0 if uses is None else _OTHER), *rounds]
     shot = [] if trusted else [_Way("one-shot", {"num-rounds": 0}, _GAUSSIAN)]
     if situation.config.stream:
         why = "samples come as a stream, and it uses every sample in every round"
@@ -225,6 +234,11 @@ def _ways(situation: Situation) -> list[_Way | Impossible]:
         once = [replace(way, behind=_ONCE) if isinstance(way, _Way) else way for way in passes]
         return [*whole, *shot, *once]
     return [*_one_pass(situation, cancelling, usual=True), *_one_pass(situation, fresh), *whole, *shot]
+
+
+def _can_follow(situation: Situation) -> bool:
+    """Whether a clip may follow the gradients: where it cuts them."""
+    return situation.config.clipping == run_keys()["clipping"].default
 
 
 def _full_rounds(situation: Situation) -> list[int]:
@@ -239,20 +253,36 @@ def _refused(full: str, shot: list[_Way], why: str) -> list[Impossible]:
 
 
 def _one_pass(situation: Situation, strategy: str, *, usual: bool = False) -> list[_Way | Impossible]:
-    """One pass over all samples, cut into rounds."""
+    """One pass over all samples, cut into rounds; the usual number of them has no handicap where the strategy is."""
     share, most = situation.asked / situation.machines, situation.most_rounds
+    known = tuned(replace(situation.config, features=_features(situation, strategy))) is not None
     made: dict[int, _Way] = {}
     for rounds in sorted({*_ROUNDS, min(most or 1, max(_ROUNDS))}):
         batch = int(situation.fewest // max(rounds * share, 1.0))
         if batch >= 1 and (most is None or rounds <= most):
             settings: Settings = {"batch-size": batch, "num-rounds": rounds}
-            if strategy == "mu2" and rounds > 1:
+            if strategy == "mu2" and rounds > 1 and not known:
                 settings = {**settings, "steps": "anytime"}
-            made.setdefault(batch, _Way(strategy, settings, 0.0 if usual and not made else _OTHER))
-    if made:
-        return list(made.values())
-    why = f"{situation.fewest} samples of a machine are too few for {most} rounds in which each is used once"
-    return [Impossible(strategy, why)]
+            made.setdefault(batch, _Way(strategy, settings))
+    if not made:
+        why = f"{situation.fewest} samples of a machine are too few for {most} rounds in which each is used once"
+        return [Impossible(strategy, why)]
+    numbers = {batch: int(way.settings["num-rounds"]) for batch, way in made.items()}
+    wanted = _usual_rounds(situation, strategy, max(made))
+    best = min(numbers, key=lambda batch: abs(math.log(numbers[batch] / wanted)))
+    behind = {at: _ONE_STEP if rounds == 1 else _OTHER_ROUNDS_OF_A_PASS for at, rounds in numbers.items()} | {best: 0.0}
+    return [replace(way, behind=behind[batch] + (0.0 if usual else _OTHER)) for batch, way in made.items()]
+
+
+def _usual_rounds(situation: Situation, strategy: str, batch: int) -> int:
+    """How many rounds a pass usually has, by the noise that one mean gradient of all samples would have."""
+    settings: Settings = {"batch-size": batch, "num-rounds": 1, "features": _features(situation, strategy)}
+    try:
+        found = tried(situation, strategy, settings).noise_to_signal
+    except ConfigurationError:
+        return 1
+    noise = found * math.sqrt(situation.asked / situation.machines)
+    return next(rounds for most, rounds in _USUAL_ROUNDS if noise <= most)
 
 
 def options(situation: Situation) -> list[Option | Impossible]:
