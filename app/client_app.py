@@ -103,7 +103,13 @@ def simulated_machines(message: Message, context: Context, call_next: ClientAppC
         roster = prepare(config).roster
         return answer_simulated_helper(message, context.state, name=helper, seed=config.seed, roster=roster)
     if message.metadata.message_type == MessageType.QUERY and entries.get(protocol.ASK) == protocol.ASK_HELLO:
-        return _hello(message, config, machines, helpers)
+        answer = _hello(config, machines, helpers)
+        if len(helpers) == 1 and not machines:  # as a real one does, it shows that the name is its own
+            said = answer_simulated_helper(
+                message, context.state, name=helpers[0], seed=config.seed, roster=prepare(config).roster
+            )
+            answer = {**said.content.config_records[protocol.CONFIG], **answer}
+        return Message(RecordDict({protocol.CONFIG: ConfigRecord(answer)}), reply_to=message)
     machine = str(entries.get(protocol.MACHINE))
     if machine not in machines:
         return _not_here(message, "machine")
@@ -136,13 +142,13 @@ def _hosted(context: Context) -> tuple[RunConfig, list[str], list[str]]:
     return found
 
 
-def _hello(message: Message, config: RunConfig, machines: list[str], helpers: list[str]) -> Message:
+def _hello(config: RunConfig, machines: list[str], helpers: list[str]) -> dict[str, Any]:
     """The answer to a hello: who is on a simulated node."""
     answer: dict[str, Any] = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: machines}
     if helpers:
         roster = json.dumps(prepare(config).roster.document)
         answer |= {protocol.HELPERS: helpers, protocol.ROSTER: roster}
-    return Message(RecordDict({protocol.CONFIG: ConfigRecord(answer)}), reply_to=message)
+    return answer
 
 
 def _not_here(message: Message, kind: str) -> Message:

@@ -266,7 +266,7 @@ def test_a_simulation_that_is_cut_off_leaves_no_checkpoint_and_its_name_free(eng
     quick = ["run", "--engine", engine, "--out", str(tmp_path), "--name", "x", "--set", "num-rounds=2"]
     whole = record.write_record
 
-    def cut_off(*_):
+    def cut_off(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(record, "write_record", cut_off)
