@@ -75,7 +75,7 @@ test-deployment: $(STAMP)
 # The commands of docs/ as a reader types them: minutes. The files have ports, homes and folders of their own.
 test-docs: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m docs tests/test_docs_commands.py tests/deployment/test_walkthrough.py \
-	  tests/deployment/test_operations.py $(ARGS)
+	  tests/deployment/test_operations.py tests/deployment/test_federation_page.py $(ARGS)
 
 # What speaks with Flower, under the oldest and the newest supported version; the installed one is what `make test` has.
 FLOWERS ?= 1.41.0 1.42.0
