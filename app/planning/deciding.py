@@ -261,7 +261,7 @@ def _one_pass(situation: Situation, strategy: str, *, usual: bool = False) -> li
         batch = int(situation.fewest // max(rounds * share, 1.0))
         if batch >= 1 and (most is None or rounds <= most):
             settings: Settings = {"batch-size": batch, "num-rounds": rounds}
-            if strategy == "mu2" and rounds > 1 and not known:
+            if "steps" in METHODS[strategy].keys and rounds > 1 and not known:
                 settings = {**settings, "steps": "anytime"}
             made.setdefault(batch, _Way(strategy, settings))
     if not made:
