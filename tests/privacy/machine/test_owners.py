@@ -224,7 +224,8 @@ def test_what_is_kept_of_very_many_owners_is_short():
 
 @pytest.mark.usefixtures("quick_disk")
 def test_places_and_used_owners_outlive_the_noise_key(tmp_path):
-    path, names = tmp_path / "ledger.sqlite", np.repeat(np.arange(40), 2)
+    """Keys are the system's: of 400 owners none is in the two places used with probability 0.9^400, under 1e-18."""
+    path, names = tmp_path / "ledger.sqlite", np.repeat(np.arange(400), 2)
     ledger = SQLiteLedger.create(path, budget_mu=3.0, delta=1e-5)
     policy = PrivacyPolicy(1.0, 2, 5, mu=1.0, budget_mu=3.0, mechanism="independent", samples_per_owner=2)
 
