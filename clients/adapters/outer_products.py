@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -143,6 +144,6 @@ class PulledOuterProducts(OuterProducts):
 def _told(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """The squared length of every row; NaN for one so short that rounding hides it, which a long factor would show."""
     squares = squared_lengths(rows)
-    if squares.min(initial=1.0) < LEAST_SQUARES:
+    if squares.min(initial=math.inf) < LEAST_SQUARES:
         squares[(squares < LEAST_SQUARES) & rows.any(axis=1)] = np.nan
     return squares

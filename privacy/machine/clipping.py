@@ -310,11 +310,11 @@ class RowBound:
                     observe(norms, self.clip_norm)
                 return scaled_sum(scales if weights is None else scales * weights)
         # Not in closed form, or a row that is not finite, or too large to square: the careful way, row by row.
-        total, row = np.zeros(num_parameters), np.empty((1, num_parameters))
+        total, row = np.zeros(num_parameters), np.empty(num_parameters)
         for i in range(len(norms)):
             with np.errstate(all="ignore"):
-                rows.write(i, 1.0, row[0])
-            total += self.rows(row)[0] * (1.0 if weights is None else weights[i])
+                rows.write(i, 1.0, row)
+            total += self.rows(row[None])[0] * (1.0 if weights is None else weights[i])
         return total
 
 

@@ -104,8 +104,8 @@ class Header:
     def from_bytes(cls, content: bytes) -> Header:
         """Read what :meth:`to_bytes` wrote; refuse other spellings: two ways to write a header would be two headers."""
         try:
-            if not isinstance(content, bytes) or len(content) > LONGEST_HEADER:
-                raise ValueError("not the bytes of a header")
+            if len(content) > LONGEST_HEADER:
+                raise ValueError("too long for a header")
             values = json.loads(content)
             if set(values) != {field.name for field in fields(cls)}:
                 raise ValueError("other fields")

@@ -108,3 +108,10 @@ def test_what_is_no_plain_shape_is_left_to_the_careful_reader(shape):
 
 def test_bytes_in_another_buffer_are_read_carefully():
     assert read_array("float64", (2, 3), bytearray(saved(np.ones((2, 3))))).sum() == 6.0
+
+
+def test_an_array_does_not_change_with_a_buffer_that_it_was_read_from():
+    buffer = bytearray(write_array(np.arange(6.0)))
+    values = read_array("float64", (6,), buffer)
+    buffer[-8:] = bytes(8)
+    assert (values == np.arange(6.0)).all()

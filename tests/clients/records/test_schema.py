@@ -250,8 +250,10 @@ def test_real_nodes_take_reviewed_complete_schemas_only():
         TABLE.check_for_real_nodes()
     Schema(**{**TABLE.model_dump(), "reviewed": True}).check_for_real_nodes()
     open_ended = Schema(inputs=(Part(shape=(2,)),), label=Label(classes=2), reviewed=True)
-    with pytest.raises(ConfigurationError, match="bounds of every number"):
-        open_ended.check_for_real_nodes()
+    unlabelled = Schema(inputs=(Part(shape=(2,), bounds=(0.0, 1.0)),), label=Label(kind="number"), reviewed=True)
+    for schema in (open_ended, unlabelled):
+        with pytest.raises(ConfigurationError, match="bounds of every number"):
+            schema.check_for_real_nodes()
 
 
 @pytest.mark.parametrize("schema", [TABLE, IMAGES])

@@ -47,8 +47,9 @@ def test_of_a_session_of_another_policy_a_machine_states_what_it_reserved(change
 
 
 def test_a_machine_of_one_sample_releases_once():
-    subject = machine(batch_size=1, max_participations=1, num_samples=1)
-    assert subject.release("s", 0, contribution).samples == 1
+    for more in ({}, {"order": "all", "mechanism": "independent", "release_rule": "paper"}):
+        subject = machine(batch_size=1, max_participations=1, num_samples=1, **more)
+        assert subject.release("s", 0, contribution).samples == 1
 
 
 def test_real_machines_accept_only_exact_noise_and_no_machine_more_releases_than_samples():

@@ -70,6 +70,14 @@ def test_a_trusted_servers_machine_claims_no_guarantee_of_its_own():
     assert plan.spent_mu(1) == math.inf
 
 
+def test_a_machine_of_sums_may_spend_by_itself_what_its_share_of_the_noise_leaves():
+    """Alone its noise is that of one of min_honest machines, so that mu is sqrt(min_honest) times as much."""
+    sums = {"trust": "secure-aggregation", "min_honest": 9, "min_cohort": 18}
+    assert policy(budget_mu=2.0, **sums).local_budget == pytest.approx(6.0)
+    assert policy(**sums).local_budget == pytest.approx(3.0)
+    assert policy(budget_local_mu=4.0, **sums).local_budget == 4.0
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, Mechanism, make_mechanism
-from murmurfl.privacy.mechanisms.sensitivity import pattern_bound, worst_pattern
+from murmurfl.privacy.mechanisms.sensitivity import gram_sensitivity, pattern_bound, worst_pattern
 
 CASES = {
     "independent": ("independent", {}),
@@ -284,3 +284,14 @@ def test_releases_out_of_range_are_refused():
     ):
         with pytest.raises(ConfigurationError, match="Expected"):
             call()
+
+
+def test_samples_that_return_every_epoch_are_not_charged_for_other_returns():
+    """Releases 0 and 3 share their noise: a sample in both moves most, and one that returns every second never is."""
+    whole = np.eye(5)
+    whole[0, 3] = whole[3, 0] = 1.0
+    found = [
+        gram_sensitivity(lambda chosen: whole[np.ix_(chosen, chosen)], 5, 2, 2, pattern)
+        for pattern in ("epochs", "separated")
+    ]
+    assert [one.value for one in found] == pytest.approx([np.sqrt(2), 2.0])

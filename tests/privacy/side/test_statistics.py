@@ -145,6 +145,10 @@ def test_each_session_has_one_release_and_pays_anew():
         subject.release("third", 0, rows.__getitem__)
 
 
+def test_statistics_without_noise_have_none():
+    assert statistics_policy(1.0, mechanism="none").plan(4).noise_std == 0
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [

@@ -430,6 +430,15 @@ def test_a_seed_of_another_length_is_refused():
         opened_seal(sealed, header, "left", KEYS["left"])
 
 
+def test_a_seal_is_for_the_helpers_name_behind_its_length_and_the_header():
+    """The bytes that machines of every version seal with."""
+    header = header_of("a")
+    info = b"murmurfl mask seed 1\0" + bytes([0, 0, 0, 0, 0, 0, 0, 4]) + b"left" + header.to_bytes()
+    seal = masking._SUITE.encrypt(bytes(range(SEED_BYTES)), KEYS["left"].sealing.public_key(), info=info)
+    sealed = replace(release_of("a"), header=header.to_bytes(), seals=(seal, seal))
+    assert bytes(opened_seal(sealed, header, "left", KEYS["left"])) == bytes(range(SEED_BYTES))
+
+
 def test_masks_with_real_keys_work_as_well():
     key, helper = MachineKey.generate(), HelperKey.generate()
     roster = Roster({"m": key.public}, (helper.entry("h"),))
