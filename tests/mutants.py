@@ -288,7 +288,7 @@ def read() -> list[Source]:
 
 def in_turns(mutants: Iterable[Mutant], seed: int) -> list[Mutant]:
     """Generated mutants in the order in which they are drawn: one of each function, then another of each."""
-    drawn = sorted((random.Random(f"{seed} {mutant}").random(), mutant) for mutant in mutants)
+    drawn = sorted((random.Random(f"{seed} {one.file} {one.called}").random(), one) for one in mutants)
     turns: Counter[tuple[str, str]] = Counter()
     order: list[tuple[int, float, Mutant]] = []
     for rank, mutant in drawn:
