@@ -5,7 +5,7 @@ a user's own. The command names the papers in its help, so nothing that takes lo
 """
 
 from ..settings.registry import Registry
-from .best_accuracy import BestAccuracy
+from .best_accuracy import BestAccuracy, ManySites
 from .cell import Cell
 from .jiang_2026 import LASSO, MEAN, RIDGE
 from .kind import TableKind
@@ -25,6 +25,7 @@ PAPERS: Registry[Paper] = Registry(
         ReshefLevy2024(),
         SecureAggregation(),
         BestAccuracy(),
+        ManySites(),
         PlanGrid(),
         PlanGridMnist(),
         Zhang2025Logistic(),

@@ -256,6 +256,40 @@ def _tables() -> list[Cell]:
     ]
 
 
+_EPSILONS = (0.3, 0.5, 0.7, 1.0, 2.0, 4.0, 8.0)
+
+
+def _sums_of(machines: int) -> tuple[str, Overrides]:
+    """Sums of which seven tenths are honest, and their name."""
+    honest = machines * 7 // 10
+    name = f"full batches, sums of {honest} honest machines"
+    return name, {**SUMS, "min-cohort": machines, "colluders": machines - honest}
+
+
+def _ways(machines: int) -> dict[str, Overrides]:
+    return {FULL: FULL_BATCH, **dict([_sums_of(machines)])}
+
+
+class ManySites(Paper):
+    """Data that no site has enough of: 60 images on each of 1,000 machines, and tables of people over 100 sites."""
+
+    name = "many-sites"
+    sentence = "Where a federation pays: 1,000 machines of 60 images, and people over 100 sites, beside one site alone"
+    seeds = 5
+    table = BestTable()
+
+    def cells(self) -> list[Cell]:
+        """Images by epsilon; then tables of people."""
+        many = {**_images(BEST), "num-clients": 1_000, "clients-per-round": 1_000}
+        images = [Cell("1,000 machines of 60", {**many, "epsilon": epsilon}, _ways(1_000)) for epsilon in _EPSILONS]
+        people = [
+            Cell(f"{task}, 100 sites", {**_SHARED, "task": task, "epsilon": epsilon}, _ways(100))
+            for task in _TABLES
+            for epsilon in _EPSILONS
+        ]
+        return [*images, *people]
+
+
 class BestAccuracy(Paper):
     """60,000 images of MNIST on 100 machines that trust nobody, by epsilon, features and method."""
 
