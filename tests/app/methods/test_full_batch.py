@@ -63,6 +63,18 @@ def test_rounds_and_steps_never_fall_as_mu_grows():
     assert all(0.6 - 1e-9 <= one.momentum <= 0.9 + 1e-9 for one in values)
 
 
+def test_steps_of_two_classes_travel_no_farther_with_less_noise():
+    people, model = replace(BASE, task="recidivism", num_clients=100), make_model("softmax", 28, 2)
+    travelled = []
+    for mu in np.geomspace(0.1, 1000, 40):
+        config = replace(people, mu=mu)
+        rounds = METHOD.usual_rounds(config, SIZES, model)
+        found = METHOD.settled(config, rounds, model, SIZES)
+        travelled.append(found.learning_rate * found.clip_norm * math.sqrt(2) * rounds)  # R is 1, and the bias
+    assert max(travelled) == pytest.approx(360)
+    assert travelled[-1] == pytest.approx(360)
+
+
 def test_longer_features_have_a_longer_clip_and_shorter_steps():
     found = settled(1.0, config=replace(MNIST, features="oriented-gradients"))[1]
     model = make_model("softmax", 392, 10)
