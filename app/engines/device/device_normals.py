@@ -179,7 +179,7 @@ def _write_pairs(
 ) -> None:
     """Write pairs of normals made from two words of 32 bits each."""
     radius = radius_words.to(torch.float32).add_(0.5).mul_(2.0**-WORD_BITS)
-    radius = _minus_twice_logarithm(radius).sqrt_()
+    radius = _root(_minus_twice_logarithm(radius))
     radius = torch.where((angle_words & _SIGN) != 0, -radius, radius)
     # An eighth of a turn to either side of a half axis; sign and swap make the four half axes of it.
     angle = (angle_words & (_SIGN - 1)).sub_(_SIGN >> 1).to(torch.float32)
@@ -190,6 +190,14 @@ def _write_pairs(
     swap = (angle_words & _SWAP) != 0
     torch.mul(torch.where(swap, sine, cosine), radius, out=cosines)
     torch.mul(torch.where(swap, cosine, sine), radius, out=sines)
+
+
+def _root(values: torch.Tensor) -> torch.Tensor:
+    """The root, rounded as IEEE 754 says: float32's own is off by a unit in some versions of PyTorch.
+
+    A root of a float32 lies 2^-50 or more from where float32 rounds another way, so that float64's may be off too.
+    """
+    return values.to(torch.float64).sqrt_().to(torch.float32)
 
 
 def _minus_twice_logarithm(values: torch.Tensor) -> torch.Tensor:

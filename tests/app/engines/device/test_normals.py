@@ -210,6 +210,11 @@ def test_the_smallest_and_the_largest_words_give_the_largest_normal_and_zero():
     assert float(radius[1]) == 0.0
 
 
+def test_roots_are_rounded_as_numpys_are():
+    values = np.random.default_rng(1).random(200_000, dtype=np.float32) * np.float32(46)
+    assert np.array_equal(normals._root(torch.from_numpy(values)).numpy(), np.sqrt(values))
+
+
 def test_the_logarithm_is_right_to_three_units_in_the_last_place():
     values = torch.tensor(np.random.default_rng(1).random(50_000) ** 4 + 2.0**-33, dtype=torch.float32).clamp(max=1.0)
     values = torch.cat([values, 1.0 - torch.arange(1, 2000) * 2.0**-24, torch.logspace(-33, -1, 2000, base=2.0)])
