@@ -193,7 +193,7 @@ def _write_pairs(
 
 
 def _root(values: torch.Tensor) -> torch.Tensor:
-    """The root, rounded as IEEE 754 says: float32's own is off by a unit in some versions of PyTorch.
+    """The root, rounded as IEEE 754 says: float32's own is off by a unit in PyTorch on some processors.
 
     A root of a float32 lies 2^-50 or more from where float32 rounds another way, so that float64's may be off too.
     """
