@@ -64,30 +64,32 @@ farther than other data's with the least noise, or more epsilon would give a wor
 
 
 class _Scaled(NamedTuple):
-    """Constants without dimension for other data: noise, T, S / R, and eta S R of all rounds together.
+    """Constants without dimension for other data: noise, T, S / R, eta S R of all rounds together, and the quantile.
 
     The noise is the length of what is in the mean of one release with all of mu, over S. It does not depend on T: more
-    rounds have more noise each, and shorter steps.
+    rounds have more noise each, and shorter steps. The quantile is the share of gradients that a clip which follows
+    them leaves whole: to cut many makes the noise small, and the model a worse one.
     """
 
     noise: float
     rounds: float
     clip: float
     travel: float
+    quantile: float
 
 
 _CLASSES = (
-    _Scaled(0.01, 48, 0.4, 360),
-    _Scaled(0.03, 18, 0.2, 170),
-    _Scaled(0.1, 6, 0.1, 75),
-    _Scaled(0.3, 6, 0.1, 40),
+    _Scaled(0.01, 48, 0.4, 360, 0.9),
+    _Scaled(0.03, 18, 0.2, 170, 0.6),
+    _Scaled(0.1, 6, 0.1, 75, 0.3),
+    _Scaled(0.3, 6, 0.1, 40, 0.3),
 )
 _NUMBERS = (
-    _Scaled(0.01, 48, 0.3, 14.4),
-    _Scaled(0.03, 48, 0.1, 7.2),
-    _Scaled(0.1, 12, 0.1, 1.8),
-    _Scaled(0.3, 6, 0.1, 0.6),
-    _Scaled(1.0, 6, 0.1, 0.18),
+    _Scaled(0.01, 48, 0.3, 14.4, 0.9),
+    _Scaled(0.03, 48, 0.1, 7.2, 0.6),
+    _Scaled(0.1, 12, 0.1, 1.8, 0.3),
+    _Scaled(0.3, 6, 0.1, 0.6, 0.3),
+    _Scaled(1.0, 6, 0.1, 0.18, 0.3),
 )
 """Of numbers from -1 to 1. A least-squares loss is as steep as its rows are long, so that steps cannot be longer."""
 _STEEPEST = 1.5
@@ -251,6 +253,12 @@ class TrustedFullBatchMethod(FullBatchMethod):
 def has_table(config: RunConfig) -> bool:
     """Whether the table is for its data: images, and tables of people that it was tried on."""
     return the_task(config).has_images or tuned(config) is not None
+
+
+def usual_quantile(problem: Problem) -> float:
+    """The quantile of a clip that follows the gradients, for data that have no table, with an untrusted server."""
+    noise = FullBatchMethod().noise(problem.config, problem.model, problem.sizes)
+    return round(_scaled(problem.model, noise).quantile, 2)
 
 
 def _scaled(model: Model, noise: float) -> _Scaled:

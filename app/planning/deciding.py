@@ -19,7 +19,7 @@ from ...privacy import ConfigurationError, NoisePlan
 from ...privacy.mechanisms import noise_stands_alone
 from ...privacy.setting import Value
 from ..methods import METHODS, Problem
-from ..methods.full_batch_method import has_table
+from ..methods.full_batch_method import has_table, usual_quantile
 from ..methods.presets import tuned
 from ..settings.registry import registry
 from ..settings.run_config import run_keys
@@ -192,8 +192,6 @@ _FULL_ROUNDS = (3, 6, 24)
 """Of full batches beside the preset's: few where there is much noise, many where there is little."""
 
 
-_FOLLOWING: Settings = {"quantile": 0.3}
-"""Nobody may know whether the bound R is near: a clip that few gradients reach becomes shorter, for 2 % of mu^2."""
 _OTHER = 0.05
 """What a way is behind by that is not the usual one."""
 _OTHER_ROUNDS, _OTHER_ROUNDS_OF_A_PASS = 0.1, 0.15
@@ -222,7 +220,7 @@ def _ways(situation: Situation) -> list[_Way | Impossible]:
         ("trusted-full-batch", "trusted-mu2", "trusted-sgd") if trusted else ("full-batch", "mu2", "noisy-sgd")
     )
     uses = situation.most_uses
-    clip: Settings = {} if trusted or has_table(situation.config) or not _can_follow(situation) else _FOLLOWING
+    clip = {} if trusted else _following(situation)
     rounds = [_Way(full, {**clip, "num-rounds": number}, _OTHER_ROUNDS) for number in _full_rounds(situation)]
     whole = [_Way(full, clip, 0.0 if uses is None else _OTHER), *rounds]
     shot = [] if trusted else [_Way("one-shot", {"num-rounds": 0}, _GAUSSIAN)]
@@ -236,9 +234,18 @@ def _ways(situation: Situation) -> list[_Way | Impossible]:
     return [*_one_pass(situation, cancelling, usual=True), *_one_pass(situation, fresh), *whole, *shot]
 
 
-def _can_follow(situation: Situation) -> bool:
-    """Whether a clip may follow the gradients: where it cuts them."""
-    return situation.config.clipping == run_keys()["clipping"].default
+def _following(situation: Situation) -> Settings:
+    """A clip that follows the gradients, where it cuts them: nobody may know whether the bound R is near.
+
+    It becomes shorter where few gradients reach it, for 2 % of mu^2.
+    """
+    config = situation.config
+    if has_table(config) or config.stream or config.clipping != run_keys()["clipping"].default:
+        return {}
+    try:
+        return {"quantile": usual_quantile(situation.problem({"strategy": "full-batch"}))}
+    except ConfigurationError:  # of full batches themselves, which are refused for it
+        return {}
 
 
 def _full_rounds(situation: Situation) -> list[int]:
