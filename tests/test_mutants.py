@@ -40,6 +40,14 @@ def toy(root, monkeypatch, **said):
     return mutants.Source("toy.py", ["test_toy.py"], **said)
 
 
+def with_it(source, mutant):
+    """The function that a mutant is in, or the file, with the mutant: what is beside it parses without it too."""
+    start, stop = source.span(source.bodies[mutant.function]) if mutant.function else (0, len(source.text))
+    start = source.text.rfind(b"\n", 0, start) + 1
+    spoiled = source.text[start : mutant.start] + mutant.new.encode() + source.text[mutant.stop : stop]
+    return b"if True:\n" + spoiled if spoiled.startswith(b" ") else spoiled
+
+
 def test_all_mutants_fit_the_code_and_have_tests():
     sources = mutants.read()
     assert [line for source in sources for line in source.misplaced()] == []
@@ -49,7 +57,7 @@ def test_all_mutants_fit_the_code_and_have_tests():
     for source in sources:
         for mutant in [*source.mutants(), *source.generated()]:
             assert mutant.lines[0] != mutant.lines[1]
-            ast.parse(source.text[: mutant.start] + mutant.new.encode() + source.text[mutant.stop :])
+            ast.parse(with_it(source, mutant))
     written = [mutant.name for source in sources for mutant in source.mutants()]
     assert len(set(written)) == len(written) > 100
     assert sum(len(source.generated()) for source in sources) > 4 * mutants.SAMPLE

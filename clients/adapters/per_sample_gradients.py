@@ -100,7 +100,7 @@ def stacked_gradients(
     weights: Sequence[float | NDArray[np.float64]],
     samples: Any,
 ) -> StackedContributions:
-    """The rows of :func:`combined_gradients`, not written out where the model knows how."""
+    """The rows of :func:`combined_gradients`, not written out where the gradients' own ``stacked`` knows how to."""
     stacked = getattr(gradients, "stacked", None)
     if stacked is not None:
         return stacked(points, weights, samples)

@@ -24,40 +24,12 @@ from ...privacy.ledger.ledger_block import BlockLedger
 from ...privacy.machine.clipping import ChosenContributions, StackedContributions
 from ...privacy.machine.machine_block import BlockAdmission, BlockArithmetic, BlockReleases, MachineBlock
 from ...privacy.machine.prefix_sums import ReleaseRule
-from ..adapters.per_sample_gradients import PerSampleGradients, Samples
+from ..adapters.per_sample_gradients import Samples
 from ..messages.release_of import read_release_of
 from ..private_client import PrivateClient, Request, Together
 
 Placed = tuple[int, int, slice, bool]
 """A machine that may release: its place among those asked, its part, its fresh samples, whether it is computed here."""
-
-
-class StackableGradients(PerSampleGradients, Protocol):
-    """Optional: gradients that can combine several points in closed form, without a row for every sample.
-
-    Notes
-    -----
-    **Formal guarantees.** The combination must be that of rows of which row i depends on sample i alone: every
-    guarantee for one sample rests on it.
-    """
-
-    def stacked(
-        self,
-        points: Sequence[Sequence[NDArray[Any]]],
-        weights: Sequence[float | NDArray[np.float64]],
-        samples: Any,
-    ) -> StackedContributions:
-        """``combined_gradients``, without a row for every sample."""
-        ...
-
-
-class StackableSamples(Samples, Protocol):
-    """Optional: samples of many machines that come from one place."""
-
-    @classmethod
-    def stack(cls, parts: Sequence[tuple[Any, slice]]) -> Any:
-        """The batch of all parts, one after the other; a part is a machine's samples and a slice of them."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -178,10 +178,6 @@ class MachineDirectory:
         self._nodes, self._nodes_since = 0, math.inf
         self._last_said = ("", 0.0)
 
-    def node_of(self, name: str) -> int | None:
-        """The connected node a machine is on, or None."""
-        return next((node_id for node_id, met in self._by_proof() if name in met.machines), None)
-
     def _by_proof(self) -> list[tuple[int, Introduction]]:
         """Connected nodes in the order in which they were met, those that showed whose name is theirs before others."""
         if self.several_on_a_node:

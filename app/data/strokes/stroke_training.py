@@ -10,7 +10,6 @@ smaller file that loses next to nothing.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -220,7 +219,6 @@ def _main(covariance: NDArray[np.float64], count: int) -> tuple[NDArray[np.float
 
 _CENTRED_ON = (4000, 12000)
 """Classes and images for a net's mean, from an alphabet that no net has learnt."""
-_DECIMALS = 6
 
 
 def net_arrays(layers: Sequence[NDArray[np.float64]]) -> dict[str, NDArray[Any]]:
@@ -249,14 +247,6 @@ def packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     file = BytesIO()
     np.savez_compressed(file, allow_pickle=False, **arrays)
     return file.getvalue()
-
-
-def rounded_digest(arrays: Sequence[NDArray[np.float64]]) -> str:
-    """SHA-256 of arrays rounded to six decimals, which machines with different last digits agree on."""
-    digest = hashlib.sha256()
-    for values in arrays:
-        digest.update(np.round(values * 10**_DECIMALS).astype("<i8").tobytes())
-    return digest.hexdigest()
 
 
 def _characters() -> NDArray[np.float32]:

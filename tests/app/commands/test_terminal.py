@@ -182,8 +182,9 @@ def test_a_real_terminal_of_80_columns():
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
     environment |= {"TERM": "dumb", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "murmurfl.app", *PLAN]
-    process = subprocess.Popen(command, stdout=slave, stderr=slave, env=environment)
+    program = "from murmurfl.app.planning import rehearsal; rehearsal.rehearse = lambda *_, **__: []; "
+    program += "from murmurfl.app.commands.main import main; main()"
+    process = subprocess.Popen([sys.executable, "-c", program, *PLAN], stdout=slave, stderr=slave, env=environment)
     os.close(slave)
     said = b""
     try:

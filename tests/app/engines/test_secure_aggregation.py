@@ -235,9 +235,9 @@ DIGITS = RunConfig(
     trust="secure-aggregation",
     strategy="full-batch",
     batch_size=8,
-    num_rounds=70,
+    num_rounds=40,
     mu=4.0,
-    evaluate_every=70,
+    evaluate_every=40,
     give_up_after=3,
     checkpoint=False,
 )

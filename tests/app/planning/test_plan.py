@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort
+from murmurfl.app.planning import rehearsal
 from murmurfl.app.planning.noise_plans import BESIDE_MEAN, PlanRequest, make_plan, request_of
 from murmurfl.app.planning.plan_lines import plan_document, plan_lines, plan_table
 from murmurfl.app.settings.run_config import RunConfig
@@ -27,6 +28,12 @@ OPTIONS = {
     "optimal prefix-sum": {"workload": "prefix-sum"},
     "optimal mu2": {"workload": "mu2"},
 }
+
+
+@pytest.fixture(autouse=True)
+def _not_rehearsed(monkeypatch):
+    """Of the decision beside the noise, which test_auto.py looks at, no way is rehearsed."""
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *_, **__: [])
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,7 @@ def test_every_strategy_runs_on_every_partition(strategy, partition):
 
 
 def test_an_mlp_trains():
-    result = run_in_process(RunConfig(model="mlp", num_rounds=4))
+    result = run_in_process(RunConfig(model="mlp", num_rounds=1))
     assert len(result.parameters) == 4
     assert np.isfinite(result.loss)
 

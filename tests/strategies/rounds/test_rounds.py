@@ -327,7 +327,7 @@ def test_the_first_of_two_nodes_keeps_their_name(caplog):
     grid = with_a_double(7)
     strategy.start(grid, START, num_rounds=2)
     assert [report.aggregated for report in strategy.history] == [6, 6]
-    assert strategy.machines.node_of("0") == min(grid.get_node_ids())
+    assert strategy.machines.node_map()["0"] == min(grid.get_node_ids())
     assert caplog.text.count("Machine '0' is reported by two nodes") == 1
 
 
@@ -336,7 +336,7 @@ def test_a_name_goes_to_the_other_node_when_the_first_is_gone():
     first, second = sorted(grid.get_node_ids())[:2]
     strategy._on_round = lambda *_: grid.contexts.pop(first, None)
     strategy.start(grid, START, num_rounds=2)
-    assert strategy.machines.node_of("0") == second
+    assert strategy.machines.node_map()["0"] == second
 
 
 def test_names_that_are_missing_for_a_double_are_reported_as_such():
