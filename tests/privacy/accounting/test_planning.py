@@ -262,6 +262,12 @@ def test_impossible_policies_of_secure_aggregation_are_refused(changes, problem)
         summed(**changes)
 
 
+@pytest.mark.parametrize("numbers", [(H, H), (H, MOST_SUMMED), (MOST_SUMMED, MOST_SUMMED)])
+def test_a_sum_may_have_as_many_machines_as_a_plan_pays_for(numbers):
+    made = summed(min_honest=numbers[0], min_cohort=numbers[1])
+    assert (made.min_honest, made.min_cohort) == numbers
+
+
 def test_epochs_are_refused_under_secure_aggregation():
     with pytest.raises(ConfigurationError, match="inside an epoch"):
         ShuffledPolicy(1.0, 10, 3, 1.0, trust="secure-aggregation", min_honest=2, min_cohort=3)
