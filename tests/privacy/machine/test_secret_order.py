@@ -63,6 +63,12 @@ def test_a_samples_release_depends_on_key_nonce_and_row_only():
     assert (np.sum(weights, axis=0) == 1).all()
 
 
+@pytest.mark.parametrize(("key", "nonce"), [(KEY[1:], NONCE), (KEY + b"k", NONCE), (KEY, b""), (KEY, NONCE + b"n")])
+def test_no_order_is_drawn_from_a_key_or_nonce_of_another_length(key, nonce):
+    with pytest.raises(ConfigurationError, match=f"got {len(key)} and {len(nonce)}"):
+        slots_of(key, nonce, 50, SLOTS)
+
+
 def test_all_samples_are_computed_for_every_release_whichever_are_in_it():
     asked = []
 
