@@ -95,6 +95,18 @@ def test_without_a_commit_nothing_changes(path):
     assert folder(path) == before
 
 
+def test_a_ledger_that_is_exchanged_while_its_node_runs_is_refused(path, tmp_path):
+    subject = machine(SQLiteLedger(path))
+    subject.release("s", 0, contribution)
+    SQLiteLedger.create(tmp_path / "other.db", budget_mu=2.0, delta=1e-5)
+    for name in ("", ".mark"):
+        (tmp_path / f"other.db{name}").replace(f"{path}{name}")
+    before = folder(path)
+    with pytest.raises(LedgerError, match="the ledger this node began with"):
+        subject.release("t", 0, contribution)
+    assert folder(path) == before
+
+
 @pytest.mark.parametrize("step", ["digest_of", "unsealed_state"])
 def test_a_commit_is_all_or_nothing(path, monkeypatch, step):
     run(path, 1)
