@@ -385,6 +385,6 @@ def _nameless(streams: StreamBlock, row: int) -> list[int]:
 
 
 def has_secret_order(page: LedgerPage, account: Account) -> bool:
-    """Whether any of a ledger's sessions had a secret order."""
+    """Whether any of a ledger's sessions had a secret order, or may have had one, because its stream is lost."""
     streams = (page.stream(session) for session in account.reserved)
-    return any(stream is not None and stream.order for stream in streams)
+    return any(stream is None or stream.order for stream in streams)

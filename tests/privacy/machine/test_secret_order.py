@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from murmurfl.privacy import (
+    Account,
     ConfigurationError,
     LedgerError,
     PrivacyPolicy,
@@ -152,7 +153,16 @@ def test_samples_of_a_secret_order_are_in_no_other_session(order):
     ledger = DurableLedger()
     machine(ledger=ledger, keys=SystemKeys(KEY), **SECRET, budget_mu=9.0).release("s", 0, contribution)
     other = {**SECRET, "order": order, "batch_size": 1, "max_participations": 2}
-    refused(protocol.SAMPLES_USED_UP, machine(ledger=ledger, keys=SystemKeys(KEY), **other, budget_mu=9.0), "t", 0)
+    subject = machine(ledger=ledger, keys=SystemKeys(KEY), **other, budget_mu=9.0)
+    refused(protocol.SAMPLES_USED_UP, subject, "t", 0)
+    ledger._streams.clear()  # a damaged ledger, which no longer tells what the order was
+    refused(protocol.SAMPLES_USED_UP, subject, "t", 0)
+
+
+def test_samples_that_were_used_join_no_secret_order_whoever_used_them():
+    ledger = DurableLedger()
+    ledger._account = Account(samples_used=1)
+    refused(protocol.SAMPLES_USED_UP, machine(ledger=ledger, keys=SystemKeys(KEY), **SECRET), "s", 0)
 
 
 def test_other_orders_are_refused_after_a_secret_order():
