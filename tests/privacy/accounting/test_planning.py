@@ -145,6 +145,9 @@ def test_spent_mu_counts_machines_that_made_all_releases():
     assert plan.spent_mu(1) > plan.mu / math.sqrt(12), "which a machine by itself has spent"
     spent = [plan.spent_mu(k) for k in range(13)]
     assert spent == sorted(spent)
+    fine = summed(mu=0.01).plan(10**6)
+    ideal = fine.sensitivity * fine.summed_sensitivity(1) / fine.noise_std
+    assert fine.spent_mu(1) == pytest.approx(math.hypot(ideal, fine.resolution_mu), rel=1e-12), "of all their normals"
 
 
 def separation(encoder, opened, turns):
