@@ -184,8 +184,8 @@ def verified_login(text: Any, owners: Collection[bytes], server: str, now: float
     """
     payload, signature = _parts(text, _LOGIN_NAME)
     named, where, until = _login(payload)
-    owner = next((one for one in owners if one.hex() == named), None)
-    if owner is None or not is_signed(owner, signature, _LOGIN_LABEL + payload):
+    owner = next((one for one in owners if one.hex() == named), b"")
+    if not is_signed(owner, signature, _LOGIN_LABEL + payload):
         raise PermitError("Expected a login that a listed owner signed, got another.")
     if where != server:
         raise PermitError("Expected a login to this server, got one to another: log in again.")

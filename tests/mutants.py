@@ -271,10 +271,12 @@ class Source:
 
 
 def _mutable(node: ast.AST) -> Iterator[ast.AST]:
-    """What may be mutated in a function: neither its signature nor what it says of an error."""
+    """What may be mutated in a function: no signature, nothing said of an error, no argument of ``NO_BUGS``."""
     for child in ast.iter_child_nodes(node):
         in_signature = isinstance(node, ast.FunctionDef) and not isinstance(child, ast.stmt)
         if in_signature or isinstance(child, ast.Raise | ast.JoinedStr) or child is getattr(node, "annotation", None):
+            continue
+        if isinstance(child, ast.keyword) and child.arg in NO_BUGS:
             continue
         yield child
         yield from _mutable(child)

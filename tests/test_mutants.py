@@ -20,12 +20,12 @@ TOY = """
 def admitted(ask, left, names):
     if left < 1 or ask.trusted:
         raise RefusedError(f"Expected more than {left + 1}.")
-    ask.record(names, mu=2.5)
+    ask.record(names, mu=2.5, strict=True)
     return min(left, 0.5 * ask.size) if names else None
 """
 OF_TOY = """
 if left <= 1 or ask.trusted: | if left < 2 or ask.trusted: | if left < 1 and ask.trusted: | if ((left < 1)):
-if ((ask.trusted)): | if False: | pass | ask.record(names) | ask.record(names, mu=1.25)
+if ((ask.trusted)): | if False: | pass | ask.record(names, strict=True) | ask.record(names, mu=1.25, strict=True)
 return max(left, 0.5 * ask.size) if names else None | return min(left) if names else None
 return min(0.5 * ask.size) if names else None | return min(left, 0.5 / ask.size) if names else None
 return min(left, (0.5)) if names else None | return min(left, (ask.size)) if names else None
@@ -70,7 +70,7 @@ def test_generated_mutants_are_these(tmp_path, monkeypatch):
 
 
 def test_equivalent_mutants_are_not_tried(tmp_path, monkeypatch):
-    pair = ["ask.record(names, mu=2.5)", "pass"]
+    pair = ["ask.record(names, mu=2.5, strict=True)", "pass"]
     source = toy(tmp_path, monkeypatch, functions=["admitted"], equivalent=[[*pair, "nobody reads it"]])
     assert source.misplaced() == []
     assert tuple(pair) not in [mutant.lines for mutant in source.generated()]

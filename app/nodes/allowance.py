@@ -41,7 +41,7 @@ class Costs:
         return cls(
             mu=math.hypot(*own),
             releases=policy.max_participations,
-            budget_mu=float(policy.budget_mu or policy.mu),
+            budget_mu=policy.budget,
             trusted=trusted,
             mu_local=math.hypot(*(m.plan.mu_local for m in (machine, *beside))) if summed else None,
             budget_local_mu=machine.admission.local_budget,

@@ -16,7 +16,7 @@ def describe(client: PrivateClient) -> str:
     """Describe a machine and its guarantee in one sentence."""
     policy, plan = client.machine.policy, client.machine.plan
     name, releases = f"Machine {client.name}", policy.max_participations
-    budget = rounded_up(policy.budget_mu or policy.mu)
+    budget = rounded_up(policy.budget)
     mean = None if client.centred is None else client.centred.machine
     evaluated = None if client.evaluated is None else client.evaluated.machine
     beside = client.parts.machines

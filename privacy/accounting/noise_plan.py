@@ -54,7 +54,9 @@ class Summing:
 
 def _turns(pattern: Mapping[str, Any], releases: int) -> int:
     """The most releases, of so many, that a sample may be in."""
-    return min(pattern.get("num_participations", 1), -(-releases // pattern.get("min_separation", 1)))
+    if not pattern:
+        return 1
+    return min(pattern["num_participations"], -(-releases // pattern["min_separation"]))
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def rotate_key(
         try:
             closed = page.exchange_key(new_key, key_path, data)
         except BaseException:
-            if _forget_unless_used(key_path, path):
+            if key_path is not None and _forget_unless_used(key_path, path):
                 _wipe(old_file)
             raise
     _forget(path, timeout_s)
@@ -119,14 +119,12 @@ def _digest_under(old_key: bytes, new_key: bytes, page: SQLitePage, rows: RowByt
     return make_digest(new_key, rows).of(used)
 
 
-def _forget_unless_used(key_path: Path | None, path: Path) -> bool:
+def _forget_unless_used(key_path: Path, path: Path) -> bool:
     """Remove a new key's file, unless the ledger has it already (only its mark could not be written): then true."""
-    if key_path is None or not key_path.exists():
-        return False
     with closing(connect(path, 0.0, "mode=ro")) as connection:
         (used,) = connection.execute("SELECT key_file FROM ledger").fetchone()
     if used != str(key_path):
-        key_path.unlink()
+        key_path.unlink(missing_ok=True)
     return used == str(key_path)
 
 

@@ -7,7 +7,7 @@ import hmac
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -87,13 +87,13 @@ class Account:
     @property
     def reserved_mu(self) -> float:
         """The mu of all sessions together: against a server only while :attr:`unbounded` is false."""
-        return composed(map(abs, self.reserved.values()))
+        return compose_gdp(map(abs, self.reserved.values()))
 
     @property
     def reserved_local_mu(self) -> float:
         """The mu of all sessions together as if every release had been seen by itself."""
         local = {session: abs(mu) for session, mu in self.reserved.items()} | dict(self.reserved_local)
-        return composed(local.values())
+        return compose_gdp(local.values())
 
     @property
     def unbounded(self) -> bool:
@@ -118,12 +118,6 @@ class Account:
 def no_bound(mu: float) -> bool:
     """Whether nothing holds against a server for a session, by its entry in :attr:`Account.reserved`."""
     return mu < 0.0 or math.isinf(mu)
-
-
-def composed(mus: Iterable[float]) -> float:
-    """The mu of sessions together; infinite if that of one is."""
-    mus = list(mus)
-    return math.inf if math.inf in mus else compose_gdp(mus)
 
 
 def left_of(budget_mu: float, spent_mu: float) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..accounting.gdp import compose_gdp
 from ..errors import LedgerError
 from .ledger_file import (
     CLOSED,
@@ -21,7 +22,7 @@ from .ledger_file import (
     read_reserved,
     read_state,
 )
-from .ledger_records import composed, left_of, no_bound
+from .ledger_records import left_of, no_bound
 from .mark import read_mark
 
 _ATTEMPTS = 50
@@ -101,7 +102,7 @@ class LedgerSummary:
     @property
     def reserved_local_mu(self) -> float:
         """Mu of all sessions together, whatever other machines and helpers do."""
-        return composed(session.reserved_local for session in self.sessions)
+        return compose_gdp(session.reserved_local for session in self.sessions)
 
     @property
     def left_local_mu(self) -> float:
@@ -188,7 +189,7 @@ def _read(path: Path) -> LedgerSummary:
         created=header.created,
         budget_mu=header.budget_mu,
         delta=header.delta,
-        reserved_mu=composed(session.mu for session in sessions),
+        reserved_mu=compose_gdp(session.mu for session in sessions),
         samples_used=state.samples_used,
         commits=state.counter,
         mark=str(header.mark),

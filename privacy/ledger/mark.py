@@ -16,10 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..accounting.gdp import gdp_epsilon
+from ..accounting.gdp import compose_gdp, gdp_epsilon
 from ..errors import ANOTHER_FORMAT, LedgerError
 from ..files import check_private, replace_durably
-from .ledger_records import composed, left_of
+from .ledger_records import left_of
 
 _FORMAT = 1
 
@@ -138,6 +138,6 @@ def budget_left(mark: Path) -> BudgetLeft:
     state = read_mark(mark)
     sessions = state.sessions.values()
     budget_local_mu = state.budget_mu if state.budget_local_mu is None else state.budget_local_mu
-    left = left_of(state.budget_mu, composed(abs(session.mu) for session in sessions))
-    local = left_of(budget_local_mu, composed(session.reserved_local for session in sessions))
+    left = left_of(state.budget_mu, compose_gdp(abs(session.mu) for session in sessions))
+    local = left_of(budget_local_mu, compose_gdp(session.reserved_local for session in sessions))
     return BudgetLeft(state.budget_mu, left, gdp_epsilon(left, state.delta), local, len(sessions))

@@ -348,8 +348,7 @@ class AdmissionRule:
         # Without noise of its own the machine's plan guarantees nothing; what counts is what the server has to keep.
         local = self.plan.mu_local if self.policy.trust == "secure-aggregation" else None
         reserved = account.reserve(session, self.policy.mu if trusted else self.plan.mu, trusted=trusted, local=local)
-        budget = float(self.policy.budget_mu or self.policy.mu)
-        if reserved.reserved_mu > budget * (1 + ROUNDING):
+        if reserved.reserved_mu > self.policy.budget * (1 + ROUNDING):
             raise RefusedError(protocol.BUDGET_EXHAUSTED, "the privacy budget of this machine does not allow a session")
         # A simulated machine's may be infinite; a real one's is refused before it comes here.
         if local != math.inf and reserved.reserved_local_mu > self.local_budget * (1 + ROUNDING):
@@ -386,6 +385,6 @@ def _nameless(streams: StreamBlock, row: int) -> list[int]:
 
 
 def has_secret_order(page: LedgerPage, account: Account) -> bool:
-    """Whether any of a ledger's sessions had a secret order."""
+    """Whether any of a ledger's sessions had a secret order, or may have had one, because its stream is lost."""
     streams = (page.stream(session) for session in account.reserved)
-    return any(stream is not None and stream.order for stream in streams)
+    return any(stream is None or stream.order for stream in streams)

@@ -76,9 +76,8 @@ def _clipped(contributions: ArrayLike, clip_norm: float, *, observed: bool) -> N
         return rows
     largest = np.maximum.reduce(np.abs(rows), axis=1)
     finite = np.isfinite(largest)  # a NaN or an infinity among the entries is the largest of them
-    if not finite.all():
-        rows[~finite] = 0.0
-        largest[~finite] = 0.0
+    rows[~finite] = 0.0
+    largest[~finite] = 0.0
     # Dividing by the largest entry first keeps the square of a huge but finite entry from overflowing; of such a row
     # only, so that none changes another's bits.
     scale_free = np.float64(1.0)

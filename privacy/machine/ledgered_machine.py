@@ -309,7 +309,7 @@ class LedgeredMachine:
             # for the case that nobody is honest holds for it.
             spent = guaranteed = local = account.local_bound_of(session)
         summed = self.policy.trust == "secure-aggregation"
-        budget = float(self.policy.budget_mu or 0.0)
+        budget = self.policy.budget
         if account.reserved_local and not summed:
             # What sums told rests on others' honesty. Who was not promised it can count on the other budget alone.
             budget = self.admission.local_budget

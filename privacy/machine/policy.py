@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import InitVar, asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from ..accounting.asked import asked_mu, check_count, check_positive
 from ..accounting.noise_plan import NoisePlan, Summing
@@ -245,10 +245,14 @@ class PrivacyPolicy:
         return "nothing" if self.release_rule == "paper" else "last-opened"
 
     @property
+    def budget(self) -> float:
+        """The most mu this machine may ever spend: ``budget_mu``, which is settled when the policy is made."""
+        return cast("float", self.budget_mu)
+
+    @property
     def local_budget(self) -> float:
         """The most mu this machine may ever spend, counted as if every release were seen by itself."""
-        budget = float(self.budget_mu or self.mu)
-        return budget * math.sqrt(self.min_honest) if self.budget_local_mu is None else float(self.budget_local_mu)
+        return self.budget * math.sqrt(self.min_honest) if self.budget_local_mu is None else float(self.budget_local_mu)
 
     def make_mechanism(self) -> Mechanism:
         """The mechanism for one session's releases."""
@@ -318,8 +322,6 @@ class PrivacyPolicy:
     @property
     def pattern(self) -> dict[str, Any]:
         """A sample's participations, as arguments of :meth:`~murmurfl.privacy.mechanisms.Mechanism.sensitivity`."""
-        if self.sample_participations == 1:
-            return {}
         return {
             "num_participations": self.sample_participations,
             "min_separation": self.min_separation,

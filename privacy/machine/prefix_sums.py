@@ -321,7 +321,7 @@ class PrivateMachine(LedgeredMachine):
         total = np.zeros(self.num_parameters, dtype=np.int64)
         # Each owner by itself, so that one owner more or less moves one rounding and nobody to another block.
         for block in blocks(samples, BLOCK_ROWS if self.in_blocks else 1):
-            chosen = None if weights is None else weights[block.start - samples.start : block.stop - samples.start]
+            chosen = None if weights is None else weights[block]
             made = self._block_sum(contribution, block, chosen)
             total += self.plan.grid.counts(made, scale=1.0 / self.policy.batch_size)
         return total

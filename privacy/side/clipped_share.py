@@ -58,8 +58,9 @@ class CountedRows:
 
     def marks(self, norms: NDArray[np.float64], clip: float) -> NDArray[np.float64]:
         """The last value of the rows of gradients of these lengths."""
+        mark = math.sqrt(self.share)
         with np.errstate(all="ignore"):
-            return math.sqrt(self.share) * np.where(norms <= _believed(clip), 1.0, -1.0)
+            return np.where(norms <= _believed(clip), mark, -mark)
 
     def read(self, mean: NDArray[np.float64], clip: float) -> tuple[NDArray[np.float64], float]:
         """The mean clipped gradient at C, and the share of gradients within C, from the mean of rows.

@@ -125,6 +125,14 @@ def class_attribute(shows):
     return loss_of(lambda: Shared.sign, lambda: setattr(Shared, "sign", -1.0), shows)
 
 
+def attribute_of_a_base(shows):
+    class Base:
+        sign = 1.0
+
+    child = type("Child", (Base,), {})()
+    return loss_of(lambda: child.sign, lambda: setattr(type(child).__base__, "sign", -1.0), shows)
+
+
 def default_argument(shows):
     def loss(output, target, state={"sign": 1.0}):  # noqa: B006 - what is tested
         value = state["sign"] * cross_entropy(output, target)
@@ -224,6 +232,7 @@ LOSSES = {
     "an object that is global": global_object,
     "a module of the project": module_of_the_project,
     "an attribute of a class": class_attribute,
+    "an attribute of a class that another descends from": attribute_of_a_base,
     "a default argument": default_argument,
     "an attribute of a function": function_attribute,
     "what a cache has made": kept_by_a_cache,

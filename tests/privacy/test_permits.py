@@ -101,6 +101,7 @@ def test_an_owner_does_not_sign_in_anothers_name():
     [
         {"sessions": []},
         {"sessions": ["a b"]},
+        {"sessions": ["a" * 65]},
         {"sessions": ["a", "a"]},
         {"sessions": [1]},
         {"sessions": "night1"},

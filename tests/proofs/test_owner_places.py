@@ -9,7 +9,15 @@ from itertools import product
 
 import numpy as np
 import pytest
-from murmurfl.privacy import MECHANISMS, Owners, PrivacyPolicy, PrivateMachine, SystemKeys, make_mechanism
+from murmurfl.privacy import (
+    MECHANISMS,
+    Owners,
+    PrivacyPolicy,
+    PrivateMachine,
+    SimulatedKeys,
+    SystemKeys,
+    make_mechanism,
+)
 
 from tests.harness.machines import DurableLedger
 
@@ -246,6 +254,28 @@ def test_a_place_with_everybody_moves_no_further():
     assert 0 < np.linalg.norm(both[0] - both[1]) <= 2 * ROUNDING
 
 
+def means(owners, values):
+    """A contribution: the mean of each owner's rows."""
+
+    def contribution(chosen):
+        rows, present = owners.padded_rows(chosen)
+        return (values[rows] * present[:, :, None]).sum(axis=1) / present.sum(axis=1)[:, None]
+
+    return contribution
+
+
+@pytest.mark.parametrize("keys", [SystemKeys.generate(), SimulatedKeys(1, "m")], ids=["real", "simulated"])
+def test_in_a_sum_over_all_owners_each_is_rounded_alone(keys):
+    """Then an owner more or less moves one rounding, and nobody to another block."""
+    names, values = file(chance(8))
+    owners = by_place(names, MOST)
+    policy = PrivacyPolicy(1.0, 1, 3, mu=1.0, order="all", mechanism="independent", samples_per_owner=MOST)
+    machine = PrivateMachine(policy, D, PLACES, DurableLedger(), keys, data=owners)
+    rows = policy.bound.rows(means(owners, values)(slice(0, len(owners))))
+    alone = np.sum([machine.plan.grid.counts(row) for row in rows], axis=0)
+    assert (machine._contribution_counts(means(owners, values), slice(0, PLACES)) == alone).all()
+
+
 @pytest.mark.parametrize("clipping", ["clip", "automatic"])
 def test_real_machines_move_as_far_as_that_and_no_further(clipping):
     """Machines with keys of their own: what they make before noise, of two files, on their grid."""
@@ -257,13 +287,8 @@ def test_real_machines_move_as_far_as_that_and_no_further(clipping):
     def made(names, values):
         owners = by_place(names, MOST)
         machine = PrivateMachine(policy, D, PLACES, DurableLedger(), SystemKeys.generate(), data=owners)
-
-        def contribution(chosen):
-            rows, present = owners.padded_rows(chosen)
-            return (values[rows] * present[:, :, None]).sum(axis=1) / present.sum(axis=1)[:, None]
-
         parts = [slice(start, start + BATCH) for start in range(0, PLACES, BATCH)]
-        counts = np.array([machine._contribution_counts(contribution, part) for part in parts])
+        counts = np.array([machine._contribution_counts(means(owners, values), part) for part in parts])
         return machine.plan.grid.values(counts), machine.plan
 
     before, plan = made(names, values)

@@ -32,6 +32,17 @@ def test_a_pull_is_in_every_row_and_in_norms_and_sums(bias, length):
     assert pulled.scaled_sum(scales) == pytest.approx(scales @ dense, rel=1e-9, abs=1e-9 * max(length, 1.0))
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_of_no_samples_there_is_no_length_and_a_sum_of_nothing(bias):
+    residuals, features, pull = parts(1, samples=0)
+    for made in (
+        OuterProducts(residuals, features, bias=bias),
+        PulledOuterProducts(residuals, features, pull, bias=bias),
+    ):
+        assert made.norms().shape == (0,)
+        assert not made.scaled_sum(np.zeros(0)).any()
+
+
 def test_without_a_pull_nothing_is_other_than_without_one():
     residuals, features, pull = parts(3)
     plain, pulled = OuterProducts(residuals, features), PulledOuterProducts(residuals, features, 0.0 * pull)

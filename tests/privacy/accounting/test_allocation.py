@@ -62,6 +62,12 @@ def test_one_release_is_the_gaussian_mechanism_and_never_less(shift, epsilon):
         assert exact <= delta <= exact * 1.05 + 1e-13
 
 
+@pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
+def test_of_one_release_a_replacement_is_never_said_to_cost_less_than_known(mu, epsilon):
+    assert allocation_delta(mu, 1, epsilon) == gdp_delta(mu, epsilon)
+
+
 @pytest.mark.parametrize("shift", [0.3, 1.0, 2.0])
 @pytest.mark.parametrize("epsilon", [0.05, 0.5, 2.0])
 def test_two_releases_are_what_quadrature_says_and_never_less(shift, epsilon):

@@ -7,7 +7,7 @@ import pytest
 from murmurfl.privacy import MECHANISMS, ConfigurationError, PrivacyPolicy, ShuffledPolicy, gdp_epsilon, make_mechanism
 from murmurfl.privacy.accounting.noise_plan import Summing
 from murmurfl.privacy.machine.policy import MOST_MACHINES, MOST_SUMMED
-from murmurfl.privacy.noise.normals import LARGEST_RADIUS, resolution_mu, summed_range_problem
+from murmurfl.privacy.noise.normals import LARGEST_RADIUS, range_problem, resolution_mu, summed_range_problem
 
 H = 16
 SIZE = 100
@@ -85,6 +85,15 @@ def test_a_machine_by_itself_has_one_figure():
         assert plan.sums is None
 
 
+def test_the_mu_of_one_machine_charges_the_normals_of_all_its_releases():
+    plan = policy(mu=0.01).plan(10**6)
+    ideal = plan.sensitivity * plan.mechanism.sensitivity() / plan.noise_std
+    told = resolution_mu(10**6 * 12, plan.grid.spacing / (plan.noise_std * math.sqrt(12.0)))
+    assert plan.resolution_mu == pytest.approx(told, rel=1e-14)
+    assert told > 1e-5 * plan.mu, "or nothing was tested"
+    assert math.hypot(ideal, told) == pytest.approx(0.01, rel=1e-12)
+
+
 def test_the_mu_of_sums_charges_all_machines_normals():
     plan = summed(mu=0.01).plan(10**6)
     ideal = plan.sensitivity * plan.mechanism.sensitivity() / plan.noise_std / 4
@@ -136,6 +145,9 @@ def test_spent_mu_counts_machines_that_made_all_releases():
     assert plan.spent_mu(1) > plan.mu / math.sqrt(12), "which a machine by itself has spent"
     spent = [plan.spent_mu(k) for k in range(13)]
     assert spent == sorted(spent)
+    fine = summed(mu=0.01).plan(10**6)
+    ideal = fine.sensitivity * fine.summed_sensitivity(1) / fine.noise_std
+    assert fine.spent_mu(1) == pytest.approx(math.hypot(ideal, fine.resolution_mu), rel=1e-12), "of all their normals"
 
 
 def separation(encoder, opened, turns):
@@ -262,6 +274,12 @@ def test_impossible_policies_of_secure_aggregation_are_refused(changes, problem)
         summed(**changes)
 
 
+@pytest.mark.parametrize("numbers", [(H, H), (H, MOST_SUMMED), (MOST_SUMMED, MOST_SUMMED)])
+def test_a_sum_may_have_as_many_machines_as_a_plan_pays_for(numbers):
+    made = summed(min_honest=numbers[0], min_cohort=numbers[1])
+    assert (made.min_honest, made.min_cohort) == numbers
+
+
 def test_epochs_are_refused_under_secure_aggregation():
     with pytest.raises(ConfigurationError, match="inside an epoch"):
         ShuffledPolicy(1.0, 10, 3, 1.0, trust="secure-aggregation", min_honest=2, min_cohort=3)
@@ -284,7 +302,10 @@ def test_what_normals_miss_is_charged_exp_epsilon_times_to_a_sum():
     assert missing * (1.0 + math.exp(gdp_epsilon(largest, delta))) <= delta * 2.0**-20
     assert missing * (1.0 + math.exp(gdp_epsilon(1.02 * largest, delta))) > delta * 2.0**-20
     assert summed_range_problem(values, delta, largest) == ""
-    assert "delta >=" in summed_range_problem(10**70, delta, 1.0)
+    for problem in (summed_range_problem, lambda values, delta, mu: range_problem(mu, values, delta, mu)):
+        least = float(problem(10**70, delta, 1e-3).split("delta >= ")[1].split(" ")[0])
+        assert problem(10**70, least, 1e-3) == ""
+        assert "delta >=" in problem(10**70, 0.97 * least, 1e-3)
     plan = summed(mu=16.0, min_honest=1, min_cohort=1).plan(SIZE)
     assert plan.mu == math.inf
     assert plan.problem.startswith("Expected mu <= ")

@@ -1,5 +1,6 @@
 """The ledger on disk: what was committed is what is read, whatever dies, and nothing it cannot believe is used."""
 
+import math
 import os
 import shutil
 import sqlite3
@@ -94,6 +95,18 @@ def test_without_a_commit_nothing_changes(path):
     assert folder(path) == before
 
 
+def test_a_ledger_that_is_exchanged_while_its_node_runs_is_refused(path, tmp_path):
+    subject = machine(SQLiteLedger(path))
+    subject.release("s", 0, contribution)
+    SQLiteLedger.create(tmp_path / "other.db", budget_mu=2.0, delta=1e-5)
+    for name in ("", ".mark"):
+        (tmp_path / f"other.db{name}").replace(f"{path}{name}")
+    before = folder(path)
+    with pytest.raises(LedgerError, match="the ledger this node began with"):
+        subject.release("t", 0, contribution)
+    assert folder(path) == before
+
+
 @pytest.mark.parametrize("step", ["digest_of", "unsealed_state"])
 def test_a_commit_is_all_or_nothing(path, monkeypatch, step):
     run(path, 1)
@@ -139,6 +152,13 @@ def test_a_ledger_never_forgets_that_a_session_was_under_a_trusted_server(tmp_pa
     with SQLiteLedger(tmp_path / "second").exclusive() as page:
         assert page.account().unbounded
         assert page.account().reserved_mu == 1.0
+
+
+@pytest.mark.parametrize(("mu", "bounded"), [(0.0, True), (1e-9, True), (-1e-9, False), (math.inf, False)])
+def test_an_account_is_bounded_where_each_of_its_sessions_is(mu, bounded):
+    account = Account(2, {"a": 1.0, "s": mu})
+    assert account.unbounded is not bounded
+    assert account.bound_of("s") == (mu if bounded else math.inf)
 
 
 def test_everything_the_ledger_makes_is_for_its_owner_alone(path, tmp_path):

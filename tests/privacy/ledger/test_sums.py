@@ -81,6 +81,13 @@ def test_what_is_left_of_a_local_budget_can_be_read_without_the_ledger(path, und
     assert budget_left(Path(f"{path}.mark")).left_local_mu == pytest.approx(math.sqrt(3.0**2 - 2.0**2))
 
 
+def test_what_a_trusted_server_was_promised_is_no_more_left_than_the_rest(path):
+    release(path, "a", trust="trusted-server", mu=1.5)
+    left = budget_left(Path(f"{path}.mark"))
+    assert left.left_mu == pytest.approx(math.sqrt(2.0**2 - 1.5**2))
+    assert left.left_local_mu == pytest.approx(math.sqrt(3.0**2 - 1.5**2))
+
+
 def test_a_machine_states_the_sums_that_its_figures_rest_on(path):
     stated = [machine(SQLiteLedger(path), **changes).statement("s") for changes in (SUMS, {})]
     assert [(one.min_honest, one.min_cohort) for one in stated] == [(4, 6), (None, None)]

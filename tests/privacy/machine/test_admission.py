@@ -56,6 +56,14 @@ def test_mus_of_sessions_add_in_squares():
     refused(protocol.BUDGET_EXHAUSTED, subject, "one more", 0)
 
 
+def test_a_session_reserves_what_its_noise_guarantees_and_not_what_was_asked():
+    ledger = MemoryLedger()
+    subject = machine(ledger, schedule="paper")
+    subject.release("s", 0, contribution)
+    assert ledger.account().reserved == {"s": subject.plan.mu}
+    assert subject.plan.mu < 0.99 * subject.policy.mu
+
+
 @pytest.mark.parametrize("rule", ["acknowledged", "paper"])
 def test_acknowledgements_only_move_forward_to_a_release_that_exists(rule):
     """Under the papers' rule as well, where nothing is taken back: a server that goes backwards is none of ours."""

@@ -123,6 +123,16 @@ def test_a_real_machine_is_in_no_block_and_hands_out_no_keys():
         block.release("s", [0], [0], rows)
 
 
+def test_a_block_asks_for_the_keys_of_each_machine_once():
+    asked = []
+    block = MachineBlock(
+        alone(0), BlockLedger(3), np.full(3, 200), lambda row: asked.append(row) or SimulatedKeys(1, str(row))
+    )
+    for k in range(3):
+        block.release("s", range(3), [k] * 3, rows)
+    assert sorted(asked) == [0, 1, 2]
+
+
 def test_machines_of_several_policies_are_in_no_block():
     with pytest.raises(ConfigurationError, match="one policy"):
         MachineBlock.of([alone(0), alone(1, mu=1.0)])

@@ -43,7 +43,7 @@ def test_the_row_distance_is_a_tight_bound(classes, weight):
     gaps = np.sqrt((squares[:, None] + squares - 2 * rows @ rows.T).max())
     assert gaps <= bound.distance * (1 + 1e-12)
     assert gaps > 0.999 * bound.distance
-    assert np.sqrt(squares.max()) <= bound.longest * (1 + 1e-12)
+    assert np.sqrt(squares.max()) == pytest.approx(bound.longest, rel=1e-6)
     # The bug that would be: both parts' own sensitivities for samples at right angles, added in squares.
     if weight >= 1:
         assert gaps > 1.05 * S**2 * math.sqrt(2 + 2 * weight**2)

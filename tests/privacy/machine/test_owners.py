@@ -50,6 +50,21 @@ def test_the_first_rows_of_each_owner_are_kept():
     assert sorted(rows_of(grouped(NAMES, 9))) == [[0, 2, 4, 6], [1, 5], [3]]
 
 
+@pytest.mark.parametrize("most", [0, -1, 2.0, True, None])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda most: Owners.of(NAMES, most, secret=SECRET),
+        lambda most: Owners.one_each(NAMES, most, secret=SECRET),
+        lambda most: Owners.in_turn(5, most),
+    ],
+    ids=["of", "one each", "in turn"],
+)
+def test_no_number_of_samples_an_owner_but_a_count_is_taken(made, most):
+    with pytest.raises(ConfigurationError, match="most"):
+        made(most)
+
+
 def test_a_place_is_the_names_and_the_secrets_alone():
     """Whatever the order of rows, whoever else is there, and however many rows anybody has."""
     chance = np.random.Generator(np.random.Philox(key=1))

@@ -33,6 +33,12 @@ def test_a_third_of_the_releases_has_spent_a_third_of_the_squared_mu():
     assert plan.spent_mu(10) ** 2 == pytest.approx(plan.mu**2 / 3, rel=1e-11)
 
 
+def test_a_sample_is_in_no_more_releases_than_the_cap_has_room_for():
+    asked = [(1, 1, 30), (3, 10, 30), (5, 10, 30), (5, 10, 31), (5, 30, 30)]
+    made = [policy(sample_participations=k, min_separation=s, max_participations=most) for k, s, most in asked]
+    assert [one.participations for one in made] == [1, 3, 3, 4, 1]
+
+
 def test_the_range_of_normals_is_checked_for_all_releases_that_a_sample_is_in(monkeypatch):
     asked = []
     monkeypatch.setattr("murmurfl.privacy.machine.policy.range_problem", lambda shift, *_: asked.append(shift) or "")

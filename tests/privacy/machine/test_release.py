@@ -112,6 +112,17 @@ def test_a_server_that_never_acknowledges_costs_the_machine_bounded_memory():
         assert len(page.stream("s").pending) <= 4
 
 
+@mechanisms
+def test_a_ledger_holds_no_more_nonces_than_the_noise_is_made_again_from(options):
+    ledger = MemoryLedger()
+    subject = machine(ledger, **options)
+    for k in range(9):
+        subject.release("s", k, contribution)
+    mechanism = subject.plan.mechanism
+    kept = {"recent": mechanism.remembered, "all": 9}.get(mechanism.memory, 1)
+    assert len(ledger.stream("s").nonces) == 16 * kept
+
+
 def test_the_ledger_of_an_untrusted_servers_machine_holds_only_what_was_sent():
     ledger = MemoryLedger()
     subject = machine(ledger)

@@ -88,11 +88,10 @@ def test_automatic_clipping_gives_every_row_nearly_the_same_length():
 @pytest.mark.parametrize("kind", [np.asarray, Unwritten, InClosedForm])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_sum_is_that_of_the_bounded_rows_however_they_come(bound, kind, weighted):
-    weights = np.arange(len(ROWS)) % 2.0 if weighted else None
-    expected = (bound.rows(ROWS) * (1 if weights is None else weights[:, None])).sum(axis=0)
-    assert bound.total(kind(ROWS), 2, weights) == pytest.approx(expected, rel=1e-12, abs=1e-12)
-    tame = ROWS[(np.abs(ROWS) < 10).all(axis=1)]
-    assert bound.total(kind(tame), 2) == pytest.approx(bound.rows(tame).sum(axis=0), rel=1e-12)
+    for rows in (ROWS, ROWS[(np.abs(ROWS) < 10).all(axis=1)]):  # only the second are added up in closed form
+        weights = np.arange(len(rows)) % 2.0 if weighted else None
+        expected = (bound.rows(rows) * (1 if weights is None else weights[:, None])).sum(axis=0)
+        assert bound.total(kind(rows), 2, weights) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 @bounds

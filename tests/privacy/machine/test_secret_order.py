@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from murmurfl.privacy import (
+    Account,
     ConfigurationError,
     LedgerError,
     PrivacyPolicy,
@@ -61,6 +62,12 @@ def test_a_samples_release_depends_on_key_nonce_and_row_only():
     assert (slots_of(b"j" * 32, NONCE, 50, SLOTS) != slots).any()
     weights = [weights_of(KEY, NONCE, 50, SLOTS, k) for k in range(1, SLOTS + 1)]
     assert (np.sum(weights, axis=0) == 1).all()
+
+
+@pytest.mark.parametrize(("key", "nonce"), [(KEY[1:], NONCE), (KEY + b"k", NONCE), (KEY, b""), (KEY, NONCE + b"n")])
+def test_no_order_is_drawn_from_a_key_or_nonce_of_another_length(key, nonce):
+    with pytest.raises(ConfigurationError, match=f"got {len(key)} and {len(nonce)}"):
+        slots_of(key, nonce, 50, SLOTS)
 
 
 def test_all_samples_are_computed_for_every_release_whichever_are_in_it():
@@ -146,7 +153,16 @@ def test_samples_of_a_secret_order_are_in_no_other_session(order):
     ledger = DurableLedger()
     machine(ledger=ledger, keys=SystemKeys(KEY), **SECRET, budget_mu=9.0).release("s", 0, contribution)
     other = {**SECRET, "order": order, "batch_size": 1, "max_participations": 2}
-    refused(protocol.SAMPLES_USED_UP, machine(ledger=ledger, keys=SystemKeys(KEY), **other, budget_mu=9.0), "t", 0)
+    subject = machine(ledger=ledger, keys=SystemKeys(KEY), **other, budget_mu=9.0)
+    refused(protocol.SAMPLES_USED_UP, subject, "t", 0)
+    ledger._streams.clear()  # a damaged ledger, which no longer tells what the order was
+    refused(protocol.SAMPLES_USED_UP, subject, "t", 0)
+
+
+def test_samples_that_were_used_join_no_secret_order_whoever_used_them():
+    ledger = DurableLedger()
+    ledger._account = Account(samples_used=1)
+    refused(protocol.SAMPLES_USED_UP, machine(ledger=ledger, keys=SystemKeys(KEY), **SECRET), "s", 0)
 
 
 def test_other_orders_are_refused_after_a_secret_order():

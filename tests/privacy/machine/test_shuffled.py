@@ -116,8 +116,11 @@ def test_a_policys_noise_is_what_its_mu_needs_over_all_epochs():
         with pytest.raises(ConfigurationError, match="Expected"):
             policy(**bad)
     assert policy(delta=1e-80).plan(5).problem.startswith("Expected delta")
-    for bad in ((0.0, 1.0, 1, "amplified"), (1.0, 1.0, -1, "amplified"), (1.0, 1.0, 1, "hoped")):
-        with pytest.raises(ConfigurationError, match="Expected"):
+    for bad in ((0.0, 1.0), (math.inf, 1.0), (math.nan, 1.0), (1.0, 0.0), (1.0, math.nan)):
+        with pytest.raises(ConfigurationError, match="Expected clip_norm and noise_std > 0"):
+            epoch_mu(*bad, 1)
+    for bad in ((1.0, 1.0, -1, "amplified"), (1.0, 1.0, 1, "hoped")):
+        with pytest.raises(ConfigurationError, match="Expected public_steps >= 0"):
             epoch_mu(*bad)
     with pytest.raises(ConfigurationError, match="epsilon"):
         rdp_mu(0.0, 1e-6)

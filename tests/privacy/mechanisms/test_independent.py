@@ -66,6 +66,14 @@ def test_a_pattern_is_charged_the_sum_of_its_shares(shares):
         assert bound.value**2 == pytest.approx(max(squares[list(chosen)].sum() for chosen in allowed))
 
 
+@pytest.mark.parametrize("shares", SHARES)
+@pytest.mark.parametrize("pattern", [(0, 1, "separated"), (0, 1, "epochs"), (2, 0, "epochs"), (2, 1, "daily")])
+def test_a_pattern_that_no_sample_has_is_refused_whatever_the_shares(shares, pattern):
+    participations, separation, name = pattern
+    with pytest.raises(ConfigurationError, match="Expected num_participations >= 1"):
+        make_mechanism("independent", 7, shares=shares).sensitivity(participations, separation, pattern=name)
+
+
 def test_unknown_shares_and_unshared_machines_are_refused():
     with pytest.raises(ConfigurationError, match="shares one of"):
         policy("all at once", 4)

@@ -55,6 +55,14 @@ def test_replacing_a_sample_moves_the_mean_by_the_sensitivity(nonnegative, dista
     assert 0.999 * distance * S < moved <= subject.plan.sensitivity
 
 
+def test_a_mean_is_made_of_all_samples_of_a_machine():
+    rows = np.array([[0.6, 0.8], [-1.0, 0.3], [0.2, 0.0]])
+    subject = machine(rows, nonnegative=False, mechanism="none")
+    release = subject.release("s", 0, rows.__getitem__)
+    assert release.samples == 3
+    assert release.values == pytest.approx(subject.policy.bound.rows(rows).sum(axis=0), rel=1e-5)
+
+
 def test_the_root_of_two_would_be_wrong_if_negative_entries_were_left_in():
     """The bug that would be: rows that may be negative, charged as if they were not."""
     planted = machine(ROWS[:3], nonnegative=False, mechanism="none")

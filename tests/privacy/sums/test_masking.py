@@ -241,6 +241,7 @@ def test_samples_return_in_chains_only_where_a_plan_pays_for_the_whole_roster(mo
         policy(),
         policy(mechanism="independent", release_rule="paper", **returning),
     ]
+    monkeypatch.setattr(privacy_policy, "MOST_SUMMED", len(MACHINES))
     for one in policies:
         own.check_policy(one)
     monkeypatch.setattr(privacy_policy, "MOST_SUMMED", len(MACHINES) - 1)
