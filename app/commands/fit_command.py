@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ...privacy import ConfigurationError
-from .run_options import AsJson, Assignments, folder_for
+from .run_options import AsJson, Assignments
 from .terminal import fail, failing_clearly, say
 
 _MODEL = "model"
@@ -78,7 +78,7 @@ def fit(
     """Train a private model of a table, as its sites would together: a rehearsal on this computer, unless --real."""
     from ..runs import fitting
     from ..runs.outcome import RESULT_NAME
-    from ..runs.run_files import write_record
+    from ..runs.run_files import folder_for, write_record
     from ..settings.layers import parse_assignments
 
     with failing_clearly():
