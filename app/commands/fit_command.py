@@ -15,6 +15,7 @@ from .terminal import fail, failing_clearly, say
 
 _MODEL = "model"
 """The folder of a run's model, inside the run's own: there are no figures without noise in it."""
+_SUMS = "secure-aggregation"
 _TWO = 2
 
 
@@ -85,6 +86,10 @@ def fit(
         settings: dict[str, Any] = {
             name.replace("-", "_"): value for name, value in parse_assignments(assignments or []).items()
         }
+        trusted = trust or settings.get("trust", "")
+        if helpers and trusted != _SUMS:
+            found = f"--trust {trusted}" if trusted else "no --trust"
+            fail(f"Expected --trust {_SUMS} beside --helpers {helpers}, got {found}: set it, or leave --helpers out.")
         if helpers:
             settings["helpers"] = helpers
         with folder_for(out.resolve(), name, f"fit-{table.name.partition('.')[0]}") as folder:

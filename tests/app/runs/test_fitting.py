@@ -462,3 +462,19 @@ def test_commands_fit_and_predict(tmp_path):
     assert len(rows) == 400
     assert {row["predicted_ill"] for row in rows} == {"yes", "no"}
     assert all(0 <= float(row["probability_yes"]) <= 1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ([], "no --trust"),
+        (["--trust", "trusted-server"], "--trust trusted-server"),
+        (["--set", "trust="], "no --trust"),
+    ],
+)
+def test_helpers_without_sums_are_refused_in_the_words_of_the_command(tmp_path, given, found):
+    done = CliRunner().invoke(cli, ["fit", str(tmp_path / "people.csv"), "--helpers", "3", *given])
+    assert done.exit_code == 1
+    assert f"Expected --trust secure-aggregation beside --helpers 3, got {found}: set it" in " ".join(
+        done.stderr.split()
+    )
