@@ -12,6 +12,6 @@ __path__ = [str(Path(__file__).parent)]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("__version__", "fit"):
+    if name not in ("__version__", "fit", "leave_training"):  # the last one for strategies, which import no app
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.app"), name)

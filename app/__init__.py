@@ -28,12 +28,13 @@ _LATE = {
     "RunConfig": "settings.run_config",
     "RunResult": "runs.result",
     "fit": "runs.fitting",
+    "leave_training": "reports.own_training",
     "load_model": "models.trained_model",
     "private_statistics": "runs.private_statistics",
     "record_training": "reports.own_training",
     "simulate": "runs.simulate",
 }
-"""The module each public name stands in."""
+"""The module each public name stands in, and what strategies have done after a training."""
 
 
 def __getattr__(name: str) -> Any:

@@ -52,6 +52,12 @@ def _not_rehearsed(request, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def _no_folders(monkeypatch):
+    """Trainings leave no folder with their result in the one that the tests were started in."""
+    monkeypatch.setattr("murmurfl.strategies.ReleaseStrategy.run_folder", None)
+
+
+@pytest.fixture(autouse=True)
 def _no_terminal(monkeypatch):
     """The terminal these tests were started in, or what another test set, is not the one they speak of."""
     monkeypatch.delenv("COLUMNS", raising=False)

@@ -46,6 +46,13 @@ def test_the_wheel_holds_every_module_and_its_types(wheel):
     assert {name.split("/")[0] for name in names} == {"murmurfl", f"murmurfl-{PROJECT['version']}.dist-info"}
 
 
+def test_building_the_wheel_warns_of_nothing(wheel):
+    """Pip shows a build's warnings to whoever installs a checkout."""
+    said = wheel.with_name("build.log").read_text()
+    assert "running build_py" in said
+    assert not re.findall(r"^.*(?:Warning|Deprecat|ignored).*$", said, re.MULTILINE)
+
+
 def test_the_wheel_works_where_there_is_no_checkout(wheel, tmp_path):
     """Unpacked, as pip would, beside the dependencies; no .pth file of this environment is read."""
     packages.unpacked(wheel, tmp_path)
@@ -196,8 +203,8 @@ def test_the_import_root_makes_a_checkout_a_package():
 def test_the_packages_of_the_wheel_are_the_folders_of_the_tree():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packaged = set(project["tool"]["setuptools"]["packages"])
-    inits = (path for folder in FOLDERS for path in (ROOT / folder).rglob("__init__.py"))
-    folders = {f"murmurfl.{'.'.join(path.parent.relative_to(ROOT).parts)}" for path in inits}
+    files = (path for folder in FOLDERS for kind in ("__init__.py", "*.npz") for path in (ROOT / folder).rglob(kind))
+    folders = {f"murmurfl.{'.'.join(path.parent.relative_to(ROOT).parts)}" for path in files}
     assert packaged == {"murmurfl" if name == "murmurfl.app.wheel" else name for name in folders}
 
 

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from ...privacy import ConfigurationError
-from .run_options import AsJson, Assignments, folder_for
+from .run_options import AsJson, Assignments
 from .terminal import fail, failing_clearly, say
 
 _MODEL = "model"
 """The folder of a run's model, inside the run's own: there are no figures without noise in it."""
+_SUMS = "secure-aggregation"
 _TWO = 2
 
 
@@ -78,13 +79,17 @@ def fit(
     """Train a private model of a table, as its sites would together: a rehearsal on this computer, unless --real."""
     from ..runs import fitting
     from ..runs.outcome import RESULT_NAME
-    from ..runs.run_files import write_record
+    from ..runs.run_files import folder_for, write_record
     from ..settings.layers import parse_assignments
 
     with failing_clearly():
         settings: dict[str, Any] = {
             name.replace("-", "_"): value for name, value in parse_assignments(assignments or []).items()
         }
+        trusted = trust or settings.get("trust", "")
+        if helpers and trusted != _SUMS:
+            found = f"--trust {trusted}" if trusted else "no --trust"
+            fail(f"Expected --trust {_SUMS} beside --helpers {helpers}, got {found}: set it, or leave --helpers out.")
         if helpers:
             settings["helpers"] = helpers
         with folder_for(out.resolve(), name, f"fit-{table.name.partition('.')[0]}") as folder:

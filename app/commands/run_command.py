@@ -50,12 +50,11 @@ def run(
     from ..engines.pool import checked_workers
     from ..runs.experiment import prepare
     from ..runs.outcome import CHECKPOINT_NAME, RESULT_NAME, Outcome
-    from ..runs.run_files import PICTURE_NAME
+    from ..runs.run_files import PICTURE_NAME, folder_for
     from ..runs.run_guarantees import expected_guarantee
     from ..runs.run_summary import closing_lines, plot_accuracy, short_lines, summary_lines
     from ..runs.trackers import check_trackers
     from ..runs.without_noise import add_alone, add_without_noise
-    from .run_options import folder_for
 
     with failing_clearly():
         settings = started_with(settings_of(config_file, assignments))

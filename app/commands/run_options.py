@@ -1,10 +1,7 @@
-"""Options of what is run and where its files go, for every command that runs, plans or measures."""
+"""Options of what is run, for every command that runs, plans or measures."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +9,6 @@ import typer
 
 from ...privacy.setting import Value
 from ..settings.layers import layered, names_own, parse_assignments, read_settings, search_here
-from ..settings.run_config import check_run_name
 from .completion import complete_assignment
 
 Assignments = Annotated[
@@ -71,38 +67,3 @@ def settings_of(file: Path | None, assignments: list[str] | None) -> dict[str, V
     if names_own(made):
         search_here()
     return made
-
-
-@contextmanager
-def folder_for(out: Path, name: str | None, beginning: str) -> Iterator[Path]:
-    """The folder of a run: ``out / name``, or without a name a new one named by the time.
-
-    The latter is unique even among runs that start in the same second, and is removed if it stays empty.
-
-    Raises
-    ------
-    ConfigurationError
-        If the name would leave ``out`` (:func:`~murmurfl.app.settings.run_config.check_run_name`).
-    """
-    if name is not None:
-        check_run_name(name)
-        yield out / name
-        return
-    folder = _new_folder(out, f"{beginning}-{time.strftime('%Y%m%d-%H%M%S')}")
-    try:
-        yield folder
-    finally:
-        with suppress(OSError):  # not empty
-            folder.rmdir()
-
-
-def _new_folder(out: Path, name: str) -> Path:
-    number = 1
-    while True:
-        folder = out / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
-            return folder

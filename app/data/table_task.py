@@ -198,6 +198,8 @@ class FittedTable:
     def document(self) -> dict[str, Any]:
         """For the model's card."""
         schema = "drafted from these rows" if self.drafted else "given"
+        if self.scaled:
+            schema += ", with bounds from private statistics"
         return {"table": self.name, "rows": self.rows, "label": self.schema.label.column, "schema": schema}
 
 

@@ -7,6 +7,7 @@ what its machines state, and by what was measured.
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ...privacy.accounting.stated import Statements, stated_guarantee, stated_va
 from ...strategies import ReleaseStrategy
 from ...strategies.side.evaluation_figures import EvaluationResult
 from ..runs.outcome import MEASURES, Outcome
-from ..runs.run_files import write_outcome
+from ..runs.run_files import folder_for, new_folder, write_outcome
 from ..runs.run_summary import plot_accuracy
 
 _NOT_PRIVATE = "Machines evaluated the model without noise: no epsilon covers what they reported."
@@ -98,6 +99,26 @@ def record_training(
         plot_accuracy(outcome, folder / "accuracy.png")
     write_outcome(outcome, folder)
     return outcome.document()
+
+
+def leave_training(folder: Path | str, strategy: ReleaseStrategy[Any], result: Result, statements: Statements) -> Path:
+    """:func:`record_training` in a folder that holds nothing yet; empty for one in ``runs``, named by the time.
+
+    Returns
+    -------
+    Path
+        The folder: beside the given one if that holds something.
+    """
+    wanted = Path(folder).resolve()
+    if not folder:
+        made = folder_for(wanted / "runs", None, type(strategy).__name__)
+    elif wanted.is_dir() and not any(wanted.iterdir()):
+        made = nullcontext(wanted)  # as a container's volume is
+    else:
+        made = new_folder(wanted)
+    with made as left:
+        record_training(left, strategy, result, statements, task="")
+    return left
 
 
 def _class_name(strategy: ReleaseStrategy[Any]) -> str:

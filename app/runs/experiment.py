@@ -198,7 +198,7 @@ class Experiment(Problem):
             **options,
         }
         strategy = self.method.strategy(self.trained, common, deployed=deployed)
-        strategy.says_guarantee = False  # the run does, and knows more
+        strategy.run_folder = None  # the run has one, and knows more
         return strategy
 
     def initial_arrays(self) -> ArrayRecord:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...clients.records.schema import Schema
-from ...privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon
+from ...privacy import SIMULATED, ConfigurationError, Guarantee
 from ...privacy.machine.tables import PRIVATE
 from ...privacy.setting import Value
 from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out
@@ -23,7 +23,7 @@ from ..settings.layers import layered
 from ..settings.run_config import RunConfig
 from .outcome import Alone, Outcome, Twin
 from .progress import Progress
-from .real_fit import LEDGER_ENDING, evaluated_privately, fit_for_real
+from .real_fit import LEDGER_ENDING, evaluated_privately, fit_for_real, with_spent
 from .result import RunResult
 from .simulate import bar_of_rounds
 from .without_noise import without_noise
@@ -136,14 +136,11 @@ def fit(
         own = {**evaluated_privately(found.schema), **own}
     given = {"epsilon": epsilon, "trust": trust}
     own = layered(own, {name: value for name, value in given.items() if value})
-    if scale not in ("", PRIVATE) or (scale and real):
-        raise ConfigurationError(
-            f"Expected scale to be empty or, in a rehearsal, 'private', got {scale!r}: a real fit has its schema's "
-            "bounds alone."
-        )
+    if scale not in ("", PRIVATE):
+        raise ConfigurationError(f"Expected scale to be empty or 'private', got {scale!r}.")
     if real:
-        shown = on_progress or bar_of_rounds()
-        return _for_real(found, table, own, ledger, budget, shown, simulated=bool(site or machines or trust))
+        shown, share = on_progress or bar_of_rounds(), SCALING_SHARE if scale else 0.0
+        return _for_real(found, table, own, ledger, budget, shown, share, simulated=bool(site or machines or trust))
     if budget or ledger:
         raise ConfigurationError("Expected budget and ledger with real=True (--real) only: a rehearsal spends nothing.")
     if site and machines:
@@ -156,7 +153,7 @@ def fit(
         read, config = _settled(found, layered(own, {"mu": rest}), site, machines)
     with _quiet():
         result = run_cohort(config, on_progress=on_progress or bar_of_rounds(), rehearsed=not of_numbers)
-    result = result if scaled is None else _with_spent(result, scaled)
+    result = result if scaled is None else with_spent(result, scaled.mu, scaled.mu_local)
     made, described = _described(result, found, read, site)
     if scale:
         return made
@@ -221,13 +218,6 @@ def _scaled(found: ReadTable, table: Any, config: RunConfig, site: str) -> tuple
     return replace(found, schema=found.schema.bounded(said.bounds), scaled=True), said.guarantee
 
 
-def _with_spent(result: RunResult, before: Guarantee) -> RunResult:
-    """A result whose figures cover a release before it, on the same machines and under the same trust."""
-    mu = math.hypot(result.mu, before.mu)
-    local = None if result.mu_local is None else math.hypot(result.mu_local, before.mu_local or 0.0)
-    return replace(result, mu=mu, epsilon=gdp_epsilon(mu, result.experiment.config.delta), mu_local=local)
-
-
 def _described(
     result: RunResult, found: ReadTable, read: ReadRows, site: str, *, beside: bool = True
 ) -> tuple[RunResult, FittedTable]:
@@ -276,6 +266,7 @@ def _for_real(
     ledger: Path | str | None,
     budget: float,
     on_progress: Callable[[Progress], None] | None,
+    scaling_share: float,
     *,
     simulated: bool,
 ) -> RunResult:
@@ -291,11 +282,12 @@ def _for_real(
         )
     where = Path(ledger) if ledger else Path(f"{Path(table).expanduser()}{LEDGER_ENDING}")
     with _quiet():
-        result = fit_for_real(found, own, where, budget, on_progress)
+        result, found = fit_for_real(found, own, where, budget, on_progress, scaling_share=scaling_share)
     rows = len(found.rows)
     # What else is of the rows was not released.
     unknown: dict[str, Any] = {"tested": 0, "misfits": {}, "majority": 0.0, "variance": 0.0, "left_out": {}}
-    described = FittedTable(found.name, found.schema, drafted=False, rows=rows, trained=rows, site="", **unknown)
+    known: dict[str, Any] = {"drafted": False, "rows": rows, "trained": rows, "site": "", "scaled": found.scaled}
+    described = FittedTable(found.name, found.schema, **known, **unknown)
     return replace(result, table=described)
 
 
@@ -332,17 +324,16 @@ def is_useless(outcome: Outcome, table: FittedTable) -> bool:
 
 def fit_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str]:
     """A fitted model, saved in a folder, in ten to fifteen lines for people."""
-    outcome, config, schema = result.outcome, result.experiment.config, table.schema
+    outcome, config = result.outcome, result.experiment.config
     if result.deployed:
         return _real_lines(result, table, folder)
     whose = f"{outcome.num_clients} sites by {table.site!r}" if table.site else f"{outcome.num_clients} machines, dealt"
     unused = ", ".join(f"{name} ({reason})" for reason, names in table.left_out.items() for name in names[:_MOST_NAMED])
-    scaled = f", scaled by private statistics ({SCALING_SHARE:.0%} of mu^2)" if table.scaled else ""
     review = f"review its {SCHEMA}, then " if table.drafted else ""
     rows = [
         ("table", f"{table.name}: {table.rows:,} rows, {table.tested:,} of them held out; {whose}"),
         *[("misfits", _misfits(table.misfits)) for _ in range(bool(table.misfits))],
-        ("columns", f"{len(schema.columns)} used{scaled}{f'; left out: {unused}' if unused else ''}"),
+        ("columns", f"{_columns_words(table)}{f'; left out: {unused}' if unused else ''}"),
         ("label", _label_words(table)),
         ("method", f"{config.strategy}, {outcome.rounds} rounds{', chosen by rehearsal' if outcome.chosen_by else ''}"),
         ("model", f"{shown_figure(outcome, table)} on the rows held out"),
@@ -379,6 +370,7 @@ def _real_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str
         measured = "none was released" if evaluation is None else evaluation.sentence or evaluation.failure
     rows = [
         ("table", f"{table.name}: {table.rows:,} rows, whose number is public"),
+        ("columns", _columns_words(table)),
         ("label", _label_words(table)),
         ("method", f"{result.experiment.config.strategy}, {result.outcome.rounds} rounds"),
         ("figure", f"{measured}"),
@@ -415,6 +407,11 @@ def _misfits(misfits: Mapping[str, int]) -> str:
     reason, count = max(misfits.items(), key=lambda one: one[1])
     most = f", {count:,} of them" if count < sum(misfits.values()) else ""
     return f"{sum(misfits.values()):,} rows do not fit{most} with {reason}"
+
+
+def _columns_words(table: FittedTable) -> str:
+    scaled = f", scaled by private statistics ({SCALING_SHARE:.0%} of mu^2)" if table.scaled else ""
+    return f"{len(table.schema.columns)} used{scaled}"
 
 
 def _label_words(table: FittedTable) -> str:

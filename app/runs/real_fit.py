@@ -7,6 +7,7 @@ is told of the rows is their number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,22 +16,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients import numpy_client_app
+from ...clients import StatisticsClient, TableRows, numpy_client_app, statistics_columns
 from ...clients.nodes.operators_file import covering_budget
 from ...clients.records.machine_records import Records
 from ...clients.records.schema import Schema
 from ...clients.records.sources import Table
-from ...privacy import EVALUATION_SHARE, ConfigurationError, PrivacyPolicy, SQLiteLedger, derived_seed, gdp_mu
+from ...clients.side.side_parts import check_beside
+from ...clients.side.statistics_client import RecordPlaces
+from ...privacy import (
+    EVALUATION_SHARE,
+    ConfigurationError,
+    PrivacyPolicy,
+    SQLiteLedger,
+    derived_seed,
+    gdp_mu,
+    statistics_policy,
+)
 from ...privacy.errors import MisfitError
+from ...privacy.machine.admission import ROUNDING
 from ...privacy.setting import Value
+from ...strategies import Statistics
 from ..data.table_task import ReadTable, TableTask, model_inputs, scaled_labels
 from ..data.task import Dataset
 from ..engines.inprocess import InProcessGrid
+from ..settings.layers import layered
 from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
 from .progress import Progress
 from .result import RunResult
-from .side_releases import make_evaluation
+from .run_guarantees import epsilon_of
+from .side_releases import beside_sides, make_evaluation
 from .training_run import run_experiment
 
 LEDGER_ENDING = ".ledger"
@@ -43,8 +58,10 @@ def fit_for_real(
     ledger: Path,
     budget: float,
     on_progress: Callable[[Progress], None] | None = None,
-) -> RunResult:
-    """Train on a table's rows with one machine that has all of them.
+    *,
+    scaling_share: float = 0.0,
+) -> tuple[RunResult, ReadTable]:
+    """Train on a table's rows with one machine that has all of them; the result, and the table as it was read.
 
     Parameters
     ----------
@@ -56,13 +73,16 @@ def fit_for_real(
         Of a new ledger: epsilon of everything that is ever released of these rows; 0 for what this call takes.
     on_progress : callable, optional
         Called after every round.
+    scaling_share : float
+        Of mu^2, for private statistics by which columns are scaled; 0 for none.
 
     Notes
     -----
-    **Formal guarantees.** Everything that leaves the machine, the model and the private evaluation, is mu-GDP for
-    replacement of one row of the table, for the mu that was asked for, and all calls with one ledger stay within its
-    budget. It rests on this computer, which sees the rows, on the schema being public knowledge, and on the number of
-    rows being public. Proof: docs/proofs/release-rule.md.
+    **Formal guarantees.** Everything that leaves the machine, the statistics, the model and the private evaluation, is
+    together mu-GDP for replacement of one row of the table, for the mu that was asked for, and all calls with one
+    ledger stay within its budget. Bounds that columns are scaled by are made from the released statistics alone. It
+    rests on this computer, which sees the rows, on the schema being public knowledge, and on the number of rows being
+    public. Proof: docs/proofs/release-rule.md.
     """
     schema = found.schema
     schema.check_for_real_nodes()
@@ -74,10 +94,19 @@ def fit_for_real(
     evaluated = evaluated_privately(schema)
     task = TableTask(schema, _of_nobody(len(rows), schema))
     fixed: dict[str, Value] = {"task": task.name, "partition": "iid", "num-clients": 1, "clients-per-round": 1}
-    experiment = prepare(RunConfig.from_mapping({**evaluated, **settings, **fixed}))
+    whole = RunConfig.from_mapping({**evaluated, **settings, **fixed})
+    mu, scaling_mu = whole.mu, whole.mu * math.sqrt(scaling_share)
+    rest: dict[str, Value] = {"mu": mu * math.sqrt(1.0 - scaling_share)} if scaling_share else {}
+    experiment = prepare(RunConfig.from_mapping(layered({**evaluated, **settings, **fixed}, rest)))
     config = experiment.config
-    kept = _ledger(ledger, config, budget, found.name)
-    policy = replace(experiment.policy(), budget_mu=covering_budget(config.mu, kept), noise_quality="exact")
+    kept = _ledger(ledger, mu, config.delta, budget, found.name)
+    policy = replace(experiment.policy(), budget_mu=covering_budget(mu, kept), noise_quality="exact")
+    spent = 0.0
+    if scaling_share:
+        policy = beside_sides(policy, float(policy.budget_mu or mu))
+        bounds, spent = _bounds(rows, policy, scaling_mu, mu, kept, found.name)
+        schema = schema.bounded(bounds)
+        found, rows = replace(found, schema=schema, scaled=True), rows.read_by(schema)
     client = experiment.method.client(
         experiment.gradients,
         rows,
@@ -95,7 +124,48 @@ def fit_for_real(
             on_progress(_unmeasured(progress))
 
     result = run_experiment(grid, config, deployed=True, experiment=experiment, on_progress=shown)
-    return replace(result, progress=[_unmeasured(one) for one in result.progress])
+    return with_spent(replace(result, progress=[_unmeasured(one) for one in result.progress]), spent), found
+
+
+def with_spent(result: RunResult, mu: float, mu_local: float | None = None) -> RunResult:
+    """A result whose figures cover a release of ``mu`` before it, on the same machines and under the same trust.
+
+    Notes
+    -----
+    **Formal guarantees.** The figures are those of both together, by composition of Gaussian DP.
+    """
+    both = math.hypot(result.mu, mu)
+    local = None if result.mu_local is None else math.hypot(result.mu_local, mu_local or 0.0)
+    return replace(result, mu=both, epsilon=epsilon_of(both, result.experiment.config.delta), mu_local=local)
+
+
+def _bounds(
+    rows: Dealt, policy: PrivacyPolicy, mu: float, whole: float, ledger: SQLiteLedger, name: str
+) -> tuple[dict[str, tuple[float, float]], float]:
+    """Bounds of the columns from statistics of the rows, and the mu that these cost; ``policy`` is the training's.
+
+    Notes
+    -----
+    **Formal guarantees.** The bounds are mu-GDP for replacement of one row. Nothing is spent unless the ledger has room
+    for a run of ``whole``.
+    """
+    own = statistics_policy(
+        mu, delta=policy.delta, budget_mu=policy.budget_mu, budget_local_mu=policy.budget_local_mu, trust=policy.trust
+    )
+    check_beside(own, policy, beside="scale = 'private'", release="the statistics of the columns")
+    with ledger.exclusive() as page:
+        before = page.account().reserved_mu
+    if math.hypot(before, whole) > float(policy.budget_mu or whole) * (1 + ROUNDING):
+        raise ConfigurationError(
+            f"Expected a budget with room for mu = {whole:.4g}, of statistics and training, got {before:.4g} spent of "
+            f"{policy.budget_mu:.4g} in the ledger {ledger.path}: nothing was released. `murmurfl ledger show` says "
+            "what is left."
+        )
+    client = StatisticsClient(TableRows(rows.schema), Places(rows), own, ledger, ledger.keys(), name=name)
+    client.machine.together = True  # each row is read and placed by itself, and none fails
+    grid = InProcessGrid(numpy_client_app(lambda _: client), 1, {})
+    said = Statistics(columns=statistics_columns(rows.schema), num_clients=1).collect(grid)
+    return said.bounds, client.machine.plan.mu
 
 
 def _unmeasured(progress: Progress) -> Progress:
@@ -115,31 +185,56 @@ class Dealt:
     """A table's rows as a machine's samples, in an order that depends on their number alone.
 
     Those that are set aside for the evaluation are the last ones, and a file may be sorted. In a batch of several a
-    made-up record stands in for one that does not fit, and ``fits`` says which; by itself it fails.
+    made-up record stands in for one that does not fit, and ``fits`` says which; by itself it fails. The ledger knows
+    them as the reviewed schema reads them (``first_read``), whatever bounds were released since.
     """
 
     stands_in = True
 
-    def __init__(self, rows: Table, schema: Schema) -> None:
-        self._schema, count = schema, len(rows)
+    def __init__(self, rows: Table, schema: Schema, first_read: Dealt | None = None) -> None:
+        self.schema, self._rows, count = schema, rows, len(rows)
         order = np.random.Generator(np.random.Philox(key=derived_seed("rows dealt", count))).permutation(count)
-        self._records = Records(_Ordered(rows, order), schema, count=count, together=True)
-        self._records.log()
-        self.fits = self._records.fits
+        self.records = Records(_Ordered(rows, order), schema, count=count, together=True)
+        self.first_read = self if first_read is None else first_read
+        if first_read is None:
+            self.records.log()
+        self.fits = self.records.fits
+
+    def read_by(self, schema: Schema) -> Dealt:
+        """The same rows, read by the schema with other bounds."""
+        return Dealt(self._rows, schema, self.first_read)
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self.records)
 
     def __getitem__(self, chosen: slice, /) -> tuple[NDArray[np.float32], NDArray[Any]]:
-        features, labels = self._records[chosen]
+        features, labels = self.records[chosen]
         if len(labels) == 1 and not self.fits[chosen][0]:
             raise MisfitError("a record that does not fit")
-        return model_inputs(np.asarray(features, np.float32), self._schema), scaled_labels(labels, self._schema)
+        return model_inputs(np.asarray(features, np.float32), self.schema), scaled_labels(labels, self.schema)
 
     @property
     def record_kind(self) -> str:
         """What a record is called."""
-        return self._records.record_kind
+        return self.records.record_kind
+
+
+class Places:
+    """A table's rows as their places in the columns that are counted, in the order of :class:`Dealt`."""
+
+    def __init__(self, rows: Dealt) -> None:
+        self.first_read, self._places = rows.first_read, RecordPlaces(rows.schema)
+
+    def __len__(self) -> int:
+        return len(self.first_read)
+
+    def __getitem__(self, chosen: slice, /) -> NDArray[np.float64]:
+        return self._places.batch(self.first_read.records, chosen)
+
+    @property
+    def record_kind(self) -> str:
+        """What a record is called."""
+        return self.first_read.record_kind
 
 
 @dataclass(frozen=True)
@@ -179,10 +274,10 @@ def _evaluation(experiment: Experiment, policy: PrivacyPolicy) -> dict[str, Any]
     return {"evaluation": make_evaluation(policy, experiment.model, **options)}
 
 
-def _ledger(path: Path, config: RunConfig, budget: float, data: str) -> SQLiteLedger:
+def _ledger(path: Path, mu: float, delta: float, budget: float, data: str) -> SQLiteLedger:
     if not path.exists():
-        whole = gdp_mu(budget, config.delta) if budget else config.mu
-        return SQLiteLedger.create(path, budget_mu=whole, delta=config.delta, data=data)
+        whole = gdp_mu(budget, delta) if budget else mu
+        return SQLiteLedger.create(path, budget_mu=whole, delta=delta, data=data)
     if budget:
         raise ConfigurationError(
             f"Expected no budget beside the ledger {path}, which has one, got {budget:g}: `murmurfl ledger show` says "

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 
 from ...privacy import ConfigurationError
 from ..data.shards import shard_sizes
+from ..settings.run_config import check_run_name
 from .machine_statements import is_named, statement_groups
 from .outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Outcome
 from .progress import Participation
@@ -21,6 +24,43 @@ from .run_summary import plot_accuracy
 MACHINES_NAME, PICTURE_NAME, END_NAME = "machines.json", "accuracy.png", "end"
 
 _MOST_POINTS = 200
+
+
+@contextmanager
+def folder_for(out: Path, name: str | None, beginning: str) -> Iterator[Path]:
+    """The folder of a run: ``out / name``, or without a name a new one named by the time.
+
+    The latter is unique even among runs that start in the same second, and is removed if it stays empty.
+
+    Raises
+    ------
+    ConfigurationError
+        If the name would leave ``out`` (:func:`~murmurfl.app.settings.run_config.check_run_name`).
+    """
+    if name is not None:
+        check_run_name(name)
+        yield out / name
+        return
+    with new_folder(out / f"{beginning}-{time.strftime('%Y%m%d-%H%M%S')}") as folder:
+        yield folder
+
+
+@contextmanager
+def new_folder(wanted: Path) -> Iterator[Path]:
+    """A new folder: the wanted one, or with a number behind its name; removed if it stays empty."""
+    number, folder, made = 1, wanted, False
+    while not made:
+        try:
+            folder.mkdir(parents=True)
+            made = True
+        except FileExistsError:
+            number += 1
+            folder = wanted.with_name(f"{wanted.name}-{number}")
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # not empty
+            folder.rmdir()
 
 
 def write_record(result: RunResult, folder: Path, *, picture: bool = True) -> dict[str, Any]:

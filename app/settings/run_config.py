@@ -212,6 +212,11 @@ def refuse_unread(config: RunKeys, reads: frozenset[str]) -> None:
         if value == one.default or _is_read(one, config.mechanism, config.trust, reads):
             continue
         readers = readers_of(one)
+        if readers and not getattr(config, one.read_by):
+            raise ConfigurationError(
+                f"Expected {one.read_by} = {' or '.join(readers)} beside {one.name} = {value}, got no {one.read_by}: "
+                f"set it too, or leave {one.name} out."
+            )
         by = f"; it is read by {one.read_by} = {', '.join(readers)}" if readers else ""
         raise ConfigurationError(
             f"Expected {one.name} to be left at {one.default!r} with {one.read_by} = {getattr(config, one.read_by)!r}, "

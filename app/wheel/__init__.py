@@ -8,6 +8,6 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("__version__", "fit"):
+    if name not in ("__version__", "fit", "leave_training"):  # the last one for strategies, which import no app
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.app"), name)

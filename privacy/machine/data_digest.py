@@ -264,6 +264,9 @@ def known_by(samples: Any) -> RowBytes | Owners:
     Notes
     -----
     **Formal guarantees.** Of owners it is their names: two files with the same set of them are known alike, whoever's
-    rows differ. Of other samples it is every row.
+    rows differ. Of other samples it is every row, as it is read before anything that was released is used to read it
+    (``first_read``), where samples have that.
     """
-    return samples.owners if getattr(samples, "samples_per_owner", 0) else row_bytes(samples)
+    if getattr(samples, "samples_per_owner", 0):
+        return samples.owners
+    return row_bytes(getattr(samples, "first_read", samples))

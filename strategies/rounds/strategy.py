@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
+from importlib import import_module
 from itertools import repeat
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -168,6 +169,10 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     trust: UntrustedServer = UNTRUSTED
     """Whose noise is in what is published; a subclass sets another one before it calls this constructor."""
 
+    run_folder: Path | str | None = ""
+    """Where a training leaves its result: a folder, or a new one beside it if it holds anything; empty for a new one in
+    ``runs``; None to log no guarantee and leave nothing."""
+
     client_line: ClassVar[str] = (
         "app = private_client_app(model, loss, samples, epsilon=..., rounds=...), or numpy_client_app(client_fn) "
         "around a client of murmurfl's."
@@ -230,9 +235,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         """The number of the release aggregated of each machine that the last round asked, or None."""
         self.history: list[RoundReport] = []
         self.forecast: Forecast | None = None
-        self.says_guarantee = True
-        self._stated_before: Statements = {}
         """Forecast of the noise in the model, from machines' statements before the first round; None without noise."""
+        self._stated_before: Statements = {}
         self.rehearse: Callable[[Forecast], tuple[float, float] | None] | None = None
         """Tells which share of what can be learnt the run keeps on made-up data, at least and at most."""
         self.ends_after: Callable[[int], bool] | None = None
@@ -407,6 +411,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         Before the first round the log says how much of the model will be noise; :attr:`forecast` keeps it. After the
         last one it says what machines guarantee, by what they stated before the first: every release that their caps
         allow in this training. What is asked of them besides, such as a private evaluation, has a statement of its own.
+        Then it leaves a folder with the result (:attr:`run_folder`), as :func:`~murmurfl.app.record_training` does.
         """
         if self.history:
             raise ConfigurationError(
@@ -465,18 +470,34 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
                 "the variance that was planned.",
                 *(sum(bool(report.skipped) for report in self.history), said),
             )
-        if self.says_guarantee:
-            self._say_guarantee(self._stated_before)
+        if self.run_folder is not None and self._says_guarantee(self._stated_before):
+            self._leave(self.run_folder, grid, result, min(timeout, _STATEMENT_TIMEOUT_S))
         return result
 
-    def _say_guarantee(self, stated: Statements) -> None:
-        """Log what machines guarantee by their own word; whatever they state, the training has ended well."""
+    def _says_guarantee(self, stated: Statements) -> bool:
+        """Log what machines guarantee by their own word, if they do; the training has ended well, whatever they say."""
         try:
-            if stated and "trusted-server" not in stated_values(stated, "trust"):
-                said = stated_guarantee(stated, self.num_clients, masked=self._secure is not None)
-                logger.info("Guarantee: %s", said)
+            if not stated or "trusted-server" in stated_values(stated, "trust"):
+                return False
+            logger.info("Guarantee: %s", stated_guarantee(stated, self.num_clients, masked=self._secure is not None))
         except (KeyError, TypeError, ValueError, MurmurflError) as error:
             logger.warning("What machines state makes no guarantee that could be said: %s", error)
+            return False
+        return True
+
+    def _leave(self, folder: Path | str, grid: Grid | DirectMachines, result: Result, timeout: float) -> None:
+        """Leave the training's folder; a disk that is full does not take the model away.
+
+        The root of the package knows who writes it: strategies are imported by the app, and import nothing of it.
+        """
+        if isinstance(grid, DirectMachines):  # a rehearsal's
+            return
+        try:
+            stated = {**self._stated_before, **self._statements(grid, timeout)}
+            left = import_module(__name__.partition(".")[0]).leave_training(folder, self, result, stated)
+            logger.info("Its result is in %s: `murmurfl report` makes a page of it.", left)
+        except Exception as error:  # whatever it is, the model is worth more than its report
+            logger.warning("The training's result could not be written: %s", error)
 
     def summary(self) -> None:
         """Log the strategy's settings."""

@@ -45,9 +45,11 @@ def checkout(folder: Path) -> Path:
 
 
 def wheel(folder: Path) -> Path:
-    """The wheel, by the project's own build backend, from a copy in a folder."""
+    """The wheel, by the project's own build backend, from a copy in a folder; what that says is in ``build.log``."""
     source = checkout(folder / "source")
     build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", build, str(folder)], cwd=source, check=True, capture_output=True, timeout=120)
+    command = [sys.executable, "-W", "always", "-c", build, str(folder)]
+    with (folder / "build.log").open("w") as log:
+        subprocess.run(command, cwd=source, check=True, stdout=log, stderr=subprocess.STDOUT, timeout=120)
     (path,) = folder.glob("*.whl")
     return path

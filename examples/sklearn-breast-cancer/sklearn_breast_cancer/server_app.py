@@ -4,7 +4,6 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
-from murmurfl.app import record_training
 from murmurfl.strategies import CorrelatedFedAvg, FullBatch, SecureAggregation
 
 from .client_app import MODEL, PLAIN_ROUNDS, ROUNDS, SUMS
@@ -36,8 +35,7 @@ def main(grid: Grid, context: Context) -> None:
             momentum=0.8,
             secure_aggregation=SecureAggregation(SUMS["min_cohort"], SUMS["helpers"]) if summed else None,
         )
+    if privacy != "none" and config["out"]:
+        strategy.run_folder = config["out"]
     result = strategy.start(grid, MODEL.initial_arrays(), num_rounds=rounds, evaluate_fn=evaluate)
     log(20, "Test accuracy %.3f", result.evaluate_metrics_serverapp[rounds]["accuracy"])
-    if config["out"] and isinstance(strategy, FullBatch):
-        recorded = record_training(config["out"], strategy, result, strategy.ask_privacy(grid), task="tumours")
-        log(20, "%s", recorded["guarantee"])

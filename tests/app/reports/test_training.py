@@ -20,6 +20,7 @@ from murmurfl.privacy.accounting.stated import stated_guarantee
 from murmurfl.strategies import CorrelatedFedAvg, SecureAggregation
 from typer.testing import CliRunner
 
+UNASKED = CorrelatedFedAvg.run_folder  # before these tests' own fixture
 SUMS = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 3}
 
 
@@ -38,9 +39,10 @@ def app_with(**policy):
 def trained():
     """A training of four machines, and what they state after it."""
 
-    def train(nodes=4, sums=None, **policy):
+    def train(nodes=4, sums=None, folder=None, **policy):
         grid = InProcessGrid(app_with(clip_norm=1.0, mu=1.0, max_participations=3, **policy), nodes, {})
         strategy = CorrelatedFedAvg(num_clients=4, secure_aggregation=sums)
+        strategy.run_folder = folder
         result = strategy.start(
             grid,
             ArrayRecord([np.zeros(5)]),
@@ -114,16 +116,56 @@ def test_nobody_is_spoken_for(tmp_path, trained):
     assert not (tmp_path / "result.json").exists()
 
 
-def test_log_ends_with_what_machines_guarantee(trained, caplog):
+def test_log_ends_with_what_machines_guarantee_and_where_it_is(trained, caplog, tmp_path):
     with caplog.at_level("INFO", logger="flwr"):
-        _, _, statements = trained(6, SecureAggregation(min_cohort=3, helpers=2), **SUMS)
-    said = caplog.messages[-1]
+        _, _, statements = trained(6, SecureAggregation(min_cohort=3, helpers=2), tmp_path / "left", **SUMS)
+    said, where = caplog.messages[-2:]
+    assert where.startswith(f"Its result is in {tmp_path / 'left'}: `murmurfl report`")
     assert said == f"Guarantee: {stated_guarantee(statements, 4, masked=True)}", (
         "the same as what they state in the end"
     )
     assert "It is what 4 of 4 machines say of themselves" in said
     assert "epsilon = " in said
     assert "whatever happens" in said
+
+
+def test_a_training_leaves_what_its_record_would_be_without_being_asked(tmp_path, trained, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    strategy, result, statements = trained(folder=UNASKED)
+    (folder,) = (tmp_path / "runs").glob("CorrelatedFedAvg-*")
+    recorded = record_training(tmp_path / "x", strategy, result, statements, task="")
+    assert {**json.loads((folder / "result.json").read_text()), "date": ""} == {**recorded, "date": ""}
+    said = CliRunner().invoke(cli, ["report", str(folder)])
+    assert said.exit_code == 0, said.output
+    assert "AS STATED" in (folder / "report" / "index.html").read_text()
+
+
+def test_a_training_leaves_other_runs_as_they_are(tmp_path, trained):
+    for name in ("mine", "mine-2"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "mine" / "result.json").write_text("{}")
+    (tmp_path / "mine-2" / "notes.txt").write_text("kept")
+    (tmp_path / "empty").mkdir()
+    for name, found in (("mine", "mine-3"), ("empty", "empty"), ("empty", "empty-2")):
+        trained(folder=tmp_path / name)
+        assert json.loads((tmp_path / found / "result.json").read_text())["rounds"] == 3
+    assert (tmp_path / "mine" / "result.json").read_text() == "{}"
+    assert [path.name for path in (tmp_path / "mine-2").iterdir()] == ["notes.txt"]
+
+
+def test_without_a_folder_a_training_says_and_leaves_nothing(tmp_path, trained, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level("INFO", logger="flwr"):
+        trained(folder=None)
+    assert not [message for message in caplog.messages if message.startswith(("Guarantee", "Its result"))]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_takes_no_model_away(tmp_path, trained, caplog):
+    (tmp_path / "file").write_text("")
+    _, result, _ = trained(folder=tmp_path / "file" / "run")
+    assert len(result.arrays) == 1
+    assert "result could not be written" in caplog.text
 
 
 def test_nothing_is_said_of_sums_where_the_server_has_none(trained):
@@ -141,7 +183,7 @@ def test_run_of_our_own_app_says_its_guarantee_itself(caplog):
 
 @pytest.mark.parametrize("stated", [{"trust": "untrusted-server"}, {"mu-guaranteed": math.nan, "delta": 1e-5}])
 def test_statement_that_makes_no_sense_is_logged_and_ends_nothing(stated, caplog):
-    CorrelatedFedAvg(num_clients=4)._say_guarantee({"a": stated})
+    assert not CorrelatedFedAvg(num_clients=4)._says_guarantee({"a": stated})
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.message.startswith("What machines state makes no guarantee")

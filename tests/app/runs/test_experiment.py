@@ -11,19 +11,18 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.app import client_app
-from murmurfl.app.commands import run_options as folders
 from murmurfl.app.commands.main import cli
-from murmurfl.app.commands.run_options import folder_for
 from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.methods import METHODS
 from murmurfl.app.models.softmax import SoftmaxRegression
+from murmurfl.app.runs import run_files as folders
 from murmurfl.app.runs import run_files as record
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.progress import RoundLine
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.run_files import folder_for, write_record
 from murmurfl.app.runs.run_guarantees import expected_guarantee
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.runs.training_run import NoReleasesError, run_experiment

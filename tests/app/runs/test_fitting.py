@@ -17,7 +17,8 @@ from murmurfl.app.runs import fitting
 from murmurfl.app.runs.fitting import fit_lines, is_useless
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.clients.records.drafting import document
-from murmurfl.privacy import ConfigurationError, MurmurflError, derived_seed
+from murmurfl.privacy import ConfigurationError, LedgerError, MurmurflError, derived_seed, gdp_mu
+from murmurfl.privacy.ledger.ledger_summary import read_ledger
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from typer.testing import CliRunner
@@ -322,6 +323,74 @@ def test_real_fits_of_one_table_share_a_budget(reviewed):
         fit(table, schema=schema, real=True, epsilon=1)
 
 
+@pytest.fixture
+def far_too_wide(reviewed):
+    """The same table with a schema whose bounds are a thousand times as wide, and a way to change one cell."""
+    table, schema = reviewed
+    schema.write_text(schema.read_text().replace("100.0]", "100000.0]"))
+
+    def changed(cell):
+        lines = table.read_text().splitlines()
+        table.write_text("\n".join([*lines[:40], f"{cell},0", *lines[41:]]) + "\n")
+        return table, schema
+
+    return changed
+
+
+def fitted_for_real(far_too_wide, cell, **options):
+    table, schema = far_too_wide(cell)
+    ledger = table.with_name(f"{cell or 'blank'}.ledger")
+    return fit(table, schema=schema, real=True, scale="private", epsilon=6, **QUICK, ledger=ledger, **options), ledger
+
+
+def test_a_real_fit_scales_by_statistics_out_of_the_same_epsilon(far_too_wide, tmp_path):
+    result, ledger = fitted_for_real(far_too_wide, "33")
+    low, high = result.table.schema.columns["age"].bounds
+    assert -1000 < low < 30 < 80 < high < 2000, "of bounds from 0 to 100,000"
+    assert result.evaluation.accuracy > 0.7
+    spent = read_ledger(ledger)
+    assert len(spent.sessions) == 3, "statistics, training, evaluation"
+    assert result.mu == pytest.approx(spent.reserved_mu) == pytest.approx(gdp_mu(6, 1e-5))
+    card = json.loads((result.save(tmp_path / "m") / "card.json").read_text())
+    assert (card["epsilon"], card["mu"]) == (pytest.approx(6), pytest.approx(spent.reserved_mu))
+    assert "private statistics" in card["sentence"]
+    assert "private statistics" in card["data"]["schema"]
+    assert "1 used, scaled by private statistics" in "\n".join(fit_lines(result, result.table, tmp_path))
+
+
+def test_statistics_are_not_released_where_the_training_would_be_refused(far_too_wide):
+    _, ledger = fitted_for_real(far_too_wide, "33", budget=6.5)
+    before = read_ledger(ledger)
+    with pytest.raises(ConfigurationError, match="room for mu"):
+        fitted_for_real(far_too_wide, "33")
+    assert read_ledger(ledger) == before
+
+
+def test_a_ledger_knows_rows_that_were_scaled_otherwise_before(far_too_wide):
+    _, ledger = fitted_for_real(far_too_wide, "33", budget=14.0)
+    again, _ = fitted_for_real(far_too_wide, "33")
+    assert len(read_ledger(ledger).sessions) == 6
+    assert again.epsilon == pytest.approx(6)
+    table, schema = far_too_wide("34")
+    with pytest.raises(LedgerError, match="unchanged and in their order"):
+        fit(table, schema=schema, real=True, epsilon=1, ledger=ledger, **QUICK)
+
+
+@pytest.mark.parametrize("cell", ["1e308", "-1e308", "nan", "inf", "text", "", "1e999", "\u0660", "=1+1"])
+def test_one_strange_cell_shows_neither_in_the_bounds_nor_in_what_is_said(far_too_wide, cell, hushed_noise):
+    """With a thousandth of the noise: one row of 401 moves a bound by less than the noise would."""
+    plain, _ = fitted_for_real(far_too_wide, "33")
+    strange, _ = fitted_for_real(far_too_wide, cell)
+    before, after = (one.table.schema.columns["age"].bounds for one in (plain, strange))
+    assert after == pytest.approx(before, abs=0.05 * (before[1] - before[0]))
+    assert strange.mu == plain.mu
+    for name in ("rounds", "refusals", "lost_replies", "releases"):
+        assert getattr(strange.outcome, name) == getattr(plain.outcome, name)
+    said, usual = ({**one.statements["people.csv"], "schema": "of the released bounds"} for one in (strange, plain))
+    assert said == usual
+    assert all(np.isfinite(part).all() for part in strange.parameters)
+
+
 def test_a_real_fit_with_other_keys_has_other_noise(reviewed):
     table, schema = reviewed
     first, second = (
@@ -337,7 +406,7 @@ def test_a_real_fit_with_other_keys_has_other_noise(reviewed):
         ({"schema": None}, "reviewed schema"),
         ({"machines": 3}, "site, machines or trust"),
         ({"real": False, "budget": 2.0}, "a rehearsal spends nothing"),
-        ({"scale": "private"}, "in a rehearsal"),
+        ({"scale": "public"}, "scale to be empty or 'private'"),
     ],
 )
 def test_what_no_real_fit_can_have_is_refused(reviewed, options, message):
@@ -393,3 +462,19 @@ def test_commands_fit_and_predict(tmp_path):
     assert len(rows) == 400
     assert {row["predicted_ill"] for row in rows} == {"yes", "no"}
     assert all(0 <= float(row["probability_yes"]) <= 1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ([], "no --trust"),
+        (["--trust", "trusted-server"], "--trust trusted-server"),
+        (["--set", "trust="], "no --trust"),
+    ],
+)
+def test_helpers_without_sums_are_refused_in_the_words_of_the_command(tmp_path, given, found):
+    done = CliRunner().invoke(cli, ["fit", str(tmp_path / "people.csv"), "--helpers", "3", *given])
+    assert done.exit_code == 1
+    assert f"Expected --trust secure-aggregation beside --helpers 3, got {found}: set it" in " ".join(
+        done.stderr.split()
+    )
