@@ -98,7 +98,7 @@ class Rounds:
         0,
         "T, rounds; more than samples and caps allow are refused.",
         at_least=0,
-        zero="one pass over the data; with full batches the preset's",
+        zero="one pass over the data, with full batches the preset's; real machines need a number",
     )
     run_dry: bool = setting(
         False, "Whether rounds go on after machines run out of samples or reach their cap, and so refuse."
