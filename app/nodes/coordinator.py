@@ -18,6 +18,7 @@ from typing import Any
 from ...clients import Schema
 from ...clients.nodes.sample_methods import MU2
 from ...privacy import ConfigurationError, MurmurflError
+from ...privacy.files import write_private
 from ...privacy.permits import OwnerKey
 from ...privacy.setting import Value
 from ...privacy.sums.roster import MOST_HELPERS
@@ -246,14 +247,13 @@ def new_federation(
         raise
     key = OwnerKey.generate()
     write_owner_key(folder / _OWNER_KEY, key)
-    (folder / _OWNERS).write_text(f"{key.public.hex()} owner\n", encoding="utf-8")
-    (folder / _OWNERS).chmod(0o600)
+    write_private(folder / _OWNERS, f"{key.public.hex()} owner\n")
     for name in (_KITS, PUBLISHED_NAME, "flower"):
         (folder / name).mkdir(mode=0o700)
     connection = {"address": address, "root-certificates": str((folder / "ca.crt").absolute())}
-    (folder / "flower" / "config.toml").write_text(
+    write_private(
+        folder / "flower" / "config.toml",
         f'[superlink]\ndefault = "{folder.name}"\n\n[superlink.{json.dumps(folder.name)}]\n{toml_lines(connection)}',
-        encoding="utf-8",
     )
     places = [
         (f"{role}-{i}", role) for role, count in ((MACHINE, machines), (HELPER, helpers)) for i in range(1, count + 1)
@@ -304,4 +304,4 @@ def _write_run(folder: Path, terms: Terms, machines: int, helpers: int) -> None:
         floor = int(terms.settings["min-cohort"])
         run |= {"helpers": helpers, "colluders": floor - int(terms.settings["min-honest"])}
     # One line for `flwr run -c`, which takes no file beside other settings.
-    (folder / _RUN).write_text(toml_lines(run).replace(" = ", "=").replace("\n", " ").strip() + "\n", encoding="utf-8")
+    write_private(folder / _RUN, toml_lines(run).replace(" = ", "=").replace("\n", " ").strip() + "\n")
