@@ -2,26 +2,45 @@
 
 A SuperLink with TLS, one ``murmurfl node`` (two processes: the node, and Flower's SuperNode below it) and a server that
 asks for releases, all on the loopback interface. Bytes are counted by a relay between node and SuperLink, TLS and
-polling included. Writes docs/results/footprint.json. Linux only.
+polling included. A helper is asked for sums of every size that its bounds allow, and of larger ones.
+``--only nodes`` or ``--only helper`` measures one of the two. Writes docs/results/footprint.json. Linux only.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import secrets
 import socket
 import statistics
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from murmurfl.app.nodes.deployment import Deployment, deployment
-from murmurfl.privacy import PrivacyPolicy, PrivateMachine, SQLiteLedger, row_bytes
+from murmurfl.app.nodes.helper_config import HelperConfig
+from murmurfl.clients.nodes.roster_files import read_roster, write_roster
+from murmurfl.privacy import (
+    Header,
+    MachineKey,
+    Masking,
+    PrivacyPolicy,
+    PrivateMachine,
+    Release,
+    Roster,
+    Sealed,
+    SQLiteLedger,
+    protocol,
+    row_bytes,
+)
 
 from .fleet_machines import schema_text
 
@@ -180,24 +199,26 @@ def _child(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
-def _write_app(folder: Path) -> Path:
+def _write_app(folder: Path, server: str = SERVER) -> Path:
     package = folder / "app" / "asking"
     package.mkdir(parents=True)
     (folder / "app" / "pyproject.toml").write_text(PROJECT)
-    for name, text in (("__init__", ""), ("client_app", CLIENT), ("server_app", SERVER)):
+    for name, text in (("__init__", ""), ("client_app", CLIENT), ("server_app", server)):
         (package / f"{name}.py").write_text(text)
     return folder / "app"
 
 
-def _start(running: Deployment, relay: Relay) -> int:
-    """Start the node behind the relay; its process, once it is signed in."""
-    files = running.nodes["node"]
-    command = [sys.executable, "-m", "murmurfl.app", "node", str(files.config)]
-    command += ["--superlink", f"127.0.0.1:{relay.port}", "--auth-private-key", str(files.private_key)]
+def _started(running: Deployment, name: str, port: int) -> int:
+    """Start a node or helper at a port; its process, once it is signed in."""
+    files = running.files_of(name)
+    command = [sys.executable, "-m", "murmurfl.app", files.command, str(files.config)]
+    command += ["--superlink", f"127.0.0.1:{port}", "--auth-private-key", str(files.private_key)]
     command += ["--root-certificates", str(running.certificates.authority)]
     with files.log.open("wb") as log:
         process = running.start_process(command, stdout=log)
-    while "SuperNode ID" not in files.log.read_text():
+    while "Connected to" not in files.log.read_text():
+        if process.poll() is not None:
+            raise RuntimeError(files.log.read_text())
         running.check_time()
         time.sleep(0.2)
     return process.pid
@@ -263,7 +284,7 @@ def measure_one(features: int, idle_s: float = IDLE_S, *, growth: bool = True) -
             files = {key: str(folder / file) for key, file in (("samples", "samples.npz"), ("schema", "schema.toml"))}
             running.add_nodes({"node": {**policy, **files, "rows": len(data)}})
             relay = Relay(running.port or 0)
-            node = _start(running, relay)
+            node = _started(running, "node", relay.port)
             time.sleep(SETTLE_S)
             pids, before = (node, _child(node)), relay.received + relay.sent
             time.sleep(idle_s)
@@ -284,13 +305,138 @@ def measure_one(features: int, idle_s: float = IDLE_S, *, growth: bool = True) -
     return Footprint(parameters, data.nbytes / 2**20, *memory, received, sent, idle_bytes, size, grown, round_s)
 
 
-def measure() -> dict[str, list[dict[str, float]]]:
+HELPER_SERVER = """
+import json
+import time
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    with open(context.run_config["progress"]) as file:
+        entries = json.load(file)
+    for key in ("header", "seals", "signature"):
+        entries[key] = [bytes.fromhex(one) for one in entries[key]]
+    while not (nodes := list(grid.get_node_ids())):
+        time.sleep(0.5)
+    content = RecordDict({"config": ConfigRecord(entries)})
+    message = Message(content, dst_node_id=nodes[0], message_type="query.open")
+    (reply,) = grid.send_and_receive([message], timeout=300)
+    with open(context.run_config["progress"], "w") as file:
+        print(reply.error.reason if reply.has_error() else len(reply.content["arrays"]["total"].data), file=file)
+"""
+HELPERS = ("helper", "other")
+LARGEST = HelperConfig.largest_model
+# Releases of a set, and how many values their headers say: the most that a helper opens by itself.
+SETS = ((20, 7_850), (20, 10**5), (20, LARGEST), (2**11, 7_850), (20, LARGEST + 1), (20, 2**32))
+_SMALL = 1_000
+_TASK = {"task": "digits", "num-partitions": 1, "partition-id": 0, "budget-local-mu": 4.0}
+
+
+@dataclass(frozen=True)
+class HelperFootprint:
+    """A helper that was asked for one sum.
+
+    Parameters
+    ----------
+    releases, parameters : int
+        Of the set, by its headers.
+    opened : bool
+        Whether it gave the sum.
+    idle_mib, peak_mib, supernode_peak_mib : float
+        Resident memory of the helper's process before, at most meanwhile, and of Flower's SuperNode below it.
+    """
+
+    releases: int
+    parameters: int
+    opened: bool
+    idle_mib: float
+    peak_mib: float
+    supernode_peak_mib: float
+
+
+def _machines_of_a_roster(running: Deployment, number: int) -> list[Masking]:
+    """Add machines to the roster that the helper pins; they exist on paper only."""
+    config = running.helpers[HELPERS[0]].config
+    path = config.parent.parent / "roster.json"
+    before = read_roster(path, None)
+    keys = {f"machine-{i}": MachineKey.simulated(1, f"machine-{i}") for i in range(number)}
+    roster = Roster({name: key.public for name, key in keys.items()}, before.helpers)
+    path.unlink()
+    write_roster(path, roster)
+    config.write_text(config.read_text().replace(before.digest, roster.digest))
+    return [Masking(name, key, roster) for name, key in keys.items()]
+
+
+def _released(machine: Masking, parameters: int, session: str) -> Sealed:
+    """A masked release of zeros; beyond the helper's bound one whose header says more than it has."""
+    policy = PrivacyPolicy(**_SUMS)
+    size = parameters if parameters <= LARGEST else _SMALL
+    release = Release(np.zeros(size, np.int64), 1.0, 1, 0, secrets.token_bytes(16), bytes(16))
+    sealed = machine.mask(release, session, policy).sealed
+    header = replace(Header.from_bytes(sealed.header), size=parameters).to_bytes()
+    unsigned = replace(sealed, header=header)
+    return replace(unsigned, signature=MachineKey.simulated(1, machine.name).sign(unsigned.signed))
+
+
+_SUMS: dict[str, Any] = {
+    "trust": "secure-aggregation",
+    "clip_norm": 1.0,
+    "batch_size": 1,
+    "max_participations": 4,
+    "mu": 1.0,
+    "min_honest": 2,
+    "min_cohort": 3,
+}
+
+
+def measure_helper() -> list[HelperFootprint]:
+    """One real helper, asked for every set in turn."""
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        app = _write_app(folder, HELPER_SERVER)
+        with deployment(folder / "run", timeout_s=1200) as running:
+            machine = {key.replace("_", "-"): value for key, value in _SUMS.items()}
+            running.add_nodes({"node": {**POLICY, **machine, **_TASK}}, HELPERS)
+            machines = _machines_of_a_roster(running, max(releases for releases, _ in SETS))
+            helper = _started(running, HELPERS[0], running.port or 0)
+            time.sleep(SETTLE_S)
+            pids = (helper, _child(helper))
+            for number, (releases, parameters) in enumerate(SETS):
+                session, asked = f"session{number}", folder / f"asked-{number}.json"
+                sealed = [_released(machine, parameters, session) for machine in machines[:releases]]
+                entries = {
+                    protocol.VERSION: protocol.PROTOCOL_VERSION,
+                    protocol.SESSION: session,
+                    protocol.OPENING: "1",
+                    protocol.HELPER: HELPERS[0],
+                    protocol.HEADER: [one.header.hex() for one in sealed],
+                    protocol.SIGNATURE: [one.signature.hex() for one in sealed],
+                    protocol.SEALS: [seal.hex() for one in sealed for seal in one.seals],
+                }
+                asked.write_text(json.dumps(entries))
+                idle = _memory_mib(helper, "VmRSS")
+                for pid in pids:
+                    Path(f"/proc/{pid}/clear_refs").write_text("5")  # peaks from here on
+                running.submit({"features": 0, "classes": 0, "rounds": 0, "progress": str(asked)}, app)
+                peak, below = (_memory_mib(pid, "VmHWM") for pid in pids)
+                answer = asked.read_text().strip()
+                opened = answer.isdigit() and int(answer) >= 8 * parameters
+                found.append(HelperFootprint(releases, parameters, opened, idle, peak, below))
+    return found
+
+
+def measure_nodes() -> list[Footprint]:
     """Every node."""
-    return {"nodes": [asdict(measure_one(features)) for features in FEATURES]}
+    return [measure_one(features) for features in FEATURES]
 
 
 def table(document: dict[str, list[dict[str, float]]]) -> str:
-    """A column a node, in Markdown."""
+    """A column a node, and a row for each sum that a helper was asked for, in Markdown."""
     rows = document["nodes"]
 
     def vectors(mib: float, row: dict[str, float]) -> str:
@@ -319,13 +465,27 @@ def table(document: dict[str, list[dict[str, float]]]) -> str:
         ),
     }
     lines += [f"| {name} | " + " | ".join(entry(row) for row in rows) + " |" for name, entry in entries.items()]
+    lines += ["", "| a helper is asked for the sum of | it answers | its process, at most | Flower's SuperNode |"]
+    lines += ["|---|---|---|---|"]
+    lines += [
+        f"| {row['releases']:,} releases of {row['parameters']:,} values | {'the sum' if row['opened'] else 'no'} | "
+        f"{row['peak_mib']:,.0f} MiB, {row['idle_mib']:,.0f} before | {row['supernode_peak_mib']:,.0f} MiB |"
+        for row in document.get("helper", ())
+    ]
     return "\n".join(lines)
 
 
 def main() -> None:
     """Measure, write, print."""
-    document = measure()
-    DOCUMENT.write_text(json.dumps(document, indent=2) + "\n")
+    parts: dict[str, Callable[[], Sequence[Any]]] = {"nodes": measure_nodes, "helper": measure_helper}
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.footprint", description=__doc__)
+    parser.add_argument("--only", choices=list(parts))
+    only = parser.parse_args().only
+    document = json.loads(DOCUMENT.read_text()) if DOCUMENT.exists() else {}
+    for name, measure in parts.items():
+        if only in (None, name):
+            document[name] = [asdict(one) for one in measure()]
+            DOCUMENT.write_text(json.dumps(document, indent=2) + "\n")
     print(table(document))
 
 

@@ -16,7 +16,7 @@ from .serving import Checked, HealthAddress, LogJSON, MetricsAddress, Serving
 from .terminal import CommandLine, failing_clearly, say, say_table
 
 if TYPE_CHECKING:
-    from ..nodes.coordinator import Coordinator
+    from ..nodes.coordinator import Coordinator, Seen
     from ..nodes.federation_files import Federation
     from ..nodes.member import Member
 
@@ -292,18 +292,32 @@ def _say_digest(federation: Federation) -> None:
 
 def _say_members(coordinator: Coordinator, *, online: bool = False) -> None:
     federation = coordinator.federation
-    there = coordinator.present() if online else {}
+    seen = coordinator.seen() if online else {}
     rows = [
-        {"name": name, "is a": one.card.kind, "key": one.card.fingerprint, "is": there.get(name, "")}
+        {
+            "name": name,
+            "is a": one.card.kind,
+            "key": one.card.fingerprint,
+            "is": seen[name].status if seen else "",
+            "runs": str(len(seen[name].statements) or "") if seen else "",
+            "spent in them": _reserved(seen[name]) if seen else "",
+        }
         for name, one in sorted(coordinator.members.items())
     ]
-    rows += [{"name": name, "is a": "", "key": "", "is": "awaited"} for name in coordinator.awaited]
+    nothing = dict.fromkeys(("name", "is a", "key", "is", "runs", "spent in them"), "")
+    rows += [{**nothing, "name": name, "is": "awaited"} for name in coordinator.awaited]
     say_table(f"Federation {federation.terms.name}", rows, ("name",))
     if federation.terms.sums and federation.roster is None:
         say("digest    none yet: the roster needs a machine and a helper")
         return
     _say_digest(federation)
     say("Every operator compares this digest with the others', by telephone say, and starts with it.")
+
+
+def _reserved(seen: Seen) -> str:
+    """What a machine's runs reserved by its own word."""
+    mu = seen.total("mu-guaranteed")
+    return _spent(mu, seen.last("mu-budget")) if seen.statements and math.isfinite(mu) else ""
 
 
 def _spent(mu: float, budget: float) -> str:

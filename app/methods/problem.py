@@ -168,6 +168,9 @@ class Problem:
             min_cohort=config.cohort_floor,
             helpers=config.helpers,
             patience=config.give_up_after or _FOR_EVER,
+            culprits=config.culprits,
+            most_skipped=config.most_skipped,
+            most_noise=config.most_noise,
         )
         return {"secure_aggregation": told}
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from ...clients import Schema
 from ...clients.nodes.sample_methods import MU2
-from ...privacy import ConfigurationError
+from ...privacy import ConfigurationError, MurmurflError
+from ...privacy.files import write_private
 from ...privacy.permits import OwnerKey
 from ...privacy.setting import Value
 from ...privacy.sums.roster import MOST_HELPERS
@@ -56,6 +57,36 @@ _DIGITS = 3
 
 
 @dataclass(frozen=True)
+class Seen:
+    """A member, as its server knows it."""
+
+    status: str  # ``online``, ``offline``, ``registered``, ``not registered`` or ``unknown``
+    statements: Sequence[Mapping[str, Any]] = ()  # its own, one a run whose result lies on this computer
+
+    def total(self, name: str) -> float:
+        """The sum in squares of one figure of the statements; infinite where it is not said."""
+        return math.hypot(*(_number(one.get(name)) for one in self.statements))
+
+    def last(self, name: str) -> float:
+        """A figure of the last statement; infinite where it is not said."""
+        return _number(self.statements[-1].get(name)) if self.statements else math.inf
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.inf
+
+
+def _statements(folder: Path) -> Mapping[str, Mapping[str, Any]]:
+    """What machines said in the result of a run; nothing where none can be read."""
+    from ..runs.outcome import Outcome
+
+    try:
+        return (Outcome.read(folder).machines if folder.is_absolute() else None) or {}
+    except (MurmurflError, OSError):
+        return {}
+
+
+@dataclass(frozen=True)
 class Coordinator:
     """A coordinator's folder."""
 
@@ -86,8 +117,10 @@ class Coordinator:
         """What all members hold alike."""
         return Federation.read(self.folder / FEDERATION_NAME)
 
-    def present(self) -> dict[str, str]:
-        """What the server says of each member's node: ``online``, ``offline`` or ``registered``; else ``unknown``."""
+    def seen(self) -> dict[str, Seen]:
+        """What the server says of each member's node, and what each machine said in the results of its runs."""
+        from flwr.common.serde import user_config_from_proto
+
         from .owner_key import read_owner_key
         from .servers.gate import server_name
         from .servers.own_server import Control, ControlError, node_key_bytes
@@ -95,11 +128,19 @@ class Coordinator:
         path = self.folder / _OWNER_KEY
         try:
             key, server = read_owner_key(path), server_name(self.folder / "server.pem")
-            nodes = Control(self.federation.terms.address, self.folder / "ca.crt", server, key).nodes()
+            control = Control(self.federation.terms.address, self.folder / "ca.crt", server, key)
+            nodes, runs = control.nodes(), control.runs().values()
         except (ControlError, ConfigurationError):
-            return dict.fromkeys(self.members, "unknown")
+            return {name: Seen("unknown") for name in self.members}
         status = {bytes(node.public_key): str(node.status) for node in nodes}
-        return {name: status.get(node_key_bytes(one.node), "not registered") for name, one in self.members.items()}
+        places = [user_config_from_proto(run.override_config) for run in runs]
+        # Once each: a run that was killed and resumed is two to Flower.
+        folders = dict.fromkeys(Path(str(one.get("out-dir", "")), str(one.get("run-name", ""))) for one in places)
+        said = [_statements(folder) for folder in folders]
+        return {
+            name: Seen(status.get(node_key_bytes(one.node), "not registered"), [of[name] for of in said if name in of])
+            for name, one in self.members.items()
+        }
 
     def server_options(self) -> list[str]:
         """Options of ``flower-superlink``."""
@@ -206,14 +247,13 @@ def new_federation(
         raise
     key = OwnerKey.generate()
     write_owner_key(folder / _OWNER_KEY, key)
-    (folder / _OWNERS).write_text(f"{key.public.hex()} owner\n", encoding="utf-8")
-    (folder / _OWNERS).chmod(0o600)
+    write_private(folder / _OWNERS, f"{key.public.hex()} owner\n")
     for name in (_KITS, PUBLISHED_NAME, "flower"):
         (folder / name).mkdir(mode=0o700)
     connection = {"address": address, "root-certificates": str((folder / "ca.crt").absolute())}
-    (folder / "flower" / "config.toml").write_text(
+    write_private(
+        folder / "flower" / "config.toml",
         f'[superlink]\ndefault = "{folder.name}"\n\n[superlink.{json.dumps(folder.name)}]\n{toml_lines(connection)}',
-        encoding="utf-8",
     )
     places = [
         (f"{role}-{i}", role) for role, count in ((MACHINE, machines), (HELPER, helpers)) for i in range(1, count + 1)
@@ -264,4 +304,4 @@ def _write_run(folder: Path, terms: Terms, machines: int, helpers: int) -> None:
         floor = int(terms.settings["min-cohort"])
         run |= {"helpers": helpers, "colluders": floor - int(terms.settings["min-honest"])}
     # One line for `flwr run -c`, which takes no file beside other settings.
-    (folder / _RUN).write_text(toml_lines(run).replace(" = ", "=").replace("\n", " ").strip() + "\n", encoding="utf-8")
+    write_private(folder / _RUN, toml_lines(run).replace(" = ", "=").replace("\n", " ").strip() + "\n")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...privacy import (
@@ -161,7 +161,7 @@ def run_demo(config: RunConfig, folder: Path, *, timeout_s: float, on_line: Call
         for name in (*deployed.helpers, *deployed.nodes):
             deployed.start_node(name)
         try:
-            deployed.submit(config.to_mapping())
+            deployed.submit(replace(config, num_rounds=experiment.num_rounds).to_mapping())
         except LaunchError as error:
             failure = folder / FAILURE_NAME
             reason = (

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from ...clients import Schema
 from ...privacy import ConfigurationError, Roster
 from ...privacy.errors import check_format
+from ...privacy.files import replace_durably
 from ...privacy.setting import Value
 from ...privacy.sums.roster import check_name
 from ..engines.loopback import toml_document
@@ -286,7 +287,5 @@ def parsed(content: bytes, kind: str, keys: set[str], where: str) -> dict[str, A
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a public document, whole or not at all."""
-    temporary = path.with_name(f"{path.name}.part")
-    temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    """Write a public document, whole or not at all, to a file that only its owner may change, whatever the umask."""
+    replace_durably(path, json.dumps(document, indent=1).encode() + b"\n", error=ConfigurationError)

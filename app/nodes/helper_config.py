@@ -35,12 +35,18 @@ class HelperConfig(Pinned):
     )
     key: str = setting(MISSING, "Path of its private keys.", file=True)
     largest_model: int = setting(
-        2**22,
+        2**20,
         "The most values of a release that it takes memory for, some 30 bytes each, whatever a header says.",
         at_least=1,
     )
     min_cohort: int = setting(
         2, "The fewest releases of a sum that it opens; machines have such a number too.", at_least=1
+    )
+    sessions_a_day: int = setting(
+        100, "The most sessions that it begins in 24 hours of its clock; a run takes one to three.", at_least=1
+    )
+    sets_a_day: int = setting(
+        10_000, "The most sums that it opens in 24 hours of its clock; a round takes one.", at_least=1
     )
 
     def keys(self) -> HelperKey:
@@ -72,5 +78,13 @@ class HelperConfig(Pinned):
         The record outlives the process and is never made here: a fresh one would have forgotten what was opened.
         """
         roster = read_roster(Path(self.roster), self.roster_digest)
-        bounds = {"largest_model": self.largest_model, "min_cohort": self.min_cohort}
-        return Opener(self.helper, self.keys(), roster, SQLiteOpeningRecord(Path(self.record)), **bounds)
+        return Opener(
+            self.helper,
+            self.keys(),
+            roster,
+            SQLiteOpeningRecord(Path(self.record)),
+            largest_model=self.largest_model,
+            min_cohort=self.min_cohort,
+            sessions_a_day=self.sessions_a_day,
+            sets_a_day=self.sets_a_day,
+        )

@@ -306,12 +306,12 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Any], *, deplo
     per_round = config.asked_per_round * config.batch_size
     check_classes(config, data.num_classes)
     sizes = shard_sizes(shards, partial(trained_samples, config))
-    num_rounds = config.num_rounds or method.usual_rounds(config, sizes, model)
-    if num_rounds < 1 and deployed:
+    if deployed and method.takes_steps and not config.num_rounds:
         raise ConfigurationError(
-            f"Expected num-rounds for real machines in batches of {config.batch_size}, got none: the server does not "
-            "know how many samples they have."
+            "Expected num-rounds for real machines, got none: the server does not know how many samples they have. Say "
+            "how many rounds their operators agreed on."
         )
+    num_rounds = config.num_rounds or method.usual_rounds(config, sizes, model)
     if num_rounds < 1:
         raise ConfigurationError(
             f"Expected at least one round in one pass, got {sum(sizes)} samples for clients-per-round x "

@@ -14,6 +14,7 @@ from ...privacy.machine.tables import Clip, Evaluating, Mean, Noise, Releases, S
 from ...privacy.setting import setting, table
 from ...privacy.sums.roster import MOST_HELPERS
 from ...strategies import AVERAGES, REGULARIZERS, SAMPLINGS, VARIANTS
+from ...strategies.sums.secure_aggregation import MOST_CULPRITS
 from .registry import registry
 
 PRESETS = ("practical", "paper")
@@ -98,7 +99,7 @@ class Rounds:
         0,
         "T, rounds; more than samples and caps allow are refused.",
         at_least=0,
-        zero="one pass over the data; with full batches the preset's",
+        zero="one pass over the data, with full batches the preset's; real machines need a number",
     )
     run_dry: bool = setting(
         False, "Whether rounds go on after machines run out of samples or reach their cap, and so refuse."
@@ -279,6 +280,22 @@ class SumsOfRun:
         "Machines of a sum that may collude with the server: mu protects the other h = min-cohort - colluders; -1 sets "
         "h to half of clients-per-round.",
         at_least=-1,
+        read_by="trust",
+    )
+    culprits: int = setting(
+        2,
+        "The most machines that are taken to lie: after a wrong sum so many are left out in turns.",
+        at_least=1,
+        at_most=MOST_CULPRITS,
+        read_by="trust",
+    )
+    most_skipped: int = setting(
+        16, "Wrong sums after which a training ends with the model it has.", at_least=1, read_by="trust"
+    )
+    most_noise: float = setting(
+        4.0,
+        "Likewise, how many times its planned variance the noise that wrong sums left may have.",
+        above=1,
         read_by="trust",
     )
 

@@ -15,7 +15,7 @@ from ...privacy.machine.policy import MOST_MACHINES, MOST_SUMMED
 from ...privacy.setting import refusal
 
 SECURE: Trust = "secure-aggregation"
-TRUST_KEYS = frozenset({"helpers", "min-cohort", "colluders"})
+TRUST_KEYS = frozenset({"helpers", "min-cohort", "colluders", "culprits", "most-skipped", "most-noise"})
 """Run-config keys that secure aggregation reads, and no other trust model."""
 
 _ROUNDING = 1e-9

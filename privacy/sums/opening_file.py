@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 import sqlite3
 import time
@@ -127,6 +128,12 @@ CREATE TABLE log (number INTEGER PRIMARY KEY, session TEXT NOT NULL, opening TEX
 CREATE TABLE sessions (session TEXT PRIMARY KEY, terms TEXT NOT NULL);
 CREATE TABLE machines (session TEXT NOT NULL, machine TEXT NOT NULL, release INTEGER NOT NULL,
     release_id TEXT NOT NULL, PRIMARY KEY (session, machine)) WITHOUT ROWID;
+"""
+
+_LAST_BUT = "SELECT time FROM log WHERE number = (SELECT MAX(number) FROM log) + 1 - ?"
+_BEGUN_LAST_BUT = """
+SELECT time FROM log WHERE number =
+    (SELECT MIN(number) AS first FROM log GROUP BY session ORDER BY first DESC LIMIT 1 OFFSET ? - 1)
 """
 
 
@@ -283,6 +290,12 @@ class _SQLitePage(OpeningPage):
                 if row is not None:
                     found[name] = LastOpened(*row)
             return found
+
+    def times(self, sessions: int, sets: int) -> tuple[float, float]:
+        with _clear_errors(self._path, self._timeout_s):
+            opened = self._connection.execute(_LAST_BUT, (sets,)).fetchone() if sets else None
+            begun = self._connection.execute(_BEGUN_LAST_BUT, (sessions,)).fetchone() if sessions else None
+            return (-math.inf if begun is None else begun[0], -math.inf if opened is None else opened[0])
 
     def commit(self, opened: OpenedSet) -> None:
         with _clear_errors(self._path, self._timeout_s):

@@ -10,7 +10,7 @@ nothing else. The helper answers only if
 * k rises strictly for each machine and session;
 * with ``builds_on = last-opened``, the ack is the id of the last release of that machine which *this helper* opened;
 * no other set was opened under the same session and name. The same bytes again get the same answer;
-* d and the number of releases are within the helper's own bounds.
+* d, the number of releases, and what was opened in the last day are within the helper's own bounds.
 
 Everything else is refused whole, with one fixed text, and the helper's own log says why. What was opened is recorded
 durably before the answer leaves. The guarantee hangs on this record: a helper that forgets can be made to open what,
@@ -24,8 +24,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import re
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -132,6 +134,16 @@ class OpeningPage(ABC):
     def last_opened(self, session: str, machines: Sequence[str]) -> dict[str, LastOpened]:
         """The last opened release of each of these machines that had any."""
 
+    def times(self, sessions: int, sets: int) -> tuple[float, float]:
+        """When the last session but ``sessions - 1`` began, and the last set but ``sets - 1`` was opened.
+
+        In seconds since 1970; minus infinity where there were fewer, or for 0.
+        """
+        raise OpeningRecordError(
+            f"Expected a record that keeps times, for a helper that bounds what it opens in a day, got a "
+            f"{type(self).__name__}. Nothing was opened."
+        )
+
     @abstractmethod
     def commit(self, opened: OpenedSet) -> None:
         """Record a set that :func:`check_forward` allows, durably; after it returns the sum may leave."""
@@ -196,6 +208,8 @@ class MemoryOpeningRecord(OpeningRecord, OpeningPage):
         self._sets: dict[tuple[str, str], str] = {}
         self._terms: dict[str, SessionTerms] = {}
         self._last: dict[tuple[str, str], LastOpened] = {}
+        self._begun: dict[str, float] = {}
+        self._opened: list[float] = []
         self._helper: bytes | None = None
 
     def check_helper(self, helper: HelperEntry) -> None:
@@ -218,8 +232,15 @@ class MemoryOpeningRecord(OpeningRecord, OpeningPage):
     def last_opened(self, session: str, machines: Sequence[str]) -> dict[str, LastOpened]:
         return {name: self._last[session, name] for name in machines if (session, name) in self._last}
 
+    def times(self, sessions: int, sets: int) -> tuple[float, float]:
+        found = ((list(self._begun.values()), sessions), (self._opened, sets))
+        begun, opened = (times[-last] if 0 < last <= len(times) else -math.inf for times, last in found)
+        return begun, opened
+
     def commit(self, opened: OpenedSet) -> None:
         check_forward(self, opened)
+        self._opened.append(time.time())
+        self._begun.setdefault(opened.session, self._opened[-1])
         self._sets[opened.session, opened.opening] = opened.set_digest
         self._terms[opened.session] = opened.terms
         self._last |= {(opened.session, name): last for name, last in opened.machines.items()}
@@ -228,6 +249,7 @@ class MemoryOpeningRecord(OpeningRecord, OpeningPage):
 logger = logging.getLogger(__name__)
 
 _REFUSAL = "this helper does not open this set of releases; its own log says why"
+_DAY_S = 86_400.0
 _OPENING_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 _SET_LABEL = b"murmurfl set 1\x00"
 _ANSWER_LABEL = b"murmurfl opening 1\x00"
@@ -299,7 +321,8 @@ class Opener:
     Timing is not protected.
 
     ``largest_model`` and ``min_cohort`` are the helper's own bounds on the values of a release, before it takes memory
-    for them, and on the releases of a set.
+    for them, and on the releases of a set; ``sessions_a_day`` and ``sets_a_day`` on what it begins and opens in 24
+    hours of its own clock, 0 for none. What was opened is answered again whatever they are.
     """
 
     def __init__(
@@ -311,6 +334,8 @@ class Opener:
         *,
         largest_model: int = LARGEST_SIZE,
         min_cohort: int = 1,
+        sessions_a_day: int = 0,
+        sets_a_day: int = 0,
     ) -> None:
         entry = next((one for one in roster.helpers if one.name == name), None)
         if entry is None:
@@ -327,6 +352,7 @@ class Opener:
         self.name = name
         self.roster = roster
         self.largest_model, self.min_cohort = largest_model, min_cohort
+        self.sessions_a_day, self.sets_a_day = sessions_a_day, sets_a_day
         self._key = key
         self._record = record
 
@@ -369,9 +395,13 @@ class Opener:
         with self._record.exclusive() as page:
             known, terms = page.set_digest(session, opening), page.terms(session)
             last = page.last_opened(session, [header.machine for header in headers])
+            too_much = known is None and self._too_much_today(page, session)
         if digest == known:
             would = protocol.VIEW_OPENED
         elif known is not None or terms not in (None, SessionTerms.of(headers[0])):
+            would = protocol.VIEW_NO
+        elif too_much:
+            logger.warning("Would not open a set of session %r: %s", session, too_much)
             would = protocol.VIEW_NO
         else:
             for sealed, header in zip(releases, headers, strict=True):
@@ -392,6 +422,8 @@ class Opener:
         seeds = [self._seed(sealed, header) for sealed, header in zip(releases, headers, strict=True)]
         total = np.zeros(headers[0].size, np.uint64)
         with self._record.exclusive() as page:
+            if page.set_digest(session, opening) is None and (too_much := self._too_much_today(page, session)):
+                raise OpeningRefusedError(too_much)
             self._record_set(page, opening, digest, headers)
         while seeds:
             add_mask(total, seeds.pop())
@@ -430,6 +462,19 @@ class Opener:
                 f"machine {needed.machine!r} wants sums of {needed.min_cohort} releases or more, got {len(headers)}"
             )
         return headers
+
+    def _too_much_today(self, page: OpeningPage, session: str) -> str:
+        """Which bound a further set of this session would pass, or an empty string."""
+        sessions = self.sessions_a_day if page.terms(session) is None else 0
+        if not (sessions or self.sets_a_day):
+            return ""
+        begun, opened = page.times(sessions, self.sets_a_day)
+        yesterday = time.time() - _DAY_S
+        if opened > yesterday:
+            return f"this helper's sets-a-day is {self.sets_a_day}, and it opened as many in the last 24 hours"
+        if begun > yesterday:
+            return f"this helper's sessions-a-day is {sessions}, and as many began in the last 24 hours"
+        return ""
 
     def _seed(self, sealed: Sealed, header: Header) -> bytes:
         try:

@@ -36,7 +36,7 @@ from .summation import CohortSet
 logger = logging.getLogger("flwr")
 
 _DIGEST_DIGITS = 64
-_MOST_CULPRITS = 3
+MOST_CULPRITS = 3
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class SecureAggregation:
     most_noise: float = 4.0
 
     def __post_init__(self) -> None:
-        limits = {"min_cohort": MOST_SUMMED, "helpers": MOST_HELPERS, "culprits": _MOST_CULPRITS}
+        limits = {"min_cohort": MOST_SUMMED, "helpers": MOST_HELPERS, "culprits": MOST_CULPRITS}
         for name in ("min_cohort", "helpers", "patience", "culprits", "most_skipped"):
             most = limits.get(name)
             value = getattr(self, name)

@@ -6,7 +6,7 @@ other, each once), ``delay`` (share of the replies that are held back, for how m
 none is), ``clock`` (a file with the seconds its clock is ahead), and ``bug``, a planted one.
 
 Noted before anything else happens, as lines of JSON: in ``made`` which request a release answers and with which
-samples, in ``sent`` the digest of every release that is handed to the SuperNode.
+samples, in ``drawn`` its nonce, in ``sent`` the digest of every release that is handed to the SuperNode.
 """
 
 import functools
@@ -24,7 +24,7 @@ import numpy as np
 from murmurfl.app.commands import main as cli
 from murmurfl.app.nodes import executor, supernode
 from murmurfl.clients.private_client import PrivateClient
-from murmurfl.privacy import Opener, PrivateMachine, SQLiteLedger, derived_seed, protocol
+from murmurfl.privacy import Opener, PrivateMachine, SQLiteLedger, SystemKeys, derived_seed, protocol
 from murmurfl.privacy.ledger import ledger_file as ledger_format
 from murmurfl.privacy.ledger import ledger_page
 from murmurfl.privacy.ledger import mark as ledger_mark
@@ -148,6 +148,16 @@ def noted_answer(self, session, ack, compute, record):
 
 
 PrivateMachine._answer = noted_answer
+draw_nonce = SystemKeys.nonce
+
+
+def noted_nonce(self, session, release):
+    nonce = draw_nonce(self, session, release)
+    note("drawn", {"session": session, "release": release, "nonce": nonce.hex()})
+    return nonce
+
+
+SystemKeys.nonce = noted_nonce
 around(ReleaseRule, "advance", "noise", "noise made")
 around(ledger_page.SQLitePage, "_write_stream", "write", "written")
 around(ledger_mark.LedgerState, "write_mark", "mark", "marked")

@@ -122,6 +122,7 @@ def test_seventeen_commands_and_one_edited_file_make_a_federation_that_trains(si
         [(site.folder / member / "log").read_text()[-500:] for member in MEMBERS],
     )
     trained(site, submit, coordinator)
+    assert site.type(site.said(status, ""), coordinator, counts=False).count("mu 2 of 4") == len(MACHINES)
 
 
 def edit(folder, number, edited):

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.deployment
 
 SETTINGS = {
     "batch_size": 16,
-    "mechanism": "cancelling",
     "node_deadline_s": 120.0,
     "round_timeout_s": 15.0,
     "give_up_after": 0,

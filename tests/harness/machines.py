@@ -85,12 +85,36 @@ def simulated_app(kind, gradients, data, **changes):
 
 
 def noise_of(name, k, policy, size, seed=3):
-    """y_k of a machine with cancelling noise in session "s", from its key alone; 0 before the first release."""
-    if not k:
-        return np.zeros(size)
+    """The noise in the sum of a machine's releases 1 to k in session "s", from its key alone; 0 before the first."""
     plan, keys = policy.plan(size), SimulatedKeys(seed, name)
-    normals = standard_normals(row_key(keys.secret_key, keys.nonce("s", k)), size, "exact")
-    return plan.grid.values(plan.grid.counts(normals * plan.mechanism.sigmas[k - 1] * plan.noise_std))
+    nonces = [keys.nonce("s", release) for release in range(1, k + 1)]
+    return plan.grid.values(stream_noise(plan, size, keys.secret_key, nonces))
+
+
+def stream_noise(plan, size, key, nonces):
+    """The counts of noise in the sum of a stream's releases, from the key and the nonces of all of them.
+
+    It is made by the mechanism alone, release by release; of ``cancelling`` it is the last row.
+    """
+    mechanism, grid, total = plan.mechanism, plan.grid, np.zeros(size, np.int64)
+
+    def normals(release):
+        return standard_normals(row_key(key, nonces[release - 1]), mechanism.draws(release) * size, "exact")
+
+    def drawn(releases):
+        return np.array([normals(release) for release in releases])
+
+    state = mechanism.initial_state(size)
+    for release in range(1, len(nonces) + 1):
+        made = mechanism.increment(state, release, normals(release), plan.noise_std)
+        if mechanism.removes_last or made.removed is None:
+            total += grid.counts(made.added)
+            total -= 0 if made.removed is None else grid.counts(made.removed)
+        else:
+            total += grid.counts(made.added - made.removed)
+        again = made.state is None and release < len(nonces)
+        state = mechanism.state_after(release, drawn, plan.noise_std) if again else made.state
+    return total
 
 
 def concatenated(arrays):

@@ -1,11 +1,16 @@
 """``murmurfl federation`` as it is typed, but for what needs a server: that is in tests/deployment."""
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from flwr.common.serde import user_config_to_proto
+from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
 from murmurfl.app.nodes.federation_files import Federation
 from murmurfl.app.nodes.member import Member
+from murmurfl.app.runs.run_files import write_record
 from typer.testing import CliRunner
 
 from tests.harness.schemas import write_samples
@@ -41,6 +46,39 @@ def test_accepting_says_the_digest_and_who_is_missing(here):
     digest = Federation.read(here / "ours" / "federation.json").digest
     assert f"digest    {digest}" in said
     assert "awaited" not in invoke("status", "ours")
+
+
+class Control:
+    """A server's runs and nodes as Flower lists them: a killed run and its second try, one that has no result."""
+
+    def __init__(self, *given):
+        pass
+
+    def nodes(self):
+        return []
+
+    def runs(self):
+        places = [{"out-dir": str(Path.cwd()), "run-name": name} for name in ("first", "first", "second", "open")]
+        places += [{}, {"out-dir": "ours", "run-name": "first"}]
+        return {i: SimpleNamespace(override_config=user_config_to_proto(one)) for i, one in enumerate(places)}
+
+
+def test_the_coordinators_status_says_what_its_runs_took_of_each_machine(here, monkeypatch):
+    invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS), "--in", "ours")
+    monkeypatch.setattr("murmurfl.app.nodes.servers.own_server.Control", Control)
+    assert "spent" not in invoke("status", "ours")
+    result = simulate(num_clients=2, clients_per_round=2, num_rounds=1, batch_size=8, training_samples=100)
+    for name, said in (("first", {"machine-1": 1.5, "machine-2": None}), ("second", {"machine-1": 2.0})):
+        write_record(result, here / name)
+        document = json.loads((here / name / "result.json").read_text())
+        document["machines"] = {machine: {"mu-guaranteed": mu, "mu-budget": 4.0} for machine, mu in said.items()}
+        (here / name / "result.json").write_text(json.dumps(document))
+    monkeypatch.setenv("COLUMNS", "200")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in invoke("status", "ours").splitlines()]
+    found = {row[0]: row[-2:] for row in rows if row}
+    assert found["machine-1"] == ["2", "mu 2.5 of 4"]
+    assert found["machine-2"] == ["1", ""], "a machine that trusted its server guarantees nothing by itself"
+    assert found["helper-1"] == ["", ""]
 
 
 def test_a_member_does_not_start_without_a_server_or_a_digest(here):

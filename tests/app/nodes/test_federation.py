@@ -4,6 +4,7 @@ The page with real processes is in tests/deployment/test_federation_page.py.
 """
 
 import json
+import os
 import shutil
 
 import pytest
@@ -230,14 +231,26 @@ def test_an_impossible_federation_leaves_no_folder(tmp_path, coordinator):
         made(coordinator.folder, tmp_path / "schema.toml")
 
 
-def test_private_files_are_their_owners_alone(coordinator, members):
-    folders = [coordinator.folder, *(member.folder for member in members.values())]
-    private = {"ca.key", "server.key", "owner.key", "node.key", "roster.key", "node.toml", "helper.toml"}
-    for folder in folders:
-        assert folder.stat().st_mode & 0o777 == 0o700
-        for path in folder.iterdir():
-            if path.name in private:
-                assert path.stat().st_mode & 0o077 == 0, path
+CERTIFICATES = {"ca.crt", "server.pem"}
+"""Public, and read by processes of other users."""
+
+
+@pytest.fixture
+def careless(request):
+    """A user with a umask that lets everybody do everything; asked for before all else."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_every_file_is_its_owners_alone_whatever_the_umask(careless, coordinator, members):
+    accepted(coordinator, members)
+    places = [coordinator.folder, *(member.folder for member in members.values())]
+    found = [place for folder in places for place in (folder, *folder.rglob("*"))]
+    assert {"members.json", "published", "run.settings", "member.kit", "roster.key"} <= {path.name for path in found}
+    for path in found:
+        if path.suffix not in (".pub", ".card") and path.name not in CERTIFICATES:
+            assert path.stat().st_mode & 0o077 == 0, path
 
 
 def test_a_member_opens_only_its_own_folder(coordinator, tmp_path):

@@ -15,13 +15,14 @@ from murmurfl.app.nodes.connections.connection import Connection, Given
 from murmurfl.app.nodes.connections.connection_checks import NAMES, Check, connection_checks, worst
 from murmurfl.app.nodes.connections.diagnosis import CAUSES, Diagnosis
 from murmurfl.app.nodes.deployment import make_node_key
+from murmurfl.app.nodes.helper_config import HelperConfig
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.preflight import _data, _data_files, _disk, check_helper, check_node
 from murmurfl.clients import UpdateNode, UpdatePolicy
 from murmurfl.clients.nodes.roster_files import write_roster
 from murmurfl.clients.nodes.sample_node import SampleNode
 from murmurfl.privacy import ConfigurationError, SQLiteLedger
-from murmurfl.privacy.files import exposure
+from murmurfl.privacy.files import exposure, write_private
 from typer.testing import CliRunner
 
 from tests.harness.schemas import write_samples, write_schema
@@ -351,14 +352,31 @@ def test_options_of_a_check_are_refused_without_one(run, node):
     assert run("node", node.config, "--check", "--run-every", "0").exit_code == 1
 
 
-def test_a_helper_is_checked_the_same_way_and_its_record_is_as_it_was(run, tmp_path):
+def write_helper(tmp_path):
+    """A helper's files but for its operator's, and what that one says."""
     cards = [make_machine(tmp_path / f"{name}.key", name).card for name in ("clinic-0", "clinic-1")]
     cards.append(make_helper(tmp_path / "auditor.key", "auditor", tmp_path / "openings.sqlite").card)
     roster = roster_of(cards)
     write_roster(tmp_path / "roster.json", roster)
     values = {"helper": "auditor", "record": "openings.sqlite", "roster": "roster.json", "key": "auditor.key"}
+    return {**values, "roster-digest": roster.digest}
+
+
+def test_a_helper_keeps_to_the_bounds_of_its_operators_file(tmp_path):
+    values, bounds = write_helper(tmp_path), {"largest-model": 7, "min-cohort": 5, "sessions-a-day": 3, "sets-a-day": 9}
     config = tmp_path / "helper.toml"
-    config.write_text(toml_document({**values, "roster-digest": roster.digest}))
+    write_private(config, toml_document({**values, **bounds}))
+    opener = HelperConfig.read(config).opener()
+    assert [getattr(opener, name.replace("-", "_")) for name in bounds] == [*bounds.values()]
+    for name in bounds:
+        with pytest.raises(ConfigurationError, match=f"Expected {name} "):
+            replace(HelperConfig.read(config), **{name.replace("-", "_"): 0})
+
+
+def test_a_helper_is_checked_the_same_way_and_its_record_is_as_it_was(run, tmp_path):
+    values = write_helper(tmp_path)
+    config = tmp_path / "helper.toml"
+    config.write_text(toml_document(values))
     config.chmod(0o600)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     found = check_helper(config, Given())

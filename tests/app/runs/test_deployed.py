@@ -10,6 +10,8 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid import HttpGrid, InMemoryGrid
 from murmurfl.app import client_app
 from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.methods import METHODS
+from murmurfl.app.nodes.node_config import node_strategies
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import CHECKPOINT_NAME, FAILURE_NAME
 from murmurfl.app.runs.run_files import END_NAME, ask_to_end, write_failure, write_record
@@ -201,9 +203,22 @@ def test_real_machines_bound_batch_and_cap_by_what_they_state_and_not_by_a_simul
     with pytest.raises(ConfigurationError, match="batch-size x max-participations <= "):
         prepare(large)
     assert prepare(large, deployed=True).policy().max_participations == 100
-    with pytest.raises(ConfigurationError, match="num-rounds for real machines"):
-        prepare(replace(many, clients_per_round=1000, num_rounds=0), deployed=True)
     # The machines of this grid state what they have: a round more than their samples last for is refused by that.
     small = replace(CONFIG, num_rounds=30)
     with pytest.raises(ConfigurationError, match="says that it can make"):
         run_experiment(grid_of(client_app.app, CONFIG), small, deployed=True)
+
+
+@pytest.mark.parametrize("strategy", [name for name in node_strategies() if METHODS[name].takes_steps])
+def test_rounds_of_real_machines_are_never_those_of_a_simulated_partition(strategy, monkeypatch):
+    config = RunConfig.from_mapping({"strategy": strategy, "num-clients": 2, "clients-per-round": 2})
+    assert prepare(config).num_rounds >= 1
+    with pytest.raises(ConfigurationError, match="Expected num-rounds for real machines, got none"):
+        prepare(config, deployed=True)
+    monkeypatch.setattr(METHODS[strategy].__class__, "usual_rounds", lambda *_: pytest.fail("asked for sizes"))
+    assert prepare(replace(config, num_rounds=2), deployed=True).num_rounds == 2
+
+
+def test_a_method_of_one_round_needs_no_rounds_on_real_machines():
+    config = RunConfig.from_mapping({"strategy": "one-shot", "num-clients": 2, "clients-per-round": 2})
+    assert prepare(config, deployed=True).num_rounds == 1

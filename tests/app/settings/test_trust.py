@@ -49,7 +49,7 @@ def test_four_fifths_of_a_round_make_a_sum_and_half_of_it_is_taken_to_be_honest(
     assert (RunConfig().cohort_floor, RunConfig().min_honest, RunConfig().secure) == (1, 1, False)
 
 
-@pytest.mark.parametrize("key", ["helpers", "min_cohort", "colluders"])
+@pytest.mark.parametrize("key", ["helpers", "min_cohort", "colluders", "culprits", "most_skipped", "most_noise"])
 @pytest.mark.parametrize("trust", ["", "untrusted-server", "trusted-server"])
 def test_a_key_that_no_sum_reads_is_left_at_its_default(key, trust):
     unset = (
@@ -59,6 +59,17 @@ def test_a_key_that_no_sum_reads_is_left_at_its_default(key, trust):
         ConfigurationError, match=r"which does not read it.*read by trust = secure-aggregation" if trust else unset
     ):
         RunConfig(**{key: 3, "trust": trust})
+
+
+def test_what_wrong_sums_may_cost_is_the_operators_to_say():
+    bounds = {"culprits": 1, "most_skipped": 5, "most_noise": 2.0}
+    for config in (replace(SUMS, **bounds), SUMS):
+        option = prepare(config).strategy(deployed=True).trust.option
+        assert {name: getattr(option, name) == value for name, value in bounds.items()} == dict.fromkeys(
+            bounds, config != SUMS
+        )
+    for name, wrong in (("culprits", 4), ("culprits", 0), ("most_skipped", 0), ("most_noise", 1.0)):
+        assert f"Expected {name.replace('_', '-')} to be " in refused(**{name: wrong})
 
 
 @pytest.mark.parametrize(

@@ -11,21 +11,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from murmurfl.privacy import (
+    MECHANISMS,
     LedgerError,
     PrivacyPolicy,
     PrivateMachine,
     SQLiteLedger,
+    SystemKeys,
     clip_per_sample,
     read_ledger,
     row_bytes,
-    row_key,
-    standard_normals,
 )
 from murmurfl.privacy.ledger import ledger_file as ledger_format
 from murmurfl.privacy.ledger import mark as ledger_mark
 from murmurfl.privacy.machine.prefix_sums import ReleaseRule
 
 from tests.harness.kill_points import lethal
+from tests.harness.machines import stream_noise
 
 D = 6
 RELEASES = 200
@@ -41,9 +42,24 @@ def path(tmp_path):
     return path
 
 
-def machine(ledger):
-    policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=RELEASES, mu=2.0)
-    return PrivateMachine(policy, D, len(DATA), ledger, ledger.keys(), data=row_bytes(DATA))
+class NotedKeys(SystemKeys):
+    """Real keys that note the nonces that they draw."""
+
+    def __init__(self, ledger):
+        super().__init__(ledger.keys().secret_key)
+        self._drawn = ledger.path.with_name("drawn")
+
+    def nonce(self, session, release):
+        nonce = super().nonce(session, release)
+        with self._drawn.open("a") as file:
+            file.write(json.dumps([release, nonce.hex()]) + "\n")
+        return nonce
+
+
+def machine(ledger, mechanism=""):
+    named = {"mechanism": mechanism} if mechanism else {}
+    policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=RELEASES, mu=2.0, **named)
+    return PrivateMachine(policy, D, len(DATA), ledger, NotedKeys(ledger), data=row_bytes(DATA))
 
 
 def contribution(samples):
@@ -93,12 +109,12 @@ def heard(path):
     return ack, total
 
 
-def serve(path, releases, point=None, at=None, make_ledger=SQLiteLedger):
+def serve(path, releases, point=None, at=None, make_ledger=SQLiteLedger, mechanism=""):
     """A node and its server, until so many releases were made; with a point, killed there in release ``at``."""
     making = None
     here = lethal(point, STATEMENTS, METHODS, lambda: making == at)
     ledger = make_ledger(path)
-    subject = machine(ledger)
+    subject = machine(ledger, mechanism)
     made = subject.statement("s").releases
     while made < releases:
         making = made + 1
@@ -113,12 +129,12 @@ def serve(path, releases, point=None, at=None, make_ledger=SQLiteLedger):
         getattr(ledger, "sent", lambda: None)()
 
 
-def killed_and_resumed(path, point, make_ledger=SQLiteLedger):
+def killed_and_resumed(path, point, make_ledger=SQLiteLedger, mechanism=""):
     """Kill a node in its third release, start it again, and look at what it sent and what its ledger says."""
-    assert exit_code(lambda: serve(path, 5, point, 3, make_ledger)) == -signal.SIGKILL
+    assert exit_code(lambda: serve(path, 5, point, 3, make_ledger, mechanism)) == -signal.SIGKILL
     sent = [release for release, _, _ in lines_of(path.with_name("sent"))]
     recorded = stream_of(path).release
-    assert exit_code(lambda: serve(path, 6)) == 0
+    assert exit_code(lambda: serve(path, 6, mechanism=mechanism)) == 0
     sent_in_all = [release for release, _, _ in lines_of(path.with_name("sent"))]
     assert len(set(sent_in_all)) == len(sent_in_all), "a release was sent twice"
     assert recorded >= max(sent)
@@ -134,13 +150,20 @@ def test_a_node_killed_anywhere_goes_on_and_never_sends_a_release_twice(path, po
     assert_nothing_is_missing_or_left_over(path)
 
 
-def assert_nothing_is_missing_or_left_over(path):
-    """The server's sum has every contribution in it, a wasted release's too, and no noise but the last release's."""
+@pytest.mark.parametrize("mechanism", sorted(MECHANISMS))
+def test_with_any_mechanism_a_killed_nodes_sum_has_the_noise_of_its_stream(path, mechanism):
+    killed_and_resumed(path, "committed", mechanism=mechanism)
+    assert_nothing_is_missing_or_left_over(path, mechanism)
+
+
+def assert_nothing_is_missing_or_left_over(path, mechanism=""):
+    """The server's sum has every contribution in it, a wasted release's too, and the noise of the stream alone."""
     (ack, total), ledger, stream = heard(path), SQLiteLedger(path), stream_of(path)
     assert ack == stream.release
-    plan = machine(ledger).plan
-    noise = standard_normals(row_key(ledger.keys().secret_key, stream.nonces), D, "exact")
-    noise = plan.grid.counts(noise * (plan.noise_std * plan.mechanism.sigmas[ack - 1]))
+    plan, drawn = machine(ledger, mechanism).plan, dict(lines_of(path.with_name("drawn")))  # the last of a release
+    nonces = [bytes.fromhex(drawn[release]) for release in range(1, ack + 1)]
+    noise = stream_noise(plan, D, ledger.keys().secret_key, nonces)
+    assert noise.any()
     contributions = plan.grid.counts(clip_per_sample(DATA[: 2 * ack], 1.0), scale=0.5).sum(axis=0)
     assert (total == plan.grid.values(contributions + noise)).all()
     assert read_ledger(path).samples_used == 2 * ack

@@ -166,6 +166,41 @@ def test_a_helper_has_bounds_of_its_own_before_it_takes_memory(monkeypatch):
         small.open("t", "1", [replace(one, header=bytes(2**14 + 1)) for one in round_of("abcd")])
 
 
+@pytest.mark.parametrize(("bounds", "why"), [((2, 0), "sessions-a-day is 2"), ((0, 2), "sets-a-day is 2")])
+def test_a_helper_bounds_what_it_begins_and_opens_in_a_day(opener, monkeypatch, caplog, bounds, why):
+    """A server that asks without end would fill a disk. What was opened is answered again."""
+    opener.sessions_a_day, opener.sets_a_day = bounds
+    now = 1e9
+    monkeypatch.setattr(opening_record.time, "time", lambda: now)
+    begun = [(session, round_of(session=session, terms=digit * 64)) for session, digit in (("s", "5"), ("t", "6"))]
+    answers = [opener.open(session, "1", releases) for session, releases in begun]
+    third = round_of(session="u", terms="7" * 64)
+    now += 86_399
+    for releases in (third, third):
+        assert opener.view("u", "1", releases).would_open == "no"
+        with pytest.raises(OpeningRefusedError) as refusal:
+            opener.open("u", "1", releases)
+        assert why in refusal.value.why
+        assert why in caplog.text
+    for (session, releases), before in zip(begun, answers, strict=True):
+        assert opener.view(session, "1", releases).would_open == "opened"
+        assert opener.open(session, "1", releases).signature == before.signature
+    going_on = round_of(release=2, ack=1)
+    assert opener.view("s", "2", going_on).would_open == ("yes" if bounds[0] else "no"), "no new session"
+    now += 2
+    opener.open("u", "1", third)
+
+
+def test_bounds_a_day_need_a_record_that_keeps_times():
+    state = MemoryOpeningRecord()
+    state.times = lambda *given: opening_record.OpeningPage.times(state, *given)
+    opener = opener_of(state)
+    opener.open("s", "1", round_of())
+    opener.sets_a_day = 10
+    with pytest.raises(OpeningRecordError, match="Expected a record that keeps times"):
+        opener.open("s", "2", round_of(release=2, ack=1))
+
+
 def test_every_refusal_has_the_same_text(caplog):
     texts, reasons = set(), set()
     for attack in ATTACKS.values():
