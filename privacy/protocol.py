@@ -30,6 +30,7 @@ ASK_OPEN = "open"
 ASK_WHETHER = "whether"  # a helper: whether it would open a set, and whose releases it would not
 ASK_LOCK = "lock"  # a helper: to promise that it opens a set
 ASK_VOID = "void"  # a helper: to record that it never opens a set, which another helper has signed to have opened
+ASKS_OF_SETS = (ASK_WHETHER, ASK_LOCK, ASK_VOID)
 PERMIT = "permit"  # of the session's owner (:mod:`.permits`), for machines and helpers that take no other runs
 
 # What a training request is for, where it is not for the strategy's own releases

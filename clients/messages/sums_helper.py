@@ -175,7 +175,7 @@ def _content(opener: Opener, message: Message) -> RecordDict:
         if protocol.NONCE in entries:
             hello[protocol.SIGNATURE] = opener.prove_name(entries[protocol.NONCE])
         return RecordDict({protocol.CONFIG: ConfigRecord(hello)})
-    if entries.get(protocol.ASK) in (protocol.ASK_WHETHER, protocol.ASK_LOCK, protocol.ASK_VOID):
+    if entries.get(protocol.ASK) in protocol.ASKS_OF_SETS:
         return _viewed(opener, entries)
     raise malformed("a helper says who it is and opens sets of releases, and does nothing else")
 

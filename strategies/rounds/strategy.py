@@ -29,7 +29,7 @@ from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
 from ...privacy.accounting.stated import Statements, stated_guarantee, stated_values
 from ...privacy.machine.clipping_figures import TrainingFigures, observing
-from ..sums.secure_aggregation import Helpers, SecureAggregation, WrongSumError
+from ..sums.secure_aggregation import Helpers, SecureAggregation, SkippedSumError
 from ..sums.secure_rounds import SecureRounds
 from ..sums.summation import CohortSum, ReleaseSum, Summation
 from ..trust.server_trust import UNTRUSTED, UntrustedServer
@@ -288,7 +288,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     @property
     def skipped_noise(self) -> float | None:
-        """Variance of the noise in the model over what it would be without the sums that were wrong and skipped.
+        """Variance of the noise in the model over what it would be without the sums that were skipped.
 
         Of mechanisms as machines state them, with their usual options; None without such sums.
         """
@@ -461,7 +461,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             check_something_came(self.history, self._reasons)
         if (said := self.skipped_noise) is not None:
             logger.warning(
-                "%d sums were wrong and skipped: their part is missing from the model, and its noise has %.3g times "
+                "%d sums were skipped: their part is missing from the model, and its noise has %.3g times "
                 "the variance that was planned.",
                 *(sum(bool(report.skipped) for report in self.history), said),
             )
@@ -804,12 +804,12 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             held = secure.held
             if not closed:
                 self._save()  # as above: what was saved before is never opened
+        closed = closed or secure.promise(self._grid, self.session, self._timeout)
         if not closed:
             try:
-                opened = secure.open(self._grid, self.session, held, self._timeout)
-                closed, total = (opened, total) if isinstance(opened, str) else ("", opened)
-            except WrongSumError as error:
-                closed, wrong = "its sum is wrong and was skipped", error
+                total = secure.open(self._grid, self.session, held, self._timeout)
+            except SkippedSumError as error:
+                closed, wrong = error.closed, error
         report = RoundReport(**held.report)
         if wrong is not None:
             report = replace(report, aggregated=0, samples=0, skipped=report.aggregated, closed=closed)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid as FlowerGrid
-from numpy.typing import NDArray
 
 from ...privacy import MECHANISMS, ConfigurationError, Grid, make_mechanism, protocol
 from ...privacy.accounting.noise_forecast import weighed_noise
@@ -24,6 +23,7 @@ from .secure_aggregation import (
     HelpersDisagreeError,
     HelperUnavailableError,
     SecureAggregation,
+    SkippedSumError,
     WrongSumError,
 )
 from .summation import CohortSet, CohortSum, Screen, Terms
@@ -32,6 +32,7 @@ from .suspects import Suspects
 logger = logging.getLogger("flwr")
 
 _LARGEST_COUNT = 2.0**52  # of an honest release
+_BOUND = (protocol.VIEW_OPENED, protocol.VIEW_LOCKED, protocol.VIEW_VOID)  # no other set can take its place
 _MOST_VIEWS = 3  # of a round: one names all that a helper disputes
 _MOST_RELEASES = 2048  # for which a mechanism's matrix is made, to say what skipped sums left behind
 
@@ -166,7 +167,7 @@ class SecureRounds(UntrustedServer):
         """Ask helpers whether they would open the held set, and leave out machines that they dispute; changes it.
 
         Nothing is opened or recorded for it. Returns why the round is to be closed, or an empty string. ``cohort`` is
-        None for a set from a checkpoint, which cannot be changed, and may be open at some helper already.
+        None for a set from a checkpoint, which cannot be changed, and may be open at some helper already, or promised.
         """
         for _ in range(_MOST_VIEWS):
             held = self.held
@@ -174,7 +175,7 @@ class SecureRounds(UntrustedServer):
                 return ""
             views = self.helpers.views(grid, session, held, timeout)
             said = {name: view for name, view in views.items() if view is not None}
-            if cohort is None and any(view.would_open == protocol.VIEW_OPENED for view in said.values()):
+            if cohort is None and any(view.would_open in _BOUND for view in said.values()):
                 return ""
             if silent := [name for name, view in views.items() if view is None]:
                 return "" if cohort is None else self._unsaid(f"{_named(silent)} did not say whether it would open it")
@@ -195,6 +196,18 @@ class SecureRounds(UntrustedServer):
                 self._rounds_unsaid = 0
                 return ""
         return self._unsaid("helpers dispute one machine after another")
+
+    def promise(self, grid: FlowerGrid | None, session: str, timeout: float) -> str:
+        """Have helpers promise to open the held set, which must be saved: no other can take its place any more.
+
+        Returns why the round is to be closed, or an empty string.
+        """
+        if self.held is None or not self.held.sealed or grid is None:
+            return ""
+        views = self.helpers.views(grid, session, self.held, timeout, ask=protocol.ASK_LOCK)
+        if all(view is not None and view.would_open == protocol.VIEW_NO for view in views.values()):
+            return self._unsaid(f"{_named(views)} would not promise to open it")
+        return ""  # where one did, it is opened, or void at who does not
 
     def _unsaid(self, problem: str) -> str:
         """A round that is closed because of a helper; raises where patience is at its end."""
@@ -220,19 +233,17 @@ class SecureRounds(UntrustedServer):
                     "left out for it: have its operator look at its log, then resume from the checkpoint."
                 )
 
-    def open(self, grid: FlowerGrid | None, session: str, held: CohortSet, timeout: float) -> Vector | str:
-        """The sum of a set, shape (d,), or why it stays closed.
+    def open(self, grid: FlowerGrid | None, session: str, held: CohortSet, timeout: float) -> Vector:
+        """The sum of a set, shape (d,).
 
         Raises
         ------
-        WrongSumError
-            If it was opened and is no sum of releases; the round is over all the same.
+        SkippedSumError
+            If it is no sum of releases, or void at a helper; the round is over all the same.
         """
-        unmasked: NDArray[np.uint64] | str = held.total
+        unmasked = held.total
         if held.sealed and grid is not None:
             unmasked = self.helpers.open(grid, session, held, timeout)
-        if isinstance(unmasked, str):
-            return unmasked
         counts, spacing = unmasked.view(np.int64), held.terms[2]
         # A wrong mask makes counts uniform over all 2^64.
         most = len(held.releases) * min(self._largest_value / spacing, _LARGEST_COUNT)
@@ -268,12 +279,15 @@ class SecureRounds(UntrustedServer):
             else:
                 found.append([ack, release, weight])
 
-    def skip(self, held: CohortSet, report: RoundReport, names: Sequence[str], why: WrongSumError) -> None:
-        """Note a wrong sum, of which nothing enters the model, and choose whom the next rounds leave out.
+    def skip(self, held: CohortSet, report: RoundReport, names: Sequence[str], why: SkippedSumError) -> None:
+        """Note a sum of which nothing enters the model, and if it was wrong choose whom the next rounds leave out.
 
         Helpers have recorded the set, so its releases are never opened again, and what machines say from now on is
         built on them: of a stream, their part and its noise are missing from the sum of all.
         """
+        if not isinstance(why, WrongSumError):
+            logger.warning("Round %d is skipped. %s", held.server_round, why)
+            return
         self.suspects.lets_in = held.terms[0] == "nothing"
         needed = max(held.min_cohort, self.option.min_cohort)
         room = len(names) - needed - max(report.asked - len(held.releases), 0)
@@ -318,7 +332,7 @@ class SecureRounds(UntrustedServer):
         """Why the training ends now with the model it has, or an empty string."""
         skipped = sum(bool(report.skipped) for report in history)
         if skipped >= self.option.most_skipped:
-            return f"{skipped} sums were wrong and skipped, as many as most_skipped allows"
+            return f"{skipped} sums were skipped, as many as most_skipped allows"
         if noise is not None and noise > self.option.most_noise and any(report.aggregated for report in history):
             return (
                 f"wrong sums that were skipped left {noise:.3g} times the variance of the noise in the sum of all, "

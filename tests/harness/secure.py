@@ -159,9 +159,10 @@ class DirectCohort:
 class SecureGrid(NodesGrid):
     """Machines on a node each, and beside them the helpers of their roster, each on a node of its own.
 
-    ``watch(kind, helper, message)`` is called before a helper is handed a message, ``"hello"``, ``"whether"`` or
-    ``"open"``, and ``seen(kind, helper, reply)`` with what it answers; either may raise what a test waits for, or give
-    another answer: None for none at all. Helpers whose names are in ``down`` are not connected.
+    ``watch(kind, helper, message)`` is called before a helper is handed a message, ``"hello"``, ``"whether"``,
+    ``"lock"``, ``"open"`` or ``"void"``, and ``seen(kind, helper, reply)`` with what it answers; either may raise what
+    a test waits for, or give another answer: None for none at all. Helpers whose names are in ``down`` are not
+    connected.
     """
 
     first_helper = 5000
@@ -187,7 +188,7 @@ class SecureGrid(NodesGrid):
         if opener is None:
             return super().handle(message, identifier)
         asked = message.content[protocol.CONFIG].get(protocol.ASK)
-        kind = "whether" if asked == protocol.ASK_WHETHER else "open" if asked == protocol.ASK_OPEN else "hello"
+        kind = str(asked) if asked in (*protocol.ASKS_OF_SETS, protocol.ASK_OPEN) else "hello"
         delivered = Message(RecordDict(dict(message.content)), message.metadata.dst_node_id,
                             message.metadata.message_type)  # fmt: skip
         delivered.metadata.__dict__["_message_id"] = identifier
