@@ -26,6 +26,7 @@ ASK = "ask"
 ASK_HELLO = "hello"
 NONCE = "nonce"  # of a hello: whoever is in a roster signs it, to show that the name is its own
 ASK_PRIVACY = "privacy"
+ASK_SEAL = "seal"  # in a message of training, a machine: to seal its last release once more, which it sent already
 ASK_OPEN = "open"
 ASK_WHETHER = "whether"  # a helper: whether it would open a set, and whose releases it would not
 ASK_LOCK = "lock"  # a helper: to promise that it opens a set

@@ -13,7 +13,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import repeat
 from pathlib import Path
@@ -29,6 +29,7 @@ from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
 from ...privacy.accounting.stated import Statements, stated_guarantee, stated_values
 from ...privacy.machine.clipping_figures import TrainingFigures, observing
+from ...privacy.sums.masking import MaskedRelease
 from ..sums.secure_aggregation import Helpers, SecureAggregation, SkippedSumError
 from ..sums.secure_rounds import SecureRounds
 from ..sums.summation import CohortSum, ReleaseSum, Summation
@@ -68,6 +69,7 @@ from .replies import (
     RoundRequest,
     SummedReplies,
     ask_statements,
+    exchange,
     is_masked,
     log_losses,
     plain,
@@ -75,6 +77,7 @@ from .replies import (
     request_messages,
     say_refusals,
     say_unlike,
+    seal_message,
 )
 from .sampling import Sampling
 
@@ -799,7 +802,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
                 self._save()
             closed = secure.greet(self._grid, held)
         if not closed:
-            closed = secure.agree(self._grid, self.session, cohort, self._timeout)
+            closed = secure.agree(self._grid, self.session, cohort, self._timeout, self._sealed_again)
         if secure.held is not held and secure.held is not None:
             held = secure.held
             if not closed:
@@ -833,6 +836,24 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self.participation = {name: taken.get(name) for name in held.asked} | taken
         secure.held = None
         return self._step(report, total)
+
+    def _sealed_again(self, names: Sequence[str]) -> Mapping[str, MaskedRelease]:
+        """The releases that these machines were asked for in this round, under fresh masks, of those that answer."""
+        if self._grid is None or self._secure is None or self._secure.held is None:
+            return {}
+        held, nodes = self._secure.held, {name: self._nodes[name] for name in names if name in self._nodes}
+        asked = {**self.machines.entries, protocol.SESSION: self.session, protocol.ASK: protocol.ASK_SEAL}
+        messages = [
+            seal_message(asked, name, node, release=held.releases[name], ack=self._ack(name))
+            for name, node in nodes.items()
+        ]
+        replies = exchange(self._grid, messages, min(self._timeout, _STATEMENT_TIMEOUT_S))
+        found = [read_outcome(reply, self.release_layout, nodes, masked=True) for reply in replies]
+        return {
+            one.machine: one.contents
+            for one in found
+            if isinstance(one, Reply) and isinstance(one.contents, MaskedRelease)
+        }
 
     def _weight(self, report: RoundReport) -> float:
         """By what a round's sum is multiplied: a step divides by the machines of a round that leaves nobody out."""

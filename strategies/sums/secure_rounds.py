@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,6 +15,7 @@ from flwr.serverapp import Grid as FlowerGrid
 from ...privacy import MECHANISMS, ConfigurationError, Grid, make_mechanism, protocol
 from ...privacy.accounting.noise_forecast import weighed_noise
 from ...privacy.machine.policy import MOST_SUMMED
+from ...privacy.sums.masking import MaskedRelease, MaskedReleaseError, checked_header
 from ...privacy.sums.opening_rule import View
 from ..rounds.known_machines import MachineDirectory, NodesUnavailableError
 from ..rounds.layout import Vector
@@ -33,7 +36,7 @@ logger = logging.getLogger("flwr")
 
 _LARGEST_COUNT = 2.0**52  # of an honest release
 _BOUND = (protocol.VIEW_OPENED, protocol.VIEW_LOCKED, protocol.VIEW_VOID)  # no other set can take its place
-_MOST_VIEWS = 3  # of a round: one names all that a helper disputes
+_MOST_VIEWS = 4  # of a round: one names all that a helper disputes
 _MOST_RELEASES = 2048  # for which a mechanism's matrix is made, to say what skipped sums left behind
 
 
@@ -60,6 +63,7 @@ class SecureRounds(UntrustedServer):
         self._pause = ""
         self._rounds_unsaid = 0  # in a row that were closed because of what a helper said of their set
         self._present = 0  # connected machines of a training that goes on without some; 0 if it has all it waits for
+        self._sealings: Counter[str] = Counter()  # by machine, how often it was asked to seal a release anew
         self._disputed: dict[str, set[str]] = {}  # by helper, the machines that not all helpers dispute
         self.least_releases = option.min_cohort
 
@@ -163,12 +167,21 @@ class SecureRounds(UntrustedServer):
             )
         return problem
 
-    def agree(self, grid: FlowerGrid | None, session: str, cohort: CohortSum | None, timeout: float) -> str:
+    def agree(
+        self,
+        grid: FlowerGrid | None,
+        session: str,
+        cohort: CohortSum | None,
+        timeout: float,
+        seal: Callable[[Sequence[str]], Mapping[str, MaskedRelease]],
+    ) -> str:
         """Ask helpers whether they would open the held set, and leave out machines that they dispute; changes it.
 
+        ``seal`` asks machines for their releases under fresh masks, and once a round takes what they dispute no more.
         Nothing is opened or recorded for it. Returns why the round is to be closed, or an empty string. ``cohort`` is
         None for a set from a checkpoint, which cannot be changed, and may be open at some helper already, or promised.
         """
+        fresh: set[str] = set()
         for _ in range(_MOST_VIEWS):
             held = self.held
             if held is None or not held.sealed or grid is None:
@@ -181,11 +194,14 @@ class SecureRounds(UntrustedServer):
                 return "" if cohort is None else self._unsaid(f"{_named(silent)} did not say whether it would open it")
             if refusing := [name for name, view in said.items() if view.would_open != protocol.VIEW_YES]:
                 disputed = {machine for view in said.values() for machine in view.disputed}
+                again = set() if cohort is None else self._seal_again(cohort, disputed - fresh, seal)
+                fresh |= disputed
                 if not disputed:
                     return self._unsaid(f"{_named(refusing)} would not open it")
                 if cohort is None:
                     return f"{_named(refusing)} would not open it"
-                self._note(said)
+                disputed -= again
+                self._note(said, disputed)
                 report = self._without(cohort, RoundReport(**held.report), sorted(disputed))
                 for name in sorted(disputed):
                     self._warn(name, f"{_named(refusing)} cannot open its seal, or has not opened what it builds on")
@@ -196,6 +212,27 @@ class SecureRounds(UntrustedServer):
                 self._rounds_unsaid = 0
                 return ""
         return self._unsaid("helpers dispute one machine after another")
+
+    def _seal_again(
+        self,
+        cohort: CohortSum,
+        disputed: Iterable[str],
+        seal: Callable[[Sequence[str]], Mapping[str, MaskedRelease]],
+    ) -> set[str]:
+        """Have machines seal disputed releases anew, each a few times in a training; returns whose were replaced."""
+        names = [name for name in sorted(disputed) if self._sealings[name] < self.option.patience]
+        if not names or cohort.terms[0] == "nothing":  # releases that stand alone are not kept
+            return set()
+        self._sealings.update(names)
+        found = set()
+        for name, masked in seal(names).items():
+            # The very header that was signed before: release, name and what it is built on.
+            if name in names and masked.sealed.header == cohort.headers[name].to_bytes():
+                with suppress(MaskedReleaseError):
+                    checked_header(masked.sealed, self.helpers.roster)
+                    cohort.replace(name, masked)
+                    found.add(name)
+        return found
 
     def promise(self, grid: FlowerGrid | None, session: str, timeout: float) -> str:
         """Have helpers promise to open the held set, which must be saved: no other can take its place any more.
@@ -220,12 +257,12 @@ class SecureRounds(UntrustedServer):
             )
         return problem
 
-    def _note(self, said: Mapping[str, View]) -> None:
-        """Count what only some helpers dispute; raise if one does so of more machines than are taken to lie."""
+    def _note(self, said: Mapping[str, View], left_out: Iterable[str]) -> None:
+        """Count who is left out for what some helpers dispute; raise if one does so of more than are taken to lie."""
         by_all = set.intersection(*(set(view.disputed) for view in said.values())) if len(said) > 1 else set()
         for name, view in said.items():
             found = self._disputed.setdefault(name, set())
-            found |= set(view.disputed) - by_all
+            found |= set(view.disputed).intersection(left_out) - by_all
             if len(found) > self.option.culprits:
                 raise HelpersDisagreeError(
                     f"Expected helpers to dispute the seals of at most {self.option.culprits} machines, got "
