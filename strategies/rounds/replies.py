@@ -358,13 +358,6 @@ def request_messages(
     return messages
 
 
-def seal_message(asked: Mapping[str, Any], machine: str, node_id: int, *, release: int, ack: int) -> Message:
-    """The message that asks a machine to send a release once more, under fresh masks."""
-    own = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINE: machine}
-    config = ConfigRecord({**asked, **own, protocol.RELEASE: release, protocol.ACK: ack})
-    return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=MessageType.TRAIN)
-
-
 def _alike(message: Message, content: RecordDict, node_id: int) -> Message | None:
     """A copy of an unsent message with other content for another node, which is quicker; None if Flower has changed."""
     made, metadata = Message.__new__(Message), Metadata.__new__(Metadata)

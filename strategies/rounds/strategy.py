@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
@@ -29,7 +29,6 @@ from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
 from ...privacy.accounting.stated import Statements, stated_guarantee, stated_values
 from ...privacy.machine.clipping_figures import TrainingFigures, observing
-from ...privacy.sums.masking import MaskedRelease
 from ..sums.secure_aggregation import Helpers, SecureAggregation, SkippedSumError
 from ..sums.secure_rounds import SecureRounds
 from ..sums.summation import CohortSum, ReleaseSum, Summation
@@ -77,7 +76,6 @@ from .replies import (
     request_messages,
     say_refusals,
     say_unlike,
-    seal_message,
 )
 from .sampling import Sampling
 
@@ -837,23 +835,20 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         secure.held = None
         return self._step(report, total)
 
-    def _sealed_again(self, names: Sequence[str]) -> Mapping[str, MaskedRelease]:
-        """The releases that these machines were asked for in this round, under fresh masks, of those that answer."""
+    def _sealed_again(self, names: Sequence[str]) -> Iterable[Outcome]:
+        """Answers of machines that were asked for their releases of this round once more, under fresh masks."""
         if self._grid is None or self._secure is None or self._secure.held is None:
-            return {}
-        held, nodes = self._secure.held, {name: self._nodes[name] for name in names if name in self._nodes}
-        asked = {**self.machines.entries, protocol.SESSION: self.session, protocol.ASK: protocol.ASK_SEAL}
-        messages = [
-            seal_message(asked, name, node, release=held.releases[name], ack=self._ack(name))
-            for name, node in nodes.items()
-        ]
+            return []
+        nodes = {name: self._nodes[name] for name in names if name in self._nodes}
+        asked = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SESSION: self.session}
+        messages = []
+        for name, node_id in nodes.items():
+            own = {protocol.MACHINE: name, protocol.ASK: protocol.ASK_SEAL, protocol.ACK: self._ack(name)}
+            own[protocol.RELEASE] = self._secure.held.releases[name]
+            content = RecordDict({protocol.CONFIG: ConfigRecord({**self.machines.entries, **asked, **own})})
+            messages.append(Message(content, dst_node_id=node_id, message_type=MessageType.TRAIN))
         replies = exchange(self._grid, messages, min(self._timeout, _STATEMENT_TIMEOUT_S))
-        found = [read_outcome(reply, self.release_layout, nodes, masked=True) for reply in replies]
-        return {
-            one.machine: one.contents
-            for one in found
-            if isinstance(one, Reply) and isinstance(one.contents, MaskedRelease)
-        }
+        return [read_outcome(reply, self.release_layout, nodes, masked=True) for reply in replies]
 
     def _weight(self, report: RoundReport) -> float:
         """By what a round's sum is multiplied: a step divides by the machines of a round that leaves nobody out."""

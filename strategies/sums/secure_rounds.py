@@ -173,7 +173,7 @@ class SecureRounds(UntrustedServer):
         session: str,
         cohort: CohortSum | None,
         timeout: float,
-        seal: Callable[[Sequence[str]], Mapping[str, MaskedRelease]],
+        seal: Callable[[Sequence[str]], Iterable[Outcome]],
     ) -> str:
         """Ask helpers whether they would open the held set, and leave out machines that they dispute; changes it.
 
@@ -217,7 +217,7 @@ class SecureRounds(UntrustedServer):
         self,
         cohort: CohortSum,
         disputed: Iterable[str],
-        seal: Callable[[Sequence[str]], Mapping[str, MaskedRelease]],
+        seal: Callable[[Sequence[str]], Iterable[Outcome]],
     ) -> set[str]:
         """Have machines seal disputed releases anew, each a few times in a training; returns whose were replaced."""
         names = [name for name in sorted(disputed) if self._sealings[name] < self.option.patience]
@@ -225,13 +225,16 @@ class SecureRounds(UntrustedServer):
             return set()
         self._sealings.update(names)
         found = set()
-        for name, masked in seal(names).items():
-            # The very header that was signed before: release, name and what it is built on.
-            if name in names and masked.sealed.header == cohort.headers[name].to_bytes():
-                with suppress(MaskedReleaseError):
-                    checked_header(masked.sealed, self.helpers.roster)
-                    cohort.replace(name, masked)
-                    found.add(name)
+        for reply in seal(names):
+            if not isinstance(reply, Reply) or not isinstance(reply.contents, MaskedRelease):
+                continue
+            with suppress(MaskedReleaseError):
+                # The very header that was signed before: release, name and what it is built on.
+                header = checked_header(reply.contents.sealed, self.helpers.roster)
+                if reply.machine in set(names) - found and header == cohort.headers[reply.machine]:
+                    cohort.remove([reply.machine])
+                    cohort.add(reply)
+                    found.add(reply.machine)
         return found
 
     def promise(self, grid: FlowerGrid | None, session: str, timeout: float) -> str:

@@ -123,12 +123,6 @@ class CohortSum:
             del self.releases[name], self.headers[name]
         return samples
 
-    def replace(self, name: str, masked: MaskedRelease) -> None:
-        """Take another sealing of a machine's release in the place of the one it has."""
-        before, samples = self._masked[name]
-        self.counts += masked.counts - before.counts
-        self._masked[name] = masked, samples
-
     @property
     def sealed(self) -> tuple[Sealed, ...]:
         """What helpers are shown."""
