@@ -96,7 +96,7 @@ def simulated_machines(message: Message, context: Context, call_next: ClientAppC
     config, machines, helpers = _hosted(context)
     entries = message.content.get(protocol.CONFIG, None)
     entries = entries if isinstance(entries, ConfigRecord) else ConfigRecord()
-    if message.metadata.message_type == protocol.QUERY_OPEN or entries.get(protocol.ASK) == protocol.ASK_WHETHER:
+    if message.metadata.message_type == protocol.QUERY_OPEN or entries.get(protocol.ASK) in protocol.ASKS_OF_SETS:
         helper = str(entries.get(protocol.HELPER))
         if helper not in helpers:
             return _not_here(message, "helper")

@@ -26,8 +26,12 @@ ASK = "ask"
 ASK_HELLO = "hello"
 NONCE = "nonce"  # of a hello: whoever is in a roster signs it, to show that the name is its own
 ASK_PRIVACY = "privacy"
+ASK_SEAL = "seal"  # in a message of training, a machine: to seal its last release once more, which it sent already
 ASK_OPEN = "open"
 ASK_WHETHER = "whether"  # a helper: whether it would open a set, and whose releases it would not
+ASK_LOCK = "lock"  # a helper: to promise that it opens a set
+ASK_VOID = "void"  # a helper: to record that it never opens a set, which another helper has signed to have opened
+ASKS_OF_SETS = (ASK_WHETHER, ASK_LOCK, ASK_VOID)
 PERMIT = "permit"  # of the session's owner (:mod:`.permits`), for machines and helpers that take no other runs
 
 # What a training request is for, where it is not for the strategy's own releases
@@ -71,7 +75,10 @@ HELPER = "helper"
 SET_DIGEST = "set-digest"
 WOULD_OPEN = "would-open"  # one of VIEWS; the next has the machines for whose sake a helper would not
 DISPUTED = "disputed"
-VIEW_OPENED, VIEW_YES, VIEW_NO = VIEWS = ("opened", "yes", "no")
+VIEW_OPENED, VIEW_LOCKED, VIEW_VOID, VIEW_YES, VIEW_NO = VIEWS = ("opened", "locked", "void", "yes", "no")
+OPENED_BY = "opened-by"  # with ASK_VOID: the helper that opened it, the digest of its sum, and its signature
+OPENED_TOTAL = "opened-total"
+OPENED_SIGNATURE = "opened-signature"
 
 # Of a reply with results of an evaluation, which no noise protects.
 NOT_PRIVATE = "not-private"

@@ -123,7 +123,7 @@ def _happened(outcome: Outcome) -> list[tuple[str, str]]:
             ("fewest machines of a sum", f"{outcome.min_cohort:,}"),
             ("helpers", f"{outcome.helpers:,}"),
             ("rounds that stayed closed", f"{outcome.closed_rounds:,}"),
-            ("sums that were wrong and skipped", f"{outcome.skipped_rounds:,}"),
+            ("sums that were skipped", f"{outcome.skipped_rounds:,}"),
         ]
     return [*said, ("test loss", loss_text(outcome.loss))] if _has_loss(outcome) else said
 

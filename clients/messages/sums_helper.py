@@ -29,7 +29,7 @@ from ...privacy import (
     Sealed,
     protocol,
 )
-from ...privacy.sums.opening_rule import LastOpened, OpenedSet, SessionTerms, check_forward
+from ...privacy.sums.opening_rule import LastOpened, OpenedSet, SessionTerms, SignedOpening, check_forward
 from ...privacy.sums.roster import HelperKey, Roster
 from ..simulation.context_ledger import LEDGER_RECORDS, in_simulation
 from .answers import answer
@@ -97,7 +97,7 @@ class ContextOpeningRecord(OpeningRecord):
 
 
 class _ContextPage(OpeningPage):
-    """One record a session: its terms, its sets, and each machine's last opened release."""
+    """One record a session: its terms, its sets, what is promised or void, and each machine's last opened release."""
 
     def __init__(self, state: RecordDict, prefix: str) -> None:
         self._state = state
@@ -106,6 +106,14 @@ class _ContextPage(OpeningPage):
     def set_digest(self, session: str, opening: str) -> str | None:
         entries = self._entries(session)
         return dict(zip(entries["openings"], entries["digests"], strict=True)).get(opening)
+
+    def voids(self, session: str, opening: str) -> frozenset[str]:
+        found = (OpenedSet.from_bytes(line) for line in self._entries(session)["voids"])
+        return frozenset(one.set_digest for one in found if one.opening == opening)
+
+    def lock(self, session: str) -> OpenedSet | None:
+        line = self._entries(session)["lock"]
+        return OpenedSet.from_bytes(line) if line else None
 
     def terms(self, session: str) -> SessionTerms | None:
         values = json.loads(self._entries(session)["terms"])
@@ -117,13 +125,17 @@ class _ContextPage(OpeningPage):
 
     def commit(self, opened: OpenedSet) -> None:
         check_forward(self, opened)
-        before = self._entries(opened.session)
-        last = {**self._last(before), **opened.machines}
+        before, line = self._entries(opened.session), opened.to_bytes()
+        last = self._last(before)
+        last |= opened.moves(last)
+        promise, name = opened.kind == protocol.VIEW_LOCKED, opened.kind == protocol.VIEW_OPENED
         self._state[self._prefix + opened.session] = ConfigRecord(
             {
-                "terms": json.dumps(asdict(opened.terms)),
-                "openings": [*before["openings"], opened.opening],
-                "digests": [*before["digests"], opened.set_digest],
+                "terms": before["terms"] if promise else json.dumps(asdict(opened.terms)),
+                "lock": line if promise else b"",
+                "voids": [*before["voids"], *([line] if opened.kind == protocol.VIEW_VOID else [])],
+                "openings": [*before["openings"], *([opened.opening] if name else [])],
+                "digests": [*before["digests"], *([opened.set_digest] if name else [])],
                 "machines": list(last),
                 "releases": [one.release for one in last.values()],
                 "ids": [one.release_id for one in last.values()],
@@ -136,11 +148,12 @@ class _ContextPage(OpeningPage):
         return {name: LastOpened(release, release_id) for name, release, release_id in rows}
 
     def _entries(self, session: str) -> dict[str, Any]:
-        lists: dict[str, Any] = {key: [] for key in ("openings", "digests", "machines", "releases", "ids")}
+        empty: dict[str, Any] = {"terms": "null", "lock": b""}
+        empty |= {key: [] for key in ("voids", "openings", "digests", "machines", "releases", "ids")}
         record = self._state.get(self._prefix + session, None)
         if record is None:
-            return {"terms": "null", **lists}
-        if not isinstance(record, ConfigRecord) or set(record) != {"terms", *lists}:
+            return empty
+        if not isinstance(record, ConfigRecord) or set(record) != set(empty):
             raise OpeningRecordError(
                 "Expected a readable opening record in context.state, got a damaged one; start a new run."
             )
@@ -162,14 +175,23 @@ def _content(opener: Opener, message: Message) -> RecordDict:
         if protocol.NONCE in entries:
             hello[protocol.SIGNATURE] = opener.prove_name(entries[protocol.NONCE])
         return RecordDict({protocol.CONFIG: ConfigRecord(hello)})
-    if entries.get(protocol.ASK) == protocol.ASK_WHETHER:
+    if entries.get(protocol.ASK) in protocol.ASKS_OF_SETS:
         return _viewed(opener, entries)
     raise malformed("a helper says who it is and opens sets of releases, and does nothing else")
 
 
 def _viewed(opener: Opener, entries: dict[str, Any]) -> RecordDict:
+    request, asked = _request(opener, entries), entries[protocol.ASK]
     with _usable_record():
-        view = opener.view(*_request(opener, entries))
+        if asked == protocol.ASK_VOID:
+            helper, total, signature = (
+                entries.get(key) for key in (protocol.OPENED_BY, protocol.OPENED_TOTAL, protocol.OPENED_SIGNATURE)
+            )
+            if not (isinstance(helper, str) and isinstance(total, bytes) and isinstance(signature, bytes)):
+                raise _refused("expected the opening of another helper")
+            view = opener.void(*request, SignedOpening(helper, total, signature))
+        else:
+            view = opener.view(*request, lock=asked == protocol.ASK_LOCK)
     said = {
         protocol.VERSION: protocol.PROTOCOL_VERSION,
         protocol.HELPER: view.helper,

@@ -137,6 +137,8 @@ def read_request(message: Message, method: SampleMethod, layout: Layout) -> tupl
     if kind == MessageType.EVALUATE:
         return kind, message.content
     entries = _entries(message.content, method)
+    if kind == MessageType.TRAIN and entries.get(protocol.ASK) == protocol.ASK_SEAL:
+        return kind, RecordDict({protocol.CONFIG: entries})
     if kind == MessageType.TRAIN and protocol.ASK in entries:
         _check_asked_as(method, updates=True)
         return MessageType.QUERY, RecordDict({protocol.CONFIG: entries})

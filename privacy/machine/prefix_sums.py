@@ -23,8 +23,9 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import protocol
 from ..accounting.noise_plan import NoisePlan
-from ..errors import OF_DATA, ConfigurationError, MisfitError, is_interrupt
+from ..errors import OF_DATA, ConfigurationError, MisfitError, RefusedError, is_interrupt
 from ..ledger import Ledger
 from ..ledger.ledger_block import NOTHING, Counts, StreamBlock
 from ..mechanisms import State
@@ -34,7 +35,7 @@ from .admission import Admission
 from .clipping import BLOCK_ROWS, FittingContributions, StackedContributions, blocks
 from .data_digest import RowBytes
 from .ledgered_machine import LedgeredMachine
-from .outgoing import Release
+from .outgoing import Release, release_of
 from .policy import PrivacyPolicy
 from .record_owners import Owners
 from .secret_order import weights_of, weights_of_owners
@@ -251,6 +252,32 @@ class PrivateMachine(LedgeredMachine):
             If the ledger cannot be believed.
         """
         return self._release(session, ack, lambda *_: contribution, None)
+
+    def last_release(self, session: str, ack: int, release: int) -> Release:
+        """The last release of a session once more, as its ledger has it, for fresh masks under secure aggregation.
+
+        Raises
+        ------
+        RefusedError
+            If it is not the last, was not built on ``ack``, or is not kept (releases that stand alone are not).
+
+        Notes
+        -----
+        **Formal guarantees.** Nothing is made, recorded or spent: the counts are those that :meth:`release` returned,
+        under the same random name, of which a helper opens one sealing at most. Proof:
+        docs/proofs/secure-aggregation.md.
+        """
+        with self._ledger.exclusive() as page:
+            stream = page.stream(session)
+        streams = StreamBlock.of(session, stream)
+        last = stream is not None and (stream.release, stream.ack) == (release, ack)
+        known = stream is not None and stream.fingerprint == self._fingerprint
+        counts = streams.pending[0].get(release) if last and known else None
+        if counts is None or self.policy.trust != "secure-aggregation":
+            raise RefusedError(
+                protocol.BAD_ACKNOWLEDGEMENT, "this is not the last release of this session, or not kept"
+            )
+        return release_of(streams, 0, counts, self.plan, self.policy, self.num_samples)
 
     def release_noting(self, session: str, ack: int, contribution: NotedContribution, note: State) -> Release:
         """Make a release, as :meth:`release` does, with public values that the session remembers until the next one.

@@ -1,14 +1,15 @@
 """A real helper's opening record: one SQLite file that outlives crashes and refuses whatever it cannot believe.
 
-One file of mode 600 holds a log of every set the helper opened, and tables made from it for looking things up. Each
-line of the log has a link: the digest of the line and of the link before it. So a commit costs as much as the set it
-records, and when a record is opened the whole log is gone through and compared with the tables. A second, small file,
-the high-water mark, holds the number and the link of the last line: it shows when the first was copied back from a
-backup, and belongs on a disk that is not backed up with it.
+One file of mode 600 holds a log of every set the helper opened, promised to open or declared void, and tables made from
+it for looking things up. Each line of the log has a link: the digest of the line and of the link before it. So a commit
+costs as much as the set it records, and when a record is opened the whole log is gone through and compared with the
+tables. A second, small file, the high-water mark, holds the number and the link of the last line: it shows when the
+first was copied back from a backup, and belongs on a disk that is not backed up with it.
 
 Order of writing
 ----------------
-The set is committed (write-ahead log, ``synchronous=FULL``), then the mark is moved up to it, then the sum may leave.
+The set is committed (write-ahead log, ``synchronous=FULL``), then the mark is moved up to it, then the sum, or what the
+helper says of the set, may leave.
 So, depending on where a crash comes:
 
 * before the commit: nobody knows of the set, and nothing left; the server may ask for it again, or for another;
@@ -34,6 +35,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from .. import protocol
 from ..errors import ConfigurationError
 from ..files import check_private, create_private, replace_durably, sync_folder
 from ..ledger.ledger_file import FileKind, mark_path
@@ -72,7 +74,7 @@ class OpeningPlace:
     record: str
     """The record's own random name."""
     number: int
-    """Sets opened so far."""
+    """Lines of its log so far."""
     link: str
     """Link of the last of them, in hexadecimal; it depends on all before it."""
 
@@ -108,13 +110,17 @@ def read_opening_mark(path: Path) -> OpeningPlace:
     return mark
 
 
+_FORMAT = 1
+_PROMISING = 2
+"""The format of a record that has other lines than of opened sets; it is the first in all else."""
+
 _RECORD = FileKind(
     what="an opening record",
     user="helper",
     done="nothing was opened",
     error=OpeningRecordError,
     application_id=0x6D75726F,  # "muro"
-    formats=(1,),
+    formats=(_FORMAT, _PROMISING),
     missing=f"Put it back. {RECORD_LOST} `murmurfl roster key` makes each helper's record with its key.",
     other_format=ANOTHER_RECORD,
     lost=f"Put the newest file back. {RECORD_LOST}",
@@ -123,6 +129,7 @@ _clear_errors, _damaged = _RECORD.clear_errors, _RECORD.damaged
 _SCHEMA = """
 CREATE TABLE record (name TEXT NOT NULL, created REAL NOT NULL, helper TEXT NOT NULL, key BLOB NOT NULL,
     mark TEXT NOT NULL);
+-- opening: the name under which the set was opened, or, as no name is, what else became of it and the line's number
 CREATE TABLE log (number INTEGER PRIMARY KEY, session TEXT NOT NULL, opening TEXT NOT NULL, time REAL NOT NULL,
     line BLOB NOT NULL, link BLOB NOT NULL, UNIQUE (session, opening));
 CREATE TABLE sessions (session TEXT PRIMARY KEY, terms TEXT NOT NULL);
@@ -130,10 +137,11 @@ CREATE TABLE machines (session TEXT NOT NULL, machine TEXT NOT NULL, release INT
     release_id TEXT NOT NULL, PRIMARY KEY (session, machine)) WITHOUT ROWID;
 """
 
-_LAST_BUT = "SELECT time FROM log WHERE number = (SELECT MAX(number) FROM log) + 1 - ?"
+_LAST_BUT = "SELECT time FROM log WHERE opening NOT GLOB '* *' ORDER BY number DESC LIMIT 1 OFFSET ? - 1"
 _BEGUN_LAST_BUT = """
 SELECT time FROM log WHERE number =
-    (SELECT MIN(number) AS first FROM log GROUP BY session ORDER BY first DESC LIMIT 1 OFFSET ? - 1)
+    (SELECT MIN(number) AS first FROM log WHERE opening NOT GLOB '* *'
+    GROUP BY session ORDER BY first DESC LIMIT 1 OFFSET ? - 1)
 """
 
 
@@ -219,7 +227,7 @@ class SQLiteOpeningRecord(OpeningRecord):
             if mark_file.exists() and (number := read_opening_mark(mark_file).number) > 0:
                 raise OpeningRecordError(
                     f"Expected no trace of an earlier record, got a high-water mark at {mark_file} that counts "
-                    f"{number} sets: this helper had a record. Put that one back. {RECORD_LOST}"
+                    f"{number} lines: this helper had a record. Put that one back. {RECORD_LOST}"
                 )
             OpeningPlace(identity.name, 0, identity.first_link.hex()).write_mark(mark_file)
             _write_new(path, timeout_s, identity, mark_beside=mark is None)
@@ -241,7 +249,7 @@ class SQLiteOpeningRecord(OpeningRecord):
     def sets(self) -> int:
         """How many sets this helper opened, of all sessions."""
         with _connection_to(self.path, self.timeout_s) as connection, _clear_errors(self.path, self.timeout_s):
-            return _place(connection, self._identity, self.path).number
+            return connection.execute("SELECT count(*) FROM log WHERE opening NOT GLOB '* *'").fetchone()[0]
 
     @contextmanager
     def exclusive(self) -> Iterator[OpeningPage]:
@@ -275,6 +283,22 @@ class _SQLitePage(OpeningPage):
             ).fetchone()
             return None if row is None else OpenedSet.from_bytes(row[0]).set_digest
 
+    def voids(self, session: str, opening: str) -> frozenset[str]:
+        with _clear_errors(self._path, self._timeout_s):
+            rows = self._connection.execute(
+                "SELECT line FROM log WHERE session = ? AND opening GLOB ?", (session, f"{protocol.VIEW_VOID} *")
+            )
+            found = [OpenedSet.from_bytes(line) for (line,) in rows]
+            return frozenset(one.set_digest for one in found if one.opening == opening)
+
+    def lock(self, session: str) -> OpenedSet | None:
+        with _clear_errors(self._path, self._timeout_s):  # whatever became of a session's sets after it ended it
+            row = self._connection.execute(
+                "SELECT line FROM log WHERE number = (SELECT max(number) FROM log WHERE session = ?)", (session,)
+            ).fetchone()
+            last = None if row is None else OpenedSet.from_bytes(row[0])
+            return last if last is not None and last.kind == protocol.VIEW_LOCKED else None
+
     def terms(self, session: str) -> SessionTerms | None:
         with _clear_errors(self._path, self._timeout_s):
             row = self._connection.execute("SELECT terms FROM sessions WHERE session = ?", (session,)).fetchone()
@@ -301,14 +325,21 @@ class _SQLitePage(OpeningPage):
         with _clear_errors(self._path, self._timeout_s):
             check_forward(self, opened)
             place, line = _place(self._connection, self._identity, self._path), opened.to_bytes()
-            link = _next_link(bytes.fromhex(place.link), line)
-            row = (place.number + 1, opened.session, opened.opening, time.time(), line, link)
+            link, moved = (
+                _next_link(bytes.fromhex(place.link), line),
+                opened.moves(self.last_opened(opened.session, list(opened.machines))),
+            )
+            number, promise = place.number + 1, opened.kind == protocol.VIEW_LOCKED
+            row = (number, opened.session, _column(opened, number), time.time(), line, link)
             self._connection.execute("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?)", row)
-            terms = (opened.session, _terms_text(opened.terms))
-            self._connection.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?)", terms)
+            if opened.kind != protocol.VIEW_OPENED:
+                self._connection.execute(f"PRAGMA user_version = {_PROMISING}")
+            if not promise:
+                terms = (opened.session, _terms_text(opened.terms))
+                self._connection.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?)", terms)
             self._connection.executemany(
                 "INSERT OR REPLACE INTO machines VALUES (?, ?, ?, ?)",
-                ((opened.session, name, last.release, last.release_id) for name, last in opened.machines.items()),
+                ((opened.session, name, last.release, last.release_id) for name, last in moved.items()),
             )
             self._connection.execute("COMMIT")
             # The mark is moved inside another transaction, so that no other process moves it at the same time. Another
@@ -350,19 +381,27 @@ def _place(connection: sqlite3.Connection, identity: _Identity, path: Path) -> O
 
 def _check_whole(connection: sqlite3.Connection, identity: _Identity, path: Path) -> None:
     """Refuse a record whose lines do not follow from each other, or whose tables do not follow from its lines."""
-    before, terms, machines = identity.first_link, {}, {}
+    before, terms = identity.first_link, dict[str, str]()
+    last: dict[str, dict[str, LastOpened]] = {}
     rows = connection.execute("SELECT number, session, opening, line, link FROM log ORDER BY number")
     for expected, (number, session, opening, line, link) in enumerate(rows, start=1):
         opened = OpenedSet.from_bytes(line)
         before = _next_link(before, line)
-        if (number, link, session, opening) != (expected, before, opened.session, opened.opening):
+        if (number, link, session, opening) != (expected, before, opened.session, _column(opened, expected)):
             raise _damaged(path, f"a line {number} that does not follow from the one before")
-        terms[session] = _terms_text(opened.terms)
-        machines |= {(session, name): (last.release, last.release_id) for name, last in opened.machines.items()}
+        if opened.kind != protocol.VIEW_LOCKED:
+            terms[session] = _terms_text(opened.terms)
+        machines = last.setdefault(session, {})
+        machines |= opened.moves(machines)
     found_terms = dict(connection.execute("SELECT session, terms FROM sessions"))
-    found = {tuple(row[:2]): tuple(row[2:]) for row in connection.execute("SELECT * FROM machines")}
-    if (found_terms, found) != (terms, machines):
+    found = {tuple(row[:2]): LastOpened(*row[2:]) for row in connection.execute("SELECT * FROM machines")}
+    moved = {(session, name): one for session, machines in last.items() for name, one in machines.items()}
+    if (found_terms, found) != (terms, moved):
         raise _damaged(path, "tables that do not follow from its lines")
+
+
+def _column(opened: OpenedSet, number: int) -> str:
+    return opened.opening if opened.kind == protocol.VIEW_OPENED else f"{opened.kind} {number}"
 
 
 def _next_link(before: bytes, line: bytes) -> bytes:
@@ -381,13 +420,13 @@ def _check_mark(connection: sqlite3.Connection, place: OpeningPlace, mark: Openi
         )
     if mark.number > place.number:
         raise OpeningRecordError(
-            f"Expected {path} at set {mark.number} of its high-water mark or after it, got set {place.number}: the "
+            f"Expected {path} at line {mark.number} of its high-water mark or after it, got line {place.number}: the "
             f"record was copied back from a backup and has forgotten what was opened. Put the newest file back. "
             f"{RECORD_LOST}"
         )
     row = connection.execute("SELECT link FROM log WHERE number = ?", (mark.number,)).fetchone()
     if mark.number > 0 and (row is None or row[0].hex() != mark.link):
         raise OpeningRecordError(
-            f"Expected {path} to have the set {mark.number} that its high-water mark knows, got one of another "
+            f"Expected {path} to have the line {mark.number} that its high-water mark knows, got one of another "
             f"history: the record was copied back. Put the newest file back. {RECORD_LOST}"
         )

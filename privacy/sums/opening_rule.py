@@ -9,12 +9,20 @@ nothing else. The helper answers only if
 * U has at least as many releases as the largest ``min_cohort`` in U, and at most 2^11;
 * k rises strictly for each machine and session;
 * with ``builds_on = last-opened``, the ack is the id of the last release of that machine which *this helper* opened;
-* no other set was opened under the same session and name. The same bytes again get the same answer;
+* no other set was opened, or is void, under the same session and name. The same bytes again get the same answer;
+* the helper has not promised another set of the session (*lock*), and this very set is not *void*;
 * d, the number of releases, and what was opened in the last day are within the helper's own bounds.
 
 Everything else is refused whole, with one fixed text, and the helper's own log says why. What was opened is recorded
 durably before the answer leaves. The guarantee hangs on this record: a helper that forgets can be made to open what,
 with what it opened before, singles a machine's release out. A helper that lost its record gets a new key.
+
+Asked before, a helper says whether it would open a set, and whose releases not; that binds nobody. Asked to promise it,
+its yes is a *lock*, recorded as durably: of the session it opens that very set next or none. A lock ends when the set
+is answered, or when a set is recorded as *void*: shown a set that another helper has signed to have opened, a helper
+records that it never answers it, now and for ever, and moves its machines on as if it had. So a set that is open at one
+helper only costs its round, and releases build on it everywhere. What machines are moved on to, they signed themselves:
+another helper's word can cost a helper answers, and makes it give none.
 
 Proof: docs/proofs/secure-aggregation.md.
 """
@@ -89,7 +97,7 @@ class LastOpened:
 
 @dataclass(frozen=True)
 class OpenedSet:
-    """One set of releases that was opened."""
+    """One set of releases that was opened, promised, or is void."""
 
     session: str
     opening: str
@@ -99,6 +107,16 @@ class OpenedSet:
     terms: SessionTerms
     machines: Mapping[str, LastOpened]
     """The machines whose releases were in it, and which."""
+    kind: str = protocol.VIEW_OPENED
+    """``locked`` if it was only promised, ``void`` if another helper opened it and this one never answers it."""
+
+    def moves(self, last: Mapping[str, LastOpened]) -> dict[str, LastOpened]:
+        """The machines whose last opened release it changes, and to which: none goes back, and a promise moves none."""
+        if self.kind == protocol.VIEW_LOCKED:
+            return {}
+        return {
+            name: one for name, one in self.machines.items() if name not in last or one.release > last[name].release
+        }
 
     def to_bytes(self) -> bytes:
         """The one way to write this set."""
@@ -108,15 +126,16 @@ class OpenedSet:
             self.set_digest,
             asdict(self.terms),
             [[name, last.release, last.release_id] for name, last in self.machines.items()],
+            *([] if self.kind == protocol.VIEW_OPENED else [self.kind]),
         ]
         return json.dumps(document, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> OpenedSet:
         """Read what :meth:`to_bytes` wrote."""
-        session, opening, digest, terms, machines = json.loads(content)
+        session, opening, digest, terms, machines, *kind = json.loads(content)
         last = {name: LastOpened(release, release_id) for name, release, release_id in machines}
-        return cls(session, opening, digest, SessionTerms.from_values(terms), last)
+        return cls(session, opening, digest, SessionTerms.from_values(terms), last, *kind)
 
 
 class OpeningPage(ABC):
@@ -127,12 +146,20 @@ class OpeningPage(ABC):
         """The digest of the set that was opened under a name, or None if none was."""
 
     @abstractmethod
+    def voids(self, session: str, opening: str) -> frozenset[str]:
+        """The digests of the sets that are void under a name."""
+
+    @abstractmethod
+    def lock(self, session: str) -> OpenedSet | None:
+        """The set that was promised, until it or a later one is opened or void."""
+
+    @abstractmethod
     def terms(self, session: str) -> SessionTerms | None:
-        """The terms of a session, or None if none of its sets was opened."""
+        """The terms of a session, or None if none of its sets was opened or is void."""
 
     @abstractmethod
     def last_opened(self, session: str, machines: Sequence[str]) -> dict[str, LastOpened]:
-        """The last opened release of each of these machines that had any."""
+        """The last release, opened or in a void set, of each of these machines that had any."""
 
     def times(self, sessions: int, sets: int) -> tuple[float, float]:
         """When the last session but ``sessions - 1`` began, and the last set but ``sets - 1`` was opened.
@@ -177,20 +204,26 @@ def key_digest(helper: HelperEntry) -> bytes:
 
 
 def check_forward(page: OpeningPage, opened: OpenedSet) -> None:
-    """Refuse a commit under a name that was used, or of a release that does not come after the machine's last.
+    """Refuse a commit under a name that was used, of a release that does not come after the machine's last, or beside
+    a promise; of a void set, what is recorded of it already.
 
     The opening rule never asks for one; a mistaken call must not make a record that nobody can believe.
     """
-    last = page.last_opened(opened.session, list(opened.machines))
-    terms = page.terms(opened.session)
-    if (
-        page.set_digest(opened.session, opened.opening) is not None
-        or terms not in (None, opened.terms)
-        or any(opened.machines[name].release <= before.release for name, before in last.items())
-    ):
+    session, name, digest = opened.session, opened.opening, opened.set_digest
+    known, voids, lock = page.set_digest(session, name), page.voids(session, name), page.lock(session)
+    wrong = page.terms(session) not in (None, opened.terms)
+    if opened.kind == protocol.VIEW_VOID:
+        wrong |= digest == known or digest in voids
+    else:
+        last = page.last_opened(session, list(opened.machines))
+        again = lock is not None and opened.kind == protocol.VIEW_LOCKED
+        promised = again or (lock is not None and (lock.opening, lock.set_digest) != (name, digest))
+        behind = any(opened.machines[one].release <= before.release for one, before in last.items())
+        wrong |= known is not None or bool(voids) or promised or behind
+    if wrong:
         raise OpeningRecordError(
-            "Expected a set under a new name, of releases that each come after the machine's last opened one, got "
-            "another. Nothing was recorded or opened."
+            "Expected a set under a new name, of releases that each come after the machine's last opened one, and no "
+            "other that was promised, got another. Nothing was recorded or opened."
         )
 
 
@@ -206,6 +239,8 @@ class MemoryOpeningRecord(OpeningRecord, OpeningPage):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sets: dict[tuple[str, str], str] = {}
+        self._voids: dict[tuple[str, str], frozenset[str]] = {}
+        self._locks: dict[str, OpenedSet] = {}
         self._terms: dict[str, SessionTerms] = {}
         self._last: dict[tuple[str, str], LastOpened] = {}
         self._begun: dict[str, float] = {}
@@ -226,6 +261,12 @@ class MemoryOpeningRecord(OpeningRecord, OpeningPage):
     def set_digest(self, session: str, opening: str) -> str | None:
         return self._sets.get((session, opening))
 
+    def voids(self, session: str, opening: str) -> frozenset[str]:
+        return self._voids.get((session, opening), frozenset())
+
+    def lock(self, session: str) -> OpenedSet | None:
+        return self._locks.get(session)
+
     def terms(self, session: str) -> SessionTerms | None:
         return self._terms.get(session)
 
@@ -239,16 +280,26 @@ class MemoryOpeningRecord(OpeningRecord, OpeningPage):
 
     def commit(self, opened: OpenedSet) -> None:
         check_forward(self, opened)
-        self._opened.append(time.time())
-        self._begun.setdefault(opened.session, self._opened[-1])
-        self._sets[opened.session, opened.opening] = opened.set_digest
-        self._terms[opened.session] = opened.terms
-        self._last |= {(opened.session, name): last for name, last in opened.machines.items()}
+        session, place = opened.session, (opened.session, opened.opening)
+        if opened.kind == protocol.VIEW_LOCKED:
+            self._locks[session] = opened
+            return
+        if opened.kind == protocol.VIEW_VOID:
+            self._voids[place] = self.voids(*place) | {opened.set_digest}
+        else:
+            self._opened.append(time.time())
+            self._begun.setdefault(session, self._opened[-1])
+            self._sets[place] = opened.set_digest
+        self._locks.pop(session, None)
+        self._terms[session] = opened.terms
+        moved = opened.moves(self.last_opened(session, list(opened.machines)))
+        self._last |= {(session, name): last for name, last in moved.items()}
 
 
 logger = logging.getLogger(__name__)
 
 _REFUSAL = "this helper does not open this set of releases; its own log says why"
+_OTHER_TERMS = "the session was opened with another d, spacing, roster, terms or builds_on"
 _DAY_S = 86_400.0
 _OPENING_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 _SET_LABEL = b"murmurfl set 1\x00"
@@ -291,14 +342,34 @@ class Opening:
 
 
 @dataclass(frozen=True)
+class SignedOpening:
+    """Another helper's word that it opened a set: its :class:`Opening` without the sum."""
+
+    helper: str
+    total_digest: bytes
+    signature: bytes
+
+    @classmethod
+    def of(cls, answer: Opening) -> SignedOpening:
+        """The part of an answer that shows who gave it."""
+        return cls(answer.helper, _digest_of(answer.total), answer.signature)
+
+    def is_signed(self, entry: HelperEntry, session: str, opening: str, digest: str) -> bool:
+        """Whether the helper of an entry of the roster signed it for that set."""
+        signed = _signed_digest(entry.name, session, opening, digest, self.total_digest)
+        return is_signed(entry.signing, self.signature, signed)
+
+
+@dataclass(frozen=True)
 class View:
-    """What a helper says of a set before it is asked to open it; nothing is opened or recorded for it."""
+    """What a helper says of a set beside opening it."""
 
     helper: str
     opening: str
     set_digest: str
     would_open: str
-    """``opened`` if this very set is recorded as opened, ``yes`` if it would be, ``no`` if it would not."""
+    """``opened``, ``locked`` (promised) or ``void`` if this very set is recorded so, ``yes`` if it would be opened, and
+    ``no`` if it would not."""
     disputed: tuple[str, ...]
     """Machines of the set without whose releases there would be one reason less: a seal that does not open, or a
     release that is not built on the machine's last opened one. Empty for any other reason."""
@@ -313,10 +384,12 @@ class Opener:
     -----
     **Formal guarantees.** Of one helper that keeps its keys and its record: for every session, what it ever opens are
     sums of at least as many releases of distinct machines of the roster as the most careful of them asks for; a release
-    is opened at most once; under ``last-opened`` the opened releases of a machine are a chain, each built on the one
-    before; and of each name of a set there is one set. By this a sample moves the sums once and for good, which is the
+    is opened at most once; under ``last-opened`` the opened and the void releases of a machine are a chain, each opened
+    one built on the one before; of each name of a set there is one set; and of a void set nothing is opened from then
+    on. By this a sample moves the sums once and for good, which is the
     second step of docs/proofs/secure-aggregation.md. It holds whatever the server, other helpers and other machines do.
-    A set that is refused leaves no trace but in the log. Seeds are dropped once they are added up, and never leave.
+    A set that is refused leaves no trace but in the log. A promised set is opened when it is asked for, unless a set
+    was declared void in between. Seeds are dropped once they are added up, and never leave.
     What :meth:`view` says before shows which seals open and which releases follow: nothing of a seed or of any counts.
     Timing is not protected.
 
@@ -379,10 +452,12 @@ class Opener:
             logger.warning("Refused to open set %s: %s", named, refusal.why)
             raise
 
-    def view(self, session: str, opening: str, releases: Sequence[Sealed]) -> View:
+    def view(self, session: str, opening: str, releases: Sequence[Sealed], *, lock: bool = False) -> View:
         """Say whether :meth:`open` would open a set, and if not, whose releases stand in the way; changes nothing.
 
-        What is wrong with a set by itself raises :class:`OpeningRefusedError`: a server can see that for itself.
+        With ``lock`` a yes is a promise, recorded before it is given (``locked``): the next set of the session that is
+        opened is this one, unless one is declared :meth:`void`. What is wrong with a set by itself raises
+        :class:`OpeningRefusedError`: a server can see that for itself.
         """
         releases = tuple(releases)
         try:
@@ -390,28 +465,60 @@ class Opener:
         except OpeningRefusedError as refusal:
             logger.warning("Asked about a set that is none: %s", refusal.why)
             raise
-        digest = set_digest(session, opening, releases)
-        disputed, would = [], protocol.VIEW_YES
+        digest, disputed = set_digest(session, opening, releases), list[str]()
         with self._record.exclusive() as page:
-            known, terms = page.set_digest(session, opening), page.terms(session)
+            would, why = _standing(page, opening, digest, headers)
+            if would == protocol.VIEW_YES and (why := self._too_much_today(page, session)):
+                would = protocol.VIEW_NO
+            if would == protocol.VIEW_NO:
+                logger.warning("Would not open a set of session %r: %s", session, why)
             last = page.last_opened(session, [header.machine for header in headers])
-            too_much = known is None and self._too_much_today(page, session)
-        if digest == known:
-            would = protocol.VIEW_OPENED
-        elif known is not None or terms not in (None, SessionTerms.of(headers[0])):
-            would = protocol.VIEW_NO
-        elif too_much:
-            logger.warning("Would not open a set of session %r: %s", session, too_much)
-            would = protocol.VIEW_NO
-        else:
-            for sealed, header in zip(releases, headers, strict=True):
+            for sealed, header in zip(releases, headers, strict=True) if would == protocol.VIEW_YES else ():
                 try:
                     self._seed(sealed, header)
                     _check_follows(header, last.get(header.machine))
                 except OpeningRefusedError as refusal:
                     logger.warning("Would not open a set of session %r: %s", session, refusal.why)
                     disputed.append(header.machine)
-                    would = protocol.VIEW_NO
+            if disputed:
+                would = protocol.VIEW_NO
+            elif lock and would == protocol.VIEW_YES:
+                would = protocol.VIEW_LOCKED
+                page.commit(_entry(opening, digest, headers, would))
+        return self._view(session, opening, digest, would, disputed)
+
+    def void(self, session: str, opening: str, releases: Sequence[Sealed], elsewhere: SignedOpening) -> View:
+        """Record, now and for ever, that a set which another helper has opened is never answered here.
+
+        Its releases count as opened: what machines release from now on is built on them. A lock ends with it. Of a set
+        that was opened here too it only says so.
+        """
+        releases = tuple(releases)
+        try:
+            headers = self._checked(session, opening, releases, own_bounds=False)  # nothing of its size is made
+            digest = set_digest(session, opening, releases)
+            entry = next((one for one in self.roster.helpers if one.name == elsewhere.helper != self.name), None)
+            if entry is None or not elsewhere.is_signed(entry, session, opening, digest):
+                raise OpeningRefusedError("no other helper has signed that it opened this set")
+            with self._record.exclusive() as page:
+                would, _ = _standing(page, opening, digest, headers)
+                if would not in (protocol.VIEW_OPENED, protocol.VIEW_VOID):
+                    if page.terms(session) not in (None, SessionTerms.of(headers[0])):
+                        raise OpeningRefusedError(_OTHER_TERMS)
+                    would = protocol.VIEW_VOID
+                    void = _entry(opening, digest, headers, would)
+                    if void.moves(page.last_opened(session, list(void.machines))):
+                        page.commit(void)  # one that moves nobody is never answered as it is, for k must rise
+                    logger.warning(
+                        "Set %s of session %r is void: helper %r has opened it, this one has not and never will.",
+                        *(opening, session, elsewhere.helper),
+                    )
+        except OpeningRefusedError as refusal:
+            logger.warning("Asked to declare a set void: %s", refusal.why)
+            raise
+        return self._view(session, opening, digest, would, [])
+
+    def _view(self, session: str, opening: str, digest: str, would: str, disputed: Sequence[str]) -> View:
         view = View(self.name, opening, digest, would, tuple(disputed), b"")
         return replace(view, signature=self._key.sign(_said(view, session)))
 
@@ -422,7 +529,8 @@ class Opener:
         seeds = [self._seed(sealed, header) for sealed, header in zip(releases, headers, strict=True)]
         total = np.zeros(headers[0].size, np.uint64)
         with self._record.exclusive() as page:
-            if page.set_digest(session, opening) is None and (too_much := self._too_much_today(page, session)):
+            further = _standing(page, opening, digest, headers)[0] == protocol.VIEW_YES
+            if further and (too_much := self._too_much_today(page, session)):
                 raise OpeningRefusedError(too_much)
             self._record_set(page, opening, digest, headers)
         while seeds:
@@ -430,7 +538,9 @@ class Opener:
         signature = self._key.sign(_signed(self.name, session, opening, digest, total))
         return Opening(self.name, opening, digest, total, signature)
 
-    def _checked(self, session: str, opening: str, releases: tuple[Sealed, ...]) -> list[Header]:
+    def _checked(
+        self, session: str, opening: str, releases: tuple[Sealed, ...], *, own_bounds: bool = True
+    ) -> list[Header]:
         """The headers of a set that is right by itself, whatever was opened before."""
         if not isinstance(opening, str) or not _OPENING_NAME.fullmatch(opening):
             raise OpeningRefusedError("expected a name of 1 to 64 letters, digits and hyphens for the set, got another")
@@ -448,11 +558,11 @@ class Opener:
             raise OpeningRefusedError("a release is another session's")
         if len({SessionTerms.of(header) for header in headers}) > 1:
             raise OpeningRefusedError("its releases differ in d, spacing, terms or what they build on")
-        if headers[0].size > self.largest_model:
+        if own_bounds and headers[0].size > self.largest_model:
             raise OpeningRefusedError(
                 f"its releases have {headers[0].size} values, and this helper's largest-model is {self.largest_model}"
             )
-        if len(headers) < self.min_cohort:
+        if own_bounds and len(headers) < self.min_cohort:
             raise OpeningRefusedError(
                 f"this helper's min-cohort is {self.min_cohort} releases, and it has {len(headers)}"
             )
@@ -485,20 +595,41 @@ class Opener:
     @staticmethod
     def _record_set(page: OpeningPage, opening: str, digest: str, headers: list[Header]) -> None:
         """Record a set if it may be opened after those recorded; one that is recorded already stays as it is."""
-        first = headers[0]
-        known = page.set_digest(first.session, opening)
-        if known == digest:
+        standing, why = _standing(page, opening, digest, headers)
+        if standing == protocol.VIEW_OPENED:
             return
-        if known is not None:
-            raise OpeningRefusedError("another set was opened under its name")
-        terms = SessionTerms.of(first)
-        if page.terms(first.session) not in (None, terms):
-            raise OpeningRefusedError("the session was opened with another d, spacing, roster, terms or builds_on")
-        last = page.last_opened(first.session, [header.machine for header in headers])
+        if standing not in (protocol.VIEW_YES, protocol.VIEW_LOCKED):
+            raise OpeningRefusedError(why)
+        last = page.last_opened(headers[0].session, [header.machine for header in headers])
         for header in headers:
             _check_follows(header, last.get(header.machine))
-        machines = {header.machine: LastOpened(header.release, header.release_id) for header in headers}
-        page.commit(OpenedSet(first.session, opening, digest, terms, machines))
+        page.commit(_entry(opening, digest, headers, protocol.VIEW_OPENED))
+
+
+def _standing(page: OpeningPage, opening: str, digest: str, headers: Sequence[Header]) -> tuple[str, str]:
+    """What a record says of a set, one of the protocol's views, and why not; ``yes`` if nothing stands against it."""
+    session = headers[0].session
+    known, voids, lock = page.set_digest(session, opening), page.voids(session, opening), page.lock(session)
+    if digest == known:
+        return protocol.VIEW_OPENED, ""
+    if digest in voids:
+        return protocol.VIEW_VOID, "it is void: another helper has opened it, and this one said that it never will"
+    if lock is not None and lock.set_digest == digest:
+        return protocol.VIEW_LOCKED, ""
+    why = ""
+    if known is not None or voids:
+        why = "another set was opened, or is void, under its name"
+    elif lock is not None:
+        why = f"set {lock.opening} of its session was promised, and is not opened yet"
+    elif page.terms(session) not in (None, SessionTerms.of(headers[0])):
+        why = _OTHER_TERMS
+    return (protocol.VIEW_NO if why else protocol.VIEW_YES), why
+
+
+def _entry(opening: str, digest: str, headers: Sequence[Header], kind: str) -> OpenedSet:
+    """What is recorded of a set."""
+    machines = {header.machine: LastOpened(header.release, header.release_id) for header in headers}
+    return OpenedSet(headers[0].session, opening, digest, SessionTerms.of(headers[0]), machines, kind)
 
 
 def set_digest(session: str, opening: str, releases: Sequence[Sealed]) -> str:
@@ -552,10 +683,18 @@ def _check_follows(header: Header, last: LastOpened | None) -> None:
 
 def _signed(helper: str, session: str, opening: str, digest: str, total: NDArray[np.uint64]) -> bytes:
     """The bytes that a helper's signature covers."""
+    return _signed_digest(helper, session, opening, digest, _digest_of(total))
+
+
+def _signed_digest(helper: str, session: str, opening: str, digest: str, content: bytes) -> bytes:
+    texts = (helper.encode(), session.encode(), opening.encode(), digest.encode())
+    return _ANSWER_LABEL + _joined([*texts, content])
+
+
+def _digest_of(total: NDArray[np.uint64]) -> bytes:
     if total.dtype != np.uint64 or total.ndim != 1:
         raise ValueError("not a total")
-    content = hashlib.sha256(np.ascontiguousarray(total, "<u8").data).digest()
-    return _ANSWER_LABEL + _joined([helper.encode(), session.encode(), opening.encode(), digest.encode(), content])
+    return hashlib.sha256(np.ascontiguousarray(total, "<u8").data).digest()
 
 
 def _joined(parts: Iterable[bytes]) -> bytes:

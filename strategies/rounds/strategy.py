@@ -13,7 +13,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib import import_module
 from itertools import repeat
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
 from ...privacy.accounting.stated import Statements, stated_guarantee, stated_values
 from ...privacy.machine.clipping_figures import TrainingFigures, observing
-from ..sums.secure_aggregation import Helpers, SecureAggregation, WrongSumError
+from ..sums.secure_aggregation import Helpers, SecureAggregation, SkippedSumError
 from ..sums.secure_rounds import SecureRounds
 from ..sums.summation import CohortSum, ReleaseSum, Summation
 from ..trust.server_trust import UNTRUSTED, UntrustedServer
@@ -69,6 +69,7 @@ from .replies import (
     RoundRequest,
     SummedReplies,
     ask_statements,
+    exchange,
     is_masked,
     log_losses,
     plain,
@@ -292,7 +293,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     @property
     def skipped_noise(self) -> float | None:
-        """Variance of the noise in the model over what it would be without the sums that were wrong and skipped.
+        """Variance of the noise in the model over what it would be without the sums that were skipped.
 
         Of mechanisms as machines state them, with their usual options; None without such sums.
         """
@@ -466,7 +467,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             check_something_came(self.history, self._reasons)
         if (said := self.skipped_noise) is not None:
             logger.warning(
-                "%d sums were wrong and skipped: their part is missing from the model, and its noise has %.3g times "
+                "%d sums were skipped: their part is missing from the model, and its noise has %.3g times "
                 "the variance that was planned.",
                 *(sum(bool(report.skipped) for report in self.history), said),
             )
@@ -820,17 +821,17 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
                 self._save()
             closed = secure.greet(self._grid, held)
         if not closed:
-            closed = secure.agree(self._grid, self.session, cohort, self._timeout)
+            closed = secure.agree(self._grid, self.session, cohort, self._timeout, self._sealed_again)
         if secure.held is not held and secure.held is not None:
             held = secure.held
             if not closed:
                 self._save()  # as above: what was saved before is never opened
+        closed = closed or secure.promise(self._grid, self.session, self._timeout)
         if not closed:
             try:
-                opened = secure.open(self._grid, self.session, held, self._timeout)
-                closed, total = (opened, total) if isinstance(opened, str) else ("", opened)
-            except WrongSumError as error:
-                closed, wrong = "its sum is wrong and was skipped", error
+                total = secure.open(self._grid, self.session, held, self._timeout)
+            except SkippedSumError as error:
+                closed, wrong = error.closed, error
         report = RoundReport(**held.report)
         if wrong is not None:
             report = replace(report, aggregated=0, samples=0, skipped=report.aggregated, closed=closed)
@@ -854,6 +855,21 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self.participation = {name: taken.get(name) for name in held.asked} | taken
         secure.held = None
         return self._step(report, total)
+
+    def _sealed_again(self, names: Sequence[str]) -> Iterable[Outcome]:
+        """Answers of machines that were asked for their releases of this round once more, under fresh masks."""
+        if self._grid is None or self._secure is None or self._secure.held is None:
+            return []
+        nodes = {name: self._nodes[name] for name in names if name in self._nodes}
+        asked = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SESSION: self.session}
+        messages = []
+        for name, node_id in nodes.items():
+            own = {protocol.MACHINE: name, protocol.ASK: protocol.ASK_SEAL, protocol.ACK: self._ack(name)}
+            own[protocol.RELEASE] = self._secure.held.releases[name]
+            content = RecordDict({protocol.CONFIG: ConfigRecord({**self.machines.entries, **asked, **own})})
+            messages.append(Message(content, dst_node_id=node_id, message_type=MessageType.TRAIN))
+        replies = exchange(self._grid, messages, min(self._timeout, _STATEMENT_TIMEOUT_S))
+        return [read_outcome(reply, self.release_layout, nodes, masked=True) for reply in replies]
 
     def _weight(self, report: RoundReport) -> float:
         """By what a round's sum is multiplied: a step divides by the machines of a round that leaves nobody out."""

@@ -4,7 +4,8 @@ Machines hide their releases under masks, and helpers hand over the sum of a who
 (docs/secure-aggregation.md). Update rules are given the sum of a round's releases, as ever.
 
 Nobody is asked to open before all helpers have answered a greeting, so a helper that is down costs a round and no more.
-Once one of them may have opened a set, it is that set or none: another one for the same round would be refused.
+Then each says whether it would open the set, and promises it. Once one has promised, it is that set or none: others
+would be refused. What one has opened and another will not answer is declared void there, and the round is skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.arrays import read_array
 from ...privacy.machine.policy import MOST_SUMMED
 from ...privacy.sums.masking import Header
-from ...privacy.sums.opening_rule import Opening, View, is_opening, is_view, set_digest
+from ...privacy.sums.opening_rule import Opening, SignedOpening, View, is_opening, is_view, set_digest
 from ...privacy.sums.roster import MOST_HELPERS, Roster, is_signed, name_proof
 from ..rounds.known_machines import Introduction, MachineDirectory, hello, introduction
 from ..rounds.replies import exchange
@@ -113,11 +114,26 @@ class HelperUnavailableError(OpeningError):
 
 
 class HelpersDisagreeError(OpeningError):
-    """A helper refuses a set that another helper may have opened."""
+    """A helper refuses a set that another helper may have opened, and will not declare it void."""
 
 
-class WrongSumError(OpeningError):
+class SkippedSumError(OpeningError):
+    """A set is opened or void at every helper, and its sum cannot be used; the round is over all the same."""
+
+    closed = ""
+    """What its round's report says."""
+
+
+class WrongSumError(SkippedSumError):
     """Unmasked values are no sum of releases, whichever machines are left out: a helper may not do what it says."""
+
+    closed = "its sum is wrong and was skipped"
+
+
+class HalfOpenError(SkippedSumError):
+    """A helper has opened a set that another one does not answer, which has declared it void."""
+
+    closed = "a helper did not answer, and it was skipped"
 
 
 @lru_cache(maxsize=MOST_HELPERS)
@@ -166,9 +182,6 @@ _GREETING_TIMEOUT_S = 20.0
 _OPENING_TIMEOUT_S = 600.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
-
-# A helper that answers so has not opened the set and will not. Other failures may come after it has recorded the set.
-_REFUSALS = (protocol.OPENING_REFUSED, protocol.MALFORMED_REQUEST, protocol.PROTOCOL_MISMATCH)
 
 
 class Helpers:
@@ -256,15 +269,27 @@ class Helpers:
             self._directory.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def views(self, grid: Grid, session: str, cohort: CohortSet, timeout: float) -> dict[str, View | None]:
-        """What each helper says of a set before it is asked to open it; None without an answer that counts."""
+    def views(
+        self, grid: Grid, session: str, cohort: CohortSet, timeout: float, *, ask: str = protocol.ASK_WHETHER
+    ) -> dict[str, View | None]:
+        """What each helper says of a set before it is asked to open it; None without an answer that counts.
+
+        Asked for a lock, a helper that says yes has promised to open this set: it must be saved before.
+        """
         request = _OpeningRequest(session, cohort, self.roster, self._message_type, self._directory.entries)
-        names, within = self.roster.helper_names, min(timeout, _OPENING_TIMEOUT_S)
-        replies = self._ask_each(grid, names, request.question, within)
+        return self._views(grid, request, self.roster.helper_names, timeout, {protocol.ASK: ask})
+
+    def _views(
+        self, grid: Grid, request: _OpeningRequest, names: Iterable[str], timeout: float, asked: Mapping[str, Any]
+    ) -> dict[str, View | None]:
+        def question(name: str, node_id: int) -> Message:
+            return request.question(name, node_id, asked)
+
+        replies = self._ask_each(grid, names, question, min(timeout, _OPENING_TIMEOUT_S))
         return {name: request.read_view(name, reply) for name, reply in replies.items()}
 
-    def open(self, grid: Grid, session: str, cohort: CohortSet, timeout: float) -> NDArray[np.uint64] | str:
-        """The sum of a set without its masks, modulo 2^64; or why all helpers refuse it.
+    def open(self, grid: Grid, session: str, cohort: CohortSet, timeout: float) -> NDArray[np.uint64]:
+        """The sum of a set without its masks, modulo 2^64.
 
         The set must be saved: once asked for it may be opened, and nothing else in its place.
 
@@ -272,45 +297,65 @@ class Helpers:
         ------
         HelperUnavailableError
             If after all patience an answer is still missing.
+        HalfOpenError
+            If one has opened it, and all that gave no answer which counts have declared it void.
         HelpersDisagreeError
-            If one has opened it, and another refuses.
+            If one of these has not.
         """
         request = _OpeningRequest(session, cohort, self.roster, self._message_type, self._directory.entries)
         unmasked = cohort.total.copy()
         missing = list(self.roster.helper_names)
         problems: dict[str, str] = {}
+        opened: SignedOpening | None = None
         for attempt in range(self.option.patience):
             if attempt and (problem := self.greet(grid, missing)):
                 logger.warning("Round %d: %s. The same set is asked for again.", cohort.server_round, problem)
                 continue
             replies = self._ask_each(grid, missing, request.message, min(timeout, _OPENING_TIMEOUT_S))
             for name, reply in replies.items():
-                total, problem = request.read(name, reply)
-                if total is not None:
-                    unmasked -= total
+                answer, problem = request.read(name, reply)
+                if answer is not None:
+                    unmasked -= answer.total
                     missing.remove(name)
+                    opened = SignedOpening.of(answer)
                 else:
                     problems[name] = problem
                     logger.warning("Round %d: helper %r %s.", cohort.server_round, name, problem)
             if not missing:
                 return unmasked
-            refusing = [name for name in missing if problems.get(name) == _OpeningRequest.REFUSES]
-            if len(refusing) == len(self.roster.helpers):
-                return f"refused by {_listed(refusing)}"
-            if refusing and len(missing) < len(self.roster.helpers):
-                raise HelpersDisagreeError(
-                    f"Expected all helpers to open the set of round {cohort.server_round}, got a refusal of "
-                    f"{_listed(refusing)} after another has opened it. Its opening record is not the one it had, or it "
-                    "was shown another set for this round, or a machine sealed for it what is no seed: its log says "
-                    "which. The checkpoint holds the set; a helper that lost its record needs a new key, and the "
-                    "training a new session."
-                )
-        said = " and ".join(f"helper {name!r} {problems.get(name, 'does not answer')}" for name in missing)
+        said = " and ".join(f"helper {name!r} {problems.get(name, _OpeningRequest.SILENT)}" for name in missing)
+        if opened is not None and all(problems.get(name) not in (None, _OpeningRequest.SILENT) for name in missing):
+            self._declare_void(grid, request, opened, missing, timeout)
+            raise HalfOpenError(
+                f"Expected all helpers to open the set of round {cohort.server_round}, asked {self.option.patience} "
+                f"times, but {said}, after helper {opened.helper!r} has opened it. It is void there: have its operator "
+                "look at its log."
+            )
         raise HelperUnavailableError(
             f"Expected all helpers to open the set of round {cohort.server_round}, asked {self.option.patience} times, "
             f"but {said}. It may be open at others, so no round can take its place. Start the helper again and resume "
             "from the checkpoint, which holds the set."
         )
+
+    def _declare_void(
+        self, grid: Grid, request: _OpeningRequest, opened: SignedOpening, names: list[str], timeout: float
+    ) -> None:
+        """Have helpers record that they never answer a set which another has opened."""
+        seen = {protocol.OPENED_BY: opened.helper, protocol.OPENED_TOTAL: opened.total_digest}
+        asked = {protocol.ASK: protocol.ASK_VOID, **seen, protocol.OPENED_SIGNATURE: opened.signature}
+        views = self._views(grid, request, names, timeout, asked)
+        kept = [
+            name
+            for name, view in views.items()
+            if view is None or view.would_open not in (protocol.VIEW_VOID, protocol.VIEW_OPENED)
+        ]
+        if kept:
+            raise HelpersDisagreeError(
+                f"Expected all helpers to open a set that helper {opened.helper!r} has opened, or to declare it void, "
+                f"got neither of {_listed(kept)}. Its opening record is not the one it had: its log says more. The "
+                "checkpoint holds the set; a helper that lost its record needs a new key, and the training a new "
+                "session."
+            )
 
     def _hello(self, name: str, node_id: int) -> Message:
         self._nonces[name] = secrets.token_hex(16)
@@ -333,7 +378,7 @@ class Helpers:
 class _OpeningRequest:
     """The request to open one set, and which answers count."""
 
-    REFUSES = "refuses to open the set"
+    SILENT = "does not answer"
 
     def __init__(
         self, session: str, cohort: CohortSet, roster: Roster, queries: str, entries: Mapping[str, str]
@@ -359,9 +404,9 @@ class _OpeningRequest:
         config = ConfigRecord({**self._shared, protocol.HELPER: name})
         return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=self._message_type)
 
-    def question(self, name: str, node_id: int) -> Message:
-        """The message that asks a helper whether it would open the set."""
-        config = ConfigRecord({**self._shared, protocol.HELPER: name, protocol.ASK: protocol.ASK_WHETHER})
+    def question(self, name: str, node_id: int, asked: Mapping[str, Any]) -> Message:
+        """The message that asks a helper about the set, and not to open it."""
+        config = ConfigRecord({**self._shared, protocol.HELPER: name, **asked})
         return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=self._queries)
 
     def read_view(self, name: str, reply: Message | None) -> View | None:
@@ -380,13 +425,11 @@ class _OpeningRequest:
         view = View(name, self._cohort.opening, self._digest, str(would), tuple(map(str, disputed)), signature)
         return view if is_view(self._entries[name], self._session, view) else None
 
-    def read(self, name: str, reply: Message | None) -> tuple[NDArray[np.uint64] | None, str]:
-        """A helper's total, or None and what is wrong with its answer."""
+    def read(self, name: str, reply: Message | None) -> tuple[Opening | None, str]:
+        """A helper's answer, or None and what is wrong with it."""
         if reply is None:
-            return None, "does not answer"
+            return None, self.SILENT
         if reply.has_error():
-            if reply.error.code in _REFUSALS:
-                return None, self.REFUSES
             code = reply.error.code
             return None, f"answers with {protocol.REFUSAL_NAMES.get(code, f'error {code}')}"
         answer = _answer(reply)
@@ -397,7 +440,7 @@ class _OpeningRequest:
             return None, "gives an answer about another set"
         if not is_opening(self._entries[name], self._session, answer):
             return None, "gives an answer that is not signed with its key in the roster"
-        return answer.total, ""
+        return answer, ""
 
 
 def _answer(reply: Message) -> Opening | None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid as FlowerGrid
-from numpy.typing import NDArray
 
 from ...privacy import MECHANISMS, ConfigurationError, Grid, make_mechanism, protocol
 from ...privacy.accounting.noise_forecast import weighed_noise
 from ...privacy.machine.policy import MOST_SUMMED
+from ...privacy.sums.masking import MaskedRelease, MaskedReleaseError, checked_header
 from ...privacy.sums.opening_rule import View
 from ..rounds.known_machines import MachineDirectory, NodesUnavailableError
 from ..rounds.layout import Vector
@@ -24,6 +26,7 @@ from .secure_aggregation import (
     HelpersDisagreeError,
     HelperUnavailableError,
     SecureAggregation,
+    SkippedSumError,
     WrongSumError,
 )
 from .summation import CohortSet, CohortSum, Screen, Terms
@@ -32,7 +35,8 @@ from .suspects import Suspects
 logger = logging.getLogger("flwr")
 
 _LARGEST_COUNT = 2.0**52  # of an honest release
-_MOST_VIEWS = 3  # of a round: one names all that a helper disputes
+_BOUND = (protocol.VIEW_OPENED, protocol.VIEW_LOCKED, protocol.VIEW_VOID)  # no other set can take its place
+_MOST_VIEWS = 4  # of a round: one names all that a helper disputes
 _MOST_RELEASES = 2048  # for which a mechanism's matrix is made, to say what skipped sums left behind
 
 
@@ -59,6 +63,7 @@ class SecureRounds(UntrustedServer):
         self._pause = ""
         self._rounds_unsaid = 0  # in a row that were closed because of what a helper said of their set
         self._present = 0  # connected machines of a training that goes on without some; 0 if it has all it waits for
+        self._sealings: Counter[str] = Counter()  # by machine, how often it was asked to seal a release anew
         self._disputed: dict[str, set[str]] = {}  # by helper, the machines that not all helpers dispute
         self.least_releases = option.min_cohort
 
@@ -162,29 +167,41 @@ class SecureRounds(UntrustedServer):
             )
         return problem
 
-    def agree(self, grid: FlowerGrid | None, session: str, cohort: CohortSum | None, timeout: float) -> str:
+    def agree(
+        self,
+        grid: FlowerGrid | None,
+        session: str,
+        cohort: CohortSum | None,
+        timeout: float,
+        seal: Callable[[Sequence[str]], Iterable[Outcome]],
+    ) -> str:
         """Ask helpers whether they would open the held set, and leave out machines that they dispute; changes it.
 
+        ``seal`` asks machines for their releases under fresh masks, and once a round takes what they dispute no more.
         Nothing is opened or recorded for it. Returns why the round is to be closed, or an empty string. ``cohort`` is
-        None for a set from a checkpoint, which cannot be changed, and may be open at some helper already.
+        None for a set from a checkpoint, which cannot be changed, and may be open at some helper already, or promised.
         """
+        fresh: set[str] = set()
         for _ in range(_MOST_VIEWS):
             held = self.held
             if held is None or not held.sealed or grid is None:
                 return ""
             views = self.helpers.views(grid, session, held, timeout)
             said = {name: view for name, view in views.items() if view is not None}
-            if cohort is None and any(view.would_open == protocol.VIEW_OPENED for view in said.values()):
+            if cohort is None and any(view.would_open in _BOUND for view in said.values()):
                 return ""
             if silent := [name for name, view in views.items() if view is None]:
                 return "" if cohort is None else self._unsaid(f"{_named(silent)} did not say whether it would open it")
             if refusing := [name for name, view in said.items() if view.would_open != protocol.VIEW_YES]:
                 disputed = {machine for view in said.values() for machine in view.disputed}
+                again = set() if cohort is None else self._seal_again(cohort, disputed - fresh, seal)
+                fresh |= disputed
                 if not disputed:
                     return self._unsaid(f"{_named(refusing)} would not open it")
                 if cohort is None:
                     return f"{_named(refusing)} would not open it"
-                self._note(said)
+                disputed -= again
+                self._note(said, disputed)
                 report = self._without(cohort, RoundReport(**held.report), sorted(disputed))
                 for name in sorted(disputed):
                     self._warn(name, f"{_named(refusing)} cannot open its seal, or has not opened what it builds on")
@@ -195,6 +212,42 @@ class SecureRounds(UntrustedServer):
                 self._rounds_unsaid = 0
                 return ""
         return self._unsaid("helpers dispute one machine after another")
+
+    def _seal_again(
+        self,
+        cohort: CohortSum,
+        disputed: Iterable[str],
+        seal: Callable[[Sequence[str]], Iterable[Outcome]],
+    ) -> set[str]:
+        """Have machines seal disputed releases anew, each a few times in a training; returns whose were replaced."""
+        names = [name for name in sorted(disputed) if self._sealings[name] < self.option.patience]
+        if not names or cohort.terms[0] == "nothing":  # releases that stand alone are not kept
+            return set()
+        self._sealings.update(names)
+        found = set()
+        for reply in seal(names):
+            if not isinstance(reply, Reply) or not isinstance(reply.contents, MaskedRelease):
+                continue
+            with suppress(MaskedReleaseError):
+                # The very header that was signed before: release, name and what it is built on.
+                header = checked_header(reply.contents.sealed, self.helpers.roster)
+                if reply.machine in set(names) - found and header == cohort.headers[reply.machine]:
+                    cohort.remove([reply.machine])
+                    cohort.add(reply)
+                    found.add(reply.machine)
+        return found
+
+    def promise(self, grid: FlowerGrid | None, session: str, timeout: float) -> str:
+        """Have helpers promise to open the held set, which must be saved: no other can take its place any more.
+
+        Returns why the round is to be closed, or an empty string.
+        """
+        if self.held is None or not self.held.sealed or grid is None:
+            return ""
+        views = self.helpers.views(grid, session, self.held, timeout, ask=protocol.ASK_LOCK)
+        if all(view is not None and view.would_open == protocol.VIEW_NO for view in views.values()):
+            return self._unsaid(f"{_named(views)} would not promise to open it")
+        return ""  # where one did, it is opened, or void at who does not
 
     def _unsaid(self, problem: str) -> str:
         """A round that is closed because of a helper; raises where patience is at its end."""
@@ -207,12 +260,12 @@ class SecureRounds(UntrustedServer):
             )
         return problem
 
-    def _note(self, said: Mapping[str, View]) -> None:
-        """Count what only some helpers dispute; raise if one does so of more machines than are taken to lie."""
+    def _note(self, said: Mapping[str, View], left_out: Iterable[str]) -> None:
+        """Count who is left out for what some helpers dispute; raise if one does so of more than are taken to lie."""
         by_all = set.intersection(*(set(view.disputed) for view in said.values())) if len(said) > 1 else set()
         for name, view in said.items():
             found = self._disputed.setdefault(name, set())
-            found |= set(view.disputed) - by_all
+            found |= set(view.disputed).intersection(left_out) - by_all
             if len(found) > self.option.culprits:
                 raise HelpersDisagreeError(
                     f"Expected helpers to dispute the seals of at most {self.option.culprits} machines, got "
@@ -220,19 +273,17 @@ class SecureRounds(UntrustedServer):
                     "left out for it: have its operator look at its log, then resume from the checkpoint."
                 )
 
-    def open(self, grid: FlowerGrid | None, session: str, held: CohortSet, timeout: float) -> Vector | str:
-        """The sum of a set, shape (d,), or why it stays closed.
+    def open(self, grid: FlowerGrid | None, session: str, held: CohortSet, timeout: float) -> Vector:
+        """The sum of a set, shape (d,).
 
         Raises
         ------
-        WrongSumError
-            If it was opened and is no sum of releases; the round is over all the same.
+        SkippedSumError
+            If it is no sum of releases, or void at a helper; the round is over all the same.
         """
-        unmasked: NDArray[np.uint64] | str = held.total
+        unmasked = held.total
         if held.sealed and grid is not None:
             unmasked = self.helpers.open(grid, session, held, timeout)
-        if isinstance(unmasked, str):
-            return unmasked
         counts, spacing = unmasked.view(np.int64), held.terms[2]
         # A wrong mask makes counts uniform over all 2^64.
         most = len(held.releases) * min(self._largest_value / spacing, _LARGEST_COUNT)
@@ -268,12 +319,15 @@ class SecureRounds(UntrustedServer):
             else:
                 found.append([ack, release, weight])
 
-    def skip(self, held: CohortSet, report: RoundReport, names: Sequence[str], why: WrongSumError) -> None:
-        """Note a wrong sum, of which nothing enters the model, and choose whom the next rounds leave out.
+    def skip(self, held: CohortSet, report: RoundReport, names: Sequence[str], why: SkippedSumError) -> None:
+        """Note a sum of which nothing enters the model, and if it was wrong choose whom the next rounds leave out.
 
         Helpers have recorded the set, so its releases are never opened again, and what machines say from now on is
         built on them: of a stream, their part and its noise are missing from the sum of all.
         """
+        if not isinstance(why, WrongSumError):
+            logger.warning("Round %d is skipped. %s", held.server_round, why)
+            return
         self.suspects.lets_in = held.terms[0] == "nothing"
         needed = max(held.min_cohort, self.option.min_cohort)
         room = len(names) - needed - max(report.asked - len(held.releases), 0)
@@ -318,7 +372,7 @@ class SecureRounds(UntrustedServer):
         """Why the training ends now with the model it has, or an empty string."""
         skipped = sum(bool(report.skipped) for report in history)
         if skipped >= self.option.most_skipped:
-            return f"{skipped} sums were wrong and skipped, as many as most_skipped allows"
+            return f"{skipped} sums were skipped, as many as most_skipped allows"
         if noise is not None and noise > self.option.most_noise and any(report.aggregated for report in history):
             return (
                 f"wrong sums that were skipped left {noise:.3g} times the variance of the noise in the sum of all, "

@@ -71,6 +71,8 @@ class Machines:
         @app.train()
         def train(message, context):
             name = str(context.node_config["partition-id"])
+            if message.content[protocol.CONFIG].get(protocol.ASK) == protocol.ASK_SEAL:
+                return answer(message, lambda: self._seal(name, message.content))
             if protocol.ASK in message.content[protocol.CONFIG]:
                 return answer(message, lambda: self._asked(name, message.content))
             return answer(message, lambda: self._train(name, message.content))
@@ -92,18 +94,24 @@ class Machines:
         client, config = self.client(name), dict(content[protocol.CONFIG])
         points = [array.numpy() for key in (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS) if key in content
                   for array in content[key].values()]  # fmt: skip
-        release = client.release(client._read(points, config))
-        entries = {protocol.MACHINE: name}
-        values = release.values
+        return self._reply(name, client.release(client._read(points, config)), config[protocol.SESSION])
+
+    def _seal(self, name, content):
+        config = content[protocol.CONFIG]
+        asked = (config[key] for key in (protocol.SESSION, protocol.ACK, protocol.RELEASE))
+        return self._reply(name, self.client(name).machine.last_release(*asked), config[protocol.SESSION])
+
+    def _reply(self, name, release, session):
+        client, entries, values = self.client(name), {protocol.MACHINE: name}, release.values
         if self.masked:
-            masked = self.mask(name, release, config[protocol.SESSION])
+            masked = self.mask(name, release, session)
             values = masked.counts
             entries |= {
                 protocol.HEADER: masked.sealed.header,
                 protocol.SEALS: list(masked.sealed.seals),
                 protocol.SIGNATURE: masked.sealed.signature,
             }
-        arrays = zip(content[protocol.ARRAYS], unflatten(values, self._shapes), strict=True)
+        arrays = unflatten(values, self._shapes)
         numbers = {
             protocol.VERSION: protocol.PROTOCOL_VERSION,
             protocol.RELEASE: release.release,
@@ -118,7 +126,7 @@ class Machines:
         }
         return RecordDict(
             {
-                protocol.ARRAYS: ArrayRecord({key: Array(array) for key, array in arrays}),
+                protocol.ARRAYS: ArrayRecord({str(i): Array(array) for i, array in enumerate(arrays)}),
                 protocol.METRICS: MetricRecord(numbers),
                 protocol.CONFIG: ConfigRecord(entries),
             }
@@ -159,9 +167,10 @@ class DirectCohort:
 class SecureGrid(NodesGrid):
     """Machines on a node each, and beside them the helpers of their roster, each on a node of its own.
 
-    ``watch(kind, helper, message)`` is called before a helper is handed a message, ``"hello"``, ``"whether"`` or
-    ``"open"``, and ``seen(kind, helper, reply)`` with what it answers; either may raise what a test waits for, or give
-    another answer: None for none at all. Helpers whose names are in ``down`` are not connected.
+    ``watch(kind, helper, message)`` is called before a helper is handed a message, ``"hello"``, ``"whether"``,
+    ``"lock"``, ``"open"`` or ``"void"``, and ``seen(kind, helper, reply)`` with what it answers; either may raise what
+    a test waits for, or give another answer: None for none at all. Helpers whose names are in ``down`` are not
+    connected.
     """
 
     first_helper = 5000
@@ -187,7 +196,7 @@ class SecureGrid(NodesGrid):
         if opener is None:
             return super().handle(message, identifier)
         asked = message.content[protocol.CONFIG].get(protocol.ASK)
-        kind = "whether" if asked == protocol.ASK_WHETHER else "open" if asked == protocol.ASK_OPEN else "hello"
+        kind = str(asked) if asked in (*protocol.ASKS_OF_SETS, protocol.ASK_OPEN) else "hello"
         delivered = Message(RecordDict(dict(message.content)), message.metadata.dst_node_id,
                             message.metadata.message_type)  # fmt: skip
         delivered.metadata.__dict__["_message_id"] = identifier

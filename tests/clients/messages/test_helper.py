@@ -18,6 +18,7 @@ from murmurfl.privacy import (
     protocol,
     set_digest,
 )
+from murmurfl.privacy.sums.opening_rule import SignedOpening
 
 from tests.harness.grid import ask, ask_real_node
 from tests.harness.machines import DurableRecord
@@ -77,6 +78,29 @@ def test_a_helper_says_whether_it_would_open_a_set_and_opens_nothing():
         assert record.set_digest("s", "1") is None
     opened(app_of(record), request(releases=releases))
     assert ask_real_node(app_of(record), whether, "query").content[protocol.CONFIG][protocol.WOULD_OPEN] == "opened"
+
+
+def test_a_helper_promises_a_set_and_declares_void_what_another_opened():
+    record, releases = DurableRecord(), round_of()
+    config = ask_real_node(app_of(record), request(releases=releases, ask=protocol.ASK_LOCK), "query").content["config"]
+    assert config[protocol.WOULD_OPEN] == "locked"
+    assert error_of(app_of(record), request(releases=releases[:5]))[0] == protocol.OPENING_REFUSED
+    seen = SignedOpening.of(opened(app_of(helper="right"), request(releases=releases, helper="right")))
+    shown = {
+        "ask": protocol.ASK_VOID,
+        protocol.OPENED_BY: "right",
+        protocol.OPENED_TOTAL: seen.total_digest,
+        protocol.OPENED_SIGNATURE: seen.signature,
+    }
+    for wrong in (None, 7, "left", b"x"):
+        for key in (protocol.OPENED_BY, protocol.OPENED_TOTAL, protocol.OPENED_SIGNATURE):
+            content = request(releases=releases, **{**shown, key: wrong})
+            assert error_of(app_of(record), content, "query") == (protocol.OPENING_REFUSED, REFUSAL)
+    said = ask_real_node(app_of(record), request(releases=releases, **shown), "query").content
+    assert said["config"][protocol.WOULD_OPEN] == "void"
+    assert not said.array_records, "no sum"
+    assert error_of(app_of(record), request(releases=releases)) == (protocol.OPENING_REFUSED, REFUSAL)
+    opened(app_of(record), request("2", round_of(release=2, ack=1)))
 
 
 def error_of(app, content, kind=protocol.QUERY_OPEN):

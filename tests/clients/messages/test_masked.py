@@ -20,10 +20,13 @@ from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,
     PrivacyPolicy,
+    PrivateMachine,
     RefusedError,
     SimulatedKeys,
+    SQLiteLedger,
     SystemKeys,
     protocol,
+    row_bytes,
 )
 from murmurfl.privacy.sums import masking as masking_module
 from murmurfl.privacy.sums.masking import Masking, checked_header
@@ -94,6 +97,84 @@ def test_a_reply_is_the_recorded_release_under_masks(kind):
         assert header.builds_on == KINDS[kind][1].builds_on
         assert num_examples == (10 if kind == "full-batch" else 2)
         assert (entries[protocol.RELEASE], entries[protocol.ACK]) == (k, ack)
+
+
+def sealing(release, ack, **changes):
+    return {
+        **training_config(),
+        protocol.ASK: protocol.ASK_SEAL,
+        protocol.RELEASE: release,
+        protocol.ACK: ack,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("kind", [name for name in KINDS if KINDS[name][1].builds_on == "last-opened"])
+def test_a_release_is_sealed_again_under_fresh_masks_and_spends_nothing(kind):
+    client = machine(*KINDS[kind][:2], **KINDS[kind][2])
+    client.fit(points(client), training_config(1, 0))
+    arrays, samples, entries = client.fit(points(client), training_config(3, 0))
+    before = client.statement("s")
+    sent = [arrays]
+    for _ in range(3):
+        again, count, said = client.fit([], sealing(2, 0))
+        assert (unmasked(again, said, ROSTER)[0] == unmasked(arrays, entries, ROSTER)[0]).all(), "the same counts"
+        assert said[protocol.HEADER] == entries[protocol.HEADER], "under the same name, built on the same release"
+        assert count == samples
+        assert all((one[0] != other[0]).all() for one, other in zip([again] * len(sent), sent, strict=True))
+        sent.append(again)
+    assert client.statement("s") == before
+    assert client.fit(points(client), training_config(4, 2))[2][protocol.RELEASE] == 3
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [sealing(1, 0), sealing(3, 0), sealing(2, 1), sealing(2, 0, session="t"), sealing(2, 0, machine="2"),
+     sealing(2, 0, **{protocol.VERSION: 99}), sealing(2, -1), sealing("2", 0), sealing(2, 0, session="")],
+)  # fmt: skip
+def test_no_other_release_than_the_last_as_it_was_sent_is_sealed_again(asked):
+    client = machine()
+    for k in (1, 2):
+        client.fit(points(client), training_config(k, 0))
+    with pytest.raises(RefusedError):
+        client.fit([], asked)
+    assert client.fit([], sealing(2, 0))
+
+
+def test_releases_that_stand_alone_are_not_kept_and_none_is_sealed_that_was_never_made():
+    alone = machine(NoisySGDClient, policy(mechanism="independent", release_rule="paper"))
+    with pytest.raises(RefusedError, match="not kept"):
+        alone.fit([], sealing(1, 0))
+    alone.fit(points(alone), training_config())
+    with pytest.raises(RefusedError, match="not kept"):
+        alone.fit([], sealing(1, 0))
+
+
+def test_a_plain_machine_seals_nothing_again():
+    plain = machine(chosen=policy(trust="untrusted-server", min_honest=1, min_cohort=1), masking=None)
+    plain.fit(points(plain), training_config())
+    with pytest.raises(RefusedError, match="not kept"):
+        plain.fit([], sealing(1, 0))
+
+
+def test_a_real_node_seals_its_last_release_again_after_a_restart(tmp_path, quick_disk):
+    path = tmp_path / "ledger.db"
+    SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5, budget_local_mu=9.0)
+
+    def started():
+        return PrivateMachine(
+            policy(budget_mu=2.0), SIZE, 10, SQLiteLedger(path), SQLiteLedger(path).keys(),
+            data=row_bytes(range(10)), roster=ROSTER.digest
+        )  # fmt: skip
+
+    release = started().release("s", 0, lambda samples: np.ones((2, SIZE)))
+    before = path.read_bytes()
+    again = started().last_release("s", 0, 1)
+    assert (again.counts == release.counts).all()
+    assert (again.release_id, again.ack_id, again.release, again.ack, again.samples) == (
+        release.release_id, release.ack_id, 1, 0, release.samples
+    )  # fmt: skip
+    assert path.read_bytes() == before
 
 
 def test_what_is_sent_is_uniform_whatever_the_release_is():

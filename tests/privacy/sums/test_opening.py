@@ -1,10 +1,13 @@
 """The opening rule: what a helper opens, and everything it must not, whatever the server, machines and helpers do."""
 
+import contextlib
 import logging
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from flwr.app import RecordDict
+from murmurfl.clients import ContextOpeningRecord
 from murmurfl.privacy import (
     ConfigurationError,
     Header,
@@ -31,7 +34,7 @@ from murmurfl.privacy import (
 from murmurfl.privacy.sums import masking
 from murmurfl.privacy.sums import opening_rule as opening
 from murmurfl.privacy.sums import opening_rule as opening_record
-from murmurfl.privacy.sums.opening_rule import is_view
+from murmurfl.privacy.sums.opening_rule import SignedOpening, is_view
 
 from tests.harness.masked_releases import (
     ATTACKS,
@@ -53,10 +56,12 @@ pytestmark = pytest.mark.usefixtures("quick_disk")
 LEFT = HelperKey.simulated(SEED, "left")
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=["memory", "context", "file"])
 def opener(request, tmp_path):
     if request.param == "memory":
         return opener_of(MemoryOpeningRecord())
+    if request.param == "context":
+        return opener_of(ContextOpeningRecord(RecordDict(), "left"))
     return opener_of(SQLiteOpeningRecord.create(tmp_path / "opened.db", helper=LEFT.entry("left")))
 
 
@@ -166,6 +171,7 @@ def test_a_helper_has_bounds_of_its_own_before_it_takes_memory(monkeypatch):
         small.open("t", "1", [replace(one, header=bytes(2**14 + 1)) for one in round_of("abcd")])
 
 
+@pytest.mark.parametrize("opener", ["memory", "file"], indirect=True)  # a simulated helper has no bounds a day
 @pytest.mark.parametrize(("bounds", "why"), [((2, 0), "sessions-a-day is 2"), ((0, 2), "sets-a-day is 2")])
 def test_a_helper_bounds_what_it_begins_and_opens_in_a_day(opener, monkeypatch, caplog, bounds, why):
     """A server that asks without end would fill a disk. What was opened is answered again."""
@@ -323,6 +329,173 @@ def test_the_digest_of_a_set_is_that_of_every_byte_in_order():
     digests = {set_digest(*other) for other in others} | {set_digest("s", "1", releases)}
     assert len(digests) == 1 + len(others)
     assert set_digest("s", "1", releases) == set_digest("s", "1", tuple(releases))
+
+
+# What is promised, and what is void.
+
+
+def right_opener(record=None):
+    return opener_of(record or MemoryOpeningRecord(), "right")
+
+
+def opened_by_right(name, releases, opener=None):
+    """What the server has of the other helper, which opened a set."""
+    return SignedOpening.of((opener or right_opener()).open("s", name, releases))
+
+
+def refused(ask):
+    with pytest.raises(OpeningRefusedError) as refusal:
+        ask()
+    return refusal.value.why
+
+
+def test_a_promise_is_kept_whatever_else_is_asked_and_ends_with_the_answer(opener):
+    releases = round_of()
+    for _ in range(2):
+        view = opener.view("s", "1", releases, lock=True)
+        assert (view.would_open, view.disputed) == ("locked", ())
+        assert is_view(ROSTER.helpers[0], "s", view)
+    assert opener.view("s", "1", releases).would_open == "locked"
+    for name, others in (("1", releases[:5]), ("2", releases), ("2", releases[:3]), ("2", round_of(release=2))):
+        assert "promised" in refused(lambda name=name, others=others: opener.open("s", name, others))
+        for lock in (False, True):
+            assert opener.view("s", name, others, lock=lock).would_open == "no"
+    assert opener.view("t", "1", round_of(session="t"), lock=True).would_open == "locked", "a session of its own"
+    assert (opener.open("s", "1", releases).total == sum_of_masks(releases)).all()
+    assert opener.view("s", "1", releases, lock=True).would_open == "opened"
+    assert opener.view("s", "2", round_of(release=2, ack=1), lock=True).would_open == "locked"
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_what_would_not_be_opened_is_not_promised_and_leaves_no_trace(opener, name):
+    attack = ATTACKS[name]
+    for opened, releases in attack.before:
+        opener.open("s", opened, releases)
+    with contextlib.suppress(OpeningRefusedError):
+        assert opener.view(attack.session, attack.opening, attack.releases, lock=True).would_open == "no"
+    with opener._record.exclusive() as page:
+        assert page.lock(attack.session) is None
+
+
+def test_a_set_that_only_another_helper_opened_is_void_for_good_and_releases_build_on_it(opener):
+    first, right = round_of(), right_opener()
+    seen = opened_by_right("1", first, right)
+    for _ in range(2):
+        view = opener.void("s", "1", first, seen)
+        assert (view.would_open, view.disputed) == ("void", ())
+        assert is_view(ROSTER.helpers[0], "s", view)
+    again = [("1", first), ("1", round_of()), ("1", round_of(release=2, ack=1)), ("2", first), ("2", first[:4])]
+    for name, others in (*again, ("2", round_of(release=2))):
+        assert refused(lambda name=name, others=others: opener.open("s", name, others))
+        assert opener.view("s", name, others, lock=True).would_open in ("no", "void")
+    second = round_of(release=2, ack=1)
+    assert (opener.open("s", "2", second).total == sum_of_masks(second)).all()
+    assert right.open("s", "2", second)
+
+
+@pytest.mark.parametrize("promised", ["this set", "another of its name", "another", "none"])
+def test_a_promise_ends_where_a_set_is_void(opener, promised):
+    first = round_of()
+    others = {"this set": ("1", first), "another of its name": ("1", first[:3]), "another": ("x", first[3:])}
+    if promised in others:
+        assert opener.view("s", *others[promised], lock=True).would_open == "locked"
+    assert opener.void("s", "1", first, opened_by_right("1", first)).would_open == "void"
+    assert opener.view("s", "2", round_of(release=2, ack=1), lock=True).would_open == "locked"
+
+
+def test_what_was_opened_here_is_not_void_and_keeps_its_answer(opener):
+    first = round_of()
+    before = opener.open("s", "1", first)
+    assert opener.void("s", "1", first, opened_by_right("1", first)).would_open == "opened"
+    assert opener.open("s", "1", first).signature == before.signature
+
+
+def test_helpers_that_were_shown_different_sets_meet_again(opener):
+    """Under one name, under two, and with an earlier and a later release of one machine: by what each has signed."""
+    right = right_opener()
+    mine, theirs = [*round_of("abc", 2, 0), *round_of("d")], [*round_of("bcd", 2, 0), *round_of("e")]
+    ours, others = SignedOpening.of(opener.open("s", "1", mine)), opened_by_right("1", theirs, right)
+    assert opener.void("s", "1", theirs, others).would_open == "void"
+    assert right.void("s", "1", mine, ours).would_open == "void"
+    assert opener.open("s", "1", mine), "its own is answered as ever"
+    following = [*round_of("abcd", 3, 2), *round_of("e", 2, 1)]
+    for helper in (opener, right):
+        assert helper.view("s", "2", round_of("d", 3, 1) + following[:3]).disputed == ("d",)
+        assert helper.open("s", "2", following)
+
+
+def forgeries():
+    """What a hostile server may show of a set ``first`` that the helper ``right`` did not open."""
+    first, right = round_of(), right_opener()
+    seen = opened_by_right("1", first, right)
+    elsewhere = right_opener()
+    view = elsewhere.view("s", "1", first, lock=True)
+    own = SignedOpening.of(opener_of(MemoryOpeningRecord()).open("s", "1", first))
+    return {
+        "nothing": (first, SignedOpening("right", b"", b"")),
+        "a promise": (first, SignedOpening("right", b"", view.signature)),
+        "its own word": (first, own),
+        "its own word under the other's name": (first, replace(own, helper="right")),
+        "a helper of no name": (first, replace(seen, helper="center")),
+        "a machine": (first, replace(seen, helper="a")),
+        "a name of no letters": (first, replace(seen, helper="\ud800")),
+        "another sum": (first, replace(seen, total_digest=bytes(32))),
+        "a subset": (first[:5], seen),
+        "the same releases sealed again": (round_of(), seen),
+        "another order": (first[::-1], seen),
+        "another name": (first, SignedOpening.of(right_opener().open("s", "2", first))),
+        "another session's": (first, SignedOpening.of(right_opener().open("t", "1", round_of(session="t")))),
+    }
+
+
+FORGERIES = forgeries()
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_without_another_helpers_word_on_this_very_set_nothing_is_void(opener, name):
+    releases, seen = FORGERIES[name]
+    assert opener.view("s", "1", releases, lock=True).would_open == "locked"
+    assert "no other helper has signed" in refused(lambda: opener.void("s", "1", releases, seen))
+    assert opener.open("s", "1", releases), "nothing was recorded"
+
+
+@pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if attack.releases])
+def test_a_corrupt_helper_cannot_have_machines_moved_on_to_what_they_did_not_sign(name):
+    """It signs whatever the server shows: sets that are wrong by themselves are refused, and of the others none goes
+    back, nor is any release of theirs opened from then on."""
+    attack, record = ATTACKS[name], MemoryOpeningRecord()
+    opener = opener_of(record)
+    for opened, releases in attack.before:
+        opener.open("s", opened, releases)
+    digest = set_digest(attack.session, attack.opening, attack.releases)
+    signed_by_right = HelperKey.simulated(SEED, "right").sign(
+        opening._signed_digest("right", attack.session, attack.opening, digest, bytes(32))
+    )
+    before = dict(record._last)
+    try:
+        opener.void(attack.session, attack.opening, attack.releases, SignedOpening("right", bytes(32), signed_by_right))
+    except OpeningRefusedError:
+        assert record._last == before
+        return
+    assert all(record._last[place].release >= last.release for place, last in before.items())
+    headers = [Header.from_bytes(one.header) for one in attack.releases]
+    for header in headers:
+        assert record._last[attack.session, header.machine].release >= header.release
+    assert refused(lambda: opener.open(attack.session, attack.opening, attack.releases))
+    assert refused(lambda: opener.open(attack.session, "77", attack.releases))
+
+
+def test_a_helpers_own_bounds_do_not_keep_it_from_a_set_that_others_opened():
+    small = Opener("left", LEFT, ROSTER, MemoryOpeningRecord(), largest_model=D - 1, min_cohort=5)
+    first = round_of("abc")
+    assert small.void("s", "1", first, opened_by_right("1", first)).would_open == "void"
+
+
+def test_a_helper_that_voids_on_anybodys_word_would_be_noticed(monkeypatch):
+    monkeypatch.setattr(SignedOpening, "is_signed", lambda *given: True)
+    for releases, seen in FORGERIES.values():
+        if seen.helper == "right":
+            assert opener_of(MemoryOpeningRecord()).void("s", "1", releases, seen).would_open == "void"
 
 
 # What a helper that is built wrongly would open: each bug by the attacks that it lets through.

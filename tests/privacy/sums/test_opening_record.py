@@ -10,6 +10,7 @@ import stat
 import threading
 import time
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +23,12 @@ from murmurfl.privacy import (
     OpeningRecordError,
     OpeningRefusedError,
     SQLiteOpeningRecord,
+    set_digest,
 )
 from murmurfl.privacy.ledger import ledger_file as ledger_format
 from murmurfl.privacy.sums import opening_rule as opening
 from murmurfl.privacy.sums.opening_file import OpeningPlace
-from murmurfl.privacy.sums.opening_rule import LastOpened, OpenedSet, SessionTerms
+from murmurfl.privacy.sums.opening_rule import LastOpened, OpenedSet, SessionTerms, SignedOpening
 
 from tests.harness.kill_points import lethal
 from tests.harness.masked_releases import MACHINES, SEED, id_of, mask_of, opener_of, release_of, round_of
@@ -34,7 +36,7 @@ from tests.harness.masked_releases import MACHINES, SEED, id_of, mask_of, opener
 pytestmark = pytest.mark.usefixtures("quick_disk")
 fork = multiprocessing.get_context("fork")
 CARD = HelperKey.simulated(SEED, "left").entry("left")
-FIRST, SECOND, THIRD = (round_of(release=k, ack=k - 1) for k in (1, 2, 3))
+FIRST, SECOND, THIRD, FOURTH = (round_of(release=k, ack=k - 1) for k in (1, 2, 3, 4))
 SINGLED_OUT = [*SECOND[:5], release_of("f", 2, 0)]
 """The second round with P_2 - P_0 of one machine in it: beside the first round that is a release by itself."""
 
@@ -59,6 +61,13 @@ def mark_of(path):
     return path.with_name("opened.db.mark")
 
 
+def elsewhere(name, releases):
+    """The other helper's word that it opened a set."""
+    right = HelperKey.simulated(SEED, "right")
+    signed = opening._signed_digest("right", "s", name, set_digest("s", name, releases), bytes(32))
+    return SignedOpening("right", bytes(32), right.sign(signed))
+
+
 def set_of(name="1", release=1, session="s", machines=MACHINES):
     terms = SessionTerms("last-opened", 40, 2.0**-20, "a" * 64, ("left", "right"), "5" * 64)
     return OpenedSet(
@@ -79,9 +88,46 @@ def test_what_was_opened_is_what_is_read_by_another_process(path):
     assert SQLiteOpeningRecord(path).sets == 1
 
 
-def test_a_set_comes_back_as_it_was_written():
-    awkward = set_of(session="é\u2028", machines=["Zürich", "a b", "\U0001f512"])
+@pytest.mark.parametrize("kind", ["opened", "locked", "void"])
+def test_a_set_comes_back_as_it_was_written(kind):
+    awkward = replace(set_of(session="é\u2028", machines=["Zürich", "a b", "\U0001f512"]), kind=kind)
     assert OpenedSet.from_bytes(awkward.to_bytes()) == awkward
+
+
+def test_promises_and_void_sets_are_read_by_another_process_and_only_then_change_the_format(path):
+    lock, void = (replace(set_of(), kind=kind) for kind in ("locked", "void"))
+    other = replace(set_of(session="t"), set_digest="e" * 64)
+    for commits, kept, found in (
+        ((other,), None, frozenset()),
+        ((lock,), lock, frozenset()),
+        ((void,), None, {"d" * 64}),
+    ):
+        with SQLiteOpeningRecord(path).exclusive() as page:
+            for one in commits:
+                page.commit(one)
+        with SQLiteOpeningRecord(path).exclusive() as page:
+            assert (page.lock("s"), page.voids("s", "1")) == (kept, found)
+            assert page.voids("t", "1") == page.voids("s", "2") == frozenset()
+            assert page.set_digest("s", "1") is page.lock("t") is None
+            assert (page.terms("s") is None) == (page.last_opened("s", MACHINES) == {}) == (not found)
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("PRAGMA user_version").fetchone() == (1 if one is other else 2,)
+    assert SQLiteOpeningRecord(path).sets == 1, "of what was opened"
+
+
+def test_a_record_never_answers_beside_a_promise_or_under_a_void_name(path):
+    steps = [replace(set_of(), kind="locked"), replace(set_of("2", 2), kind="void"), set_of("3", 3)]
+    wrong = [
+        [set_of("2"), replace(set_of(), kind="locked"), replace(set_of("2"), kind="locked")],
+        [set_of("2", 3), set_of(), replace(set_of("2", 2), kind="void"), replace(set_of("3", 2), kind="locked")],
+        [replace(set_of("3", 3), kind="void"), replace(set_of("2", 4), kind="locked"), set_of("4", 3)],
+    ]
+    for step, others in zip(steps, wrong, strict=True):
+        with SQLiteOpeningRecord(path).exclusive() as page:
+            page.commit(step)
+        for one in others:
+            with SQLiteOpeningRecord(path).exclusive() as page, pytest.raises(OpeningRecordError, match="new name"):
+                page.commit(one)
 
 
 def test_a_real_helper_insists_on_a_record_that_lasts():
@@ -167,7 +213,7 @@ def test_a_record_that_was_copied_back_opens_nothing(path):
     running.open("s", "2", SECOND)
     folded(path)
     path.write_bytes(backup)
-    refused(path, "at set 2 of its high-water mark or after it, got set 1.*copied back.*make new ones")
+    refused(path, "at line 2 of its high-water mark or after it, got line 1.*copied back.*make new ones")
     with pytest.raises(OpeningRecordError, match="copied back"):
         running.open("s", "2", SINGLED_OUT)
 
@@ -183,9 +229,9 @@ def test_a_record_copied_back_that_went_on_has_another_history(path):
     helper(path).open("s", "2", SECOND[:5])  # both were copied back: nothing here can tell
     folded(path)
     mark_of(path).write_bytes(newest)
-    refused(path, "set 2 that its high-water mark knows, got one of another history")
+    refused(path, "line 2 that its high-water mark knows, got one of another history")
     mark_of(path).write_bytes(newest.replace(b'"number": 2', b'"number": 1'))
-    refused(path, "set 1 that its high-water mark knows, got one of another history")
+    refused(path, "line 1 that its high-water mark knows, got one of another history")
 
 
 def test_without_its_mark_a_record_is_not_believed(path):
@@ -325,7 +371,7 @@ def test_a_machines_ledger_is_no_record(tmp_path):
     refused(path, "got another file")
 
 
-@pytest.mark.parametrize("version", [0, 2, 7])
+@pytest.mark.parametrize("version", [0, 3, 7])
 def test_a_record_of_another_format_is_refused_and_kept(path, version, tmp_path):
     copy = tmp_path / "copy" / path.name
     copy.parent.mkdir()
@@ -340,7 +386,9 @@ def test_a_record_of_another_format_is_refused_and_kept(path, version, tmp_path)
         file.seek(60)
         file.write(version.to_bytes(4))
     before = files_of(copy)
-    with pytest.raises(OpeningRecordError, match=rf"of format 1 at .*, got one of format {version}; .* Go on with the"):
+    with pytest.raises(
+        OpeningRecordError, match=rf"of format 1 or 2 at .*, got one of format {version}; .* Go on with the"
+    ):
         SQLiteOpeningRecord(copy)
     with pytest.raises(OpeningRecordError, match="Expected nothing at"):
         SQLiteOpeningRecord.create(copy, helper=CARD)
@@ -383,6 +431,10 @@ DAMAGE = {
     "another helper's key": "UPDATE record SET key = zeroblob(32)",
     "no helper": "DELETE FROM record",
     "a table is gone": "DROP TABLE machines",
+    "a promise was made an answer": "UPDATE log SET opening = '4' WHERE opening GLOB 'locked *'",
+    "a promise is gone": "DELETE FROM log WHERE opening = 'locked 4'",
+    "a void set has another number": "UPDATE log SET opening = 'void 9' WHERE opening GLOB 'void *'",
+    "a void set may be answered": "UPDATE log SET line = replace(line, '\"void\"', '\"opened\"')",
 }
 
 
@@ -390,6 +442,8 @@ DAMAGE = {
 def test_a_damaged_record_is_refused(path, damage):
     for name, releases in (("1", FIRST), ("2", SECOND), ("3", THIRD)):
         helper(path).open("s", name, releases)
+    helper(path).view("s", "4", FOURTH, lock=True)
+    helper(path).void("s", "4", FOURTH, elsewhere("4", FOURTH))
     SQLiteOpeningRecord(path)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(DAMAGE[damage])
@@ -413,7 +467,7 @@ def test_lines_cut_off_at_the_end_are_a_rollback(path):
             connection.execute(f"DELETE FROM {table}")
             connection.execute(f"INSERT INTO {table} SELECT * FROM old.{table}")
         connection.commit()
-    refused(path, "got set 1: the record was copied back")
+    refused(path, "got line 1: the record was copied back")
 
 
 def test_a_flipped_byte_anywhere_is_refused_or_changes_nothing(path):
@@ -449,7 +503,7 @@ def test_a_record_is_made_where_there_is_none(tmp_path):
     with pytest.raises(OpeningRecordError, match="got a file; it was left alone"):
         SQLiteOpeningRecord.create(path, helper=CARD)
     path.unlink()
-    with pytest.raises(OpeningRecordError, match="counts 1 sets: this helper had a record"):
+    with pytest.raises(OpeningRecordError, match="counts 1 lines: this helper had a record"):
         SQLiteOpeningRecord.create(path, helper=CARD, mark=mark)
     assert not path.exists()
     with pytest.raises(ConfigurationError, match="files of their own"):
@@ -683,6 +737,59 @@ def test_a_memory_record_forgets_sets_when_killed(path):
     after = opener_of(ForgetfulRecord(path)).open("s", "1", FIRST[:5])
     assert after.set_digest != before
     assert (np.array(total, np.uint64) - after.total == mask_of(FIRST[5], "left")).all(), "one release by itself"
+
+
+PROMISE_POINTS = ("asked", "begin", "write the line", "commit", "committed", "mark", "marked", "sign")
+
+
+def promise(path, point, void):
+    opener, seen = helper(path), elsewhere("2", SECOND)
+    here = lethal(point, STATEMENTS, METHODS)
+    here("asked")
+    said = opener.void("s", "2", SECOND, seen) if void else opener.view("s", "2", SECOND, lock=True)
+    path.with_name("answers").write_text(said.would_open)
+
+
+@pytest.mark.parametrize("void", [False, True], ids=["promise", "void"])
+@pytest.mark.parametrize("point", [*PROMISE_POINTS, None])
+def test_a_helper_killed_anywhere_keeps_what_it_said(path, point, void):
+    """Killed while it promises or declares void, or between that and the answer; then a hostile server asks for other
+    sets first. What was said holds, and what was recorded but not said holds too."""
+    helper(path).open("s", "1", FIRST)
+    child = fork.Process(target=promise, args=(path, point, void))
+    child.start()
+    child.join(30)
+    assert child.exitcode == (0 if point is None else -signal.SIGKILL)
+    recorded = point is None or point in PROMISE_POINTS[PROMISE_POINTS.index("committed") :]
+    assert path.with_name("answers").exists() == (point is None), "it left before it was recorded"
+    for name, releases in (("2", SECOND[:5]), ("3", SECOND[1:])) if recorded else ():
+        with pytest.raises(OpeningRefusedError):
+            helper(path).open("s", name, releases)
+    if recorded and void:
+        with pytest.raises(OpeningRefusedError):
+            helper(path).open("s", "2", SECOND)
+        assert helper(path).view("s", "2", SECOND).would_open == "void"
+    else:
+        helper(path).open("s", "2", SECOND)
+    helper(path).open("s", "3", THIRD)
+
+
+def test_a_promise_that_is_kept_in_memory_would_be_noticed(path):
+    """The planted bug: it says yes, is killed, and opens another set."""
+    record = ForgetfulRecord(path)
+    assert opener_of(record).view("s", "1", FIRST, lock=True).would_open == "locked"
+    assert opener_of(ForgetfulRecord(path)).open("s", "2", FIRST[:5])
+
+
+def test_a_record_copied_back_to_before_a_promise_or_a_void_set_is_not_believed(path):
+    helper(path).open("s", "1", FIRST)
+    backup = folded(path)
+    for void in (False, True):
+        promise(path, None, void)
+        newest = folded(path)
+        path.write_bytes(backup)
+        refused(path, "copied back")
+        path.write_bytes(newest)
 
 
 def open_many(path, sets):

@@ -338,4 +338,4 @@ def test_most_skipped_ends_a_training_that_nothing_helps():
     with pytest.raises(NothingAggregatedError, match="its sum is wrong"):
         trained(strategy, grid, rounds=24)
     assert len(strategy.history) == 2
-    assert strategy.ended == "2 sums were wrong and skipped, as many as most_skipped allows"
+    assert strategy.ended == "2 sums were skipped, as many as most_skipped allows"

@@ -1,9 +1,11 @@
 """A server that is killed, and helpers that are down, before, while and after a sum is opened."""
 
+import re
+
 import numpy as np
 import pytest
 from flwr.app import Array
-from murmurfl.privacy import protocol
+from murmurfl.privacy import Opener, Sealed, protocol, set_digest
 from murmurfl.strategies import (
     CheckpointError,
     HelpersDisagreeError,
@@ -44,13 +46,13 @@ def killed(*_):
     raise Killed
 
 
-def in_round(grid, kind, helper, act, server_round=ROUND):
+def in_round(grid, kind, helper, act, server_round=ROUND, asked="open"):
     """Have ``act`` in the place of what a helper is handed or answers (``kind`` "asked" or "answers") in one round."""
     before = grid.watch if kind == "asked" else grid.seen
 
     def hook(what, name, message):
         message = before(what, name, message)
-        here = message is not None and not message.has_error() and what == "open" and name == helper
+        here = message is not None and not message.has_error() and what == asked and name == helper
         if here and message.content["config"][protocol.OPENING] == str(server_round):
             return act(message)
         return message
@@ -80,12 +82,15 @@ def kill_at_saving(point, monkeypatch):
 def kill_at_helper(point, grid):
     """Kill the server while helpers are at work in the round."""
     kind = "asked" if point == "before anybody is asked" else "answers"
-    helper = HELPERS[1] if point == "after the second has opened" else HELPERS[0]
-    in_round(grid, kind, helper, killed)
+    helper = HELPERS[1] if point.startswith("after the second") else HELPERS[0]
+    in_round(grid, kind, helper, killed, asked="lock" if point.endswith("promised") else "open")
 
 
 AT_SAVING = ("after the set is saved", "before the round is saved", "after the round is saved")
-AT_HELPERS = ("before anybody is asked", "after one has opened", "after the second has opened")
+AT_HELPERS = (
+    *("before anybody is asked", "after one has promised", "after the second has promised"),
+    *("after one has opened", "after the second has opened"),
+)
 
 
 @pytest.mark.parametrize("point", [*AT_SAVING, *AT_HELPERS])
@@ -258,24 +263,115 @@ def test_an_unopened_set_outlives_the_run_it_ends(when, tmp_path):
     assert same(trained(build(secure={}, checkpoint=checkpoint), grid), plain_run())
 
 
-def test_a_set_that_all_helpers_refuse_closes_the_round():
-    grid = SecureGrid(machines())
-    # They are shown a set under a name that is no name, which they refuse by themselves.
-    for helper in HELPERS:
+def test_a_set_that_all_helpers_promised_and_then_refuse_is_kept(tmp_path):
+    """No other could take its place: the run pauses, and is resumed with the very set."""
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    for helper in HELPERS:  # shown a set under a name that is no name, which they refuse by themselves
         in_round(grid, "asked", helper, entry(protocol.OPENING, "?"))
+    with pytest.raises(HelperUnavailableError, match="answers with opening-refused"):
+        trained(build(secure={}, checkpoint=checkpoint), grid)
+    grid.watch = lambda kind, helper, message: message
+    assert same(trained(build(secure={}, checkpoint=checkpoint), grid), plain_run())
+
+
+def standing(grid, server_round=ROUND):
+    """What became of a round's set at each helper: whether it was opened there, and whether it is void."""
+    records = [opener._record for opener in grid.openers.values()]
+    name = "s", str(server_round)
+    return [(one.set_digest(*name) is not None, bool(one.voids(*name))) for one in records]
+
+
+def assert_skipped(strategy, rounds=ROUNDS):
+    """The round has no part in the model, machines build on it, and the others are as ever."""
+    assert len(strategy.history) == rounds
+    closed = "a helper did not answer, and it was skipped"
+    assert [report.closed for report in strategy.history] == ["", "", closed, *[""] * (rounds - ROUND)]
+    assert (strategy.history[ROUND - 1].skipped, strategy.history[ROUND - 1].aggregated) == (4, 0)
+    assert not strategy.trust.suspects.left_out, "no machine is left out for what a helper did"
+    assert np.isfinite(strategy.model(strategy.state)).all()
+
+
+HALF_OPEN = {
+    "it refuses": ("asked", lambda helper: entry(protocol.OPENING, "?"), (False, True)),
+    "its answers are lost for good": (
+        "answers",
+        lambda helper: lambda reply: refusal(helper, protocol.INTERNAL_ERROR),
+        (True, False),
+    ),
+    "its answers are not signed": ("answers", lambda helper: entry(protocol.SIGNATURE, bytes(64)), (True, False)),
+}
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("how", HALF_OPEN)
+@pytest.mark.parametrize("helper", HELPERS)
+def test_a_set_that_one_helper_does_not_answer_costs_its_round_and_no_more(how, helper, saved, tmp_path):
+    """Whichever it is: it has opened the set, or declares it void; and the training ends with a model."""
+    grid = SecureGrid(machines())
+    kind, of, became = HALF_OPEN[how]
+    act = of(helper)
+    in_round(grid, kind, helper, act)
+    checkpoint = tmp_path / "checkpoint.npz" if saved else None
+    strategy = build(secure={}, checkpoint=checkpoint)
+    if saved:  # and the server is killed when it has seen that
+        in_round(grid, "answers", helper, killed, asked="void")
+        with pytest.raises(Killed):
+            trained(strategy, grid)
+        grid.seen = lambda kind, helper, message: message
+        grid.watch = lambda kind, helper, message: message
+        in_round(grid, kind, helper, act)
+        strategy = build(secure={}, checkpoint=checkpoint)
+    assert_skipped(trained(strategy, grid))
+    place = HELPERS.index(helper)
+    assert standing(grid)[place] == became
+    assert standing(grid)[1 - place] == (True, False)
+    assert standing(grid, ROUND + 1) == [(True, False)] * 2
+    assert strategy.skipped_noise > 1
+
+
+def test_helpers_that_a_hostile_server_had_promise_different_sets_go_on():
+    """Both under the round's name. The set of the one that is asked first is opened there, and void at the other."""
+    grid = SecureGrid(machines())
+
+    def promised(message):
+        opener = grid.openers[SecureGrid.first_helper + 1]
+        config = message.content["config"]
+        sealed = zip(config[protocol.HEADER], config[protocol.SEALS][::2], config[protocol.SEALS][1::2],
+                     config[protocol.SIGNATURE], strict=True)  # fmt: skip
+        releases = [Sealed(header, (one, other), signature) for header, one, other, signature in sealed]
+        assert opener.view("s", str(ROUND), releases[:3], lock=True).would_open == "locked"
+        return message
+
+    in_round(grid, "asked", HELPERS[1], promised, asked="lock")
     strategy = trained(build(secure={}), grid)
-    assert closed_rounds(strategy) == [ROUND]
-    assert strategy.history[ROUND - 1].closed == "refused by helper 'helper-0' and helper 'helper-1'"
-    assert same(strategy, plain_run(closed=[ROUND]))
+    assert_skipped(strategy)
+    assert standing(grid) == [(True, False), (False, True)]
 
 
-def test_a_helper_that_refuses_what_another_has_opened_ends_the_run(tmp_path):
+def test_a_helper_that_will_neither_open_nor_declare_void_pauses_the_run_and_is_named(tmp_path):
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
     in_round(grid, "answers", HELPERS[1], lambda reply: refusal(HELPERS[1]))
-    with pytest.raises(HelpersDisagreeError, match="refusal of helper 'helper-1' after another has opened it"):
+    in_round(grid, "answers", HELPERS[1], lambda reply: refusal(HELPERS[1]), asked="void")
+    with pytest.raises(HelpersDisagreeError, match="or to declare it void, got neither of helper 'helper-1'"):
         trained(build(secure={}, checkpoint=checkpoint), grid)
     grid.seen = lambda kind, helper, message: message
     assert same(trained(build(secure={}, checkpoint=checkpoint), grid), plain_run()), "the checkpoint held the set"
+
+
+def test_a_set_that_no_helper_promises_closes_the_round(monkeypatch):
+    """Another server had them promise something in between."""
+    grid, real = SecureGrid(machines()), Opener.view
+
+    def moved_on(self, session, opening, releases, *, lock=False):
+        if lock and opening == str(ROUND):
+            return self._view(session, opening, set_digest(session, opening, releases), "no", [])
+        return real(self, session, opening, releases, lock=lock)
+
+    monkeypatch.setattr(Opener, "view", moved_on)
+    strategy = trained(build(secure={}), grid)
+    assert closed_rounds(strategy) == [ROUND]
+    assert strategy.history[ROUND - 1].closed.endswith("would not promise to open it")
+    assert same(strategy, plain_run(closed=[ROUND])), "and everything is carried over"
 
 
 def offset(by):
@@ -379,16 +475,14 @@ def no_arrays(reply):
         (entry(protocol.SET_DIGEST, "0" * 64), "about another set"),
     ],
 )
-def test_only_what_the_helper_signed_for_this_very_set_is_an_answer(change, said, tmp_path):
-    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+def test_only_what_the_helper_signed_for_this_very_set_is_an_answer(change, said, caplog):
+    grid = SecureGrid(machines())
     in_round(grid, "answers", HELPERS[0], change)
-    with pytest.raises(HelperUnavailableError, match=rf"helper 'helper-0' gives an answer.*{said}"):
-        trained(build(secure={}, checkpoint=checkpoint), grid)
-    grid.seen = lambda kind, helper, message: message
-    assert same(trained(build(secure={}, checkpoint=checkpoint), grid), plain_run())
+    assert_skipped(trained(build(secure={}), grid))
+    assert re.search(rf"helper 'helper-0' gives an answer.*{said}", caplog.text)
 
 
-def test_an_earlier_sets_answer_does_not_pass_for_a_later():
+def test_an_earlier_sets_answer_does_not_pass_for_a_later(caplog):
     grid, kept = SecureGrid(machines()), []
 
     def replay(kind, helper, reply):
@@ -398,10 +492,9 @@ def test_an_earlier_sets_answer_does_not_pass_for_a_later():
         return reply
 
     grid.seen = replay
-    strategy = build(secure={})
-    with pytest.raises(HelperUnavailableError, match="about another set"):
-        trained(strategy, grid)
-    assert len(strategy.history) == 1
+    strategy = trained(build(secure={}), grid)
+    assert [report.aggregated for report in strategy.history] == [4, *[0] * (ROUNDS - 1)]
+    assert "about another set" in caplog.text
 
 
 def test_a_checkpoint_with_a_set_in_it_that_was_damaged_is_refused(tmp_path):
