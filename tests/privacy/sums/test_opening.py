@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -393,6 +394,34 @@ def test_a_set_that_only_another_helper_opened_is_void_for_good_and_releases_bui
     assert right.open("s", "2", second)
 
 
+def test_a_record_takes_nothing_beside_a_promise_nor_under_a_void_name(opener):
+    """Whoever asks it to: a mistaken call must not make a record that nobody can believe."""
+
+    def entry(name, release, kind):
+        releases = round_of(release=release, ack=release - 1)
+        headers = [Header.from_bytes(one.header) for one in releases]
+        return opening._entry(name, set_digest("s", name, releases), headers, kind)
+
+    promise, void = entry("1", 1, "locked"), entry("2", 2, "void")
+    steps = [
+        (promise, [promise, entry("1", 1, "opened"), entry("2", 1, "opened"), entry("2", 1, "locked")]),
+        (void, [void, entry("2", 3, "opened"), entry("2", 3, "locked"), entry("3", 2, "locked")]),
+        (entry("3", 3, "opened"), [entry("2", 4, "opened"), entry("3", 4, "locked"), entry("4", 3, "opened")]),
+    ]
+    for step, wrong in steps:
+        with opener._record.exclusive() as page:
+            page.commit(step)
+        for one in wrong:
+            with (
+                opener._record.exclusive() as page,
+                pytest.raises(OpeningRecordError, match="no other that was promised"),
+            ):
+                page.commit(one)
+    for kept in (replace(steps[-1][0], kind="void"), replace(entry("5", 5, "void"), terms=replace(void.terms, size=7))):
+        with opener._record.exclusive() as page, pytest.raises(OpeningRecordError, match="Nothing was recorded"):
+            page.commit(kept)
+
+
 @pytest.mark.parametrize("promised", ["this set", "another of its name", "another", "none"])
 def test_a_promise_ends_where_a_set_is_void(opener, promised):
     first = round_of()
@@ -424,6 +453,7 @@ def test_helpers_that_were_shown_different_sets_meet_again(opener):
         assert helper.open("s", "2", following)
 
 
+@cache
 def forgeries():
     """What a hostile server may show of a set ``first`` that the helper ``right`` did not open."""
     first, right = round_of(), right_opener()
@@ -448,12 +478,24 @@ def forgeries():
     }
 
 
-FORGERIES = forgeries()
+FORGERIES = (
+    *(
+        "nothing",
+        "a promise",
+        "its own word",
+        "its own word under the other's name",
+        "a helper of no name",
+        "a machine",
+    ),
+    *("a name of no letters", "another sum", "a subset", "the same releases sealed again", "another order"),
+    *("another name", "another session's"),
+)
 
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_without_another_helpers_word_on_this_very_set_nothing_is_void(opener, name):
-    releases, seen = FORGERIES[name]
+    assert tuple(forgeries()) == FORGERIES
+    releases, seen = forgeries()[name]
     assert opener.view("s", "1", releases, lock=True).would_open == "locked"
     assert "no other helper has signed" in refused(lambda: opener.void("s", "1", releases, seen))
     assert opener.open("s", "1", releases), "nothing was recorded"
@@ -493,7 +535,7 @@ def test_a_helpers_own_bounds_do_not_keep_it_from_a_set_that_others_opened():
 
 def test_a_helper_that_voids_on_anybodys_word_would_be_noticed(monkeypatch):
     monkeypatch.setattr(SignedOpening, "is_signed", lambda *given: True)
-    for releases, seen in FORGERIES.values():
+    for releases, seen in forgeries().values():
         if seen.helper == "right":
             assert opener_of(MemoryOpeningRecord()).void("s", "1", releases, seen).would_open == "void"
 

@@ -115,21 +115,6 @@ def test_promises_and_void_sets_are_read_by_another_process_and_only_then_change
     assert SQLiteOpeningRecord(path).sets == 1, "of what was opened"
 
 
-def test_a_record_never_answers_beside_a_promise_or_under_a_void_name(path):
-    steps = [replace(set_of(), kind="locked"), replace(set_of("2", 2), kind="void"), set_of("3", 3)]
-    wrong = [
-        [set_of("2"), replace(set_of(), kind="locked"), replace(set_of("2"), kind="locked")],
-        [set_of("2", 3), set_of(), replace(set_of("2", 2), kind="void"), replace(set_of("3", 2), kind="locked")],
-        [replace(set_of("3", 3), kind="void"), replace(set_of("2", 4), kind="locked"), set_of("4", 3)],
-    ]
-    for step, others in zip(steps, wrong, strict=True):
-        with SQLiteOpeningRecord(path).exclusive() as page:
-            page.commit(step)
-        for one in others:
-            with SQLiteOpeningRecord(path).exclusive() as page, pytest.raises(OpeningRecordError, match="new name"):
-                page.commit(one)
-
-
 def test_a_real_helper_insists_on_a_record_that_lasts():
     assert SQLiteOpeningRecord.durable
     assert not MemoryOpeningRecord.durable
