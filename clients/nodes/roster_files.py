@@ -110,11 +110,10 @@ def _write_secrets(path: Path, what: str, kind: str, entries: Mapping[str, str])
 def _secrets(path: Path, what: str, kind: str, secrets: tuple[str, ...], texts: tuple[str, ...] = ()) -> dict[str, Any]:
     """The entries of a file of private keys: ``secrets`` as bytes, ``texts`` as they are."""
     check_private(path, what, missing=_MAKE_ONE, error=ConfigurationError)
+    content = _content(path, what, _MAKE_ONE)
     try:
-        document = json.loads(_content(path, what, _MAKE_ONE))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ConfigurationError):
-            raise
+        document = json.loads(content)
+    except (ValueError, RecursionError):
         raise ConfigurationError(f"Expected {what} at {path}, got something that is no JSON document.") from None
     check_format(f"{what} at {path}", document, kind, _FORMAT)
     # No content is in an error's text or causes: more people read logs than this file.

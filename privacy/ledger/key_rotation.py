@@ -124,7 +124,7 @@ def _forget_unless_used(key_path: Path, path: Path) -> bool:
     with closing(connect(path, 0.0, "mode=ro")) as connection:
         (used,) = connection.execute("SELECT key_file FROM ledger").fetchone()
     if used != str(key_path):
-        key_path.unlink(missing_ok=True)
+        key_path.unlink()
     return used == str(key_path)
 
 

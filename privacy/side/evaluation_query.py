@@ -155,7 +155,7 @@ class EvaluationRows:
     @property
     def score_weight(self) -> float:
         """The factor sqrt(q) of a sample's bin."""
-        return math.sqrt(self.scores_share) if self.bins else 0.0
+        return math.sqrt(self.scores_share)
 
     def rows(self, measured: Measured) -> NDArray[np.float64]:
         """The row of each sample, shape (samples, ``width``).

@@ -85,7 +85,8 @@ def test_the_counts_are_numpys_to_the_last_bit(kind, quality, options):
 def test_a_sum_that_was_kept_is_only_of_the_counts_that_were_made():
     subject = block(compiled_rows("fast"))
     made = subject.release("s", range(MACHINES), [0] * MACHINES, lambda *_: contributions("dense", 0))
-    for counts in (made.counts, made.counts[:-1], [*made.counts, np.full(D, 7)]):
+    other = np.full(D, 7)
+    for counts in (made.counts, made.counts[:-1], [*made.counts, other], [*made.counts[:-1], other]):
         total = subject.total(replace(made, counts=counts), list(range(len(counts))))
         assert (total == np.sum(counts, axis=0)).all()
 

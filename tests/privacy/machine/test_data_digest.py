@@ -130,6 +130,12 @@ def test_a_used_row_is_hashed_once(path):
     assert seen == [0, *range(12)]
 
 
+def test_the_digest_of_rows_is_the_one_it_was():
+    """Another one would make every ledger refuse the data that it was used with."""
+    digest = DataDigest(bytes(32), row_bytes(DATA))
+    assert [digest.of(0), digest.of(2)] == ["", "b3a1fc4a234d1fcfa5ae7ac5ff098c0c"]
+
+
 def test_the_digest_is_keyed_and_nothing_of_the_data_is_in_the_ledger(path):
     release(start(path))
     with closing(sqlite3.connect(path)) as connection:
