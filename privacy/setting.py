@@ -239,7 +239,7 @@ def unknown_name(key: str, name: object, known: Iterable[str]) -> str:
     return f"Expected {key} to be a known name, got {name!r}; {meant} {', '.join(names)}."
 
 
-_MOST_NAMED = 20
+_MOST_NAMED, _LEAST_ALIKE = 20, 0.65
 _ALIASES = {
     **dict.fromkeys(("eps", "target-epsilon"), "epsilon"),
     **dict.fromkeys(("lr", "step", "step-size"), "learning-rate"),
@@ -251,10 +251,16 @@ _ALIASES = {
 """What other programs call a key of ours."""
 
 
+def meant_by(name: str) -> str:
+    """The key of ours for what other programs call so; else the name itself."""
+    return _ALIASES.get(name, name)
+
+
 def unknown_key(name: str, known: Iterable[str]) -> ConfigurationError:
     """The error for an unknown run-config key: with the nearest known one, or all of them."""
     names = list(known)
-    near = [one for one in (_ALIASES.get(name),) if one in names] or difflib.get_close_matches(name, names, n=1)
+    near = [one for one in (meant_by(name),) if one in names]
+    near = near or difflib.get_close_matches(name, names, n=1, cutoff=_LEAST_ALIKE)
     every = f"known: {', '.join(names)}." if len(names) <= _MOST_NAMED else "`murmurfl keys` lists all of them."
     meant = f"did you mean {near[0]!r}?" if near else every
     return ConfigurationError(f"Expected a known run-config key, got {name!r}; {meant}")

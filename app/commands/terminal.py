@@ -86,8 +86,8 @@ class _Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            setting = _as_setting(error.option_name.lstrip("-")) if any("--set" in o.opts for o in self.params) else ""
-            if setting:
+            options = [name for option in self.params for name in option.opts]
+            if setting := _as_setting(error.option_name.lstrip("-"), options):
                 raise click.UsageError(f"{error.message}{setting}", ctx) from error
             raise
         except click.UsageError as error:
@@ -99,11 +99,15 @@ class _Command(TyperCommand):
             raise
 
 
-def _as_setting(name: str) -> str:
-    """How a run-config key is set; empty for another word."""
+def _as_setting(name: str, options: list[str]) -> str:
+    """How what is called so is set, by an option or as a run-config key; empty for another word."""
+    from ...privacy.setting import meant_by
     from ..settings.run_config import run_keys
 
-    return f" It is a run-config key: --set {name}=VALUE." if name in run_keys() else ""
+    key = meant_by(name)
+    if f"--{key}" in options:
+        return f" It is called --{key}."
+    return f" It is a run-config key: --set {key}=VALUE." if "--set" in options and key in run_keys() else ""
 
 
 class CommandsWithHint(TyperGroup):

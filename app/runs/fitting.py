@@ -37,6 +37,8 @@ SCALING_SHARE = 0.1
 EPSILON = 2.0
 """Of a fit for which nothing else is asked."""
 _SUMS = "secure-aggregation"
+_DEALT = ("task", "partition", "num-clients", "clients-per-round", "dirichlet-alpha")
+"""Keys that the table and its machines decide."""
 _MOST_NAMED, _TWO, _GUESSING, _ERRORS = 4, 2, 0.5, 2.0
 _FAR, _SMALL_PART = 0.01, 0.2
 
@@ -125,6 +127,10 @@ def fit(
         "model": "ridge" if of_numbers else "softmax",
         **{name.replace("_", "-"): value for name, value in settings.items()},
     }
+    if dealt := next((name for name in _DEALT if name in own), ""):
+        raise ConfigurationError(
+            f"Expected site or machines in the place of {dealt}, got {own[dealt]!r}: these say where a row is."
+        )
     if epsilon is not None and not epsilon > 0:
         raise ConfigurationError(f"Expected epsilon > 0, got {epsilon!r}: to train without noise set mechanism = none.")
     epsilon = EPSILON if epsilon is None and "mu" not in own else epsilon

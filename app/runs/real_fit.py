@@ -29,7 +29,9 @@ from ...privacy import (
     PrivacyPolicy,
     SQLiteLedger,
     derived_seed,
+    gdp_epsilon,
     gdp_mu,
+    rounded_up,
     statistics_policy,
 )
 from ...privacy.errors import MisfitError
@@ -101,10 +103,11 @@ def fit_for_real(
     config = experiment.config
     kept = _ledger(ledger, mu, config.delta, budget, found.name)
     policy = replace(experiment.policy(), budget_mu=covering_budget(mu, kept), noise_quality="exact")
+    _check_room(kept, mu, float(policy.budget_mu or mu), config.delta)
     spent = 0.0
     if scaling_share:
         policy = beside_sides(policy, float(policy.budget_mu or mu))
-        bounds, spent = _bounds(rows, policy, scaling_mu, mu, kept, found.name)
+        bounds, spent = _bounds(rows, policy, scaling_mu, kept, found.name)
         schema = schema.bounded(bounds)
         found, rows = replace(found, schema=schema, scaled=True), rows.read_by(schema)
     client = experiment.method.client(
@@ -127,6 +130,19 @@ def fit_for_real(
     return with_spent(replace(result, progress=[_unmeasured(one) for one in result.progress]), spent), found
 
 
+def _check_room(ledger: SQLiteLedger, mu: float, budget: float, delta: float) -> None:
+    """Raise if a ledger has no room for everything that a call releases, before it releases anything."""
+    with ledger.exclusive() as page:
+        before = page.account().reserved_mu
+    if math.hypot(before, mu) <= budget * (1 + ROUNDING):
+        return
+    wanted, spent, whole = (rounded_up(gdp_epsilon(one, delta)) for one in (mu, before, budget))
+    raise ConfigurationError(
+        f"Expected a budget with room for epsilon = {wanted}, got {spent} spent of {whole} in the ledger {ledger.path} "
+        "and released nothing. Ask for less: what all calls may spend is fixed by the first one (--budget)."
+    )
+
+
 def with_spent(result: RunResult, mu: float, mu_local: float | None = None) -> RunResult:
     """A result whose figures cover a release of ``mu`` before it, on the same machines and under the same trust.
 
@@ -140,27 +156,18 @@ def with_spent(result: RunResult, mu: float, mu_local: float | None = None) -> R
 
 
 def _bounds(
-    rows: Dealt, policy: PrivacyPolicy, mu: float, whole: float, ledger: SQLiteLedger, name: str
+    rows: Dealt, policy: PrivacyPolicy, mu: float, ledger: SQLiteLedger, name: str
 ) -> tuple[dict[str, tuple[float, float]], float]:
     """Bounds of the columns from statistics of the rows, and the mu that these cost; ``policy`` is the training's.
 
     Notes
     -----
-    **Formal guarantees.** The bounds are mu-GDP for replacement of one row. Nothing is spent unless the ledger has room
-    for a run of ``whole``.
+    **Formal guarantees.** The bounds are mu-GDP for replacement of one row.
     """
     own = statistics_policy(
         mu, delta=policy.delta, budget_mu=policy.budget_mu, budget_local_mu=policy.budget_local_mu, trust=policy.trust
     )
     check_beside(own, policy, beside="scale = 'private'", release="the statistics of the columns")
-    with ledger.exclusive() as page:
-        before = page.account().reserved_mu
-    if math.hypot(before, whole) > float(policy.budget_mu or whole) * (1 + ROUNDING):
-        raise ConfigurationError(
-            f"Expected a budget with room for mu = {whole:.4g}, of statistics and training, got {before:.4g} spent of "
-            f"{policy.budget_mu:.4g} in the ledger {ledger.path}: nothing was released. `murmurfl ledger show` says "
-            "what is left."
-        )
     client = StatisticsClient(TableRows(rows.schema), Places(rows), own, ledger, ledger.keys(), name=name)
     client.machine.together = True  # each row is read and placed by itself, and none fails
     grid = InProcessGrid(numpy_client_app(lambda _: client), 1, {})

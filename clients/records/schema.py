@@ -296,7 +296,8 @@ class Label(_Said):
         name = text_of(cell)
         number = self._numbers.get(name, self._folded.get(name.casefold()))
         if number is None:
-            raise MisfitError("a missing label" if is_missing(cell) else "a label that is none of the classes")
+            missing = "a missing label, or a word such as NA or none that is no class of the schema"
+            raise MisfitError(missing if is_missing(cell) else "a label that is none of the classes")
         return number
 
 

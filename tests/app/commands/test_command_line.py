@@ -77,6 +77,22 @@ def test_every_argument_has_its_help(command, argument):
 
 
 @pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        (["run", "--mu", "2"], "It is a run-config key: --set mu=VALUE."),
+        (["run", "--lr", "2"], "It is a run-config key: --set learning-rate=VALUE."),
+        (["fit", "x.csv", "--lr", "2"], "It is a run-config key: --set learning-rate=VALUE."),
+        (["fit", "x.csv", "--eps", "2"], "It is called --epsilon."),
+        (["run", "--set", "dropout=0.1"], "`murmurfl keys` lists all of them."),
+    ],
+)
+def test_what_other_programs_call_a_setting_is_named_as_here(words, way_out):
+    text = said(*words)
+    assert way_out in text
+    assert "data-root" not in text
+
+
+@pytest.mark.parametrize(
     ("mistyped", "meant"), [(("reprduce",), "reproduce"), (("ledger", "sho"), "show"), (("ledger", "crate"), "create")]
 )
 def test_a_mistyped_command_gets_one_hint(mistyped, meant):

@@ -17,7 +17,7 @@ from murmurfl.app.runs import fitting
 from murmurfl.app.runs.fitting import fit_lines, is_useless
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.clients.records.drafting import document
-from murmurfl.privacy import ConfigurationError, LedgerError, MurmurflError, derived_seed, gdp_mu
+from murmurfl.privacy import ConfigurationError, LedgerError, derived_seed, gdp_mu
 from murmurfl.privacy.ledger.ledger_summary import read_ledger
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
@@ -252,6 +252,8 @@ def test_a_model_of_numbers_has_no_shares_of_classes(regression, tmp_path):
         ({"site": "ill"}, "neither the label nor"),
         ({"epsilon": 0.0}, "epsilon > 0"),
         ({"scale": "public"}, "scale to be empty"),
+        ({"partition": "own"}, "site or machines in the place of partition"),
+        ({"num_clients": 3}, "site or machines in the place of num-clients"),
         ({"evaluate": "public"}, "evaluate to be empty"),
         (
             {
@@ -319,7 +321,7 @@ def test_real_fits_of_one_table_share_a_budget(reviewed):
             **QUICK,
             budget=1.5 if not Path(f"{table}.ledger").exists() else 0,
         )
-    with pytest.raises(MurmurflError, match="budget"):
+    with pytest.raises(ConfigurationError, match=r"room for epsilon = 1, got 1\.\d+ spent of 1\.5 in the ledger"):
         fit(table, schema=schema, real=True, epsilon=1)
 
 
@@ -361,7 +363,7 @@ def test_a_real_fit_scales_by_statistics_out_of_the_same_epsilon(far_too_wide, t
 def test_statistics_are_not_released_where_the_training_would_be_refused(far_too_wide):
     _, ledger = fitted_for_real(far_too_wide, "33", budget=6.5)
     before = read_ledger(ledger)
-    with pytest.raises(ConfigurationError, match="room for mu"):
+    with pytest.raises(ConfigurationError, match=r"room for epsilon = 6, got 6 spent of 6\.5 in the ledger"):
         fitted_for_real(far_too_wide, "33")
     assert read_ledger(ledger) == before
 

@@ -77,6 +77,7 @@ def test_what_is_strange_and_fits_is_moved_into_the_bounds(changes, expected):
         ({"smoker": "maybe"}, "smoker: neither yes nor no"),
         ({"ward": "x" * 10**6}, "ward: a text too long"),
         ({"ill": ""}, "ill: a missing label"),
+        ({"ill": "null"}, "or a word such as NA or none that is no class of the schema"),
         ({"ill": "perhaps"}, "ill: a label that is none of the classes"),
         ({"who": ""}, "who: a missing owner"),
         ({"who": None}, "who: a missing owner"),
