@@ -4,9 +4,15 @@ Every check is exact: what the server added up is what the machines' data and th
 model is that of the same releases given to the strategy without messages and masks.
 """
 
+import os
+import signal
+import threading
 import time
 from collections import Counter
+from contextlib import suppress
+from pathlib import Path
 
+import numpy as np
 import pytest
 from murmurfl.app.engines.loopback import LaunchError, toml_document
 from murmurfl.app.engines.superlink import CONNECTION_NAME
@@ -106,6 +112,80 @@ def test_a_server_killed_before_opening_ends_with_the_same_model(tmp_path):
         assert [[session.releases for session in of_one] for of_one in sessions] == [[4]] * 3
         asked = Counter(numbers[0] for numbers, _, _ in real.events("asked"))
         assert set(asked.values()) == {1}
+        assert_all_is_well(real)
+
+
+KILLS = int(os.environ.get("MURMURFL_KILLS", "50"))
+OF_THE_RUN, ROUNDS_OF_KILLS = -(-KILLS // 25), max(2 * KILLS // 5, 6)
+LONGEST_PAUSE_S = 3.0
+BURST = (4, 11)
+
+
+class Killer(threading.Thread):
+    """Kills members with SIGKILL at random moments: nodes, helpers and, now and then, the process of the run.
+
+    They come in bursts, and between two of them the training goes on: a node whose session was not closed is let in
+    again after a minute.
+    """
+
+    def __init__(self, real):
+        super().__init__(daemon=True)
+        self._real, self.killed, self.ended = real, [], threading.Event()
+        self._random = np.random.Generator(np.random.Philox(key=50))
+
+    def run(self):
+        while not self._events() and not self.ended.wait(0.2):
+            pass
+        of_the_run = set(self._random.choice(np.arange(5, KILLS), size=OF_THE_RUN, replace=False).tolist())
+        while len(self.killed) < KILLS and not self.ended.is_set():
+            before = self._events()
+            for _ in range(self._random.integers(*BURST)):
+                self.ended.wait(self._random.uniform(0.0, LONGEST_PAUSE_S))
+                names = sorted(self._real.running.running)
+                name = "the run" if len(self.killed) in of_the_run else names[self._random.integers(len(names))]
+                process = None if name == "the run" else self._real.running.running[name]
+                pid = self._run() if process is None else process.pid
+                if pid is not None and (process is None or process.poll() is None) and len(self.killed) < KILLS:
+                    os.kill(pid, signal.SIGKILL)
+                    self.killed.append(name)
+            while self._events() == before and not self.ended.wait(0.2):
+                pass
+
+    def _events(self):
+        return sum(1 for kind in ("asked", "heard") for _ in self._real.folder.glob(f"{kind}-*.npz"))
+
+    def _run(self):
+        """The process of the run; None if there is none."""
+        with suppress(OSError, ValueError):
+            pid = int((self._real.folder / "pid").read_text())
+            return pid if b"serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes() else None
+        return None
+
+
+def test_random_kills_of_members_leave_sums_right_to_the_bit(tmp_path):
+    """Every member dies again and again, wherever it stands; Flower notices the end of a run after a minute."""
+    folder = tmp_path / "run"
+    sizes = {"num_clients": 5, "clients_per_round": 5, "num_rounds": ROUNDS_OF_KILLS, "min_cohort": 3, "colluders": 1}
+    settings = {**SETTINGS, **sizes, "batch_size": 4, "round_timeout_s": 10.0, "give_up_after": 0}
+    config = configuration(folder, **settings)
+    with federation(config, folder, 3000, {"max-participations": 70}, helpers=2) as real:
+        start(real)
+        killer, ends = Killer(real), 0
+        killer.start()
+        try:
+            while not (folder / "result.json").exists():
+                try:
+                    real.submit()
+                except LaunchError:
+                    ends += 1
+                    assert ends == killer.killed.count("the run"), "the run ended by itself"
+        finally:
+            killer.ended.set()
+        assert len(killer.killed) == KILLS
+        assert ends == OF_THE_RUN
+        assert all(set(killer.killed) & kind for kind in ({"the run"}, {*real.running.nodes}, {*real.running.helpers}))
+        assert real.result()["rounds"] == ROUNDS_OF_KILLS
+        assert real.result()["closed_rounds"] < ROUNDS_OF_KILLS / 2
         assert_all_is_well(real)
 
 

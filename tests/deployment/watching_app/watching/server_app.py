@@ -118,7 +118,9 @@ class WatchedGrid(Grid):
     def _write(self, name, records, lines):
         arrays = {f"{key} {name}": a.numpy() for key, r in records.items() for name, a in r.items()}
         header = json.dumps(lines, default=bytes.hex)  # header, seals and signature of a masked release
-        np.savez(self._folder / f"{name}.npz", header=header, **arrays)
+        part = self._folder / f"part-{name}.npz"  # whole or not at all: this process may be killed at any moment
+        np.savez(part, header=header, **arrays)
+        part.replace(self._folder / f"{name}.npz")
 
 
 def _copy(message):
@@ -175,6 +177,7 @@ def main(grid, context):
                 file.write(f"{step} {number}\n")
             os.kill(os.getpid(), signal.SIGKILL)
 
+    (folder / "pid").write_text(str(os.getpid()))
     _rig_the_checkpoint(here)
     _rig_the_opening(here)
     config = RunConfig.from_mapping(json.loads(context.run_config["settings"]))
