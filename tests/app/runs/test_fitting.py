@@ -345,7 +345,7 @@ def fitted_for_real(far_too_wide, cell, **options):
     return fit(table, schema=schema, real=True, scale="private", epsilon=6, **QUICK, ledger=ledger, **options), ledger
 
 
-def test_a_real_fit_scales_by_statistics_out_of_the_same_epsilon(far_too_wide, tmp_path):
+def test_a_real_fit_scales_by_statistics_out_of_the_same_epsilon(far_too_wide, tmp_path, hushed_noise):
     result, ledger = fitted_for_real(far_too_wide, "33")
     low, high = result.table.schema.columns["age"].bounds
     assert -1000 < low < 30 < 80 < high < 2000, "of bounds from 0 to 100,000"
