@@ -436,7 +436,8 @@ def _beside(outcome: Outcome, table: FittedTable) -> str:
         said.append(f"without privacy {_short_figure(outcome.without_noise, table)}")
     if outcome.alone is not None and outcome.alone.machines:
         one = "site" if table.site else "machine"
-        said.append(f"one {one} alone {_short_figure(outcome.alone, table).removeprefix('AUC ')}")
+        no_worse = " (no worse)" if figure(outcome.alone, table) >= figure(outcome, table) else ""
+        said.append(f"one {one} alone {_short_figure(outcome.alone, table).removeprefix('AUC ')}{no_worse}")
     if table.schema.num_classes > 1:
         said.append(f"usual answer {100 * table.majority:.1f} %")
     return ", ".join(said) or "no twin was made"

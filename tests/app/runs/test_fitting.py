@@ -67,6 +67,12 @@ def test_the_model_learns_who_is_ill(result):
     assert result.predict([{"age": 30, "ward": "a"}, {"age": 80, "ward": ""}]).tolist() == ["no", "yes"]
 
 
+@pytest.mark.parametrize(("reached", "said"), [(0.999, True), (0.6, False)])
+def test_a_machine_alone_that_is_no_worse_is_said_to_be(result, reached, said):
+    outcome = replace(result.outcome, alone=replace(result.outcome.alone, auc=reached))
+    assert ("(no worse)" in fitting._beside(outcome, result.table)) == said
+
+
 def test_twin_and_machine_alone_stand_beside_it(result):
     assert result.outcome.without_noise.auc > 0.9
     assert result.outcome.alone.machines == 4
@@ -296,16 +302,16 @@ def reviewed(tmp_path):
 def test_a_real_fit_shows_nothing_that_was_not_released(reviewed, tmp_path):
     table, schema = reviewed
     rounds = []
-    result = fit(table, schema=schema, real=True, epsilon=6, on_progress=rounds.append, **QUICK)
+    result = fit(table, schema=schema, real=True, epsilon=40, on_progress=rounds.append, **QUICK)
     assert len(rounds) == result.rounds
     assert all(one.accuracy is one.loss is one.auc is None for one in rounds)
     assert result.deployed
     assert result.accuracy is result.auc is result.alone is None
     assert result.outcome.loss is None
-    assert result.epsilon == pytest.approx(6)
+    assert result.epsilon == pytest.approx(40)
     assert result.evaluation.accuracy > 0.7  # of rows that were set aside, drawn from all of a sorted file
     card = json.loads((result.save(tmp_path / "m") / "card.json").read_text())
-    assert card["epsilon"] == pytest.approx(6)
+    assert card["epsilon"] == pytest.approx(40)
     assert card["would_have"] is None
     assert "REAL" in "\n".join(fit_lines(result, result.table, tmp_path))
 

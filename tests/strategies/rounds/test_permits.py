@@ -54,7 +54,14 @@ def test_every_message_carries_it_greetings_questions_and_openings_too():
     strategy = trained(build(secure={}, permit=text), grid, rounds=2)
     strategy.ask_privacy(grid)
     assert grid.carried() == {("train", text), ("query", text), (protocol.QUERY_OPEN, text)}
-    assert {entries.get(protocol.ASK) for _, entries in grid.sent} == {None, "hello", "privacy", "whether", "lock", "open"}
+    assert {entries.get(protocol.ASK) for _, entries in grid.sent} == {
+        None,
+        "hello",
+        "privacy",
+        "whether",
+        "lock",
+        "open",
+    }
     without = trained(build(secure={}), plain, rounds=2)
     assert {carried for _, carried in plain.carried()} == {None}
     assert same(strategy, without), "it is no part of what is trained"
