@@ -69,7 +69,8 @@ def test_the_model_learns_who_is_ill(result):
 
 @pytest.mark.parametrize(("reached", "said"), [(0.999, True), (0.6, False)])
 def test_a_machine_alone_that_is_no_worse_is_said_to_be(result, reached, said):
-    outcome = replace(result.outcome, alone=replace(result.outcome.alone, auc=reached))
+    alone = result.outcome.alone.model_copy(update={"auc": reached})
+    outcome = result.outcome.model_copy(update={"alone": alone})
     assert ("(no worse)" in fitting._beside(outcome, result.table)) == said
 
 
