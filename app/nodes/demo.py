@@ -161,7 +161,7 @@ def run_demo(config: RunConfig, folder: Path, *, timeout_s: float, on_line: Call
         for name in (*deployed.helpers, *deployed.nodes):
             deployed.start_node(name)
         try:
-            deployed.submit(replace(config, num_rounds=experiment.num_rounds).to_mapping())
+            deployed.submit(config.to_mapping())
         except LaunchError as error:
             failure = folder / FAILURE_NAME
             reason = (
@@ -192,4 +192,6 @@ def demo_config(overrides: Mapping[str, Scalar], out: Path, name: str) -> RunCon
         given["clients-per-round"] = overrides["num-clients"]
     if "batch-size" not in overrides and not METHODS[str(given.get("strategy", "mu2"))].keys & {"batch-size"}:
         del given["batch-size"]
-    return RunConfig.from_mapping(given)
+    config = RunConfig.from_mapping(given)
+    # Machines' samples are no secret here; a server of others has to be told the rounds.
+    return config if config.num_rounds else replace(config, num_rounds=prepare(config).num_rounds)
