@@ -391,7 +391,7 @@ BLOCKS = {
     },
     "docs/results.md": {
         **{name: lambda name=name: beside(name) for name in ("reshef-levy-2025", "reshef-levy-2024")},
-        **{name: lambda name=name: crosswise(name) for name in ("best-accuracy", "secure-aggregation")},
+        **{name: lambda name=name: crosswise(name) for name in ("best-accuracy", "many-sites", "secure-aggregation")},
         "zhang-2025-logistic": lambda: by_mechanism("zhang-2025-logistic", "static-regret"),
         "zhang-2025-cnn": lambda: by_mechanism("zhang-2025-cnn"),
         "jiang-2026": excess_risks,
