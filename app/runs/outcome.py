@@ -307,7 +307,9 @@ class Outcome(_Part):
     late_replies: int = _count("Replies that came too late to count.")
     malformed_replies: int = _count("Replies that could not be read.")
     closed_rounds: int = _count("Rounds under secure aggregation in which no sum was opened.")
-    skipped_rounds: int = _count("Rounds under secure aggregation whose sum was wrong and left out of the model.")
+    skipped_rounds: int = _count(
+        "Rounds under secure aggregation whose sum is not in the model: it was wrong, or a helper did not answer."
+    )
     skipped_noise: float | None = _or_null(
         "Variance of the model's noise over what it would be without skipped rounds; null without any.", ge=0
     )

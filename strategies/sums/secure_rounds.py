@@ -375,7 +375,7 @@ class SecureRounds(UntrustedServer):
             return f"{skipped} sums were skipped, as many as most_skipped allows"
         if noise is not None and noise > self.option.most_noise and any(report.aggregated for report in history):
             return (
-                f"wrong sums that were skipped left {noise:.3g} times the variance of the noise in the sum of all, "
+                f"sums that were skipped left {noise:.3g} times the variance of the noise in the sum of all, "
                 f"and most_noise is {self.option.most_noise:g}"
             )
         return ""
