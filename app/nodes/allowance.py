@@ -33,7 +33,7 @@ class Costs:
     @classmethod
     def of_client(cls, client: PrivateClient) -> Costs:
         """Costs of a machine with murmurfl's clients."""
-        machine, beside = client.machine, client.parts.machines
+        machine, beside = client.machine, client.beside
         policy, trusted = machine.policy, machine.policy.trust == "trusted-server"
         summed = policy.trust == "secure-aggregation"
         own = [policy.mu, *(m.policy.mu for m in beside)] if trusted else [m.plan.mu for m in (machine, *beside)]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...clients import Schema
-from ...clients.nodes.sample_methods import MU2
+from ...clients.adapters.sample_methods import MU2
 from ...privacy import ConfigurationError, MurmurflError
 from ...privacy.files import write_private
 from ...privacy.permits import OwnerKey

@@ -19,7 +19,7 @@ def describe(client: PrivateClient) -> str:
     budget = rounded_up(policy.budget)
     mean = None if client.centred is None else client.centred.machine
     evaluated = None if client.evaluated is None else client.evaluated.machine
-    beside = client.parts.machines
+    beside = client.beside
     # Whether an owner has more samples depends on data: the sentence does not.
     most = policy.samples_per_owner
     kept = f" Of each owner the first {most} samples are used, and any others left out." if most else ""

@@ -16,7 +16,7 @@ from types import ModuleType
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from ...clients.simulation.context_ledger import in_simulation
+from ...clients.messages import in_simulation
 
 _APP = Path(__file__).resolve().parent.parent
 _ROOT = _APP.parent

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...clients import UpdateNode
 from ...clients.adapters.noise_mod import machine_behind
-from ...clients.nodes.sample_node import SampleNode
+from ...clients.nodes.machine_file import SampleNode
 from ...privacy import Guarantee, LedgerSummary, SessionSummary, Unit, gdp_epsilon, rotate_key, rounded_up
 from ...privacy.accounting.guarantee import SESSION
 from ...privacy.ledger.release_history import LedgerHistory, ReleaseLine

@@ -18,9 +18,7 @@ from ...clients import Centring, Evaluation, PerSampleGradients, PrivateClient, 
 from ...clients.adapters.per_sample_gradients import check_rows_alone
 from ...clients.nodes.machine_file import RecordsFile
 from ...clients.nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
-from ...clients.records.machine_records import Records
-from ...clients.records.owner_rows import OwnerGradients
-from ...clients.records.sources import file_items
+from ...clients.records.machine_records import OwnerGradients, Records, file_items
 from ...privacy import MECHANISMS, ConfigurationError, PrivacyPolicy, SQLiteLedger, divided_mu, gdp_mu
 from ...privacy.machine.tables import CENTRINGS, PRIVATE, Mean
 from ...privacy.setting import refusal, setting, table, unknown_name

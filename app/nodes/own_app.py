@@ -15,10 +15,10 @@ from flwr.clientapp import ClientApp
 
 from ...clients import CorrelatedNoiseMod, PrivateClient, UpdateNode
 from ...clients.adapters.private_app import PrivateClientApp
-from ...clients.messages.answers import Answers
+from ...clients.messages import Answers
+from ...clients.nodes.machine_file import SampleNode
 from ...clients.nodes.operators_file import operators_values
-from ...clients.nodes.sample_node import SampleNode
-from ...clients.records.sources import Items
+from ...clients.records.machine_records import Items
 from ...privacy import ConfigurationError, SQLiteLedger
 from ...privacy.setting import flat
 from .node_config import NodeConfig

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...clients import PrivateClient, Schema, UpdateNode
-from ...clients.nodes.sample_node import SampleNode
-from ...clients.records.machine_records import Records
-from ...clients.records.sources import file_items
+from ...clients.nodes.machine_file import SampleNode
+from ...clients.records.machine_records import Records, file_items
 from ...privacy import MurmurflError, SQLiteLedger, read_ledger
 from ...privacy.files import exposure
 from .allowance import DAY_S, Allowance, Costs, allowance_of

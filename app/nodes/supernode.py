@@ -21,10 +21,10 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ...clients import PrivateClient, UpdateNode, numpy_client_app
-from ...clients.messages.answers import Answers
-from ...clients.messages.sums_helper import helper_app
-from ...clients.nodes.sample_node import SampleNode
-from ...clients.records.sources import Items
+from ...clients.messages import Answers
+from ...clients.nodes.machine_file import SampleNode
+from ...clients.records.machine_records import Items
+from ...clients.sums_helper import helper_app
 from ...privacy import SQLiteLedger
 from ..engines.loopback import free_port, interrupts_as_keyboard_interrupt, without_proxy
 from .child_process import end_process, followed

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Context, Message, MessageType
 
-from ....clients.messages.answers import Answers
+from ....clients.messages import Answers
 from ....privacy import ConfigurationError, protocol
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from murmurfl.app.nodes.helper_config import HelperConfig
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.preflight import _data, _data_files, _disk, check_helper, check_node
 from murmurfl.clients import UpdateNode, UpdatePolicy
+from murmurfl.clients.nodes.machine_file import SampleNode
 from murmurfl.clients.nodes.roster_files import write_roster
-from murmurfl.clients.nodes.sample_node import SampleNode
 from murmurfl.privacy import ConfigurationError, SQLiteLedger
 from murmurfl.privacy.files import exposure, write_private
 from typer.testing import CliRunner

@@ -15,7 +15,7 @@ from murmurfl.app.nodes.supernode import repeating_the_last_answer
 from murmurfl.app.nodes.taken_runs import REFUSAL, Hours, ReceivedContext, TakenRuns, taking
 from murmurfl.app.nodes.watching.journal import Journal, noting
 from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, helper_app, numpy_client_app
-from murmurfl.clients.nodes.sample_node import SampleNode
+from murmurfl.clients.nodes.machine_file import SampleNode
 from murmurfl.privacy import ConfigurationError, MemoryOpeningRecord, SQLiteLedger, protocol, read_ledger
 from murmurfl.privacy.permits import OwnerKey
 

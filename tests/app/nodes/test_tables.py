@@ -5,7 +5,7 @@ from murmurfl.app.nodes.helper_config import HelperConfig
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.own_app import read_node
 from murmurfl.clients import UpdateNode
-from murmurfl.clients.nodes.sample_node import SampleNode
+from murmurfl.clients.nodes.machine_file import SampleNode
 from murmurfl.privacy import ConfigurationError
 
 PLACE = {"machine": "clinic", "ledger": "ledger"}
