@@ -45,6 +45,8 @@ from ..privacy.machine.clipping_figures import TrainingFigures, observer_around
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import unflatten
 
+logger = logging.getLogger(__name__)
+
 GRADIENTS = "gradients"
 """A request for a contribution to the training, not for a side release."""
 
@@ -116,29 +118,25 @@ def read_points(
     return tuple(points)
 
 
-_in_process: ContextVar[bool] = ContextVar("murmurfl_inprocess", default=False)
+class _InProcess(AbstractContextManager[None]):
+    """A message of a simulation in this process; not a generator, because every message comes here."""
 
-_kept: ContextVar[dict[str, Any] | None] = ContextVar("murmurfl_kept_by_node", default=None)
+    def __init__(self, kept: dict[str, Any] | None) -> None:
+        self.kept = kept
+
+    def __enter__(self) -> None:
+        self._token = _in_process.set(self)
+
+    def __exit__(self, *error: object) -> None:
+        _in_process.reset(self._token)
+
+
+_in_process: ContextVar[_InProcess | None] = ContextVar("murmurfl_inprocess", default=None)
 
 
 def simulated_in_process(kept: dict[str, Any] | None = None) -> AbstractContextManager[None]:
     """Mark what runs inside as a message of a simulation in this process, with what its node keeps; for engines."""
     return _InProcess(kept)
-
-
-class _InProcess(AbstractContextManager[None]):
-    """A class and not a generator, because every message of a simulation comes here."""
-
-    def __init__(self, kept: dict[str, Any] | None) -> None:
-        self._memory = kept
-
-    def __enter__(self) -> None:
-        self._tokens = _in_process.set(True), _kept.set(self._memory)
-
-    def __exit__(self, *error: object) -> None:
-        in_process, kept = self._tokens
-        _kept.reset(kept)
-        _in_process.reset(in_process)
 
 
 class _Worker(threading.local):
@@ -150,8 +148,8 @@ class _Worker(threading.local):
 
 
 _MOST_NODES = 1024  # of which a worker keeps something; the first ones go first
-
 _worker = _Worker()
+_known_as_worker = False
 
 
 def kept_by_node(context: Context) -> dict[str, Any] | None:
@@ -160,8 +158,8 @@ def kept_by_node(context: Context) -> dict[str, Any] | None:
     No other node sees it, and it ends with the run. Another worker may have had the node's message before: only what
     does not change in a run may be kept, the rest is in the context's state, which travels (:func:`state_travels`).
     """
-    if _in_process.get():
-        return _kept.get()
+    if (inside := _in_process.get()) is not None:
+        return inside.kept
     if not in_simulation():
         return None
     if _worker.run_id != context.run_id:
@@ -176,7 +174,7 @@ def kept_by_node(context: Context) -> dict[str, Any] | None:
 
 def in_simulation() -> bool:
     """Whether this process is a simulation's worker: no message can make it look like one."""
-    return _in_process.get() or _is_worker()
+    return _in_process.get() is not None or _is_worker()
 
 
 def _is_worker() -> bool:
@@ -189,12 +187,9 @@ def _is_worker() -> bool:
     return _known_as_worker
 
 
-_known_as_worker = False
-
-
 def state_travels() -> bool:
     """Whether a simulated machine's state goes back to where messages come from: not to an engine in this process."""
-    return not _in_process.get()
+    return _in_process.get() is None
 
 
 def training_entries(name: str, figures: TrainingFigures | None) -> dict[str, int | float]:
@@ -205,15 +200,13 @@ def training_entries(name: str, figures: TrainingFigures | None) -> dict[str, in
     """
     if figures is None or not in_simulation():
         return {}
-    if not _in_process.get():
+    if state_travels():
         return figures.entries()
     observer = observer_around()
     if observer is not None:
         observer.machines[name] = figures
     return {}
 
-
-logger = logging.getLogger(__name__)
 
 Answers = Callable[[Message, Context], Message]
 """Answers a message: a ClientApp, or something around one."""
@@ -447,7 +440,8 @@ def log_own_forecast(name: str, machine: LedgeredMachine, *, unit: str = "") -> 
     """Log :func:`own_forecast` of the machine with this name."""
     if foreseen := own_forecast(machine, unit=unit):
         # A simulation has many machines, and its server says it of all of them.
-        logger.log(logging.DEBUG if machine.simulated else logging.INFO, "Machine %s: %s", name, foreseen)
+        level = logging.DEBUG if machine.simulated else logging.INFO
+        logging.getLogger("flwr").log(level, "Machine %s: %s", name, foreseen)
 
 
 def own_forecast(machine: LedgeredMachine, *, unit: str = "") -> str:

@@ -12,7 +12,7 @@ from murmurfl.app.engines.start import num_nodes, run_in_process
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.clients.simulation import simulated_machines as simulation
+from murmurfl.clients import messages as simulation
 from murmurfl.clients.simulation.simulated_machines import TravellingLedger
 from murmurfl.privacy import MurmurflError
 
