@@ -11,9 +11,9 @@ from murmurfl.app import client_app
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes import node_config as node
-from murmurfl.app.nodes.connections.connection import Connection
-from murmurfl.app.nodes.describing import describe
-from murmurfl.app.nodes.node_config import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, NodeConfig, configured_client
+from murmurfl.app.nodes.connection import Connection
+from murmurfl.app.nodes.node_app import describe
+from murmurfl.app.nodes.node_config import NodeConfig, configured_client
 from murmurfl.app.nodes.supernode import repeating_the_last_answer
 from murmurfl.clients import (
     Column,
@@ -25,6 +25,7 @@ from murmurfl.clients import (
     Schema,
     numpy_client_app,
 )
+from murmurfl.clients.nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE
 from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, SystemKeys, gdp_mu, protocol
 
