@@ -246,7 +246,7 @@ _JOURNAL = "murmurfl.journal"
 _TAKEN_OVER = ("flwr", "uvicorn", "uvicorn.error", "uvicorn.access")
 _QUIET = ("httpx", "httpcore", "asyncio")
 # Modules that log what an entry says already.
-_SAID_TWICE = frozenset({"answers", "noise_mod"})
+_SAID_TWICE = frozenset({"messages", "noise_mod"})
 
 
 def plain(text: str) -> str:
