@@ -85,6 +85,13 @@ def check_version(config: Mapping[str, Any]) -> None:
         )
 
 
+def check_addressed(config: Mapping[str, Any], name: str) -> None:
+    """Refuse a request of another protocol version, or one that names another machine than this one."""
+    check_version(config)
+    if config.get(protocol.MACHINE, name) != name:
+        raise malformed("the request names another machine")
+
+
 def integer_entry(config: Mapping[str, Any], key: str, low: int, high: int) -> int:
     """Read an integer of the request, or refuse it."""
     value = config.get(key)
