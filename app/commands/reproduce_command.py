@@ -53,8 +53,7 @@ def reproduce(
     only_list: Annotated[bool, typer.Option("--list", help="Print the papers, and end.")] = False,
 ) -> None:
     """Reproduce a paper's tables, or with --set or --config any other cell of them."""
-    from ..papers.planned_runs import plan_runs, with_twins
-    from ..papers.reproduction import tables_of
+    from ..papers.reproduction import plan_runs, tables_of, with_twins
 
     with failing_clearly():
         if only_list:

@@ -7,8 +7,7 @@ import math
 import pytest
 from murmurfl.app.papers import PAPERS, Cell
 from murmurfl.app.papers.accuracy import ALONE, AccuracyTable
-from murmurfl.app.papers.planned_runs import RunKey, plan_runs
-from murmurfl.app.papers.reproduction import run_cells, write_reproduction
+from murmurfl.app.papers.reproduction import RunKey, plan_runs, run_cells, write_reproduction
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 

@@ -5,12 +5,11 @@ import json
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.papers import PAPERS, Cell
-from murmurfl.app.papers import planned_runs as twins
 from murmurfl.app.papers.accuracy import AccuracyTable
 from murmurfl.app.papers.best_accuracy import BestTable
 from murmurfl.app.papers.jiang_2026 import ExcessRiskTable
-from murmurfl.app.papers.planned_runs import WITHOUT, plan_runs, with_twins
-from murmurfl.app.papers.reproduction import run_cells, write_reproduction
+from murmurfl.app.papers.paper import is_without_noise
+from murmurfl.app.papers.reproduction import WITHOUT, plan_runs, run_cells, with_twins, write_reproduction
 from murmurfl.app.papers.sums_on_mnist import TrustTable
 from murmurfl.app.papers.tran_cutkosky_2022 import GradientNormTable
 from murmurfl.app.papers.zhang_2025 import RegretTable
@@ -104,4 +103,4 @@ def test_the_command_makes_them_where_they_are_asked_for(tmp_path):
         (cell,) = json.loads(result.stdout)["cells"]
         made[bool(option)] = set(cell["algorithms"])
     assert made[True] - made[False] == {WITHOUT}
-    assert twins.is_without_noise({"mechanism": "none"})
+    assert is_without_noise({"mechanism": "none"})
