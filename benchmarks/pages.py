@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurfl.app.papers import PAPERS
-from murmurfl.app.papers.accuracy import ALONE, accuracy_rows, with_alone
+from murmurfl.app.papers.accuracy import ALONE, AccuracyTable, with_alone
 from murmurfl.app.papers.best_accuracy import BEST
 from murmurfl.app.papers.reproduction import cell_guarantees, tables_of
 from murmurfl.app.reports.table import spread
@@ -189,7 +189,7 @@ def _lines(cells: Sequence[Mapping[str, Any]]) -> str:
     labels = list(dict.fromkeys(label for cell in cells for label in cell["algorithms"]))
     lines = [f"| | mu | ε | {' | '.join(labels)} |", f"|---|---|---|{'---|' * len(labels)}"]
     for cell in cells:
-        rows = {row["algorithm"]: row for row in accuracy_rows({"cells": [cell]})}
+        rows = {row["algorithm"]: row for row in AccuracyTable().rows({"cells": [cell]})}
         any_row = next(iter(rows.values()))
         where = f"{any_row['asked']} of {any_row['machines']}"
         if cell["table"] != "paper's constants":
