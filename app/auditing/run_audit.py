@@ -29,8 +29,7 @@ from ...privacy.audit import Answers, AuditResult, audit_client, audit_secret_or
 from ...privacy.sums.masking import Sealed
 from ...privacy.sums.opening_rule import MemoryOpeningRecord, Opener, OpeningRefusedError
 from ...privacy.sums.roster import HelperKey
-from ..runs.experiment import Experiment, prepare
-from ..runs.possible_rounds import reply_is_lost
+from ..runs.experiment import Experiment, prepare, reply_is_lost
 from ..runs.run_guarantees import Figures, configured_figures, run_guarantee
 from ..settings.run_config import RunConfig
 from .scene import Scene

@@ -58,7 +58,7 @@ def report(
 
 def _make_twins(folders: list[Path]) -> None:
     """Every simulated run's twin without noise; of a run that can have none it is said why."""
-    from ..runs.without_noise import add_alone, add_without_noise
+    from ..runs.simulate import add_alone, add_without_noise
 
     for folder in folders:
         try:

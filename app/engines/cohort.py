@@ -24,9 +24,8 @@ from ...strategies.rounds.known_machines import NumberedNames
 from ...strategies.rounds.replies import LARGEST_COUNT, SummedReplies
 from ..data.shards import Shards
 from ..data.task import Shard
-from ..runs.experiment import Experiment
+from ..runs.experiment import Experiment, reply_is_lost
 from ..runs.machine_statements import GroupedStatements, said_alike
-from ..runs.possible_rounds import reply_is_lost
 from .compiled import compiled_rows, worth_compiling
 
 DEFAULT_ROW_CACHE_MIB = 256.0

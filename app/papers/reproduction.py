@@ -28,8 +28,8 @@ from ..methods.auto_method import AUTO
 from ..methods.presets import constant_feature
 from ..models.softmax import SoftmaxRegression
 from ..reports.table import Table, statistics
-from ..runs.alone import alone
 from ..runs.experiment import prepare
+from ..runs.simulated_figures import alone
 from ..settings.run_config import NO_NOISE, RunConfig, run_keys, without_unread
 from ..settings.side_settings import is_centred
 from .accuracy import FIGURES, Run, TableKind, Trial, entries_of, with_alone

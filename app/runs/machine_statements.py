@@ -153,3 +153,53 @@ def stated(statements: Mapping[str, Statement]) -> dict[str, Any]:
 def releases_made(statements: Mapping[str, Statement]) -> int:
     """The releases that all machines together say they made."""
     return sum(group.count * int(group.statement["releases"]) for group in statement_groups(statements))
+
+
+_NOTHING = -1
+
+
+class Participation(Mapping[str, "int | None"]):
+    """The machines asked in a round, and the number of the release aggregated of each, or None.
+
+    Parameters
+    ----------
+    numbers : ndarray of int
+        Of the machines, ascending.
+    releases : ndarray of int
+        As many; -1 for None.
+    """
+
+    def __init__(self, numbers: NDArray[np.integer], releases: NDArray[np.integer]) -> None:
+        self._numbers, self._releases = numbers, releases
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, self._numbers.tolist())
+
+    def __getitem__(self, name: str) -> int | None:
+        place = int(np.searchsorted(self._numbers, int(name))) if name.isascii() and name.isdigit() else len(self)
+        if place == len(self) or str(self._numbers[place]) != name:
+            raise KeyError(name)
+        release = int(self._releases[place])
+        return None if release == _NOTHING else release
+
+    def plain(self) -> dict[str, int | None]:
+        """The mapping as a dict."""
+        releases = (None if release == _NOTHING else release for release in self._releases.tolist())
+        return dict(zip(self, releases, strict=True))
+
+
+def compact(asked: Mapping[str, int | None]) -> Mapping[str, int | None]:
+    """A mapping as two arrays where its names are ascending numbers; otherwise as it is."""
+    if not all(name.isascii() and name.isdigit() for name in asked):
+        return asked
+    try:
+        numbers = np.array([int(name) for name in asked], dtype=np.int32)
+        releases = np.array([_NOTHING if release is None else release for release in asked.values()], dtype=np.int32)
+    except (OverflowError, ValueError):
+        return asked
+    made = Participation(numbers, releases)
+    plain = bool((np.diff(numbers) > 0).all()) and all(map(str.__eq__, made, asked))
+    return made if plain else asked

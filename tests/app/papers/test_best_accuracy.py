@@ -21,7 +21,7 @@ from murmurfl.app.papers.best_accuracy import (
     epsilon_name,
 )
 from murmurfl.app.papers.reproduction import plan_runs, run_cells, write_reproduction
-from murmurfl.app.runs.alone import alone
+from murmurfl.app.runs.simulated_figures import alone
 from murmurfl.app.settings.run_config import RunConfig
 
 from benchmarks import pages

@@ -10,12 +10,12 @@ from murmurfl.app.data.loading import load_dataset, load_shards
 from murmurfl.app.data.task import Dataset
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.reports.finding import find_runs
-from murmurfl.app.runs import alone as module
-from murmurfl.app.runs.alone import NOTE, alone
+from murmurfl.app.runs import simulated_figures as module
 from murmurfl.app.runs.outcome import Outcome
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from murmurfl.app.runs.run_summary import closing_lines, summary_lines
-from murmurfl.app.runs.without_noise import add_alone
+from murmurfl.app.runs.simulate import add_alone
+from murmurfl.app.runs.simulated_figures import NOTE, alone
 from murmurfl.app.settings.run_config import RunConfig
 from sklearn.linear_model import LogisticRegression, Ridge
 from typer.testing import CliRunner

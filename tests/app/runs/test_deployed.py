@@ -14,7 +14,7 @@ from murmurfl.app.methods import METHODS
 from murmurfl.app.nodes.node_config import node_strategies
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import CHECKPOINT_NAME, FAILURE_NAME
-from murmurfl.app.runs.run_files import END_NAME, ask_to_end, write_failure, write_record
+from murmurfl.app.runs.result import END_NAME, ask_to_end, write_failure, write_record
 from murmurfl.app.runs.training_run import NoReleasesError, run_experiment
 from murmurfl.app.server_app import is_deployed, run_folder
 from murmurfl.app.settings.run_config import RunConfig

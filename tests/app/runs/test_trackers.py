@@ -6,9 +6,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from murmurfl.app.commands.main import cli
-from murmurfl.app.runs import trackers
+from murmurfl.app.runs import progress as trackers
+from murmurfl.app.runs.progress import EPSILON, TrackerError, check_trackers, tracking
 from murmurfl.app.runs.run_guarantees import expected_guarantee
-from murmurfl.app.runs.trackers import EPSILON, TrackerError, check_trackers, tracking
 from murmurfl.app.settings.run_config import TRACKERS, RunConfig
 from murmurfl.privacy import ConfigurationError, gdp_epsilon
 from typer.testing import CliRunner

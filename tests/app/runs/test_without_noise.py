@@ -6,11 +6,11 @@ import logging
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.runs import without_noise as module
+from murmurfl.app.runs import simulate as module
 from murmurfl.app.runs.outcome import Twin
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from murmurfl.app.runs.run_summary import closing_lines
-from murmurfl.app.runs.without_noise import NOTE, add_without_noise, configs_without_noise, without_noise
+from murmurfl.app.runs.simulate import NOTE, add_without_noise, configs_without_noise, without_noise
 from murmurfl.app.settings.run_config import NO_NOISE, RunConfig
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
