@@ -124,6 +124,8 @@ class RunResult:
     releases = _recorded("releases", "Releases that the machines say they made.")
     refusals = _recorded("refusals", "Requests that machines refused.")
     lost_replies = _recorded("lost_replies", "Replies that did not come.")
+    min_honest = _recorded("min_honest", "Under secure aggregation, h, the honest machines of each sum; else None.")
+    min_cohort = _recorded("min_cohort", "Under secure aggregation, the fewest releases of a sum; else None.")
     config = _recorded("config", "The run configuration, with what preset and data made of it.")
     per_round = _recorded("per_round", "What became of every round.")
     accuracy = _recorded("accuracy", "On the test set, after the last round; None where the model has none.")
@@ -261,7 +263,9 @@ class RunResult:
             device=self.device or None,
             chosen_by=experiment.chosen_by or None,
             chosen_because=experiment.chosen_because or None,
-            min_cohort=self.figures.min_cohort,
+            **vars(self.figures),
+            epsilon=self.epsilon,
+            epsilon_local=self.epsilon_local,
             helpers=config.helpers if config.secure else None,
             delta=config.delta,
             forecast=None if self.forecast is None else self.forecast.document(),
