@@ -30,8 +30,7 @@ from ..models.softmax import SoftmaxRegression
 from ..reports.table import Table, statistics
 from ..runs.experiment import prepare
 from ..runs.simulated_figures import alone
-from ..settings.run_config import NO_NOISE, RunConfig, run_keys, without_unread
-from ..settings.side_settings import is_centred
+from ..settings.run_config import NO_NOISE, RunConfig, is_centred, run_keys, without_unread
 from .accuracy import FIGURES, Run, TableKind, Trial, entries_of, with_alone
 from .paper import VALIDATION_SEEDS, Cell, Overrides, Paper, Settings, is_without_noise
 from .sweep import CURVES, run_sweep, sweep_of

@@ -25,8 +25,7 @@ from typing import Any
 
 from ...privacy import Guarantee, MurmurflError, rounded_up
 from ...strategies import RoundReport
-from ..settings.run_config import RunConfig
-from ..settings.trust_settings import helper_names
+from ..settings.run_config import RunConfig, helper_names
 from .outcome import Outcome
 from .run_summary import shown_accuracy
 

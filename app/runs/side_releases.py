@@ -51,8 +51,7 @@ from ..methods.presets import plan_or_largest_mu
 from ..methods.problem import trained_samples
 from ..models.model import Model
 from ..settings.registry import registry
-from ..settings.run_config import RunConfig
-from ..settings.side_settings import is_centred, is_evaluated
+from ..settings.run_config import RunConfig, is_centred, is_evaluated
 
 logger = logging.getLogger("flwr")
 

@@ -22,8 +22,7 @@ from ..methods.auto_method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
 from ..nodes.flower_internals import Run
 from ..planning.rehearsal import foretold
-from ..settings.run_config import RunConfig
-from ..settings.trust_settings import nothing_gained
+from ..settings.run_config import RunConfig, nothing_gained
 from .experiment import Experiment, prepare, reply_is_lost, worked_out
 from .machine_statements import compact, listed
 from .progress import Progress
