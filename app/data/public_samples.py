@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ...privacy import derived_seed
 from ..settings.run_config import RunConfig
+from .built_in_tasks import read_mnist
 from .loading import data_file, table_rows
-from .mnist import read_mnist
 from .task import Dataset, Task
 
 Samples = tuple[NDArray[np.floating], NDArray[Any]]

@@ -22,7 +22,7 @@ from ...privacy.machine.clipping_figures import observing
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
 from ...strategies.rounds.known_machines import NumberedNames
 from ...strategies.rounds.replies import LARGEST_COUNT, SummedReplies
-from ..data.shards import Shards
+from ..data.partition import Shards
 from ..data.task import Shard
 from ..runs.experiment import Experiment, reply_is_lost
 from ..runs.machine_statements import GroupedStatements, said_alike

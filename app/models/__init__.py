@@ -5,11 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ..settings.registry import Registry
-from .linear import LINEAR
+from .linear import LINEAR, Softmax
 from .model import Model, ModelKind
-from .own_model import own_model
-from .softmax import Softmax
-from .torch_networks import NETWORKS
+from .torch_networks import NETWORKS, own_model
 
 __all__ = ["MODELS", "make_model"]
 

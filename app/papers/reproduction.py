@@ -26,7 +26,7 @@ from ..engines.start import ENGINES, run_document
 from ..methods import METHODS, Problem
 from ..methods.auto_method import AUTO
 from ..methods.presets import constant_feature
-from ..models.softmax import SoftmaxRegression
+from ..models.linear import SoftmaxRegression
 from ..reports.table import Table, statistics
 from ..runs.experiment import prepare
 from ..runs.simulated_figures import alone

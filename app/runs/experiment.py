@@ -25,7 +25,7 @@ from ...privacy.sums.roster import MachineKey
 from ...strategies import ReleaseStrategy
 from ...strategies.rounds.sampling import first_asked_too_often, sample_numbers
 from ..data.loading import load_dataset, load_shards
-from ..data.shards import shard_sizes
+from ..data.partition import shard_sizes
 from ..data.task import Dataset
 from ..methods import METHODS, Method, Problem
 from ..methods.auto_method import AUTO

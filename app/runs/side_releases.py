@@ -44,7 +44,7 @@ from ...strategies import (
     TrustedMeanOfFeatures,
     TrustedPrivateEvaluation,
 )
-from ..data.shards import shard_sizes
+from ..data.partition import shard_sizes
 from ..data.task import Dataset
 from ..methods import Problem
 from ..methods.presets import plan_or_largest_mu

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...privacy.mechanisms.optimal import cached
 from ..data.loading import load_dataset, wanted_by
-from ..data.shards import Parts
+from ..data.partition import Parts
 from ..data.task import Dataset, Shard, settings
 from ..models.fitted_linear import logistic, ridge
 from ..models.model import Batch, Model, area_under_curve

@@ -17,11 +17,17 @@ from numpy.typing import NDArray
 
 from ....clients.adapters.torch_model import ModuleGradients
 from ....privacy import ConfigurationError
-from ...data.shards import PerMachine
+from ...data.partition import PerMachine
 from ...data.task import Shard
-from ...models.linear import LinearModel, LogisticRegression, MeanEstimation, NonconvexLogistic, RidgeRegression
+from ...models.linear import (
+    LinearModel,
+    LogisticRegression,
+    MeanEstimation,
+    NonconvexLogistic,
+    RidgeRegression,
+    SoftmaxRegression,
+)
 from ...models.model import Model, Parameters
-from ...models.softmax import SoftmaxRegression
 from .device_counts import DeviceContributions, DeviceOuterProducts, DeviceRows
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ import sys
 import numpy as np
 import pytest
 from murmurfl.app.data.loading import load_shards
-from murmurfl.app.data.partition import PARTITIONS
-from murmurfl.app.data.shards import Parts, Shards, shard_sizes
+from murmurfl.app.data.partition import PARTITIONS, Parts, Shards, shard_sizes
 from murmurfl.app.data.task import Dataset, Shard
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import derived_seed

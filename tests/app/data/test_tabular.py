@@ -6,8 +6,8 @@ import os
 
 import numpy as np
 import pytest
+from murmurfl.app.data.built_in_tasks import unit_rows
 from murmurfl.app.data.loading import load_dataset
-from murmurfl.app.data.tabular import unit_rows
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.run_summary import shown_accuracy

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from murmurfl.app.models import softmax
+from murmurfl.app.models import linear as softmax
 from murmurfl.clients import TorchGradients
 from murmurfl.clients.adapters.per_sample_gradients import (
     LEAST_TOGETHER,

@@ -14,7 +14,7 @@ MINE = """
 import numpy as np
 import torch
 from murmurfl.app.models.model import ModelKind
-from murmurfl.app.models.softmax import SoftmaxRegression
+from murmurfl.app.models.linear import SoftmaxRegression
 
 
 def make_model(num_features, num_classes):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from murmurfl.app.models import make_model
-from murmurfl.app.models.softmax import SoftmaxRegression
+from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.models.torch_networks import ConvolutionalNetwork, MultilayerPerceptron
 from murmurfl.clients.adapters.per_sample_gradients import rows_unmixed, stacked_gradients
 from murmurfl.clients.full_batch_client import CountedGradients

@@ -16,7 +16,7 @@ from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.methods import METHODS
-from murmurfl.app.models.softmax import SoftmaxRegression
+from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.runs import result as folders
 from murmurfl.app.runs import result as record
 from murmurfl.app.runs.experiment import prepare

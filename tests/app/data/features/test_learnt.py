@@ -3,17 +3,19 @@
 import numpy as np
 import pytest
 from murmurfl.app.data.features import FEATURES
-from murmurfl.app.data.features import frozen_net as weights
-from murmurfl.app.data.features.frozen_net import (
+from murmurfl.app.data.features import learnt as weights
+from murmurfl.app.data.features.learnt import (
+    LEARNT,
     SHA256,
+    framed,
     frozen_net,
+    morlet,
     quantised,
     read_weights,
     restored,
+    scattering,
     unpacked_weights,
 )
-from murmurfl.app.data.features.learnt import LEARNT, framed
-from murmurfl.app.data.features.scattering import morlet, scattering
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from murmurfl.app.data.features.oriented_gradients import oriented_gradients
-from murmurfl.app.data.features.pixels import pooled
+from murmurfl.app.data.features.gradients import oriented_gradients, pooled
 
 
 def test_oriented_gradients_depend_on_their_image_alone_and_have_the_stated_norm():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from murmurfl.app.data.features import FEATURES
-from murmurfl.app.data.features.soft_gradients import ORIENTATIONS, sampled_blur, soft_gradients, stride_for
+from murmurfl.app.data.features.gradients import ORIENTATIONS, sampled_blur, soft_gradients, stride_for
 from murmurfl.app.data.loading import load_dataset
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
@@ -67,7 +67,7 @@ def test_how_bright_white_is_does_not_matter_to_a_row_of_norm_one():
 
 
 def test_a_shift_by_a_pixel_changes_less_than_it_does_to_hard_cells():
-    from murmurfl.app.data.features.oriented_gradients import oriented_gradients
+    from murmurfl.app.data.features.gradients import oriented_gradients
 
     image = np.zeros((1, 28, 28), np.uint8)
     image[0, 8:20, 8:20] = 255
