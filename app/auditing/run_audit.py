@@ -56,22 +56,10 @@ MOST_SUMMED = 8
 class RunAudit:
     """The findings of an audit of a run configuration.
 
-    Parameters
-    ----------
-    result : AuditResult
-        Of mu, by a machine's stream or, under secure aggregation, by the sums of the honest machines' releases.
-    releases, parameters : int
-        K and d of the machine that was run.
-    canary_mu : float
-        The claim that would hold if no sample could move more than these canaries did: the most that they can show.
-    guarantee : Guarantee
-        The claim, in words.
-    summed : int
-        Machines in such a sum; 1 for a stream by itself.
-    local : AuditResult or None
-        Of mu_local under secure aggregation, by a machine's own stream.
-    unacknowledged : AuditResult or None
-        Of mu, where helpers open sums that a machine's release is in again, which they never should.
+    ``result`` is about mu: a machine's stream or, under secure aggregation, sums of ``summed`` honest machines'
+    releases. ``local`` is about mu_local, by a machine's own stream. ``unacknowledged`` is about mu where helpers open
+    sums that a machine's release is in again, which they never should. ``canary_mu`` is the most that these canaries
+    can show.
     """
 
     result: AuditResult
@@ -361,12 +349,8 @@ class Scene:
     def streams(self, canary: int, numbers: range, seed: int, *, summed: int = 1, ignored: bool = False) -> Answers:
         """Return the answers of several runs whose second canary is in release ``canary``, or in none if 0.
 
-        Parameters
-        ----------
-        summed : int
-            Machines per opened sum: the canary's, and others without a canary.
-        ignored : bool
-            Whether the canary's machine alone is told that none of its releases arrived.
+        A sum has the canary's machine and ``summed`` - 1 others without a canary. With ``ignored`` the canary's machine
+        alone is told that none of its releases arrived.
         """
         order = np.arange(self._samples)
         step = 1 if self.policy.order == "secret" else self.policy.batch_size
@@ -419,12 +403,9 @@ def _sum(releases: Sequence[Release | RefusedError]) -> Release | RefusedError:
 def canaries(
     model: Model, clip_norm: float, seed: int
 ) -> tuple[list[NDArray[Any]], NDArray[np.float32], NDArray[np.int64]]:
-    """Return the query point and the two samples whose clipped gradients are farthest apart, of a few candidates.
+    """The query point, and the two of a few samples whose clipped gradients are farthest apart there.
 
-    Returns
-    -------
-    tuple
-        The point, the features of the two samples, shape (2, features), and their labels.
+    Features have shape (2, features).
     """
     generator = np.random.Generator(np.random.Philox(key=derived_seed("canary", seed)))
     directions = generator.standard_normal((_DIRECTIONS, model.num_features))

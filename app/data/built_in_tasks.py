@@ -83,21 +83,9 @@ class MnistParity(ImageTask):
 
 
 def read_mnist(root: str, download: bool, setting: str) -> Images:
-    """Read MNIST.
+    """Read MNIST with torchvision from the data root; with ``download`` missing files are fetched there first.
 
-    Parameters
-    ----------
-    root : str
-        The data root, empty if there is none.
-    download : bool
-        Whether to fetch missing files into the data root.
-    setting : str
-        What asks for it, for a refusal.
-
-    Raises
-    ------
-    ConfigurationError
-        If MNIST or torchvision is missing.
+    ``setting`` names in a refusal what asks for it.
     """
     fetch, read_images, read_labels = _torchvision(setting)
     if not root:
@@ -243,13 +231,7 @@ class TabularTask(Task):
 
     @abstractmethod
     def rows(self, root: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Scaled values and classes of all people.
-
-        Raises
-        ------
-        ConfigurationError
-            If the file is not under the data root.
-        """
+        """Scaled values and classes of all people."""
 
 
 class CreditDefault(TabularTask):

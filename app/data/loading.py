@@ -24,13 +24,7 @@ from .task import Dataset, Shard, Task, refuse_text, settings
 
 
 def data_file(root: str, name: str) -> Path:
-    """Path of a file under the data root.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is not there.
-    """
+    """Path of a file under the data root; raises ConfigurationError if it is not there."""
     path = Path(root).expanduser() / name if root else Path(name)
     if not root or not path.is_file():
         raise ConfigurationError(
@@ -49,10 +43,7 @@ def table_rows(path: Path) -> list[list[str]]:
 def load_dataset(config: RunConfig) -> Dataset:
     """The data set of a run configuration; what the task loads is cached in this process.
 
-    Raises
-    ------
-    ConfigurationError
-        If the data are not where the configuration says, or are too few for what it sets aside.
+    Raises ConfigurationError if the data are not where the configuration says, or are too few for what it sets aside.
     """
     dataset = loaded(config)
     if config.validation_samples:
@@ -102,15 +93,8 @@ def public_shard(dataset: Dataset, first: int) -> Shard | None:
 def load_shards(config: RunConfig, dataset: Dataset, *, stated: bool = False) -> Shards | OwnedShards:
     """Every machine's samples, or owners, under the configuration's partition, in an order of its seed.
 
-    Parameters
-    ----------
-    stated : bool
-        Whether machines state themselves how many samples they have; then none of these numbers bounds anything.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are fewer samples than machines, or a machine would have less than one batch.
+    With ``stated`` machines state themselves how many samples they have; then none of these numbers bounds anything.
+    Raises ConfigurationError if there are fewer samples than machines, or a machine would have less than one batch.
     """
     samples = len(dataset.train_labels)
     if config.num_clients > samples:
@@ -223,15 +207,7 @@ def _only(dataset: Dataset, kept: NDArray[np.int64]) -> Dataset:
 def checked(dataset: Dataset, setting: str) -> Dataset:
     """Return a data set in the types that models take, once its arrays fit each other.
 
-    Parameters
-    ----------
-    setting : str
-        What gave it, for the refusal.
-
-    Raises
-    ------
-    ConfigurationError
-        With the wrong array and its error; it reveals nothing of any one sample.
+    Raises ConfigurationError with the wrong array, ``setting`` and its error; it reveals nothing of any one sample.
     """
     if not isinstance(dataset, Dataset):
         raise ConfigurationError(f"Expected {setting} to give a Dataset, got {type(dataset).__name__}.")

@@ -44,12 +44,7 @@ class PerMachine(Sequence[T]):
 class Parts(PerMachine[NDArray[np.int64]]):
     """Numbers of every machine's samples in the order in which it uses them; each machine's is a view.
 
-    Parameters
-    ----------
-    numbers : ndarray of shape (samples,), int64
-        Of all machines, one machine after the other.
-    sizes : ndarray of shape (M,), int64
-        Samples of each machine.
+    ``numbers`` has those of all machines, one machine after the other; ``sizes`` how many each has.
     """
 
     def __init__(self, numbers: NDArray[np.int64], sizes: NDArray[np.integer]) -> None:
@@ -153,22 +148,10 @@ def shard_sizes(shards: Sequence[Any], used: Callable[[int], int] = int) -> list
 class OwnedShards(PerMachine[OwnedSamples]):
     """Machines whose samples are grouped by owner, at most ``most`` of each.
 
-    Parameters
-    ----------
-    dataset : Dataset
-        If it names no owners, every ``most`` consecutive samples of a machine stand for one owner's, which shows on any
-        data what protecting owners costs.
-    parts : Parts
-        An owner with samples on several machines is one on each of them.
-    most : int
-        j, samples of an owner that are used.
-    seed : int
-        Of the run; simulated machines' secrets follow from it.
-
-    Notes
-    -----
-    For simulated machines: each owner has a place of its own (:meth:`~murmurfl.privacy.Owners.one_each`). Owners of
-    real machines fall into places (:meth:`real`).
+    Where the data name no owners, every ``most`` consecutive samples of a machine stand for one owner's, which shows on
+    any data what protecting owners costs. An owner with samples on several machines is one on each of them. Simulated
+    machines' secrets follow from the run's ``seed``, and each of their owners has a place of its own
+    (:meth:`~murmurfl.privacy.Owners.one_each`); owners of real machines fall into places (:meth:`real`).
     """
 
     def __init__(self, dataset: Dataset, parts: Parts, most: int, seed: int) -> None:
@@ -185,19 +168,10 @@ class OwnedShards(PerMachine[OwnedSamples]):
         return OwnedSamples(self._arrays, self._owners[number])
 
     def real(self, machine: int, secret: bytes, places: int | None) -> OwnedSamples:
-        """A real machine's samples, of data that name owners.
+        """A real machine's samples, of data that name owners: stand-ins are for simulation.
 
-        Parameters
-        ----------
-        secret : bytes
-            Of its ledger (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`).
-        places : int, optional
-            As its operator has decided; default the number of owners.
-
-        Raises
-        ------
-        ConfigurationError
-            If the data name no owners: stand-ins are for simulation.
+        ``secret`` is its ledger's (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`), ``places`` as its operator has
+        decided; default the number of owners.
         """
         if self._owner_of is None:
             raise ConfigurationError(
@@ -247,10 +221,7 @@ class Partition(ABC):
 class ByLabel(Partition):
     """A partition that sees only the samples' labels, and takes samples in a seeded order.
 
-    Attributes
-    ----------
-    reads : frozenset of str, optional
-        Fields of the run configuration that determine it; None for all.
+    ``reads`` are the fields of the run configuration that determine it; None for all.
     """
 
     reads: frozenset[str] | None = None
@@ -259,16 +230,9 @@ class ByLabel(Partition):
     def split(
         self, labels: NDArray[Any], order: NDArray[np.int64], config: RunConfig, generator: np.random.Generator
     ) -> Sequence[NDArray[np.int64]]:
-        """Split the shuffled numbers of ``order`` into parts, one a machine.
+        """Split ``order``, shuffled numbers of all training samples, into parts, one a machine.
 
-        Parameters
-        ----------
-        labels : ndarray of shape (samples,)
-            Of all training samples, in the data set's order.
-        order : ndarray of shape (samples,), int64
-            Shuffled numbers of all training samples.
-        generator : numpy.random.Generator
-            For other draws.
+        ``labels`` are in the data set's order; ``generator`` is for other draws.
         """
 
     def parts(self, dataset: Dataset, config: RunConfig) -> Sequence[NDArray[np.int64]]:

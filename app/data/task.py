@@ -292,13 +292,7 @@ class FunctionTask(Task):
 
 
 def own_task(found: Any, name: str) -> Task:
-    """The task of a user's object that is no Task itself.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is neither a function nor data.
-    """
+    """The task of a user's object that is no Task; raises ConfigurationError if it is neither a function nor data."""
     if isinstance(found, Dataset | tuple | list):
         return FunctionTask(lambda: found, name)
     if isinstance(found, type) or not callable(found):

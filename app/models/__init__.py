@@ -21,17 +21,8 @@ def make_model(
 ) -> Model:
     """The model of a run configuration, cached: every message of a simulation asks for it.
 
-    Parameters
-    ----------
-    feature_bound : float
-        R of the linear models.
-    constant : bool
-        Whether the features have a constant, which replaces a bias.
-
-    Raises
-    ------
-    ConfigurationError
-        If the name is unknown or the model does not fit the data.
+    With a ``constant`` among the features it has no bias. Raises ConfigurationError if the name is unknown or the model
+    does not fit the data.
     """
     kind = MODELS[name]
     return (kind.make_biasless if constant else kind.make)(num_features, num_classes, feature_bound)

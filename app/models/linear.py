@@ -171,8 +171,6 @@ class RidgeRegression(LinearModel):
 class MeanEstimation(Model):
     """Half the squared distance to a sample, ||w - a||^2 / 2, whose minimum is the mean (jiang-2026); no accuracy.
 
-    Notes
-    -----
     Declares itself convex and 1-smooth. A clipped gradient is that of the Huber loss of the distance, which is convex
     and 1-smooth too. Features that are not finite count as zero.
     """
@@ -284,10 +282,7 @@ LINEAR = (
 class SoftmaxRegression(Model):
     """Softmax regression in closed form and float64, starting at zero (the papers' model).
 
-    Parameters
-    ----------
-    bias : bool
-        False for features with a constant.
+    Without ``bias`` for features with a constant.
     """
 
     rows_unmixed = True

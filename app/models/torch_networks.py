@@ -46,14 +46,7 @@ class PooledConvolution:
     """A 3 x 3 convolution of one image, then 2 x 2 max-pooling and ReLU; keeps what its gradient needs.
 
     Position (i, j) of the convolution lies at i x side + j, as in the image. The values between the rows are computed
-    and never used: a few more products, but long runs of memory.
-
-    Parameters
-    ----------
-    channels : int
-        Of the image.
-    side : int
-        Its height and width; pooling drops an odd last row or column of the convolution.
+    and never used: a few more products, but long runs of memory. Pooling drops an odd last row or column.
     """
 
     def __init__(self, channels: int, side: int, filters: int) -> None:
@@ -115,17 +108,9 @@ class PooledConvolution:
 class ConvolutionalGradients:
     """Gradients of the cross-entropy of two pooled convolutions and three dense layers, with ReLU in between.
 
-    Parameters
-    ----------
-    shapes : sequence of tuple of int
-        Weight and bias of each of the five layers, as in a PyTorch module.
-    side : int
-        Height and width of the grey images.
-
-    Notes
-    -----
-    In float32. If several values of a pooling window are largest, the first one gets the derivative, as in PyTorch. An
-    object serves one thread at a time.
+    ``shapes`` are those of weight and bias of each of the five layers, as in a PyTorch module; images are grey, of
+    ``side`` by ``side`` pixels. In float32. If several values of a pooling window are largest, the first one gets the
+    derivative, as in PyTorch. An object serves one thread at a time.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], side: int) -> None:
@@ -174,15 +159,7 @@ _FEW_VALUES = 1 << 21
 
 
 class SteadyRows:
-    """A network's gradients, computed for at least four samples: missing ones are filled up and dropped again.
-
-    Parameters
-    ----------
-    gradients : callable
-        As :class:`~murmurfl.clients.PerSampleGradients`; a batch is a pair of arrays.
-    num_parameters : int
-        d.
-    """
+    """A network's gradients, computed for at least four samples: missing ones are filled up and dropped again."""
 
     def __init__(
         self,
@@ -253,15 +230,11 @@ class MultilayerPerceptron(_InPyTorch):
 
 
 class ConvolutionalNetwork(Model):
-    """The CNN of zhang-2025, section V-B: two convolutions of 32 filters 3 x 3, each with ReLU and 2 x 2 max-pooling,
-    then dense layers of 64, 32 and 10 with ReLU between them.
+    """The CNN of zhang-2025, section V-B, on square grey images.
 
-    The paper's words leave open whether there is one pooling layer or two; with two, d = 63,242 on 28 x 28 images.
-
-    Parameters
-    ----------
-    num_features : int
-        Pixels of a square grey image.
+    Two convolutions of 32 filters 3 x 3, each with ReLU and 2 x 2 max-pooling, then dense layers of 64, 32 and 10 with
+    ReLU between them. The paper's words leave open whether there is one pooling layer or two; with two, d = 63,242 on
+    28 x 28 images.
     """
 
     most_samples = _MOST_SAMPLES
@@ -365,15 +338,7 @@ def _as_torch_wants(samples: Batch) -> Batch:
 
 
 class TorchModel(_InPyTorch):
-    """A user's own module, with the cross-entropy of its scores.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-        Takes rows of ``num_features`` values and gives ``num_classes`` scores.
-    make : callable
-        Makes another one.
-    """
+    """A user's own module, with the cross-entropy of its scores; ``make`` makes another one."""
 
     most_samples = _MOST_SAMPLES
 
@@ -440,8 +405,6 @@ NETWORKS = (
 class FunctionKind(ModelKind):
     """Models made by a user's function, ``function(num_features, num_classes)``.
 
-    Notes
-    -----
     Every guarantee needs row i of the gradients to depend on sample i alone. :class:`~murmurfl.clients.TorchGradients`
     ensures that for a module; for a Model it is the user's own promise.
     """
@@ -508,10 +471,7 @@ class FunctionKind(ModelKind):
 def own_model(found: Any, name: str) -> ModelKind:
     """The model kind of a user's object that is no ModelKind itself.
 
-    Raises
-    ------
-    ConfigurationError
-        If it is neither a function nor a module of this process.
+    Raises ConfigurationError if it is neither a function nor a module of this process.
     """
     # One that was given in this process has its class's name; imported, each process would start from another.
     if _is_module(found) and name.startswith(f"{type(found).__module__}:{type(found).__qualname__}"):

@@ -31,10 +31,7 @@ from .paper import Cell, Overrides, Paper, everybody, is_without_noise
 class ExcessRiskTable(TableKind):
     """A line for each cell: the excess risk of every algorithm at the best of its steps that the guarantee covers.
 
-    Parameters
-    ----------
-    paper_sizes : mapping of str to (int, int)
-        n and d of the paper's data, by task.
+    ``paper_sizes`` are n and d of the paper's data, by task.
     """
 
     name = "excess-risk"

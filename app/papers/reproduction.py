@@ -125,11 +125,7 @@ _OF_NOISE = ("schedule", "secret-order", "epsilon")
 def with_twins(cells: Sequence[Cell]) -> list[Cell]:
     """Cells with one more algorithm: the first that can be run without noise, without noise.
 
-    A cell that has an algorithm without noise already gets no other.
-
-    Notes
-    -----
-    A twin is not private, and every caption says so of it.
+    A cell that has an algorithm without noise already gets no other. A twin is not private, and every caption says so.
     """
     return [_with_twin(cell) for cell in cells]
 
@@ -306,25 +302,11 @@ def run_cells(
     say: Callable[[str], None] | None = None,
     on_run: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Run every algorithm of every cell with seeds 1 .. seeds; finished runs found in ``out`` are not run again.
+    """Run every algorithm of every cell with seeds 1 .. seeds; finished runs in ``out``/runs are not run again.
 
-    Parameters
-    ----------
-    kind : TableKind
-        What the runs are made for.
-    seeds : int
-        Runs of each.
-    out : Path
-        Folder for ``runs/*.json``.
-    workers : int, optional
-        Runs at once, each in a process of its own; default as many as cores. Runs on the ray engine are made one after
-        the other, because it uses the cores itself.
-    ray_address : str
-        A Ray cluster on which the workers are; default this computer. Its nodes get the data from here.
-    say : callable, optional
-        Told what is waited for, in a sentence.
-    on_run : callable, optional
-        Called with runs done and runs in all.
+    Runs are made by ``workers`` processes at once, by default as many as cores, on this computer or on the Ray cluster
+    at ``ray_address``, whose nodes get the data from here; runs on the ray engine are made one after the other, because
+    it uses the cores itself. ``say`` is told what is waited for, ``on_run`` the runs done and the runs in all.
 
     Returns
     -------
@@ -443,12 +425,7 @@ def caption_guarantee(config: RunConfig, mu_local: float = math.inf) -> Guarante
 def table_caption(document: Mapping[str, Any], *, in_columns: bool = False) -> str:
     """The caption of a reproduction's table: what its epsilons are true of.
 
-    Parameters
-    ----------
-    document : mapping
-        Of a reproduction, with its ``cells``.
-    in_columns : bool
-        Whether the table has columns for what secure aggregation rests on (:func:`~murmurfl.privacy.caption`).
+    With ``in_columns`` the table has columns for what secure aggregation rests on (:func:`~murmurfl.privacy.caption`).
     """
     guarantees, noiseless = cell_guarantees(document)
     sentences = [caption(guarantees, in_columns=in_columns)] if guarantees else []
@@ -480,13 +457,7 @@ def cell_guarantees(document: Mapping[str, Any]) -> tuple[list[tuple[str, Guaran
 
 
 def write_reproduction(document: Mapping[str, Any], name: str, kind: TableKind, out: Path) -> list[Table]:
-    """Write ``<name>.json``, ``.csv``, ``.md`` and ``.png`` into a folder.
-
-    Returns
-    -------
-    list of Table
-        What the Markdown holds.
-    """
+    """Write ``<name>.json``, ``.csv``, ``.md`` and ``.png`` into a folder; what the Markdown holds is returned."""
     out.mkdir(parents=True, exist_ok=True)
     first, *further = tables = tables_of(document, name, kind)
     (out / f"{name}.json").write_text(json.dumps(document, indent=kind.indent) + "\n")

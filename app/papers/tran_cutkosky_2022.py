@@ -56,12 +56,8 @@ class _Point(NamedTuple):
 class GradientNormTable(TableKind):
     """A line for each algorithm: its gradient norms; and the powers of epsilon and N that they go with.
 
-    Parameters
-    ----------
-    rates : mapping of str to float
-        The theorems' powers of epsilon N, by algorithm.
-    model_names : mapping of str to str
-        What the table of powers calls a model.
+    ``rates`` are the theorems' powers of epsilon N by algorithm, ``model_names`` what the table of powers calls a
+    model.
     """
 
     name = "gradient-norm"

@@ -141,15 +141,10 @@ class Experiment(Problem):
     def client(
         self, machine: int, ledger: Ledger, rows: RowCache | None = None, *, masked: bool = False
     ) -> PrivateClient:
-        """A simulated machine, with seeded keys. For engines only.
+        """A simulated machine, with seeded keys; for engines only.
 
-        Parameters
-        ----------
-        rows : RowCache, optional
-            Of noise rows.
-        masked : bool
-            Whether it hides its releases under secure aggregation, as it must where it answers messages. Masks cancel
-            exactly, so an engine without messages leaves them out.
+        With ``masked`` it hides its releases under secure aggregation, as it must where it answers messages. Masks
+        cancel exactly, so an engine without messages leaves them out.
         """
         name = str(machine)
         keys = SimulatedKeys(self.config.seed, name)
@@ -167,15 +162,9 @@ class Experiment(Problem):
     ) -> ReleaseStrategy[Any]:
         """The server's half.
 
-        Parameters
-        ----------
-        deployed : bool
-            For real machines. Then the session has a fresh random name, because their ledgers know every session they
-            ever took part in, and a trusted server's noise key comes from the operating system.
-        centre : ndarray, optional
-            What machines see their samples from (:meth:`~murmurfl.app.runs.side_releases.MeanSide.collect`).
-        **options
-            The strategy's own.
+        With ``deployed`` machines are real: the session has a fresh random name, because their ledgers know every
+        session they ever took part in, and a trusted server's noise key comes from the operating system. ``centre`` is
+        what machines see their samples from (:meth:`~murmurfl.app.runs.side_releases.MeanSide.collect`).
         """
         config, values = self.config, self.values
         common = {
@@ -277,12 +266,7 @@ def _chosen(config: RunConfig) -> Experiment:
 
 
 def situation_of(config: RunConfig) -> Situation:
-    """The situation of a run before its strategy is chosen: sizes and wishes.
-
-    Notes
-    -----
-    Of the samples it takes how many each machine has and of which shape they are.
-    """
+    """The situation of a run before its strategy is chosen: wishes and, of the samples, sizes and shapes alone."""
     data = load_dataset(config)
     sizes = tuple(shard_sizes(load_shards(config, data)))
     return Situation(config, sizes, data.num_features, data.num_classes, worked_out)

@@ -24,17 +24,7 @@ _DIGITS = 19
 
 @dataclass(frozen=True)
 class StatementGroup:
-    """Machines that say the same.
-
-    Parameters
-    ----------
-    statement : mapping
-        What each of them says.
-    count : int
-        How many they are.
-    first : str
-        The name of the first of them.
-    """
+    """Machines that say the same: what each says, how many they are, and the name of the first."""
 
     statement: Statement
     count: int
@@ -44,11 +34,8 @@ class StatementGroup:
 class GroupedStatements(Mapping[str, dict[str, Any]]):
     """The statements of simulated machines, by name, in the order of their names.
 
-    Parameters
-    ----------
-    parts : iterable of pairs of a statement and an ndarray of int
-        A statement, and the numbers of machines whose it is; a machine is in one of them at most, and a statement may
-        come several times.
+    Made of pairs of a statement and the numbers of machines whose it is; a machine is in one of them at most, and a
+    statement may come several times.
     """
 
     def __init__(self, parts: Iterable[tuple[Statement, NDArray[np.integer]]]) -> None:
@@ -99,14 +86,8 @@ def said_alike(
 ) -> GroupedStatements:
     """The statements of machines, of which one is asked for all that say the same.
 
-    Parameters
-    ----------
-    numbers : ndarray of int
-        Of the machines.
-    columns : iterable of arrays as long
-        What a machine's statement depends on: machines that agree in all of it say the same.
-    said : callable
-        What the machine of a number says.
+    Machines that agree in all ``columns``, arrays as long as ``numbers``, say the same; ``said`` gives what the machine
+    of a number says.
     """
     group = np.zeros(len(numbers), np.int64)
     for column in columns:
@@ -161,12 +142,7 @@ _NOTHING = -1
 class Participation(Mapping[str, "int | None"]):
     """The machines asked in a round, and the number of the release aggregated of each, or None.
 
-    Parameters
-    ----------
-    numbers : ndarray of int
-        Of the machines, ascending.
-    releases : ndarray of int
-        As many; -1 for None.
+    Held as two arrays: machines' numbers, ascending, and as many releases, -1 for None.
     """
 
     def __init__(self, numbers: NDArray[np.integer], releases: NDArray[np.integer]) -> None:

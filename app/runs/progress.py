@@ -83,24 +83,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class RoundLine:
-    """One round as a line of text.
+    """One round as a line of text: Progress as far as the line has it, its epsilons rounded up.
 
-    Parameters
-    ----------
-    server_round, num_rounds : int
-        t and T.
-    accuracy, loss : float or None
-        Of the central evaluation, in rounds that have one.
-    epsilon : str
-        Of the whole run, rounded up.
-    epsilon_local : str
-        Under secure aggregation, what holds whatever happens, rounded up; empty under another trust.
-    fast : bool
-        Whether the noise is ``fast``, so that epsilon protects nobody.
-    aggregated, asked : int
-        Replies that entered the model, and machines asked.
-    seconds_left : float or None
-        Until the last round, if the others take as long as those after the first; None while that is not known.
+    ``epsilon_local`` is empty without secure aggregation; noise that is ``fast`` protects nobody.
     """
 
     server_round: int
@@ -365,10 +350,7 @@ def check_trackers(config: RunConfig) -> None:
 def tracking(config: RunConfig, folder: Path, guarantee: Guarantee) -> Iterator[Tracking]:
     """Start the trackers that a configuration asks for, and close them when the block ends, however it ends.
 
-    Raises
-    ------
-    TrackerError
-        If a package is missing.
+    Raises TrackerError if a package is missing.
     """
     check_trackers(config)
     if config.trackers:

@@ -367,12 +367,8 @@ _MOST_POINTS = 200
 def folder_for(out: Path, name: str | None, beginning: str) -> Iterator[Path]:
     """The folder of a run: ``out / name``, or without a name a new one named by the time.
 
-    The latter is unique even among runs that start in the same second, and is removed if it stays empty.
-
-    Raises
-    ------
-    ConfigurationError
-        If the name would leave ``out`` (:func:`~murmurfl.app.settings.run_config.check_run_name`).
+    The latter is unique even among runs that start in the same second, and is removed if it stays empty. Raises
+    ConfigurationError if the name would leave ``out`` (:func:`~murmurfl.app.settings.run_config.check_run_name`).
     """
     if name is not None:
         check_run_name(name)
@@ -431,10 +427,7 @@ def write_failure(error: Exception, folder: Path) -> None:
 def ask_to_end(folder: Path) -> None:
     """Ask the run on real machines that writes into a folder to end after its round, with its model so far.
 
-    Raises
-    ------
-    ConfigurationError
-        If no such run is under way there.
+    Raises ConfigurationError if no such run is under way there.
     """
     if not (folder / CHECKPOINT_NAME).exists() or (folder / RESULT_NAME).exists():
         raise ConfigurationError(
@@ -447,8 +440,6 @@ def ask_to_end(folder: Path) -> None:
 def machines_document(result: RunResult) -> dict[str, Any]:
     """The contents of ``machines.json``: who was asked when, and what a machine's releases cost one after the other.
 
-    Notes
-    -----
     A server knows all of it: whom it asked, whose release it aggregated, and the policies that machines state. ``mu``
     is bookkeeping, true of a number of releases fixed in advance (:meth:`murmurfl.privacy.NoisePlan.spent_mu`).
     """

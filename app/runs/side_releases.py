@@ -65,16 +65,9 @@ def part_session(session: str, part: str) -> str:
 
 
 def session_options(config: RunConfig, simulated: str, part: str = "", *, deployed: bool) -> dict[str, Any]:
-    """The session, the permit and the schema that a strategy of a run is told.
+    """The session, the permit and the schema that a strategy of a ``part`` of a run is told; empty for its training.
 
-    Parameters
-    ----------
-    simulated : str
-        The session's name in a simulation.
-    part : str
-        Of the run; empty for its training.
-    deployed : bool
-        Whether machines are real ones: then a session is named by the permit, or has a fresh name.
+    A simulation's session is named ``simulated``. Real machines' is named by the permit, or has a fresh name.
     """
     if not deployed:
         return {"session": simulated}
@@ -119,16 +112,8 @@ def beside_sides(policy: PrivacyPolicy, budget_mu: float) -> PrivacyPolicy:
 def features_bound(task: str, features: str, num_features: int, feature_bound: float) -> tuple[float, bool]:
     """The longest that a row of a task's features can be, and whether it has no negative values.
 
-    Parameters
-    ----------
-    num_features : int
-        Values of one sample.
-    feature_bound : float
-        R where the run declares it, else 0: the task's.
-
-    Notes
-    -----
-    Both follow from how features are made, never from data, and machines enforce them on every row.
+    ``feature_bound`` is R where the run declares it, else 0: the task's. Both results follow from how features are
+    made, never from data, and machines enforce them on every row.
     """
     the_task = registry("task")[task]
     declared = feature_bound or the_task.feature_bound
@@ -215,12 +200,7 @@ def _measured(model: Model, parameters: Sequence[NDArray[Any]], samples: Any) ->
 class RunSide(ABC):
     """A side release of a run.
 
-    Parameters
-    ----------
-    problem : Problem
-        The run.
-    policy : callable
-        The policy of everything else on a simulated machine; of None for the machine with the most samples.
+    ``policy`` gives that of everything else on a simulated machine; of None for the machine with the most samples.
     """
 
     problem: Problem
@@ -294,16 +274,9 @@ class RunSide(ABC):
 
 @dataclass(frozen=True)
 class FeatureMean:
-    """The mean that a run with centring saw samples from.
+    """The mean that a run with centring saw samples from, as machines released it in the round of the ``report``.
 
-    Parameters
-    ----------
-    centre : ndarray of shape (k,), float32
-        The mean of the features, as machines released it.
-    constant : float
-        What was appended to features seen from there (:func:`murmurfl.privacy.centred`).
-    report : RoundReport
-        Of the round in which machines released it.
+    ``constant`` was appended to features seen from there (:func:`murmurfl.privacy.centred`).
     """
 
     centre: NDArray[Any]

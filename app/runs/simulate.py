@@ -169,11 +169,7 @@ def configs_without_noise(outcome: Outcome) -> list[RunConfig]:
 
     In the first the preset chooses anew what it chose for the noise, in the second everything is the run's own, and in
     the third the rounds are the preset's as well: few rounds may be too few for steps that are not afraid of noise.
-
-    Raises
-    ------
-    ConfigurationError
-        If the run cannot be made again here, or not without noise.
+    Raises ConfigurationError if the run cannot be made again here, or not without noise.
     """
     if outcome.engine not in (*ENGINES, None):
         raise ConfigurationError(

@@ -35,24 +35,14 @@ class ComputableOptima(Protocol):
 class OnlineLosses:
     """Regret of online federated learning: the global models' losses on the samples their round is about to use.
 
-    With f^{r,t}_i the loss on the t-th sample of machine i in round r, and sums over all of them (zhang-2025,
-    section II),
+    With f^{r,t}_i the loss on the t-th sample of machine i in round r, and sums over all of them (zhang-2025, section
+    II),
 
         dynamic regret = sum (f(x^r) - min_x f^r(x)),    static regret = sum (f(x^r) - f(x*)),
 
     where f^r is the mean over round r and x* minimises the mean over all rounds. Models that give no loss with its
-    gradient have a cumulative loss alone.
-
-    Parameters
-    ----------
-    shards : sequence of Shard
-        Every machine's samples, in the order it uses them.
-    local_steps : int
-        tau, samples of a machine and round.
-    num_rounds : int
-        R.
-    data : str
-        Names the data, their order and the model, for optima to be found in the cache on disk.
+    gradient have a cumulative loss alone. ``shards`` are in the order of use, tau = ``local_steps``, R =
+    ``num_rounds``; ``data`` names data, order and model, for optima in the cache on disk.
     """
 
     def __init__(self, model: Model, shards: Sequence[Shard], local_steps: int, num_rounds: int, data: str) -> None:
@@ -70,14 +60,10 @@ class OnlineLosses:
             self.losses[server_round], _ = self._model.evaluate(parameters, self._round(server_round))
 
     def document(self, most_points: int = 200) -> dict[str, Any] | None:
-        """Cumulative loss and regrets after every few rounds, as plain values; None if rounds are missing.
+        """Cumulative loss and regrets after every few ``rounds``, as plain values; None if rounds are missing.
 
-        Returns
-        -------
-        dict
-            ``rounds`` and lists as long: ``cumulative-loss``, ``dynamic-regret`` and ``static-regret`` in sums of
-            losses over samples divided by the number of machines, as the paper has them. The regrets are None where
-            the optima are not known.
+        ``cumulative-loss``, ``dynamic-regret`` and ``static-regret`` are sums of losses over samples divided by the
+        number of machines, as the paper has them. The regrets are None where the optima are not known.
         """
         if len(self.losses) != self._num_rounds:
             return None
@@ -144,10 +130,7 @@ def _minimum(model: ComputableOptima, samples: Batch, start: NDArray[np.float64]
 class GradientNorms:
     """How near a run came to a stationary point: ||grad F(w_t)||, F the mean training loss (tran-cutkosky-2022).
 
-    Parameters
-    ----------
-    dataset : Dataset
-        Whose training samples are used; for a network the first 2,000 of them.
+    Of a network, over the first 2,000 training samples.
     """
 
     def __init__(self, model: Model, dataset: Dataset) -> None:

@@ -330,14 +330,7 @@ def _give_up(silent: list[RoundReport], patience: int) -> None:
 class LossyGrid(Grid):
     """Another grid, whose train replies are lost at random: the machine did its work, the server never hears of it.
 
-    Parameters
-    ----------
-    grid : Grid
-        Carries the messages.
-    lost_replies : float
-        Probability that a train reply is lost, each by itself.
-    seed : int
-        The same seed loses the same replies on every engine.
+    Each is lost by itself with probability ``lost_replies``; the same seed loses the same replies on every engine.
     """
 
     def __init__(self, grid: Grid, lost_replies: float, seed: int) -> None:

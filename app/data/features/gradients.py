@@ -22,25 +22,10 @@ def oriented_gradients(
 ) -> NDArray[np.float32]:
     """Histograms of oriented gradients: how much edge of each direction there is in each cell of an image.
 
-    Parameters
-    ----------
-    images : ndarray of shape (samples, height, width), uint8
-        height and width multiples of ``cell``.
-    orientations : int
-        Directions, over the full turn; an edge is shared between its two nearest.
-    cell : int
-        Side of a cell, in pixels.
-    norm : float
-        L2 norm that every sample's features are scaled to; a constant, so scaling reveals nothing about other samples.
-
-    Returns
-    -------
-    ndarray of shape (samples, height / cell x width / cell x orientations), float32
-        For 28 x 28 images and the defaults 7 x 7 x 8 = 392 features. A blank image gives zeros.
-
-    Notes
-    -----
-    After Dalal and Triggs (2005), without block normalisation. Row i depends on image i alone.
+    After Dalal and Triggs (2005), without block normalisation, each row scaled to ``norm``, a constant. Images have
+    shape (samples, height, width), height and width multiples of ``cell``; an edge is shared between its two nearest of
+    ``orientations`` directions over the full turn. Features have shape (samples, height / cell x width / cell x
+    orientations): 392 for 28 x 28 images and the defaults. Row i depends on image i alone; a blank image gives zeros.
     """
     samples, height, width = images.shape
     rows, columns = height // cell, width // cell
@@ -91,13 +76,7 @@ class OrientedGradients(OfMnist):
 
 
 def pooled(images: NDArray[np.uint8], block: int) -> NDArray[np.float32]:
-    """Means over square blocks of pixels, from 0 to 1: a fixed map, which costs no privacy.
-
-    Parameters
-    ----------
-    block : int
-        Pixels of a block's side; it divides the image's.
-    """
+    """Means over square blocks of ``block`` pixels a side, which divides the image's; from 0 to 1."""
     side = images.shape[1] // block
     blocks = images.reshape(len(images), side, block, side, block).mean(axis=(2, 4), dtype=np.float32)
     return (blocks / np.float32(255)).reshape(len(images), side * side)
@@ -155,24 +134,11 @@ def sampled_blur(side: int, stride: int) -> NDArray[np.float32]:
 
 
 def soft_gradients(images: NDArray[np.uint8], white: int = 255) -> NDArray[np.float32]:
-    """Soft histograms of gradients.
+    """Soft histograms of gradients, of shape (samples, rows x columns x 12).
 
-    Parameters
-    ----------
-    images : ndarray of shape (samples, height, width), uint8
-        Of at least 4 x 4 pixels.
-    white : int
-        Largest possible value of a pixel.
-
-    Returns
-    -------
-    ndarray of shape (samples, rows x columns x 12), float32
-        On a grid of one point every 4 pixels (every 2, or each, on images of less than 16, or 8, pixels), blurred by
-        half of that: 7 x 7 x 12 = 588 features of 28 x 28 pixels, 4 x 4 x 12 = 192 of 8 x 8.
-
-    Notes
-    -----
-    Row i depends on image i alone. For any image, no value is below zero and the L2 norm of a row is 1, or 0 if blank.
+    The grid has one point every 4 pixels (every 2, or each, on images of less than 16, or 8, pixels), blurred by half
+    of that: 7 x 7 x 12 = 588 features of 28 x 28 pixels, 4 x 4 x 12 = 192 of 8 x 8. Row i depends on image i alone; for
+    any image no value is below zero and the L2 norm of a row is 1, or 0 if blank.
     """
     samples, height, width = images.shape
     stride = stride_for(min(height, width))

@@ -48,16 +48,9 @@ SHA256 = MappingProxyType(
 
 @lru_cache
 def read_weights(name: str) -> Mapping[str, NDArray[Any]]:
-    """The arrays of a weights file, one of :data:`SHA256`.
+    """The arrays of a weights file, one of :data:`SHA256`; it can hold arrays only, and no code.
 
-    Raises
-    ------
-    ConfigurationError
-        If it is nowhere, or not this version's file.
-
-    Notes
-    -----
-    Such a file can hold arrays only, and no code.
+    Raises ConfigurationError if it is nowhere, or not this version's file.
     """
     path = next((folder / name for folder in _folders() if (folder / name).is_file()), None)
     if path is None:
@@ -115,16 +108,12 @@ _IMAGES_AT_A_TIME = 128
 def frozen_net(
     values: NDArray[np.float32], weights: Sequence[NDArray[np.float32]], biases: Sequence[NDArray[np.float32]]
 ) -> NDArray[np.float32]:
-    """The net's output for images; row i depends on image i alone.
+    """The net's output for pixels from 0 to 1 of shape (samples, side, side); row i depends on image i alone.
 
-    Parameters
-    ----------
-    values : ndarray of shape (samples, side, side)
-        Pixels from 0 to 1.
-    weights : sequence of ndarray
-        Of convolutions, of shape (out, in, 3, 3), and of the dense layer, (features, pixels x channels).
-    biases : sequence of ndarray
-        Of each layer, with its normalisation by fixed means folded in.
+    Weights are those of convolutions, of shape (out, in, 3, 3), and of the dense layer, (features, pixels x channels);
+    biases have each layer's normalisation by fixed means folded in. A convolution keeps an image's size and is cut at
+    zero, and all but the last are pooled by 2 x 2. Images lie pixel by pixel in memory, so each layer is one product of
+    matrices.
     """
     last = len(weights) - 2
     kernels = [weight.transpose(2, 3, 1, 0).reshape(-1, len(weight)) for weight in weights[:-1]]
@@ -167,16 +156,10 @@ _SCATTERED_AT_A_TIME = 64
 
 
 def morlet(half: int, width: float, direction: float, frequency: float) -> NDArray[np.complex128]:
-    """A wave under a Gaussian, with mean zero.
+    """A wave under a Gaussian, with mean zero, ``half`` pixels to either side of the middle.
 
-    Parameters
-    ----------
-    half : int
-        Pixels to either side of the middle.
-    width : float
-        Of the Gaussian, in pixels, along the wave; across it is twice as long.
-    direction, frequency : float
-        In radians, and radians a pixel.
+    ``width`` is the Gaussian's along the wave, in pixels; across it is twice as long. ``direction`` is in radians,
+    ``frequency`` in radians a pixel.
     """
     rows, columns = np.mgrid[-half : half + 1, -half : half + 1].astype(np.float64)
     along = columns * np.cos(direction) + rows * np.sin(direction)
@@ -249,12 +232,9 @@ def _scattered(images: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 def scattering(values: NDArray[np.floating]) -> NDArray[np.floating]:
-    """The scattering coefficients of images, not whitened; row i depends on image i alone.
+    """Scattering coefficients of pixels from 0 to 1 of shape (samples, 28, 28); row i depends on image i alone.
 
-    Parameters
-    ----------
-    values : ndarray of shape (samples, 28, 28)
-        Pixels from 0 to 1; float32 or float64, like all arithmetic.
+    Arithmetic is in the type of the pixels, float32 or float64.
     """
     parts = [
         _scattered(values[start : start + _SCATTERED_AT_A_TIME])
@@ -285,20 +265,10 @@ def projected(
 def whitened_scattering(
     values: NDArray[np.float32], weights: Mapping[str, NDArray[np.generic]], floor: float
 ) -> NDArray[np.float32]:
-    """Whitened scattering coefficients of unit norm.
+    """Whitened scattering coefficients of unit norm, of pixels from 0 to 1 of shape (samples, 28, 28).
 
-    Parameters
-    ----------
-    values : ndarray of shape (samples, 28, 28)
-        Pixels from 0 to 1.
-    weights : mapping
-        As in the file ``scattering.npz``.
-    floor : float
-        Share of the largest variance that is added to each, so that the smallest are not blown up.
-
-    Notes
-    -----
-    Row i depends on image i alone: mean and covariance are those of random characters.
+    ``floor`` is the share of the largest variance that is added to each, so that the smallest are not blown up. Row i
+    depends on image i alone: mean and covariance are those of random characters.
     """
     gains, maps, places, variances, centre = (
         np.asarray(weights[name], dtype=np.float32) for name in ("gains", "maps", "places", "variances", "centre")
@@ -317,17 +287,9 @@ _BOX = 20
 
 
 def framed(images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
-    """Images of 28 x 28 pixels as they are; others resized to 20 pixels on the longer side, in the middle of 28 x 28.
+    """Pixels from 0 to 1, of shape (samples, 28, 28); row i depends on image i alone.
 
-    Parameters
-    ----------
-    white : int
-        Largest possible value of a pixel.
-
-    Returns
-    -------
-    ndarray of shape (samples, 28, 28), float32
-        From 0 to 1. Row i depends on image i alone.
+    Images of 28 x 28 pixels stay as they are; others are resized to 20 pixels on the longer side, in the middle.
     """
     values = in_unit_range(images, white)
     height, width = images.shape[1:]
@@ -358,18 +320,9 @@ Part = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 def stroke_net(values: NDArray[np.float32], name: str) -> NDArray[np.float32]:
-    """Output of a net that has learnt random characters, less its mean over them, of unit norm.
+    """Output of the net of a weights file, less its mean over random characters, of unit norm.
 
-    Parameters
-    ----------
-    values : ndarray of shape (samples, 28, 28)
-        Pixels from 0 to 1.
-    name : str
-        Of the weights file.
-
-    Notes
-    -----
-    Row i depends on image i alone.
+    Values are pixels from 0 to 1 of shape (samples, 28, 28). Row i depends on image i alone.
     """
     arrays = read_weights(name)
     layers = range(sum(key.startswith("weight") for key in arrays))
@@ -392,13 +345,6 @@ def joined(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
 class Learnt(OfImages):
     """Parts that were learnt from random characters, joined (:func:`joined`).
 
-    Parameters
-    ----------
-    files : sequence of str
-        Weights of the parts.
-
-    Notes
-    -----
     Row i depends on image i alone and on weights learnt from no data; its L2 norm is 1.
     """
 

@@ -37,8 +37,6 @@ _ROWS_ALONE = 3
 class FunctionFeatures(OfImages):
     """A user's function.
 
-    Notes
-    -----
     That row i depends on image i alone is the function's own promise. A trial on a few images finds a normalisation
     over all of them, and proves nothing.
     """
@@ -78,13 +76,7 @@ class FunctionFeatures(OfImages):
 
 
 def own_features(found: Any, name: str) -> Features:
-    """The map of a user's object that is no Features itself.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is no function.
-    """
+    """The map of a user's object that is no Features itself; raises ConfigurationError if it is no function."""
     if isinstance(found, type) or not callable(found):
         kind = found.__name__ if isinstance(found, type) else type(found).__name__
         raise ConfigurationError(f"Expected features = {name!r} to be a function of images, got {kind}.")
@@ -189,15 +181,8 @@ def _check_sequence(kinds: list[str]) -> None:
 
 
 class FileFeatures(OfImages):
-    """A module from a file of :func:`save_features`; rows are scaled to an L2 norm of 1.
+    """A module from the file of :func:`save_features` at the path ``name``; rows are scaled to an L2 norm of 1.
 
-    Parameters
-    ----------
-    name : str
-        Path of the file.
-
-    Notes
-    -----
     Row i depends on image i alone: no layer that a file can have mixes images. That its weights were learnt from no
     private data is the promise of whoever made them.
     """
@@ -241,10 +226,7 @@ class FileFeatures(OfImages):
 def _read(name: str) -> torch.nn.Sequential:
     """The module that a file describes, frozen.
 
-    Raises
-    ------
-    ConfigurationError
-        If it is no file of :func:`save_features`; nothing of it was run.
+    Raises ConfigurationError if it is no file of :func:`save_features`; nothing of it was run then.
     """
     import torch
 

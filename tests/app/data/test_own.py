@@ -4,8 +4,8 @@ import textwrap
 
 import numpy as np
 import pytest
-from murmurfl.app.data.loading import load_dataset, load_shards
-from murmurfl.app.data.task import Dataset, checked
+from murmurfl.app.data.loading import checked, load_dataset, load_shards
+from murmurfl.app.data.task import Dataset
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
