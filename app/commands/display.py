@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from ...privacy import Guarantee
-from ...strategies.rounds.look_ahead import log_forecast
+from ...strategies.rounds.observed import log_forecast
 from ..runs.progress import RoundLine
 from .terminal import say, width
 

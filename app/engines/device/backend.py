@@ -1,15 +1,34 @@
-"""The PyTorch device that a run names."""
+"""The PyTorch device that a run names, and PyTorch itself, imported at its first use.
+
+An installation without PyTorch still imports every module.
+"""
 
 from __future__ import annotations
 
+import importlib
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ....privacy import ConfigurationError
 from ....privacy.errors import check_installed
 
+
+class _ImportedLate:
+    """A module's names, each looked up once."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(importlib.import_module(self._name), name)
+        setattr(self, name, found)
+        return found
+
+
 if TYPE_CHECKING:
     import torch
+else:
+    torch = _ImportedLate("torch")
 
 NUMPY = ""
 """No device: the cohort engine computes in NumPy."""
@@ -61,9 +80,7 @@ def open_device(name: str) -> torch.device:
     """
     check_device_name(name)
     check_installed("torch", "torch", f"device {name!r}")
-    import torch
-
-    from .device_normals import check_known_answers
+    from .device_noise import check_known_answers
 
     if name == TORCH_CPU:
         device = torch.device("cpu")
@@ -75,8 +92,6 @@ def open_device(name: str) -> torch.device:
 
 
 def _check_cuda(name: str) -> None:
-    import torch
-
     built = f"PyTorch {torch.__version__}" + (" with CUDA" if torch.version.cuda else " without CUDA")
     other = f"leave the device empty to compute with NumPy, or name {TORCH_CPU!r} to try this path without a GPU"
     if not torch.cuda.is_available():

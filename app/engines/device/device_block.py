@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +21,9 @@ from ....privacy.machine.prefix_sums import ReleaseRule
 from ...runs.experiment import Experiment
 from ...settings.side_settings import is_centred
 from ..cohort import CohortMachines
-from .backend import open_device
-from .device_counts import DeviceContributions, clipped_counts
-from .device_gradients import DeviceShards, gradients_on
+from .backend import open_device, torch
+from .device_gradients import DeviceContributions, DeviceShards, clipped_counts, gradients_on
 from .device_noise import DeviceNoise, RowTable, check_mechanism_on_device
-
-if TYPE_CHECKING:
-    import torch
-else:
-    from .late_torch import torch
 
 _SHARE_OF_MEMORY = 0.25
 _CPU_BYTES = 256 << 20
