@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients import Cohort
-from ...clients.adapters.outer_products import OuterProducts
+from ...clients.adapters.per_sample_gradients import OuterProducts
 from ...clients.simulation.cohort_machines import BlockAnswer, PartAnswer, stacked_samples
 from ...privacy import Ledger, RefusedError, Release, RowCache, SimulatedKeys, protocol
 from ...privacy.ledger.ledger_block import BlockLedger, Counts, StreamBlock

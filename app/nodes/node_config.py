@@ -19,9 +19,7 @@ from ...clients import Centring, Evaluation, PerSampleGradients, PrivateClient, 
 from ...clients.adapters.per_sample_gradients import check_rows_alone
 from ...clients.nodes.machine_file import Pinned, RecordsFile
 from ...clients.nodes.roster_files import read_helper_key, read_roster
-from ...clients.records.machine_records import Records
-from ...clients.records.owner_rows import OwnerGradients
-from ...clients.records.sources import file_items
+from ...clients.records.machine_records import OwnerGradients, Records, file_items
 from ...privacy import (
     MECHANISMS,
     ConfigurationError,
@@ -47,9 +45,8 @@ from ..models import make_model
 from ..models.model import Model
 from ..runs.side_releases import beside_sides, features_bound, make_centring, make_evaluation
 from ..settings.registry import known_mechanism, registry
-from ..settings.run_config import RunConfig
+from ..settings.run_config import RunConfig, centred_by_default
 from ..settings.run_keys import Data, Trained
-from ..settings.side_settings import centred_by_default
 
 
 def node_strategies() -> list[str]:

@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from numpy.typing import NDArray
 
 from ...clients import PrivateClient
-from ...clients.records.owner_rows import OwnerGradients
+from ...clients.records.machine_records import OwnerGradients
 from ...privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys
 from ...privacy.machine.policy import check_federation
 from ...privacy.sums.masking import Masking
@@ -33,8 +33,7 @@ from ..methods.problem import trained_samples
 from ..models import make_model
 from ..models.model import Model
 from ..planning import Situation, decide
-from ..settings.run_config import RunConfig
-from ..settings.side_settings import check_classes, is_centred, trained_config
+from ..settings.run_config import RunConfig, check_classes, is_centred, trained_config
 from .permitted_run import session_options
 from .possible_rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
 from .side_releases import EvaluationSide, MeanSide, RunSide, beside_sides

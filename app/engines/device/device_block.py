@@ -20,7 +20,7 @@ from ....privacy.ledger.ledger_block import StreamBlock
 from ....privacy.machine.clipping import StackedContributions
 from ....privacy.machine.prefix_sums import ReleaseRule
 from ...runs.experiment import Experiment
-from ...settings.side_settings import is_centred
+from ...settings.run_config import is_centred
 from ..cohort import CohortMachines
 from .backend import CUDA, TORCH_CPU, check_device_name, torch
 from .device_gradients import DeviceContributions, DeviceShards, clipped_counts, gradients_on

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....clients.adapters.outer_products import LEAST_SQUARES
+from ....clients.adapters.per_sample_gradients import LEAST_SQUARES
 from ....clients.adapters.torch_model import ModuleGradients
 from ....privacy import ConfigurationError
 from ....privacy.machine.clipping import RowBound
@@ -67,7 +67,7 @@ class DeviceContributions(ABC):
 class DeviceOuterProducts(DeviceContributions):
     """Gradients of a linear layer, [r x^T, r] for a sample's r and x, without the second r if the layer has no bias.
 
-    See :class:`~murmurfl.clients.adapters.outer_products.OuterProducts`.
+    See :class:`~murmurfl.clients.adapters.per_sample_gradients.OuterProducts`.
     """
 
     def __init__(self, residuals: torch.Tensor, features: torch.Tensor, *, bias: bool) -> None:

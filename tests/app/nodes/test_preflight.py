@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from murmurfl.app.commands.main import cli
-from murmurfl.app.commands.serving import Serving
+from murmurfl.app.commands.node_command import Serving
 from murmurfl.app.engines.loopback import free_port, toml_document
 from murmurfl.app.nodes.connection import Connection, Given
 from murmurfl.app.nodes.diagnosis import CAUSES, Diagnosis
@@ -26,8 +26,8 @@ from murmurfl.app.nodes.preflight import (
     worst,
 )
 from murmurfl.clients import UpdateNode, UpdatePolicy
+from murmurfl.clients.nodes.machine_file import SampleNode
 from murmurfl.clients.nodes.roster_files import write_roster
-from murmurfl.clients.nodes.sample_node import SampleNode
 from murmurfl.privacy import ConfigurationError, SQLiteLedger
 from murmurfl.privacy.files import exposure, write_private
 from typer.testing import CliRunner
