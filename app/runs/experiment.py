@@ -23,7 +23,7 @@ from ...privacy.machine.policy import check_federation
 from ...privacy.sums.masking import Masking
 from ...privacy.sums.roster import MachineKey
 from ...strategies import ReleaseStrategy
-from ...strategies.rounds.sampling import first_asked_too_often, sample_numbers
+from ...strategies.rounds.attendance import first_asked_too_often, sample_numbers
 from ..data.loading import load_dataset, load_shards
 from ..data.partition import shard_sizes
 from ..data.task import Dataset

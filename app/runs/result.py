@@ -22,7 +22,7 @@ from ...privacy import ConfigurationError, Forecast, Guarantee
 from ...privacy.machine.clipping_figures import TrainingFigures
 from ...privacy.machine.tables import NONE, PRIVATE
 from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy
-from ...strategies.side.evaluation_figures import EVALUATION_FIGURES
+from ...strategies.side.private_evaluation import EVALUATION_FIGURES
 from ..data.partition import shard_sizes
 from ..methods.presets import constant_feature, feature_bound, the_task
 from ..models.model import CENTRE_ARRAY, CONSTANT_ARRAY
