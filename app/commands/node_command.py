@@ -47,13 +47,7 @@ class Serving:
     verbose: bool = False
 
     def start_log(self, *, watched: bool = False) -> None:
-        """Write everything from here on as a node's log, to standard error.
-
-        Parameters
-        ----------
-        watched : bool
-            Whether somebody looks on and nothing is kept; then details are shown.
-        """
+        """Log as a node does from here on, to standard error; with details if somebody looks on (``watched``)."""
         from ..nodes.watching.journal import LogSettings, start_log
 
         start_log(LogSettings(as_json=self.log_json, verbose=self.verbose, details=self.log_details or watched))

@@ -82,13 +82,7 @@ class FleetApi:
         self._public = public_key_to_bytes(key.public_key())
 
     def may_begin(self, now: float) -> Answer:
-        """Ask for a session that must be refused.
-
-        Parameters
-        ----------
-        now : float
-            The time to sign, in seconds since 1970.
-        """
+        """Ask for a session that must be refused; the request is signed for the time ``now``."""
         request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=_NEVER_ALLOWED_S)
         answer = self._post("activate-node", request, now)
         node = _node(answer, ActivateNodeResponse)
@@ -226,20 +220,11 @@ _DATES_S = 2.0  # the precision of HTTP dates
 def diagnose(
     connection: Connection, timeout_s: float = 5.0, *, refused: bool = False, clock: Callable[[], float] = time.time
 ) -> Diagnosis:
-    """Try a connection as a SuperNode would, step by step.
+    """Try a connection as a SuperNode would, step by step, within about ``timeout_s``.
 
-    Parameters
-    ----------
-    timeout_s : float
-        For all steps together, about.
-    refused : bool
-        Whether a SuperNode with this connection was turned away just now. If nothing else is wrong, its old session is
-        still open.
-    clock : callable
-        This machine's time, in seconds since 1970.
+    ``refused``: whether a SuperNode with this connection was turned away just now. If nothing else is wrong, its old
+    session is still open.
 
-    Notes
-    -----
     Releases nothing and reads neither data nor ledger. It sends what a SuperNode sends to sign in, and one question
     that a server answers only its owners; both depend on the connection, the time and the key alone.
     """
@@ -454,17 +439,7 @@ _SAY_AGAIN_S = 3600.0
 
 
 class Reconnecting:
-    """Reports why a connection fails, and how long to wait before the next try.
-
-    Parameters
-    ----------
-    journal : Journal
-        Receives every end, and reports every contact.
-    trying : callable
-        As :func:`~murmurfl.app.nodes.diagnosis.diagnose`.
-    clock : callable
-        Monotonic seconds.
-    """
+    """Reports to log and journal why a connection fails, and says how long to wait before the next try."""
 
     def __init__(
         self,

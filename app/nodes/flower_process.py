@@ -50,13 +50,7 @@ _ENDED = 1
 
 
 def follow_lines(stream: IO[bytes], say: Callable[[int, str], None] = flower_line) -> threading.Thread:
-    """Pass on what a process prints, line by line, in a thread that ends with the stream.
-
-    Parameters
-    ----------
-    say : callable
-        Receives each line's level, as :mod:`logging` counts, and its text.
-    """
+    """Pass on level and text of each line that a process prints, in a thread that ends with the stream."""
 
     def follow() -> None:
         level = logging.WARNING
@@ -151,12 +145,7 @@ _NO = 412  # the key is unknown, or the session open
 class Contact:
     """Reports changes of a SuperNode's contact with its SuperLink.
 
-    Parameters
-    ----------
-    tell : callable
-        Receives an event, ``connected``, ``contact``, ``turned-away`` or ``lost``, and for ``lost`` its cause.
-    clock : callable
-        Monotonic seconds.
+    ``tell`` receives an event, ``connected``, ``contact``, ``turned-away`` or ``lost``, and for ``lost`` its cause.
     """
 
     def __init__(self, tell: Callable[[str, str], None], clock: Callable[[], float] = time.monotonic) -> None:

@@ -87,17 +87,8 @@ class Preflight:
 def check_node(
     path: Path, given: Given, *, run_every_days: float | None = None, clock: Callable[[], float] = time.time
 ) -> Preflight:
-    """Check everything that can be known of a node before it starts.
+    """Check everything that can be known of a node before it starts, at a run in ``run_every_days`` if that is said.
 
-    Parameters
-    ----------
-    run_every_days : float, optional
-        Days between the beginnings of runs; default as in the ledger.
-    clock : callable
-        Seconds since 1970.
-
-    Notes
-    -----
     Releases and spends nothing: ledger and mark stay as they are. The samples are read as when the node starts, and one
     sentence depends on what is in them: ``records`` says how many fit the schema and why the others do not. It is for
     the operator alone; neither it nor the exit code of ``--check`` belongs anywhere that a server can see. A node that
@@ -293,18 +284,10 @@ class Finding:
 
 
 def check_operators_file(path: Path) -> Iterator[Finding]:
-    """Check everything that the file of a machine or a helper states of a roster.
+    """Check everything that the file of a machine or a helper states of a roster; changes nothing.
 
-    Raises
-    ------
-    ConfigurationError
-        If ``path`` is no operator's file.
-
-    Notes
-    -----
-    Changes nothing. A file in order shows that *this* operator's key is in the pinned roster. Once every operator has
-    seen that for the same digest, each key belongs to the operator with its name: nobody has put a key in somebody
-    else's place.
+    A file in order shows that *this* operator's key is in the pinned roster. Once every operator has seen that for the
+    same digest, each key belongs to the operator with its name: nobody has put a key in somebody else's place.
     """
     if "helper" in operators_values(path.expanduser()):
         yield from _helper_findings(HelperConfig.read(path, runs_kept=True))
@@ -420,17 +403,7 @@ def connection_checks(
     trying: Callable[..., Diagnosis] = diagnose,
     clock: Callable[[], float] = time.time,
 ) -> list[Check]:
-    """Try a connection and report each step.
-
-    Releases nothing. A running node with the same key keeps its session.
-
-    Parameters
-    ----------
-    trying : callable
-        As :func:`~murmurfl.app.nodes.diagnosis.diagnose`.
-    clock : callable
-        Seconds since 1970.
-    """
+    """Try a connection and report each step; a running node with the same key keeps its session."""
     found = trying(connection)
     if found.cause == "key-unusable" and connection.private_key is not None:  # the rest can be tried without it
         rest = connection_checks(replace(connection, private_key=None), trying=trying, clock=clock)

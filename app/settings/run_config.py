@@ -277,20 +277,10 @@ def cohort_floor(clients_per_round: int, min_cohort: int) -> int:
 
 
 def honest_machines(clients_per_round: int, floor: int, colluders: int) -> int:
-    """h: of the fewest releases of a sum, those of machines that do not work with the server.
+    """h: of the fewest releases of a sum (``floor``), those of machines that do not work with the server.
 
-    Parameters
-    ----------
-    clients_per_round : int
-        m.
-    floor : int
-        The fewest releases of a sum.
-    colluders : int
-        Machines that may work with the server; negative for what leaves half of m honest.
-
-    Notes
-    -----
-    It is an assumption, which nobody can check: mu holds if it does.
+    Negative ``colluders`` leave half of the machines asked honest. It is an assumption, which nobody can check: mu
+    holds if it does.
     """
     return floor - colluders if colluders >= 0 else max(clients_per_round // 2, 1)
 
@@ -352,17 +342,7 @@ def nothing_gained(min_honest: int) -> str:
 
 
 def refused_trust(trust: str, strategy: str, able: Iterable[str], others: Iterable[str]) -> ConfigurationError:
-    """The refusal of a trust model that a method does not serve.
-
-    Parameters
-    ----------
-    trust, strategy : str
-        As they were set.
-    able : iterable of str
-        What the method serves.
-    others : iterable of str
-        Built-in methods that serve this one.
-    """
+    """The refusal of a trust model: what the method serves instead, and which built-in methods serve this one."""
     served = " or ".join(repr(one) if one else "left out" for one in able)
     return ConfigurationError(
         f"Expected trust to be {served} with strategy = {strategy!r}, got {trust!r}; that is served by "

@@ -69,42 +69,21 @@ def run_server(
     members: Path | None = None,
     published: Path | None = None,
 ) -> None:
-    """Run Flower's SuperLink until interrupted (SIGINT, SIGTERM or SIGHUP).
+    """Run Flower's SuperLink with its ``options`` until interrupted (SIGINT, SIGTERM or SIGHUP).
 
     A SuperLink that ends is started again after 1 to 15 seconds, unless it never answered: its options are wrong, or a
-    port is taken.
+    port is taken. ``figures`` is a folder that keeps the counts when this process ends. ``owners`` may submit, stop,
+    list and read runs and register nodes (:func:`~.gate.read_owners`); by default nobody. ``members`` and ``published``
+    are a federation's file of accepted members, whose nodes are registered, and its folder of public documents.
 
-    Parameters
-    ----------
-    options : sequence of str
-        For ``flower-superlink``.
-    addresses : Addresses
-        Where health and metrics are shown.
-    figures : Path, optional
-        Folder that keeps the counts when this process ends; default a temporary one.
-    journal : Journal, optional
-        Receives an entry for every event.
-    owners : Path, optional
-        Who may submit, stop, list and read runs and register nodes (:func:`~.gate.read_owners`); default nobody.
-    members, published : Path, optional
-        A federation's file of accepted members, whose nodes are registered, and its folder of public documents.
+    Nothing is started if an address, the folder or the list of owners is impossible, others may change its database, or
+    the options would let others than owners command. Each start tries that a command without a login is refused
+    (:class:`~.gate.Gate`), and ends with a :class:`ServerError` if it is not.
 
-    Raises
-    ------
-    ServerError
-        If the SuperLink ends before it ever answered, or takes a command without a login. Also if others may change its
-        database; nothing was started then.
-    ConfigurationError
-        If an address, the folder or the list of owners is impossible, or the options would let others than owners
-        command; nothing was started.
-
-    Notes
-    -----
     Metrics are counts of machines, answers and refusals, and times: nothing that a machine released, and no name. What
-    runs write into the folder is read as :func:`~murmurfl.strategies.rounds.monitor_file.read_figures` says. Commands
-    need an owner's login (:class:`~.gate.Gate`); each start tries that a command without one is refused. What owners
-    submit runs as this user, who can read the TLS key and the database, unless another user starts it (``--isolation
-    process``). A new database gets mode 600; the log warns of one that others may read.
+    runs write into the folder is read as :func:`~murmurfl.strategies.rounds.monitor_file.read_figures` says. What
+    owners submit runs as this user, who can read the TLS key and the database, unless another user starts it
+    (``--isolation process``). A new database gets mode 600; the log warns of one that others may read.
     """
     at = SuperLinkOptions.read(options)
     at.check()
@@ -272,13 +251,7 @@ def _started(
 
 
 class SuperLinkLines:
-    """Logs the lines of a SuperLink; calls that it refuses again and again are one line of ours in an hour.
-
-    Parameters
-    ----------
-    clock : callable
-        Monotonic seconds.
-    """
+    """Logs the lines of a SuperLink; calls that it refuses again and again are one line of ours in an hour."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -382,19 +355,7 @@ class _Rounds:
 
 
 class ServerMetrics:
-    """Metrics of a server: counts of machines, answers and refusals, and times; no figure of a model, no name.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the strategies of its runs note their rounds.
-    started : float
-        Seconds since 1970.
-    expiry : float, optional
-        When the first of its certificates expires.
-    ends : mapping, optional
-        How many runs have ended, by how.
-    """
+    """Metrics of a server: counts of machines, answers and refusals, and times; no figure of a model, no name."""
 
     def __init__(
         self,
@@ -444,15 +405,7 @@ _SILENT_S = 30.0
 
 
 class ServerHealth:
-    """Whether a SuperLink runs and answers; a thread asks it every few seconds.
-
-    Parameters
-    ----------
-    answers : callable
-        Whether it answers now.
-    clock : callable
-        Monotonic seconds.
-    """
+    """Whether a SuperLink runs and answers; a thread asks it every few seconds."""
 
     def __init__(self, answers: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
         self._answers, self._clock = answers, clock

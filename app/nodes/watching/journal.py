@@ -114,20 +114,7 @@ class Journal:
         self._listeners.append(listener)
 
     def note(self, event: str, /, **facts: Fact) -> None:
-        """Tell all listeners.
-
-        Parameters
-        ----------
-        event : str
-            One of :data:`FACTS`.
-        **facts
-            Facts of this kind.
-
-        Raises
-        ------
-        ConfigurationError
-            If a fact is not one of its kind.
-        """
+        """Tell all listeners of an event, one of :data:`FACTS`, with facts of its kind."""
         with self._one_at_a_time:
             entry = Entry(event, self._clock(), facts)
             for listener in self._listeners:
@@ -138,11 +125,9 @@ class Journal:
 
 
 def noting(app: Answers, journal: Journal) -> Answers:
-    """Return an app that notes each answer in a journal, once, after it was made and before it leaves.
+    """Return an app that notes each answer in a journal, unchanged, after it was made and before it leaves.
 
-    Notes
-    -----
-    Changes no answer. An entry has what leaves the machine, without the values of a release or of the request.
+    An entry has what leaves the machine, without the values of a release or of the request.
     """
     made: dict[tuple[str, str], int] = {}
 
@@ -368,15 +353,8 @@ class LogSettings:
 
 
 def start_log(settings: LogSettings, stream: IO[str] | None = None) -> None:
-    """Write everything that this process logs as a node's log, and nothing in any other form.
+    """Write what this process logs as a node's log, to standard error by default, and in no other form.
 
-    Parameters
-    ----------
-    stream : text file, optional
-        Default standard error, which systemd reads.
-
-    Notes
-    -----
     Without ``details``, neither the text nor the presence of a line that murmurfl or Flower logs depends on the
     machine's data. What a project's own code logs is its own affair. Number and times of lines show requests, which the
     server made.
