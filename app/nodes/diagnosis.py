@@ -53,7 +53,8 @@ from .connection import (
     tls_context,
     utc,
 )
-from .watching.journal import Entry, Journal
+from .flower_process import Pauses
+from .watching.journal import Entry, Journal, Repeated
 
 logger = logging.getLogger(__name__)
 
@@ -432,12 +433,6 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 15.0
-SETTLED_S = 60.0
-_SAY_AGAIN_S = 3600.0
-
-
 class Reconnecting:
     """Reports to log and journal why a connection fails, and says how long to wait before the next try."""
 
@@ -450,8 +445,8 @@ class Reconnecting:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection, self._journal, self._trying, self._clock = connection, journal, trying, clock
-        self._pause, self._started_at, self._turned_away = FIRST_PAUSE_S, clock(), False
-        self._said: tuple[str, float] | None = None
+        self._pauses, self._started_at, self._turned_away = Pauses(), clock(), False
+        self._said = Repeated(clock)
         self._looking = threading.Lock()
         journal.listen(self._heard)
 
@@ -461,13 +456,9 @@ class Reconnecting:
         self._journal.note("connecting", superlink=self._connection.superlink)
 
     def ended(self) -> float:
-        """Note and log why a SuperNode ended; return the seconds to wait before the next start.
-
-        The wait doubles each time, until a SuperNode has lasted for a minute.
-        """
+        """Note and log why a SuperNode ended; return the seconds to wait before the next start."""
         ended_at = self._clock()
-        pause = FIRST_PAUSE_S if ended_at - self._started_at > SETTLED_S else self._pause
-        self._pause = min(2 * pause, LONGEST_PAUSE_S)
+        pause = self._pauses.after(ended_at - self._started_at)
         found = self._trying(self._connection, refused=self._turned_away)
         cause = "ended" if found.cause == "reached" else found.cause
         self._journal.note("disconnected", superlink=self._connection.superlink, cause=cause, retry_s=pause)
@@ -481,7 +472,7 @@ class Reconnecting:
 
     def _heard(self, entry: Entry) -> None:
         if entry.kind == "connected":
-            self._said = None
+            self._said.forget()
         elif entry.kind == "turned-away":
             self._turned_away = True
         elif entry.kind == "disconnected" and "retry_s" not in entry.facts:
@@ -500,7 +491,5 @@ class Reconnecting:
 
     def _say(self, cause: str, sentence: str, when: str) -> None:
         """Log one line; repeat it for the same cause only after an hour."""
-        now = self._clock()
-        if self._said is None or self._said[0] != cause or now - self._said[1] >= _SAY_AGAIN_S:
-            self._said = (cause, now)
+        if not self._said.is_repeated(cause):
             logger.warning("%s (%s; %s.)", sentence, cause, when)

@@ -12,12 +12,11 @@ from typing import Any
 from ...clients import PrivateClient, UpdateNode
 from ...clients.adapters.noise_mod import machine_behind
 from ...clients.adapters.update_policy import UpdatePolicy
-from ...clients.nodes.machine_file import SampleNode
 from ...privacy import Guarantee, LedgerSummary, SessionSummary, Unit, gdp_epsilon, rotate_key, rounded_up
 from ...privacy.accounting.guarantee import SESSION
 from ...privacy.ledger.release_history import LedgerHistory, ReleaseLine
 from ...privacy.machine.admission import ROUNDING
-from .node_app import OwnNode, own_client
+from .node_app import OwnNode, client_of
 from .node_config import NodeConfig
 
 _NOTHING_AGAINST_IT = "Against the server nothing is guaranteed: it got contributions without noise."
@@ -301,12 +300,7 @@ def rotate_key_of(node: NodeConfig | OwnNode, key_file: Path | None) -> int:
 
     The ledger keeps the digest of the machine's data under the key. ``key_file`` is a new file for the new key.
     """
-    if isinstance(node, UpdateNode):
-        machine = machine_behind(node)
-    elif isinstance(node, SampleNode):
-        machine = own_client(node)[1].machine
-    else:
-        machine = node.client().machine
+    machine = machine_behind(node) if isinstance(node, UpdateNode) else client_of(node)[1].machine
     return rotate_key(node.ledger, machine.row_bytes, machine.num_rows, key_file=key_file)
 
 

@@ -94,26 +94,29 @@ def own_app(node: UpdateNode) -> Answers:
     return answer
 
 
-def own_client(
-    node: SampleNode, *, ledger: SQLiteLedger | None = None, items: Items | None = None
+def client_of(
+    config: NodeConfig | SampleNode, *, ledger: SQLiteLedger | None = None, items: Items | None = None
 ) -> tuple[Answers, PrivateClient]:
-    """The callable that answers messages to a machine of a ``private_client_app``, and its client.
+    """The callable that answers messages to a machine that bounds samples, and its client.
 
-    The app's own policy is ignored. An audit brings a ledger and items of its own
-    (:meth:`.PrivateClientApp.real_machine`).
+    The policy of a ``private_client_app`` is ignored. An audit brings a ledger and items of its own, instead of the
+    file's ledger and the app's samples (:meth:`.PrivateClientApp.real_machine`).
 
     Notes
     -----
-    **Formal guarantees.** Under the trust of the policy of ``node``, everything the client returns is mu-GDP for
-    replacement of one record.
+    **Formal guarantees.** Everything the client returns is mu-GDP for replacement of one record, under the policy and
+    the trust of the node's file.
     """
-    app = installed_app(node.app)
+    if isinstance(config, NodeConfig):
+        client = config.client(ledger)
+        return numpy_client_app(lambda context: client), client  # noqa: ARG005
+    app = installed_app(config.app)
     if not isinstance(app, PrivateClientApp):
         raise ConfigurationError(
-            f"Expected a private_client_app at {node.app} for method = {node.method!r}, got another ClientApp: leave "
-            "method out, and its updates are released behind the noise mod."
+            f"Expected a private_client_app at {config.app} for method = {config.method!r}, got another ClientApp: "
+            "leave method out, and its updates are released behind the noise mod."
         )
-    client = app.real_machine(node, ledger=ledger, items=items)
+    client = app.real_machine(config, ledger=ledger, items=items)
     app.answer_as(client)
     return app, client
 
@@ -124,24 +127,6 @@ def machine_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
         return own_app(config), describe_own(config)
     answers, client = client_of(config)
     return answers, describe(client)
-
-
-def client_of(
-    config: NodeConfig | SampleNode, *, ledger: SQLiteLedger | None = None, items: Items | None = None
-) -> tuple[Answers, PrivateClient]:
-    """The callable that answers messages to a machine that bounds samples, and its client.
-
-    An audit brings a ledger and items of its own, instead of the file's and of an app's own samples.
-
-    Notes
-    -----
-    **Formal guarantees.** Everything the client returns is mu-GDP for replacement of one record, under the policy and
-    the trust of the node's file.
-    """
-    if isinstance(config, SampleNode):
-        return own_client(config, ledger=ledger, items=items)
-    client = config.client(ledger)
-    return numpy_client_app(lambda context: client), client  # noqa: ARG005
 
 
 def describe(client: PrivateClient) -> str:

@@ -27,7 +27,7 @@ from ....strategies.rounds.monitor_file import FIGURES_VARIABLE, ServerFigures, 
 from ...engines.loopback import executable, interrupts_as_keyboard_interrupt, without_proxy
 from .. import flower_process
 from ..connection import expiries
-from ..flower_process import PROOF_VARIABLE, PUBLISHED_VARIABLE, end_process, follow_lines
+from ..flower_process import PROOF_VARIABLE, PUBLISHED_VARIABLE, Pauses, end_process, follow_lines, open_process
 from ..watching.health import (
     NOT_LISTENING,
     NOT_RUNNING,
@@ -46,9 +46,6 @@ from .gate import COMMANDED, OURSELVES, SuperLinkOptions, read_owners, server_na
 logger = logging.getLogger(__name__)
 
 
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 15.0
-_SETTLED_S = 60.0
 _LOOK_EVERY_S = 1.0
 _LOOK_AT_FIRST_S = 0.1
 _DATABASE = "a SuperLink's database"
@@ -179,7 +176,7 @@ def _keep_private(database: Path) -> None:
 
 def _serve_forever(server: _Server, folder: Path, health: ServerHealth, journal: Journal, own: OwnServer) -> None:
     said = _Rounds(folder, journal)
-    pause = _FIRST_PAUSE_S
+    pauses = Pauses()
     try:
         while True:
             started = time.monotonic()
@@ -189,10 +186,9 @@ def _serve_forever(server: _Server, folder: Path, health: ServerHealth, journal:
                     f"Expected Flower's SuperLink to start, got exit code {code}: the lines above say why. `murmurfl "
                     "server` takes the options of flower-superlink."
                 )
-            pause = _FIRST_PAUSE_S if time.monotonic() - started > _SETTLED_S else pause
+            pause = pauses.after(time.monotonic() - started)
             logger.warning("The SuperLink ended with exit code %d; it is started again in %.0f s.", code, pause)
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
     except KeyboardInterrupt:
         journal.note("stopped")
 
@@ -238,15 +234,7 @@ def _started(
     command: list[str], folder: Path, line: Callable[[int, str], None], more: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], threading.Thread | None]:
     """Start a process whose lines go into the log."""
-    # A session of its own: Ctrl-C in the terminal reaches only this process, which then stops the other.
-    process = subprocess.Popen(
-        command,
-        env={**_environment(folder), **(more or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    process = open_process(subprocess.Popen, command, {**_environment(folder), **(more or {})})
     return process, follow_lines(process.stdout, line) if process.stdout else None
 
 
