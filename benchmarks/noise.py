@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from murmurfl.privacy import MECHANISMS, make_mechanism, row_key, standard_normals
-from murmurfl.privacy.noise.keyed_noise import NoiseQuality, each_normal_row
+from murmurfl.privacy.noise import NoiseQuality, each_normal_row
 from numpy.typing import NDArray
 
 ROWS_AT_ONCE = {7_850: 50, 100_000: 1, 1_000_000: 1}

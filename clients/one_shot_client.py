@@ -1,7 +1,7 @@
 """One shot, the machine's half: the second moments of all samples in one release, and nothing after it.
 
 The machine hands features and marks of classes to the machine of releases
-(:mod:`murmurfl.privacy.machine.second_moments`), which bounds them and makes rows of them by itself. It is asked at no
+(:mod:`murmurfl.privacy.machine.clipping`), which bounds them and makes rows of them by itself. It is asked at no
 point: what it releases depends on its samples alone.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy
-from ..privacy.machine.second_moments import Moments
+from ..privacy.machine.clipping import Moments
 from ..privacy.mechanisms import noise_stands_alone
 from .adapters.per_sample_gradients import PerSampleGradients
 from .private_client import PrivateClient, Request

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
-from ..privacy.accounting.asked import check_positive
+from ..privacy.accounting.gdp import check_positive
 from .rounds.layout import Vector
 
 Moments = NDArray[np.float64]

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ...clients import Cohort
 from ...clients.simulation.cohort_machines import BlockAnswer, PartAnswer, stacked_samples
 from ...privacy import Ledger, RefusedError, Release, RowCache, SimulatedKeys, protocol
-from ...privacy.ledger.ledger_block import BlockLedger
-from ...privacy.machine.clipping_figures import observing
+from ...privacy.ledger.ledger_records import BlockLedger
+from ...privacy.machine.clipping import observing
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
 from ...strategies.rounds.known_machines import NumberedNames
 from ...strategies.rounds.replies import LARGEST_COUNT, SummedReplies

@@ -18,15 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.adapters.outer_products import OuterProducts
-from ...privacy.ledger.ledger_block import Counts, StreamBlock
-from ...privacy.machine.clipping import StackedContributions
-from ...privacy.machine.clipping_figures import observe_releases
-from ...privacy.machine.prefix_sums import ReleaseRule
+from ...privacy.ledger.ledger_records import Counts, StreamBlock
+from ...privacy.machine.clipping import StackedContributions, observe_releases
+from ...privacy.machine.machine_block import RowByRow
+from ...privacy.machine.prefix_sums import Past, ReleaseRule
 from ...privacy.mechanisms import CancellingNoise
-from ...privacy.noise.block_values import RowByRow
-from ...privacy.noise.grid import MARK
-from ...privacy.noise.keyed_noise import KEY_BYTES, NoiseQuality, each_normal_row, row_key, standard_normal_rows
-from ...privacy.noise.noise_stream import Past
+from ...privacy.noise import KEY_BYTES, MARK, NoiseQuality, each_normal_row, row_key, standard_normal_rows
 from ..runs.experiment import Experiment
 
 WORTH_COMPILING = 1 << 28
@@ -55,7 +52,7 @@ class CompiledRows(RowByRow):
 
     Notes
     -----
-    Its counts equal those of :class:`~murmurfl.privacy.noise.block_values.RowByRow` to the bit.
+    Its counts equal those of :class:`~murmurfl.privacy.machine.machine_block.RowByRow` to the bit.
     """
 
     def __init__(self, rule: ReleaseRule) -> None:

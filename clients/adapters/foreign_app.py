@@ -15,8 +15,8 @@ from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, MurmurflError, RefusedError, protocol
-from ...privacy.arrays import read_array
 from ...privacy.errors import is_interrupt
+from ...privacy.protocol import read_array
 from ..messages.requests import malformed
 from ..simulation.context_ledger import LEDGER_RECORDS
 

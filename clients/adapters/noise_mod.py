@@ -36,7 +36,7 @@ from ...privacy import (
 )
 from ...privacy.accounting.noise_forecast import rounded_count, shortest
 from ...privacy.errors import OF_DATA
-from ...privacy.machine.clipping_figures import TrainingFigures, observing
+from ...privacy.machine.clipping import TrainingFigures, observing
 from ...privacy.sums.masking import Masking
 from ..messages.answers import answer, check_masking, name_shown, outgoing_reply, statement_entries
 from ..messages.requests import check_version, integer_entry, malformed, session_entry

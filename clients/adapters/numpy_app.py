@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
 from ...privacy import ConfigurationError, RefusedError, protocol
-from ...privacy.arrays import read_array
+from ...privacy.protocol import read_array
 from ..messages.answers import answer, array_record, entry_records, reply_content
 from ..private_client import PrivateClient
 

@@ -33,8 +33,8 @@ from ...privacy import (
     protocol,
 )
 from ...privacy.accounting.noise_forecast import stated_noise
-from ...privacy.arrays import dtype_name, write_array
 from ...privacy.errors import is_interrupt
+from ...privacy.protocol import dtype_name, write_array
 from ...privacy.sums.masking import Masking
 from ..adapters.per_sample_gradients import unflatten
 

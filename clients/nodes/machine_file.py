@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...privacy import ConfigurationError, SQLiteLedger, gdp_mu, protocol
-from ...privacy.accounting.asked import asked_mu
+from ...privacy.accounting.gdp import asked_mu
 from ...privacy.machine.tables import HELD_OUT, Clip, Evaluating, Noise, Releases, Sums, Wanted
 from ...privacy.setting import Value, refusal, setting, table
 from ...privacy.sums.masking import Masking

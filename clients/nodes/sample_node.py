@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ...privacy import PrivacyPolicy, SQLiteLedger
-from ...privacy.accounting.asked import asked_mu
+from ...privacy.accounting.gdp import asked_mu
 from ...privacy.setting import setting, table
 from ..side.evaluation_client import EvaluationShare
 from .machine_file import RecordsFile

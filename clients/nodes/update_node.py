@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ...privacy import ConfigurationError, SQLiteLedger
-from ...privacy.accounting.asked import asked_mu
+from ...privacy.accounting.gdp import asked_mu
 from ...privacy.setting import Setting, refusal, setting, settings_of, table
 from ..adapters.update_policy import UpdatePolicy
 from .machine_file import SECURE, MachineFile, RecordsFile

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError
 from ...privacy.errors import OF_DATA, MisfitError, is_interrupt
-from ...privacy.machine.record_owners import Owners
+from ...privacy.machine.known_samples import Owners
 from .owner_rows import OwnedSamples
 from .schema import Record, Schema, stacked
 from .sources import Items, check_columns, file_items

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.record_owners import Owners
+from ...privacy.machine.known_samples import Owners
 from ..adapters.per_sample_gradients import PerSampleGradients
 
 if TYPE_CHECKING:

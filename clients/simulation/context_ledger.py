@@ -19,9 +19,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from numpy.typing import NDArray
 
 from ...privacy import Account, Ledger, LedgerError, LedgerPage, StreamRecord, protocol
-from ...privacy.arrays import read_array
 from ...privacy.errors import ANOTHER_FORMAT
-from ...privacy.machine.clipping_figures import TrainingFigures, observer_around
+from ...privacy.machine.clipping import TrainingFigures, observer_around
+from ...privacy.protocol import read_array
 from ..messages.answers import array_record, own_array, plain_record
 
 LEDGER_RECORDS = "murmurfl/"

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from .. import protocol
 from ..accounting.noise_plan import NoisePlan
 from ..errors import LedgerError, RefusedError
-from ..ledger import Account, LedgerPage, StreamRecord
-from ..ledger.ledger_block import NOTHING, AccountBlock, Pending, StreamBlock
-from ..noise.normals import NOISE_VERSION
+from ..ledger.ledger_records import NOTHING, Account, AccountBlock, LedgerPage, Pending, StreamBlock, StreamRecord
+from ..noise import NOISE_VERSION
 from .policy import NO_NOISE, PrivacyPolicy
 
 logger = logging.getLogger(__name__)

@@ -1,30 +1,88 @@
 """Machines of a simulation that have one policy and one model, asked together: a row each, whole blocks at once.
 
 Admission, noise, recording and acknowledgement are the rules that a machine by itself keeps (:mod:`.admission`,
-:mod:`.prefix_sums`, :mod:`.outgoing`). Here the contributions of many machines come in one piece, whose rows the caller
-vouches for: so keys are simulated ones, and real machines are refused.
+:mod:`.ledgered_machine`, :mod:`.prefix_sums`). Here the contributions of many machines come in one piece, whose rows
+the caller vouches for: so keys are simulated ones, and real machines are refused.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError, RefusedError
-from ..ledger import Account
-from ..ledger.ledger_block import BlockLedger, Counts, JoinedLedgers, StreamBlock
+from ..ledger.ledger_records import Account, BlockLedger, Counts, JoinedLedgers, StreamBlock
 from ..mechanisms import State
-from ..noise.block_values import RowByRow
-from ..noise.noise_keys import NoiseKeys
+from ..noise import NoiseKeys, each_normal_row, row_key
 from .admission import AdmissionRule, Admissions, has_secret_order
-from .clipping import StackedContributions
-from .outgoing import Release, recorded, release_of, samples_counted, stream_fingerprint
+from .clipping import StackedContributions, observe_releases
+from .ledgered_machine import Release, recorded, release_of, samples_counted, stream_fingerprint
 from .prefix_sums import PrivateMachine, ReleaseRule
+
+
+class RowByRow:
+    """The arithmetic of a block (:class:`BlockArithmetic`) in NumPy, one row after the other."""
+
+    def __init__(self, rule: ReleaseRule) -> None:
+        self._rule = rule
+
+    def noised(
+        self, streams: StreamBlock, contributions: StackedContributions, keys: Sequence[bytes], nonces: Sequence[bytes]
+    ) -> list[Counts]:
+        policy, noise = self._rule.policy, self._rule.noise
+        batch = policy.rows_per_release
+        norms = contributions.norms().reshape(len(keys), batch)
+        normals: Iterator[Any] = repeat(None)
+        if all(map(noise.draws_a_row, set((streams.release + 1).tolist()))):
+            drawn = [row_key(key, nonce) for key, nonce in zip(keys, nonces, strict=True)]
+            normals = each_normal_row(drawn, noise.num_parameters, policy.noise_quality)
+        return self._rule.noised(streams, self._counts(contributions, norms), keys, nonces, normals=normals)
+
+    def total(self, counts: Sequence[Counts], places: Sequence[int]) -> Counts:
+        total = counts[places[0]].copy()
+        for place in places[1:]:
+            total += counts[place]
+        return total
+
+    def sent(self, counts: Counts) -> Counts:
+        return counts
+
+    def _counts(self, stack: StackedContributions, norms: NDArray[np.float64]) -> Iterator[Counts]:
+        """The mean of each machine's bounded rows, on the grid; each is rounded by itself."""
+        policy, grid, size = self._rule.policy, self._rule.noise.plan.grid, self._rule.noise.num_parameters
+        bound, clip_norm, share = policy.bound, policy.clip_norm, 1.0 / norms.shape[1]
+        scales: NDArray[np.float64] = np.full_like(norms, math.nan) if bound.nonnegative else bound.scales(norms)
+        # Negative entries, a row that is not finite, or one too large to square: the careful way.
+        plain = np.atleast_1d(np.isfinite(scales).all(axis=1))
+        if bound.observed:
+            observe_releases(norms[plain], clip_norm)
+        factors = scales * (share / grid.spacing)
+        for machine, (simple, theirs) in enumerate(zip(plain.tolist(), factors.tolist(), strict=True)):
+            first = machine * norms.shape[1]
+            if not simple:
+                rows = np.empty((norms.shape[1], size))
+                with np.errstate(all="ignore"):
+                    for i, row in enumerate(rows):
+                        stack.write(first + i, 1.0, row)
+                yield grid.counts(bound.rows(rows), scale=share, bound=clip_norm).sum(axis=0)
+                continue
+            total: Counts | None = None
+            for i, factor in enumerate(theirs):
+                row = np.empty(size)
+                stack.write(first + i, factor, row)
+                counts = grid.rounded(row, clip_norm * share)
+                total = counts if total is None else total.__iadd__(counts)
+            if total is None:
+                raise ConfigurationError("Expected at least one sample in a release.")
+            yield total
+
 
 Contributions = Callable[[list[int], list[slice]], StackedContributions]
 """Given which of the machines that were asked may release, and the fresh samples of each: their per-sample

@@ -9,12 +9,9 @@ from .banded_stream import BisrNoise, DecayNoise, best_decay
 from .blt import BltNoise, optimise_blt
 from .cancelling import SCHEDULES, CancellingNoise, Schedule
 from .independent import SHARES, IndependentNoise
-from .mechanism import Draw, Increment, Mechanism, Memory, State
-from .mechanism_check import check_mechanism
+from .mechanism import PATTERNS, Draw, Increment, Mechanism, Memory, Pattern, Sensitivity, State, check_mechanism
 from .optimal import WORKLOADS, OptimalNoise, Workload, optimal_encoder
-from .sensitivity import PATTERNS, Pattern, Sensitivity
-from .sqrt_normalised import SqrtNormalisedNoise
-from .toeplitz import BandedNoise, SqrtToeplitzNoise, optimise_band
+from .toeplitz import BandedNoise, SqrtNormalisedNoise, SqrtToeplitzNoise, optimise_band
 from .tree import DECODERS, Decoder, TreeNoise
 
 MECHANISMS: dict[str, type[Mechanism]] = {

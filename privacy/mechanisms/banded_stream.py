@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from ..noise.keyed_noise import NONCE_BYTES
+from ..noise import NONCE_BYTES
 from .mechanism import Draw, Increment, Memory, State
 from .optimal import WORKLOADS, Workload
 from .toeplitz import BLOCK, ToeplitzMechanism, one_minus_x, positive_integer

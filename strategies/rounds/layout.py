@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError
-from ...privacy.arrays import dtype_name, write_array
+from ...privacy.protocol import dtype_name, write_array
 
 Vector = NDArray[np.float64]
 Layout = Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]

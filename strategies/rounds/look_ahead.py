@@ -12,7 +12,7 @@ from typing import Any
 
 from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.accounting.noise_forecast import Forecast
-from ...privacy.machine.clipping_figures import FAR_BEYOND, TrainingFigures, times
+from ...privacy.machine.clipping import FAR_BEYOND, TrainingFigures, times
 from .replies import RoundReport, releases_left
 from .sampling import rounds_possible
 

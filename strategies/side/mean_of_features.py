@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, protocol
-from ...privacy.accounting.asked import check_count
+from ...privacy.accounting.gdp import check_count
 from ..rounds.layout import Vector
 from ..rounds.options import RoundOptions
 from ..rounds.replies import DirectMachines, RoundReport

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy.files import check_private, create_private, replace_durably
-from ...privacy.noise.keyed_noise import KEY_BYTES
+from ...privacy.noise import KEY_BYTES
 from ..rounds.checkpoint import ANOTHER_FORMAT, CheckpointError
 
 _FORMAT = 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from murmurfl.privacy.arrays import read_array
+from murmurfl.privacy.protocol import read_array
 
 
 def saved(values):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from murmurfl.privacy import arrays
-from murmurfl.privacy.arrays import dtype_name, read_array, write_array
+from murmurfl.privacy import protocol as arrays
+from murmurfl.privacy.protocol import dtype_name, read_array, write_array
 
 SHAPE = (2, 3)
 CLAIMS = [("float64", (2, 3)), ("float64", (3, 2)), ("int64", (2, 3))]

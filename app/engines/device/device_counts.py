@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....clients.adapters.outer_products import LEAST_SQUARES
-from ....privacy.machine.clipping import RowBound
-from ....privacy.machine.clipping_figures import observe_releases
-from ....privacy.noise.grid import MARK, Grid
+from ....privacy.machine.clipping import RowBound, observe_releases
+from ....privacy.noise import MARK, Grid
 
 if TYPE_CHECKING:
     import torch
@@ -150,7 +149,7 @@ def clipped_counts(stack: DeviceContributions, bound: RowBound, grid: Grid, rows
 
 
 def marked(scaled: torch.Tensor) -> torch.Tensor:
-    """:meth:`~murmurfl.privacy.noise.grid.Grid.marked` of bounded float64 values, in place."""
+    """:meth:`~murmurfl.privacy.noise.Grid.marked` of bounded float64 values, in place."""
     return scaled.add_(_ROUNDER).view(torch.int64)
 
 

@@ -2,7 +2,7 @@
 
 A mechanism's increment is linear in the normals of the release and of the few before it. Its own code gives the
 factors, as its increment of unit vectors (:func:`factors_of`). The device multiplies, adds and rounds to the grid like
-:class:`~murmurfl.privacy.noise.noise_stream.NoiseStream`; a mechanism that removes its whole last row removes the very
+:class:`~murmurfl.privacy.machine.prefix_sums.NoiseStream`; a mechanism that removes its whole last row removes the very
 integers that were added.
 """
 
@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from ....privacy import ConfigurationError
 from ....privacy.accounting.noise_plan import NoisePlan
 from ....privacy.mechanisms import Mechanism
-from ....privacy.noise.grid import MARK
-from ....privacy.noise.keyed_noise import NONCE_BYTES, row_key
-from ....privacy.noise.normals import LARGEST_NORMAL
+from ....privacy.noise import LARGEST_NORMAL, MARK, NONCE_BYTES, row_key
 from .device_counts import marked
 from .device_normals import standard_normal_rows
 

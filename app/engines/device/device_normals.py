@@ -15,7 +15,7 @@ float32:
   sums, products, one quotient and one root, each of which IEEE 754 rounds in one way only. So a row has the same bits
   on every backend, alone or beside others: what is tested on a CPU is what a GPU draws.
 
-The bits differ from those of :mod:`murmurfl.privacy.noise.keyed_noise`; the law is that of its quality ``fast``. They
+The bits differ from those of :mod:`murmurfl.privacy.noise`; the law is that of its quality ``fast``. They
 are for simulations only: Philox is no cipher, and the gaps of float32 tell neighbouring data sets apart.
 """
 
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ....privacy import ConfigurationError
-from ....privacy.noise.keyed_noise import KEY_BYTES
+from ....privacy.noise import KEY_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -133,7 +133,7 @@ def standard_normal_rows(
     Parameters
     ----------
     keys : sequence of bytes
-        One a row, from :func:`murmurfl.privacy.noise.keyed_noise.row_key`; 32 bytes, each used for one row only.
+        One a row, from :func:`murmurfl.privacy.noise.row_key`; 32 bytes, each used for one row only.
     size : int
         Values of a row, from 0.
     blocks_together : int, optional

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from ....privacy import LedgerError, read_ledger
-from ....privacy.ledger.mark import BudgetLeft, budget_left
+from ....privacy.ledger.ledger_file import BudgetLeft, budget_left
 from ..connections.certificate import expiries
 from .endpoint import HELPER, Address, Answer, Endpoint, Shown, Value
 from .journal import Entry, Journal

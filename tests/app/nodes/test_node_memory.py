@@ -10,7 +10,7 @@ from murmurfl.app.nodes.executor import pulled_message
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.supernode import machine_of, repeating_the_last_answer
 from murmurfl.privacy import SQLiteLedger, protocol
-from murmurfl.privacy.ledger import ledger_page
+from murmurfl.privacy.ledger import sqlite as ledger_page
 
 from tests.harness.schemas import write_samples
 

@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from murmurfl.privacy import ConfigurationError, gdp_delta, gdp_epsilon
-from murmurfl.privacy.accounting.allocation import LARGEST_SHIFT, allocation_delta, allocation_epsilon, zero_out_deltas
-from murmurfl.privacy.accounting.likelihood_sums import likelihood_sum
+from murmurfl.privacy.accounting.amplification import (
+    LARGEST_SHIFT,
+    allocation_delta,
+    allocation_epsilon,
+    likelihood_sum,
+    zero_out_deltas,
+)
 from scipy.integrate import quad
 from scipy.stats import norm
 
@@ -164,7 +169,7 @@ def test_what_the_resolution_of_normals_tells_is_added():
 def test_a_finer_grid_lowers_a_bound_and_hardly(monkeypatch):
     coarse = allocation_epsilon(1.0, 12, 1e-5)
     likelihood_sum.cache_clear()
-    monkeypatch.setattr("murmurfl.privacy.accounting.likelihood_sums._FINENESS", 1 / 80)
+    monkeypatch.setattr("murmurfl.privacy.accounting.amplification._FINENESS", 1 / 80)
     fine = allocation_epsilon(1.0, 12, 1e-5)
     likelihood_sum.cache_clear()
     assert 0.995 * coarse < fine <= coarse

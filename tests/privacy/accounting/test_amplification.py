@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from murmurfl.privacy import Guarantee, PrivacyPolicy, gdp_epsilon, policy_guarantee
-from murmurfl.privacy.accounting.allocation import allocation_epsilon
 from murmurfl.privacy.accounting.amplification import (
     Amplification,
     _estimate,
+    allocation_epsilon,
     amplification_of,
     amplification_of_all,
     zero_out_shift,

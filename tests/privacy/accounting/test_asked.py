@@ -13,7 +13,7 @@ from murmurfl.privacy import (
     gdp_epsilon,
     gdp_mu,
 )
-from murmurfl.privacy.accounting.asked import asked_mu
+from murmurfl.privacy.accounting.gdp import asked_mu
 from murmurfl.privacy.machine.shuffled_machine import ShuffledPolicy
 from murmurfl.privacy.side.evaluation_query import counting_policy
 

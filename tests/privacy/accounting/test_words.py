@@ -16,7 +16,7 @@ from murmurfl.privacy import (
     server_noise_words,
     stated_words,
 )
-from murmurfl.privacy.accounting import noise_words as words
+from murmurfl.privacy.accounting import noise_plan as words
 
 TRUSTING = PrivacyPolicy(1.0, 4, 6, 2.0, trust="trusted-server")
 

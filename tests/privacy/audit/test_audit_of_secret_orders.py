@@ -11,7 +11,7 @@ import pytest
 from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, gdp_epsilon
 from murmurfl.privacy.accounting.amplification import amplification_of
 from murmurfl.privacy.audit import audit_secret_order
-from murmurfl.privacy.machine.secret_order import slots_of
+from murmurfl.privacy.machine.known_samples import slots_of
 
 SLOTS, BATCH, RUNS = 8, 2, 2000
 DIRECTION = np.array([0.6, 0.8])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from murmurfl.privacy import LedgerError, SQLiteLedger, read_ledger
-from murmurfl.privacy.ledger.mark import LedgerState, SessionState, budget_left
+from murmurfl.privacy.ledger.ledger_file import LedgerState, SessionState, budget_left
 
 
 def test_a_new_ledger_has_all_of_its_budget(tmp_path):

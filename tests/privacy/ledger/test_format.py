@@ -15,8 +15,8 @@ from murmurfl.privacy import (
     row_bytes,
     set_local_budget,
 )
-from murmurfl.privacy.ledger.mark import budget_left
-from murmurfl.privacy.ledger.release_history import read_history
+from murmurfl.privacy.ledger.ledger_file import budget_left
+from murmurfl.privacy.ledger.ledger_history import read_history
 
 from tests.privacy.ledger.nodes import folder, run
 

@@ -7,7 +7,8 @@ from contextlib import closing
 import numpy as np
 import pytest
 from murmurfl.privacy import Account, LedgerError, MemoryLedger, SimulatedKeys, SQLiteLedger, StreamRecord
-from murmurfl.privacy.ledger import ledger_page, stored
+from murmurfl.privacy.ledger import ledger_file as stored
+from murmurfl.privacy.ledger import sqlite as ledger_page
 
 from tests.privacy.ledger.nodes import contribution, machine
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-from murmurfl.privacy.ledger import StreamRecord
+from murmurfl.privacy.ledger.ledger_records import StreamRecord
 
 
 def test_a_streams_next_state_is_the_record_with_those_fields_replaced():

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from murmurfl.privacy import LedgerError, RefusedError, SQLiteLedger, accept_rollback, new_mark, protocol, read_ledger
-from murmurfl.privacy.ledger.ledger_page import _larger
+from murmurfl.privacy.ledger.sqlite import _larger
 
 from tests.privacy.ledger.nodes import contribution, folder, machine, run, stream_of, zero
 

@@ -19,8 +19,8 @@ from murmurfl.privacy import (
     rotate_key,
     row_bytes,
 )
-from murmurfl.privacy.ledger import key_rotation as rotation
-from murmurfl.privacy.ledger import ledger_page
+from murmurfl.privacy.ledger import repair as rotation
+from murmurfl.privacy.ledger import sqlite as ledger_page
 
 from tests.privacy.ledger.nodes import contribution, folder, machine, run, stream_of, zero
 
@@ -88,7 +88,7 @@ def test_rotation_erases_old_key_nonces_and_sums(path):
 
 
 def test_noise_is_not_that_of_the_old_key_even_for_the_same_nonce(path, monkeypatch):
-    monkeypatch.setattr("murmurfl.privacy.noise.noise_keys.secrets.token_bytes", lambda size: b"n" * size)
+    monkeypatch.setattr("murmurfl.privacy.noise.secrets.token_bytes", lambda size: b"n" * size)
     first = machine(SQLiteLedger(path)).release("s", 0, zero)
     rotated(path)
     again = machine(SQLiteLedger(path)).release("t", 0, zero)

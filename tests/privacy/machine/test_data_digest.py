@@ -20,7 +20,7 @@ from murmurfl.privacy import (
     read_ledger,
     row_bytes,
 )
-from murmurfl.privacy.machine.data_digest import DataDigest
+from murmurfl.privacy.machine.known_samples import DataDigest
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy
-from murmurfl.privacy.machine.clipping import BLOCK_ROWS, SUMMING_ERROR, RowBound
-from murmurfl.privacy.machine.second_moments import Moments, _simplex
+from murmurfl.privacy.machine.clipping import BLOCK_ROWS, SUMMING_ERROR, Moments, RowBound, _simplex
 
 from tests.privacy.machines import machine
 

@@ -19,9 +19,8 @@ from murmurfl.privacy import (
     rotate_key,
     row_bytes,
 )
-from murmurfl.privacy.machine.data_digest import DataDigest, OwnersDigest
+from murmurfl.privacy.machine.known_samples import DataDigest, OwnersDigest, weights_of_owners
 from murmurfl.privacy.machine.machine_block import MachineBlock
-from murmurfl.privacy.machine.secret_order import weights_of_owners
 
 from tests.harness.machines import DurableLedger
 

@@ -15,7 +15,7 @@ from murmurfl.privacy import (
     protocol,
     row_bytes,
 )
-from murmurfl.privacy.machine.secret_order import slots_of, weights_of
+from murmurfl.privacy.machine.known_samples import slots_of, weights_of
 from scipy.stats import chisquare
 
 from tests.privacy.machines import DATA, D, DurableLedger, contribution, machine, refused, zero

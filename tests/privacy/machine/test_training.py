@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from murmurfl.privacy.machine.clipping import clip_contributions, clip_per_sample
-from murmurfl.privacy.machine.clipping_figures import TrainingFigures, observe, observing
+from murmurfl.privacy.machine.clipping import TrainingFigures, clip_contributions, clip_per_sample, observe, observing
 
 ROWS = np.array([[3.0, 4.0], [0.0, 0.5], [np.nan, 1.0], [0.0, 0.0], [np.inf, 0.0], [0.0, 2000.0]])
 

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, Mechanism, make_mechanism
-from murmurfl.privacy.mechanisms.sensitivity import gram_sensitivity, pattern_bound, worst_pattern
+from murmurfl.privacy.mechanisms.mechanism import gram_sensitivity, pattern_bound, worst_pattern
 
 CASES = {
     "independent": ("independent", {}),

@@ -6,8 +6,14 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.mechanisms.momentum_tree import MomentumTree, compose
-from murmurfl.privacy.mechanisms.reconstruction import SERIES, Changes, ReconstructionTrees, best_gamma
+from murmurfl.privacy.mechanisms.momentum_tree import (
+    SERIES,
+    Changes,
+    MomentumTree,
+    ReconstructionTrees,
+    best_gamma,
+    compose,
+)
 
 from tests.harness.lemma_17 import reconstructed_momentum
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from murmurfl.privacy import ConfigurationError, Grid
-from murmurfl.privacy.noise.grid import power_of_two_at_most
+from murmurfl.privacy.noise import power_of_two_at_most
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20), st.integers(-30, 0))

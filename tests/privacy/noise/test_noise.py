@@ -6,7 +6,7 @@ Statistical tests have fixed keys, so they pass or fail for good; the false-alar
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, Grid, SimulatedKeys, SystemKeys, row_key, standard_normals
-from murmurfl.privacy.noise.keyed_noise import NOISE_QUALITIES, each_normal_row, standard_normal_rows
+from murmurfl.privacy.noise import NOISE_QUALITIES, each_normal_row, standard_normal_rows
 from scipy import stats
 
 KEY = bytes(range(32))

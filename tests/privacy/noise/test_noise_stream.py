@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from murmurfl.privacy import RowCache, SimulatedKeys, StreamRecord, row_key, standard_normals
-from murmurfl.privacy.noise.noise_stream import NoiseStream
+from murmurfl.privacy.machine.prefix_sums import NoiseStream
 
 from tests.privacy.machines import D, machine, mechanisms
 

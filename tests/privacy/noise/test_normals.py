@@ -21,11 +21,11 @@ from murmurfl.privacy import (
     row_key,
     standard_normals,
 )
-from murmurfl.privacy.noise.keyed_noise import _tail_words
-from murmurfl.privacy.noise.normals import (
+from murmurfl.privacy.noise import (
     FINEST_GRID,
     LARGEST_NORMAL,
     LARGEST_RADIUS,
+    _tail_words,
     exact_pairs,
     ideal_mu,
     largest_shift,
