@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from murmurfl.app.nodes.helper_config import HelperConfig
-from murmurfl.app.nodes.node_config import NodeConfig
+from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.app.runs.outcome import result_schema
 from murmurfl.app.settings.key_reference import expected, key_table
 from murmurfl.app.settings.run_config import run_keys

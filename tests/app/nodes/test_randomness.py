@@ -153,7 +153,7 @@ NODE_MODULES = (
     "app/nodes/node_config.py",
     "app/nodes/supernode.py",
     "app/nodes/executor.py",
-    "app/nodes/flower_supernode.py",
+    "app/nodes/flower_process.py",
     "app/commands/node_command.py",
 )
 NODE_MODULES += ("clients/*.py", "clients/records/*.py", "privacy/*.py", "privacy/mechanisms/*.py")

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from murmurfl.app.commands.main import cli
-from murmurfl.app.nodes.own_app import own_app, own_client, read_node
-from murmurfl.app.nodes.supernode import machine_of
+from murmurfl.app.nodes.node_app import machine_of, own_app, own_client, read_node
 from murmurfl.clients import UpdateNode, trainable_arrays
 from murmurfl.clients.nodes.roster_files import write_machine_key, write_roster
 from murmurfl.clients.nodes.sample_node import SampleNode

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from flwr.supercore import log as flower_log
-from murmurfl.app.nodes.watching.journal import FACTS, Entry, Journal
-from murmurfl.app.nodes.watching.node_log import (
+from murmurfl.app.nodes.watching.journal import (
+    FACTS,
     LONGEST_LINE,
+    Entry,
     EntryWriter,
+    Journal,
     LogSettings,
     flower_line,
     moment,
