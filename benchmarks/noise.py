@@ -45,7 +45,7 @@ def medians(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, f
 def version_1(key: bytes, size: int) -> NDArray[np.float64]:
     """Normals as murmurfl 0.1 made them, with 53 bits in the radius: what today's cost is measured against.
 
-    An observer of both halves of a pair could refute a data set under them (tests/privacy/noise/test_normals.py).
+    An observer of both halves of a pair could refute a data set under them (tests/privacy/test_noise.py).
     """
     pairs = (size + 1) // 2
     normals, block = np.empty(2 * pairs), 1 << 14

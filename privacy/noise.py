@@ -57,7 +57,7 @@ on one value, and s the most standard deviations by which one sample moves one v
 
 Step 2 bounds the size of the hints by counting floats; that the errors of ``log``, ``cos`` and ``sin``, a unit in the
 last place each, have no coarser pattern of their own is an assumption about the mathematical library. The tests try to
-break it (tests/privacy/noise/test_normals.py): the observer of both halves, in the tail, near zero and in between, and
+break it (tests/privacy/test_noise.py): the observer of both halves, in the tail, near zero and in between, and
 the low bits of counts. Proof: docs/proofs/grid-and-noise.md.
 
 The grid
