@@ -56,22 +56,6 @@ class StreamRecord:
     """The nonce from which, with the machine's key, its secret order is made again
     (:func:`~murmurfl.privacy.machine.known_samples.slots_of`), 16 bytes; empty for other orders."""
 
-    def acknowledged(self, ack: int, pending: Mapping[int, NDArray[np.int64]]) -> StreamRecord:
-        """The stream after an acknowledgement."""
-        ids = {j: name for j, name in self.ids.items() if j >= ack} if self.ids else self.ids
-        return self._changed(ack=ack, pending=pending, ids=ids)
-
-    def released(self, nonces: bytes, pending: Mapping[int, NDArray[np.int64]], noise_state: State) -> StreamRecord:
-        """The stream after one more release."""
-        return self._changed(release=self.release + 1, nonces=nonces, pending=pending, noise_state=noise_state)
-
-    def _changed(self, **changes: Any) -> StreamRecord:
-        # As dataclasses.replace in a quarter of its time: a simulation comes here twice a release.
-        changed = object.__new__(StreamRecord)
-        changed.__dict__.update(self.__dict__)
-        changed.__dict__.update(changes)
-        return changed
-
 
 @dataclass(frozen=True)
 class Account:

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import InitVar, asdict, dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, cast, get_args
 
 from ..accounting.gdp import asked_mu, check_count, check_positive
@@ -266,7 +266,7 @@ class PrivacyPolicy:
         given = {"schedule": self.schedule, "num_rounds": self.num_rounds}
         return settings | {name: value for name, value in given.items() if value is not None}
 
-    @property
+    @cached_property
     def adds_noise(self) -> bool:
         """Whether the machine's own releases carry noise."""
         return self.trust != "trusted-server" and self.mechanism != NO_NOISE
@@ -281,7 +281,7 @@ class PrivacyPolicy:
             delta *= 1.0 + SUMMING_ERROR
         return delta * (1.0 + CONTRACTIVE_ROUNDING) if self.clip_unit == "contractive" else delta
 
-    @property
+    @cached_property
     def bound(self) -> RowBound:
         """The bound of each row of a contribution before rows are added up."""
         return RowBound(
@@ -294,7 +294,7 @@ class PrivacyPolicy:
             moments=Moments(self.classes, self.class_weight) if self.clip_unit == "moments" else None,
         )
 
-    @property
+    @cached_property
     def clips_samples(self) -> bool:
         """Whether every sample is bounded by itself."""
         return self.clip_unit in ("sample", "nonnegative", "moments")
@@ -304,12 +304,12 @@ class PrivacyPolicy:
         """Whether a row of the machine's data, which is protected as a whole, is a sample or an owner."""
         return "owner" if self.samples_per_owner else "sample"
 
-    @property
+    @cached_property
     def sums_samples(self) -> bool:
         """Whether a release is a weighted sum over all of the machine's samples, and not over b of them."""
         return self.order in ("all", "secret")
 
-    @property
+    @cached_property
     def rows_per_release(self) -> int:
         """Clipped rows whose mean is a release's contribution: b samples, or one update."""
         return self.batch_size if self.clips_samples else 1

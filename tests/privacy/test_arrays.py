@@ -3,8 +3,6 @@
 The quick way through arrays: it writes what NumPy writes, and reads nothing that NumPy would not read so.
 """
 
-from __future__ import annotations
-
 from io import BytesIO
 
 import numpy as np

@@ -9,8 +9,6 @@ suspicion it takes the wrong thing away, and what is left of a pair may be no pa
 The fixed grid: exact, independent of order, and loud where it would overflow.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

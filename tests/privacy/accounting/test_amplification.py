@@ -3,8 +3,6 @@
 What a secret order is said to be worth: a bound where it is proved, elsewhere what is called an estimate.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import pairwise

@@ -3,8 +3,6 @@
 Privacy that is asked for as a mu or as an epsilon: exactly one of them, and never less private than was said.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ The plain meaning of mu: true of the best test there is, rounded up, and silent 
 The words for noise come from the policy: a machine's, an epoch's, a trusted server's, and those of no noise.
 """
 
-from __future__ import annotations
-
 import doctest
 import math
 

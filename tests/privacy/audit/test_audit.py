@@ -6,8 +6,6 @@ fixed, and the bounds are conservative (the two of mu and the two of epsilon sha
 What an audit sees of samples in a secret order: no more than is claimed, and more of an order that is no secret.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace

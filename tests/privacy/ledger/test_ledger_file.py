@@ -4,8 +4,6 @@ What is large stays in the ledger's file until it is asked for, and nothing else
 What a high-water mark says of the budget: the same as its ledger.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 import sqlite3

@@ -3,8 +3,6 @@
 Another noise key: what ends with the old one, what stays spent, and what a crash may leave.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

@@ -3,8 +3,6 @@
 Which samples a release is made from: all of them, or each session's own from the first one.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

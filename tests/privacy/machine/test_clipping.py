@@ -5,8 +5,6 @@ Second moments: how far apart two samples' rows can be, whatever a machine is ha
 What clipping did to a simulation's contributions: counted where somebody observes, and nowhere else.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -4,8 +4,6 @@ Which release a sample is in: drawn once, from the key, for one session; only su
 The ledger knows its data: rows used up must be the same rows at every start, in the same session and the next.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sqlite3

@@ -3,8 +3,6 @@
 The noise of a stream by itself: the rows of B Z, made again from nonces, gone to the last bit where they cancel.
 """
 
-from __future__ import annotations
-
 import math
 import tracemalloc
 from dataclasses import replace

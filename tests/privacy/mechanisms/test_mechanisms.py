@@ -4,8 +4,6 @@ Mechanisms of other people's: what is registered does what its matrices say, and
 Mechanisms of somebody's own, of every kind of memory: the same releases with a cache, without one, and together.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import combinations, pairwise
 

@@ -3,8 +3,6 @@
 The trees of algorithm 2: lemma 17 as a matrix, sensitivities and counts from its entries, the paper's bounds.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise, product
 

@@ -3,8 +3,6 @@
 The cache of optimisers' results: what it believes, and what it does where it cannot write.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, make_mechanism

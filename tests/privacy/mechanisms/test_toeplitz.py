@@ -4,8 +4,6 @@ The square root of the prefix sum with columns of norm 1.
 Noise that takes out a part of the last: decay and bisr, whose C^{-1} has few diagonals.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import combinations, pairwise
 

@@ -3,8 +3,6 @@
 A private count moves by one when one sample does, whatever says what holds, and is near the true one.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace
