@@ -35,6 +35,12 @@ A training whose gradients are NaN, or hundreds of times as long as the clip, le
 that is not finite counts as zero, and a long row is scaled down. These figures would tell, but they are computed from
 private data without noise. So nothing is counted unless somebody is :func:`observing`: a simulation, which marks the
 figures as not private, or a real machine for its own log, which the figures never leave.
+
+Formal guarantees
+-----------------
+Whatever the rows are, two bounded ones are no further apart than the list above says, and one that is not finite counts
+as zero. What :func:`observing` counts has no noise and guarantees nothing: on a real machine it leaves for nothing but
+the machine's own log. Proof: docs/proofs/sensitivities.md.
 """
 
 from __future__ import annotations
