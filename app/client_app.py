@@ -24,10 +24,10 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 from flwr.clientapp import ClientApp
 
 from ..clients import ContextLedger, PrivateClient
-from ..clients.adapters.numpy_app import serving
-from ..clients.messages.sums_helper import answer_simulated_helper
+from ..clients.messages import in_simulation, kept_by_node, state_travels
 from ..clients.nodes.operators_file import operators_file
-from ..clients.simulation.context_ledger import TravellingLedger, in_simulation, kept_by_node, state_travels
+from ..clients.private_client import serving
+from ..clients.simulation.simulated_machines import TravellingLedger, answer_simulated_helper
 from ..privacy import ConfigurationError, Ledger, MemoryLedger, RowCache, protocol
 from .nodes.flower_internals import ClientAppCallable
 from .nodes.node_config import configured_client

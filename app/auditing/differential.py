@@ -31,11 +31,11 @@ from numpy.typing import NDArray
 
 from ...clients import PrivateClient
 from ...clients.adapters.private_app import PrivateClientApp
-from ...clients.messages.answers import Answers
-from ...clients.nodes.sample_node import SampleNode
+from ...clients.messages import Answers
+from ...clients.nodes.machine_file import SampleNode
 from ...clients.records.drafting import document
+from ...clients.records.machine_records import items_of
 from ...clients.records.schema import Schema
-from ...clients.records.sources import items_of
 from ...privacy import ConfigurationError, LedgeredMachine, NoiseKeys, SQLiteLedger, protocol, read_ledger
 from ...privacy.accounting.gdp import asked_mu
 from ...privacy.errors import is_interrupt

@@ -12,7 +12,7 @@ from typing import Any
 from ...clients import PrivateClient, UpdateNode
 from ...clients.adapters.noise_mod import machine_behind
 from ...clients.adapters.update_policy import UpdatePolicy
-from ...clients.nodes.sample_node import SampleNode
+from ...clients.nodes.machine_file import SampleNode
 from ...privacy import Guarantee, LedgerSummary, SessionSummary, Unit, gdp_epsilon, rotate_key, rounded_up
 from ...privacy.accounting.guarantee import SESSION
 from ...privacy.ledger.ledger_history import LedgerHistory, ReleaseLine
@@ -366,7 +366,7 @@ class Costs:
     @classmethod
     def of_client(cls, client: PrivateClient) -> Costs:
         """Costs of a machine with murmurfl's clients."""
-        machine, beside = client.machine, client.parts.machines
+        machine, beside = client.machine, client.beside
         policy, trusted = machine.policy, machine.policy.trust == "trusted-server"
         summed = policy.trust == "secure-aggregation"
         own = [policy.mu, *(m.policy.mu for m in beside)] if trusted else [m.plan.mu for m in (machine, *beside)]

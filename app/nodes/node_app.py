@@ -17,10 +17,10 @@ from flwr.clientapp import ClientApp
 from ...clients import CorrelatedNoiseMod, PrivateClient, UpdateNode, numpy_client_app
 from ...clients.adapters.private_app import PrivateClientApp
 from ...clients.adapters.update_policy import update_guarantee
-from ...clients.messages.answers import Answers
+from ...clients.messages import Answers
+from ...clients.nodes.machine_file import SampleNode
 from ...clients.nodes.operators_file import operators_values
-from ...clients.nodes.sample_node import SampleNode
-from ...clients.records.sources import Items
+from ...clients.records.machine_records import Items
 from ...privacy import ConfigurationError, Opener, SQLiteLedger, policy_guarantee, rounded_up
 from ...privacy.accounting.amplification import amplification_of
 from ...privacy.accounting.guarantee import RECORDS
@@ -194,7 +194,7 @@ def describe(client: PrivateClient) -> str:
     budget = rounded_up(policy.budget)
     mean = None if client.centred is None else client.centred.machine
     evaluated = None if client.evaluated is None else client.evaluated.machine
-    beside = client.parts.machines
+    beside = client.beside
     # Whether an owner has more samples depends on data: the sentence does not.
     most = policy.samples_per_owner
     kept = f" Of each owner the first {most} samples are used, and any others left out." if most else ""

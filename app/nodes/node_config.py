@@ -19,9 +19,7 @@ from ...clients import Centring, Evaluation, PerSampleGradients, PrivateClient, 
 from ...clients.adapters.per_sample_gradients import check_rows_alone
 from ...clients.nodes.machine_file import Pinned, RecordsFile
 from ...clients.nodes.roster_files import read_helper_key, read_roster
-from ...clients.records.machine_records import Records
-from ...clients.records.owner_rows import OwnerGradients
-from ...clients.records.sources import file_items
+from ...clients.records.machine_records import OwnerGradients, Records, file_items
 from ...privacy import (
     MECHANISMS,
     ConfigurationError,

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ...clients import PrivateClient, Schema, UpdateNode
+from ...clients.nodes.machine_file import SampleNode
 from ...clients.nodes.operators_file import operators_values
 from ...clients.nodes.roster_files import pinned_digest, read_machine_key, read_roster
-from ...clients.nodes.sample_node import SampleNode
-from ...clients.records.machine_records import Records
-from ...clients.records.sources import file_items
+from ...clients.records.machine_records import Records, file_items
 from ...privacy import ConfigurationError, MurmurflError, Roster, SQLiteLedger, read_ledger
 from ...privacy.files import exposure
 from ..settings.trust_settings import SECURE

@@ -21,8 +21,8 @@ from pathlib import Path
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from ...clients.messages.answers import Answers
-from ...clients.messages.sums_helper import helper_app
+from ...clients.messages import Answers
+from ...clients.sums_helper import helper_app
 from ..engines.loopback import free_port, interrupts_as_keyboard_interrupt, without_proxy
 from .connection import Connection
 from .diagnosis import Reconnecting

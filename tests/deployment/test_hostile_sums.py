@@ -14,8 +14,8 @@ from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.federation.keys_and_cards import Card, make_helper, make_machine, roster_of
 from murmurfl.app.nodes.node_app import machine_of
 from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
-from murmurfl.clients.messages.sums_helper import helper_app
 from murmurfl.clients.nodes.roster_files import read_machine_key, write_roster
+from murmurfl.clients.sums_helper import helper_app
 from murmurfl.privacy import Masking, MemoryOpeningRecord, Opener, SQLiteLedger, protocol, read_ledger
 from murmurfl.privacy.sums import opening_rule as opening
 

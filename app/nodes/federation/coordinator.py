@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from ....clients import Schema
-from ....clients.nodes.sample_methods import MU2
+from ....clients.adapters.sample_methods import MU2
 from ....privacy import ConfigurationError, MurmurflError, Roster
 from ....privacy.errors import check_format
 from ....privacy.files import replace_durably, write_private

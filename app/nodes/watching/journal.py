@@ -29,7 +29,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType
 from ....privacy import ConfigurationError, MurmurflError, protocol
 
 if TYPE_CHECKING:
-    from ....clients.messages.answers import Answers
+    from ....clients.messages import Answers
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.node_app import read_node
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.clients import Mu2Client, Schema
-from murmurfl.clients.records.machine_records import Records
-from murmurfl.clients.records.sources import NpzRows, file_items
+from murmurfl.clients.records.machine_records import NpzRows, Records, file_items
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.errors import MisfitError
 

@@ -26,8 +26,8 @@ from murmurfl.app.nodes.preflight import (
     worst,
 )
 from murmurfl.clients import UpdateNode, UpdatePolicy
+from murmurfl.clients.nodes.machine_file import SampleNode
 from murmurfl.clients.nodes.roster_files import write_roster
-from murmurfl.clients.nodes.sample_node import SampleNode
 from murmurfl.privacy import ConfigurationError, SQLiteLedger
 from murmurfl.privacy.files import exposure, write_private
 from typer.testing import CliRunner

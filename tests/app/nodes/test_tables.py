@@ -4,7 +4,7 @@ import pytest
 from murmurfl.app.nodes.node_app import read_node
 from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.clients import UpdateNode
-from murmurfl.clients.nodes.sample_node import SampleNode
+from murmurfl.clients.nodes.machine_file import SampleNode
 from murmurfl.privacy import ConfigurationError
 
 PLACE = {"machine": "clinic", "ledger": "ledger"}

@@ -13,7 +13,7 @@ import pytest
 from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import UpdateNode
-from murmurfl.clients.nodes.sample_node import SampleNode
+from murmurfl.clients.nodes.machine_file import SampleNode
 from murmurfl.privacy.setting import settings_of
 
 ROOT = Path(__file__).parents[3]

@@ -242,7 +242,7 @@ def test_two_machines_with_other_samples_log_the_same(log_of):
 
 
 def test_what_clients_say_beside_the_journal_is_not_said_twice(log_of):
-    from murmurfl.clients.messages import answers
+    from murmurfl.clients import messages as answers
 
     said = log_of()
     answers.logger.info("Refused a request: %s.", "the cap is reached")
