@@ -32,12 +32,11 @@ from ..privacy import (
     RowCache,
     protocol,
 )
-from ..privacy.protocol import read_array
-from ..privacy.machine.clipping import StackedContributions
-from ..privacy.machine.clipping import observing
+from ..privacy.machine.clipping import StackedContributions, observing
 from ..privacy.machine.known_samples import known_by
 from ..privacy.machine.policy import check_owned
 from ..privacy.mechanisms import State
+from ..privacy.protocol import read_array
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import (
     PerSampleGradients,

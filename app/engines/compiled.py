@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from ...clients.adapters.per_sample_gradients import OuterProducts
 from ...privacy.ledger.ledger_records import Counts, StreamBlock
-from ...privacy.machine.clipping import StackedContributions
-from ...privacy.machine.clipping import observe_releases
-from ...privacy.machine.prefix_sums import ReleaseRule
+from ...privacy.machine.clipping import StackedContributions, observe_releases
+from ...privacy.machine.machine_block import RowByRow
+from ...privacy.machine.prefix_sums import Past, ReleaseRule
 from ...privacy.mechanisms import CancellingNoise
 from ...privacy.noise import KEY_BYTES, MARK, NoiseQuality, each_normal_row, row_key, standard_normal_rows
 from ..runs.experiment import Experiment

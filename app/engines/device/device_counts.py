@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....clients.adapters.per_sample_gradients import LEAST_SQUARES
-from ....privacy.machine.clipping import RowBound
-from ....privacy.machine.clipping import observe_releases
+from ....privacy.machine.clipping import RowBound, observe_releases
 from ....privacy.noise import MARK, Grid
 
 if TYPE_CHECKING:
