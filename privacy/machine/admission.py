@@ -56,26 +56,16 @@ class Machines(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Admissions:
-    """Requests of several machines that may be answered, and from what; nothing is spent yet.
-
-    Parameters
-    ----------
-    rows : ndarray of int
-        Which of the machines that were asked these are; the other columns have a row for each of them.
-    streams : StreamBlock
-        With the acknowledgements applied.
-    accounts : AccountBlock
-        With the session's mu reserved.
-    start, stop : ndarray of int
-        The samples the releases will be made from.
-    refused : dict of int to RefusedError
-        Why the others are refused.
-    """
+    """Requests of several machines that may be answered, and from what; nothing is spent yet."""
 
     rows: NDArray[np.intp]
+    """Which of the machines that were asked; the other columns have a row for each of them."""
     streams: StreamBlock
+    """With the acknowledgements applied."""
     accounts: AccountBlock
+    """With the session's mu reserved."""
     start: NDArray[np.int64]
+    """The samples the releases will be made from, up to ``stop``."""
     stop: NDArray[np.int64]
     refused: Mapping[int, RefusedError]
 
@@ -146,19 +136,9 @@ class AdmissionRule:
     def admit(
         self, streams: StreamBlock, accounts: AccountBlock, acks: NDArray[np.int64], machines: Machines
     ) -> Admissions:
-        """Admit or refuse the requests of a session's machines.
+        """Admit or refuse the requests of a session's machines; LedgerError if parts of a ledger contradict each other.
 
-        Parameters
-        ----------
-        streams, accounts : StreamBlock, AccountBlock
-            As the ledgers have them, a row for each machine; taken over and changed.
-        acks : ndarray of int
-            The acknowledgement in each request.
-
-        Raises
-        ------
-        LedgerError
-            If the parts of a ledger contradict each other.
+        ``streams`` and ``accounts``, as the ledgers have them, are taken over and changed.
         """
         refused: dict[int, RefusedError] = {}
         self._check(streams, accounts, machines.fingerprints)
@@ -276,14 +256,7 @@ class AdmissionRule:
         return start, start + batch
 
     def acknowledge(self, streams: StreamBlock, row: int, ack: int) -> None:
-        """Apply an acknowledgement to a stream.
-
-        Raises
-        ------
-        RefusedError
-            If there is no stream, the acknowledgement moves backwards, or it names a release that was not made or can
-            no longer be acknowledged.
-        """
+        """Apply an acknowledgement to a stream, or refuse it."""
         if not streams.has(row):
             raise RefusedError(protocol.BAD_ACKNOWLEDGEMENT, "there is nothing to acknowledge in this session")
         before, release, pending = int(streams.ack[row]), int(streams.release[row]), streams.pending[row]

@@ -310,13 +310,8 @@ class Moments:
     ) -> NDArray[np.float64]:
         """The sum of the rows of some samples, shape (d,), without a row being written.
 
-        Parameters
-        ----------
-        features : ndarray of shape (samples, k)
-            Of at most ``clip_norm`` each.
-        marks : ndarray of shape (samples, C)
-            1 at the class and 0 elsewhere; a sample with any other marks has no class.
-        weights : ndarray of shape (samples,), optional
+        ``features``, shape (samples, k), are of at most ``clip_norm`` each; ``marks``, shape (samples, C), are 1 at the
+        class and 0 elsewhere, and a sample with any other marks has no class.
         """
         weighted = features if weights is None else features * weights[:, None]
         products = (features.T @ weighted)[_upper(features.shape[1])]
@@ -545,20 +540,7 @@ _ROOT_OF_TWO = math.nextafter(math.sqrt(2.0), 2.0)
 
 @dataclass(frozen=True)
 class RowBound:
-    """The bound of each row.
-
-    Parameters
-    ----------
-    clip_norm : float
-        S, the L2 bound.
-    nonnegative : bool
-        Whether negative entries become zero first.
-    stability : float, optional
-        gamma of ``automatic``, at least ``LEAST_STABILITY``; None for ``clip``.
-    observed : bool
-        Whether a simulation may see what clipping did.
-    moments : Moments, optional
-        Makes rows here from features and marks of a class, k + C values a sample: what is bounded is the features.
+    """The bound S = ``clip_norm`` of each row in L2, and what becomes of rows that are longer.
 
     Notes
     -----
@@ -569,9 +551,13 @@ class RowBound:
 
     clip_norm: float
     nonnegative: bool = False
+    """Whether negative entries become zero first."""
     stability: float | None = None
+    """gamma of ``automatic``, at least ``LEAST_STABILITY``; None for ``clip``."""
     observed: bool = True
+    """Whether a simulation may see what clipping did."""
     moments: Moments | None = None
+    """Makes rows here from features and marks of a class, k + C values a sample: what is bounded is the features."""
 
     def __post_init__(self) -> None:
         if self.stability is not None and not self.stability >= LEAST_STABILITY:

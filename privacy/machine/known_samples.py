@@ -442,17 +442,10 @@ class DataDigest:
             )
 
     def check(self, used: int, digest: str, available: int) -> None:
-        """Raise LedgerError, with the way out, if data are not those a ledger was used with.
+        """Raise LedgerError, with the way out, if data of ``available`` rows are not those a ledger was used with.
 
-        Parameters
-        ----------
-        used : int
-            Rows that are used up.
-        digest : str
-            Of those rows, as the ledger has it. Empty if all releases so far were of machines that know no rows
-            (:func:`any_data`): each of them counts for all data.
-        available : int
-            How many rows there are now.
+        ``digest`` is of the ``used`` rows, as the ledger has it; empty if all releases so far were of machines that
+        know no rows (:func:`any_data`), each of which counts for all data.
 
         Notes
         -----

@@ -112,44 +112,24 @@ class BlockArithmetic(Protocol):
 
 @dataclass(frozen=True)
 class BlockReleases:
-    """The answer of a block.
-
-    Parameters
-    ----------
-    rows : list of int
-        Which of the machines that were asked have released.
-    counts : sequence of ndarray of shape (d,), int64
-        P_k - P_ack of each.
-    streams : StreamBlock
-        Of each, after the release.
-    refused : dict of int to RefusedError
-        Why the others have not.
-    """
+    """The answer of a block."""
 
     rows: list[int]
+    """Which of the machines that were asked have released."""
     counts: Sequence[Any]
+    """P_k - P_ack of each, shape (d,), int64."""
     streams: StreamBlock
+    """Of each, after the release."""
     refused: Mapping[int, RefusedError]
+    """Why the others have not."""
 
 
 class MachineBlock:
     """Machines of one policy and one model.
 
     Real keys are refused: a real machine releases by itself, and its failures must not show.
-
-    Parameters
-    ----------
-    machine : PrivateMachine
-        One of them, with simulated keys.
-    ledgers : BlockLedger or JoinedLedgers
-        Where they record, a row each.
-    num_samples : ndarray of shape (machines,), int64
-        How many samples each of them has.
-    keys : callable
-        Given a row, the machine's simulated keys.
-    arithmetic : callable, optional
-        Given the machines' release rule, what computes the values of a block; by default NumPy, row by row, as long as
-        each stays in a processor's cache.
+    ``machine`` is one of them, ``keys`` gives those of a row's machine. ``arithmetic``, given the release rule, makes
+    what computes the values of a block; by default NumPy, row by row, as long as each stays in a processor's cache.
 
     Notes
     -----
@@ -220,22 +200,11 @@ class MachineBlock:
     def admitted(
         self, session: str, rows: Sequence[int], acks: Sequence[int], here: Sequence[bool] | None = None
     ) -> Iterator[BlockAdmission]:
-        """Hold the ledgers of several machines while what they are asked for is computed.
+        """Hold the ledgers of several machines, none twice, while what they are asked for is computed.
 
-        Parameters
-        ----------
-        rows : sequence of int
-            The machines, none twice.
-        acks : sequence of int
-            One a machine.
-        here : sequence of bool, optional
-            Which of them are computed here. Of the others only what follows from requests alone is recorded: others
-            compute them, and know the same of these.
-
-        Yields
-        ------
-        BlockAdmission
-            Good for one release of each, until the context ends.
+        ``here`` says which of them are computed here. Of the others only what follows from requests alone is recorded:
+        others compute them, and know the same of these. The admission is good for one release of each, until the
+        context ends.
         """
         index = np.asarray(rows, dtype=np.intp)
         with self._ledgers.exclusive(index) as ledgers:

@@ -130,27 +130,11 @@ class NoiseStream:
         nonce: bytes,
         normals: NDArray[np.floating] | None = None,
     ) -> tuple[bytes, State]:
-        """Put the noise of a stream's next release on its contribution.
+        """Put the noise of a stream's next release on its contribution, counts of shape (d,) that are changed in place.
 
-        Parameters
-        ----------
-        counts : ndarray of shape (d,)
-            The contribution in units of the grid's spacing; changed in place.
-        stream : Past or StreamRecord
-            After the release before.
-        key : bytes
-            The machine's secret key.
-        nonce : bytes
-            Of the release: never used before under this key.
-        normals : ndarray of shape (draws x d,), optional
-            Those of this key and nonce, if they were made already.
-
-        Returns
-        -------
-        nonces : bytes
-            What the noise up to this release is made again from.
-        noise_state : tuple of ndarray
-            The part of it that cannot be made again.
+        ``stream`` stands after the release before; the nonce was never used before under the machine's secret key.
+        ``normals`` are those of key and nonce, shape (draws x d,), if they were made already. Returned are the nonces
+        that the noise up to this release is made again from, and the part of it that cannot be made again.
         """
         if self._silent:
             return nonce, stream.noise_state
@@ -306,20 +290,10 @@ class ReleaseRule:
         normals: Iterable[NDArray[np.floating] | None] = repeat(None),
         note: State | None = None,
     ) -> list[Counts]:
-        """The next release of each of several machines.
+        """The next release of each of several machines, whose streams move on.
 
-        Parameters
-        ----------
-        streams : StreamBlock
-            After the releases before; changed to what they are after these.
-        contributions : iterable of ndarray of shape (d,), int64
-            One a machine, on the grid; taken over and changed.
-        keys, nonces : sequences of bytes
-            The secret key of each machine, and the nonce of its release: never used before under that key.
-        normals : iterable of ndarray, optional
-            Those of these keys and nonces, where they were made already.
-        note : tuple of floating-point arrays, optional
-            What each of them remembers with its release; independent of data.
+        Contributions are int64 counts of shape (d,), on the grid; taken over and changed. A nonce was never used before
+        under its machine's secret key. ``note`` is what each remembers with its release; it must not depend on data.
         """
         made = self.noised(streams, contributions, keys, nonces, normals=normals)
         self.carry(streams, made, note)
