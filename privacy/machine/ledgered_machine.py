@@ -26,7 +26,7 @@ from ..errors import ConfigurationError
 from ..ledger.ledger_records import Account, AccountBlock, Ledger, LedgerPage, StreamBlock
 from ..mechanisms import State
 from ..noise import Grid, NoiseKeys
-from .admission import ROUNDING, Admission, AdmissionRule, Admissions, has_secret_order
+from .admission import ROUNDING, Admission, AdmissionRule, Admissions, Asked, has_secret_order
 from .clipping import MOST_ROWS
 from .known_samples import Owners, RowBytes, any_data, make_digest
 from .policy import NO_NOISE, PrivacyPolicy
@@ -504,7 +504,13 @@ class LedgeredMachine:
         account = page.account()
         self._check_data(account)
         streams, accounts = StreamBlock.of(session, page.stream(session)), AccountBlock.of(account)
-        admitted = self.admission.admit(streams, accounts, np.array([ack]), _One(self, page))
+        asked = Asked(
+            np.array([self.num_samples]),
+            [self._fingerprint],
+            order_nonce=lambda _, session: self._order_nonce(session),
+            has_secret_order=lambda _, account: has_secret_order(page, account),
+        )
+        admitted = self.admission.admit(streams, accounts, np.array([ack]), asked)
         if admitted.refused:
             raise admitted.refused[0]
         return Admission(page, session, admitted)
@@ -521,25 +527,3 @@ class LedgeredMachine:
 
     def _digest_of(self, rows: int, otherwise: str = "") -> str:
         return otherwise if self._data is None else self._data.of(rows)
-
-
-@dataclass(frozen=True)
-class _One:
-    """One machine, as the rule of admission sees it."""
-
-    machine: LedgeredMachine
-    page: LedgerPage
-
-    @property
-    def num_samples(self) -> NDArray[np.int64]:
-        return np.array([self.machine.num_samples])
-
-    @property
-    def fingerprints(self) -> list[str]:
-        return [self.machine._fingerprint]
-
-    def order_nonce(self, row: int, session: str) -> bytes:
-        return self.machine._order_nonce(session)
-
-    def has_secret_order(self, row: int, account: Account) -> bool:
-        return has_secret_order(self.page, account)

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError, RefusedError
-from ..ledger.ledger_records import Account, BlockLedger, Counts, JoinedLedgers, StreamBlock
+from ..ledger.ledger_records import BlockLedger, Counts, JoinedLedgers, StreamBlock
 from ..mechanisms import State
 from ..noise import NoiseKeys, each_normal_row, row_key
-from .admission import AdmissionRule, Admissions, has_secret_order
+from .admission import AdmissionRule, Admissions, Asked, has_secret_order
 from .clipping import StackedContributions, observe_releases
 from .ledgered_machine import Release, recorded, release_of, samples_counted, stream_fingerprint
 from .prefix_sums import PrivateMachine, ReleaseRule
@@ -209,7 +209,13 @@ class MachineBlock:
         index = np.asarray(rows, dtype=np.intp)
         with self._ledgers.exclusive(index) as ledgers:
             streams, accounts = ledgers.streams(session, index), ledgers.accounts(index)
-            asked = _Asked(self, index, ledgers)
+            keys = [self._key(row) for row in index.tolist()]
+            asked = Asked(
+                self._num_samples[index],
+                [fingerprint for _, fingerprint in keys],
+                order_nonce=lambda row, session: keys[row][0].nonce(session, 0),
+                has_secret_order=lambda row, account: has_secret_order(ledgers.page(int(index[row])), account),
+            )
             admitted = self._admission.admit(streams, accounts, np.asarray(acks, dtype=np.int64), asked)
             computed = np.ones(len(index), bool) if here is None else np.asarray(here, dtype=bool)
             admission = BlockAdmission(self, ledgers, index, admitted, computed[admitted.rows])
@@ -313,21 +319,6 @@ class BlockAdmission:
 
 
 _ELSEWHERE: Any = np.int64(0)  # in the place of counts that are computed elsewhere
-
-
-class _Asked:
-    """Some machines of a block, as the rule of admission sees them."""
-
-    def __init__(self, block: MachineBlock, index: NDArray[np.intp], ledgers: BlockLedger | JoinedLedgers) -> None:
-        self.block, self.index, self.ledgers = block, index, ledgers
-        self.num_samples: NDArray[np.int64] = block._num_samples[index]
-        self.fingerprints = [block._key(row)[1] for row in index.tolist()]
-
-    def order_nonce(self, row: int, session: str) -> bytes:
-        return self.block._key(int(self.index[row]))[0].nonce(session, 0)
-
-    def has_secret_order(self, row: int, account: Account) -> bool:
-        return has_secret_order(self.ledgers.page(int(self.index[row])), account)
 
 
 def _refuse_real(simulated: bool) -> None:
