@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Unpack
 
 from ..privacy import ConfigurationError
 from ..privacy.accounting.gdp import check_count
-from .rounds.layout import Vector
 from .rounds.options import ReleaseOptions
+from .rounds.replies import Vector
 from .rounds.strategy import ReleaseStrategy
 
 

@@ -238,7 +238,7 @@ from pathlib import Path
 import murmurfl
 for path in Path.cwd().glob("*/**/[!_]*.py"):
     importlib.import_module(".".join(("murmurfl", *path.relative_to(Path.cwd()).with_suffix("").parts)))
-from murmurfl.app.settings.default_run import started_with
+from murmurfl.app.settings.layers import started_with
 result = murmurfl.app.simulate(started_with({"num-rounds": 2}), engine="inprocess")
 print(*murmurfl.__path__, len(result.progress))
 """

@@ -40,8 +40,7 @@ from ..methods import METHODS
 from ..runs.experiment import Experiment, prepare
 from ..runs.outcome import FAILURE_NAME, Outcome
 from ..settings.registry import registry
-from ..settings.run_config import RunConfig
-from ..settings.trust_settings import SECURE
+from ..settings.run_config import SECURE, RunConfig
 from .federation.keys_and_cards import (
     ServerCertificates,
     make_helper,

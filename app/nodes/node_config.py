@@ -45,9 +45,8 @@ from ..models import make_model
 from ..models.model import Model
 from ..runs.side_releases import beside_sides, features_bound, make_centring, make_evaluation
 from ..settings.registry import known_mechanism, registry
-from ..settings.run_config import RunConfig
+from ..settings.run_config import RunConfig, centred_by_default
 from ..settings.run_keys import Data, Trained
-from ..settings.side_settings import centred_by_default
 
 
 def node_strategies() -> list[str]:

@@ -23,7 +23,7 @@ from ...clients.nodes.roster_files import pinned_digest, read_machine_key, read_
 from ...clients.records.machine_records import Records, file_items
 from ...privacy import ConfigurationError, MurmurflError, Roster, SQLiteLedger, read_ledger
 from ...privacy.files import exposure
-from ..settings.trust_settings import SECURE
+from ..settings.run_config import SECURE
 from .connection import Connection, Given, expiries, utc
 from .diagnosis import AHEAD_S, BEHIND_S, Diagnosis, diagnose
 from .federation.keys_and_cards import Card, cards_of

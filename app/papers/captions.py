@@ -15,8 +15,7 @@ from ..methods import METHODS, Problem
 from ..methods.auto_method import AUTO
 from ..methods.presets import constant_feature
 from ..models.softmax import SoftmaxRegression
-from ..settings.run_config import RunConfig, without_unread
-from ..settings.side_settings import is_centred
+from ..settings.run_config import RunConfig, is_centred, without_unread
 
 _NOMINAL = 1000
 """Batches of a machine where only words are wanted of a policy."""

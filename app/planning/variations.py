@@ -15,9 +15,8 @@ from ...privacy import TRUST_MODELS, ConfigurationError, Trust
 from ...privacy.setting import Value
 from ..methods import METHODS
 from ..nodes.flower_internals import without_log
-from ..settings.default_run import started_with
-from ..settings.run_config import RunConfig, run_keys
-from ..settings.trust_settings import TRUST_KEYS
+from ..settings.layers import started_with
+from ..settings.run_config import TRUST_KEYS, RunConfig, run_keys
 from .deciding import Decision, Option, decide, tried
 from .situation import Situation
 

@@ -33,8 +33,7 @@ from ..methods.problem import trained_samples
 from ..models import make_model
 from ..models.model import Model
 from ..planning import Situation, decide
-from ..settings.run_config import RunConfig
-from ..settings.side_settings import check_classes, is_centred, trained_config
+from ..settings.run_config import RunConfig, check_classes, is_centred, trained_config
 from .permitted_run import session_options
 from .possible_rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
 from .side_releases import EvaluationSide, MeanSide, RunSide, beside_sides

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 from ...privacy import RELATIONS, TRUST_MODELS, UNITS, Guarantee, MurmurflError
 from ...privacy.accounting.noise_forecast import VERDICTS
 from ...strategies import RoundReport
-from ..settings.key_reference import key_schema
+from ..settings.catalogue import key_schema
 from ..settings.run_config import run_keys
 from ..version import __version__
 from .machine_statements import MOST_NAMED

@@ -6,8 +6,7 @@ from typing import Any
 
 from ...privacy import ConfigurationError
 from ...privacy.permits import read_permit
-from ..settings.run_config import RunConfig
-from ..settings.side_settings import is_centred, is_evaluated
+from ..settings.run_config import RunConfig, is_centred, is_evaluated
 
 MEAN, EVALUATION = "mean", "evaluation"
 """Suffixes of the sessions of side releases, after the training's name."""

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from ...privacy import rounded_up
 from ...strategies import RoundReport
-from ..settings.run_config import RunConfig
-from ..settings.trust_settings import helper_names
+from ..settings.run_config import RunConfig, helper_names
 
 _NOTHING = -1
 

@@ -21,8 +21,7 @@ from ...strategies import DirectMachines, ReleaseStrategy, RoundReport
 from ..methods.auto_method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
 from ..planning.rehearsal import foretold
-from ..settings.run_config import RunConfig
-from ..settings.trust_settings import nothing_gained
+from ..settings.run_config import RunConfig, nothing_gained
 from .experiment import Experiment, prepare, worked_out
 from .machine_statements import listed
 from .permitted_run import check_permit

@@ -34,7 +34,7 @@ from ....privacy.permits import OwnerKey
 from ....privacy.setting import Value
 from ....privacy.sums.roster import MOST_HELPERS, check_name
 from ...engines.loopback import toml_document
-from ...settings.trust_settings import SECURE, cohort_floor
+from ...settings.run_config import SECURE, cohort_floor
 from ..connection import Connection
 from ..node_config import NodeConfig
 from ..servers.gate import is_loopback
@@ -51,12 +51,6 @@ LARGEST_DOCUMENT = 4 << 20
 """Bytes of a document: nothing longer is read."""
 
 _FORMAT = 1
-_GROUP = 4
-
-
-def in_fours(digest: str) -> str:
-    """A digest as people read it out."""
-    return " ".join(digest[i : i + _GROUP] for i in range(0, len(digest), _GROUP))
 
 
 def digest_of(document: Any) -> str:

@@ -33,6 +33,11 @@ _CARD_FORMAT = 1
 _SHOWN_DIGITS, _GROUP = 16, 4
 
 
+def in_fours(digest: str) -> str:
+    """A digest as people read it out."""
+    return " ".join(digest[i : i + _GROUP] for i in range(0, len(digest), _GROUP))
+
+
 @dataclass(frozen=True)
 class Card:
     """The public keys of a machine or a helper.
@@ -68,8 +73,7 @@ class Card:
     @property
     def fingerprint(self) -> str:
         """Sixteen digits by which people tell keys apart; what must be compared is the roster's digest."""
-        digits = hashlib.sha256(self.sealing + self.signing).hexdigest()[:_SHOWN_DIGITS]
-        return " ".join(digits[i : i + _GROUP] for i in range(0, _SHOWN_DIGITS, _GROUP))
+        return in_fours(hashlib.sha256(self.sealing + self.signing).hexdigest()[:_SHOWN_DIGITS])
 
     def write(self, path: Path) -> None:
         """Write the card to a new file.

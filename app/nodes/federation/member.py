@@ -28,12 +28,11 @@ from .coordinator import (
     Joining,
     Kit,
     Terms,
-    in_fours,
     parsed,
     toml_lines,
     write_document,
 )
-from .keys_and_cards import Card, cards_of, make_helper, make_machine, make_node_key
+from .keys_and_cards import Card, cards_of, in_fours, make_helper, make_machine, make_node_key
 
 KIT_NAME, FEDERATION_NAME = "member.kit", "federation.json"
 _NODE_KEY, _ROSTER_KEY, _RECORD, _ROSTER, _LEDGER_MADE = (

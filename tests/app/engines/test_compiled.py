@@ -5,8 +5,8 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from murmurfl.app.engines import compiled
-from murmurfl.app.engines.compiled import CompiledRows, compiled_rows, worth_compiling
+from murmurfl.app.engines import cohort as compiled
+from murmurfl.app.engines.cohort import CompiledRows, compiled_rows, worth_compiling
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig

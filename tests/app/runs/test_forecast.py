@@ -13,7 +13,7 @@ from murmurfl.app.planning.deciding import noise_to_signal_of
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.run_files import write_record
 from murmurfl.app.runs.run_summary import summary_lines
-from murmurfl.app.settings.default_run import started_with
+from murmurfl.app.settings.layers import started_with
 from murmurfl.privacy.accounting.noise_forecast import kept_share
 
 from benchmarks.small_trainings import RATIOS, SAMPLES, UPDATES, UpdateTraining

@@ -28,7 +28,7 @@ from murmurfl.privacy import (
 from murmurfl.privacy.sums.masking import Masking
 from murmurfl.privacy.sums.roster import MachineKey, Roster
 from murmurfl.strategies import CheckpointError, SecureAggregation, Statistics, TableStatistics, TrustedStatistics
-from murmurfl.strategies.side import statistics_figures
+from murmurfl.strategies.side import table_statistics as statistics_figures
 
 from tests.harness.grid import TamperedNodes
 from tests.harness.secure import HELPERS, SEED, SecureGrid

@@ -28,7 +28,7 @@ from murmurfl.app.nodes.watching.health import SERVER, Addresses, Shown
 from murmurfl.app.nodes.watching.journal import EntryWriter, Journal
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import RoundReport
-from murmurfl.strategies.rounds.monitor_file import FIGURES_VARIABLE, FigureFile
+from murmurfl.strategies.rounds.observed import FIGURES_VARIABLE, FigureFile
 
 REPORT = RoundReport(1, asked=5, aggregated=2, lost=1, refused={"cap-reached": 2})
 

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import ArrayRecord
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, SystemKeys
 from murmurfl.strategies import CheckpointError, Mu2
-from murmurfl.strategies.trust.trusted_checkpoint import CheckpointMark, TrustedCheckpoint
+from murmurfl.strategies.rounds.checkpoint import CheckpointMark, TrustedCheckpoint
 
 from tests.harness.trusted_runs import Deaths, Killed, Machines, policy, strategy
 

@@ -3,7 +3,7 @@
 :class:`UntrustedServer` adds no noise and keeps nothing, for machines that noise what they send.
 :class:`~murmurfl.strategies.sums.secure_rounds.SecureRounds` is the same for sums of masked releases. A
 :class:`TrustedServer` is sent contributions without noise and adds it. It must never publish one sum under two noises;
-:mod:`.trusted_checkpoint` keeps what makes sure of that.
+:class:`~murmurfl.strategies.rounds.checkpoint.TrustedCheckpoint` makes sure of that.
 """
 
 from __future__ import annotations
@@ -38,11 +38,9 @@ from ...privacy.accounting.noise_forecast import StatedNoise, stated_noise
 from ...privacy.machine.clipping import BLOCK_ROWS
 from ...privacy.mechanisms import IndependentNoise
 from ...privacy.noise import FINEST_GRID, ideal_mu, power_of_two_at_most, range_problem, standard_normal_rows
-from ..rounds.checkpoint import CheckpointError
-from ..rounds.known_machines import MachineDirectory
-from ..rounds.layout import Vector
-from ..rounds.replies import Reply, RoundReport
-from .trusted_checkpoint import CheckpointMark, TrustedCheckpoint
+from .checkpoint import CheckpointError, CheckpointMark, TrustedCheckpoint
+from .known_machines import MachineDirectory
+from .replies import Reply, RoundReport, Vector
 
 
 class UntrustedServer:
@@ -204,7 +202,7 @@ class TrustedServer(UntrustedServer):
     -----
     **Formal guarantees.** With real keys a training is resumed only from its newest checkpoint and with the key it was
     begun with, so that no sum is published under two different noises, however often it is interrupted
-    (:mod:`.trusted_checkpoint`: what is written when, and what cannot be noticed). With seeded keys nothing is kept
+    (:mod:`.checkpoint`: what is written when, and what cannot be noticed). With seeded keys nothing is kept
     beside the checkpoint: they protect nobody. A session must be a fresh one for every new training.
     """
 

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord
 from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, protocol
 from murmurfl.privacy.noise import FINEST_GRID
 from murmurfl.strategies import NothingAggregatedError, Reply
-from murmurfl.strategies.trust.server_trust import could_be_honest
+from murmurfl.strategies.rounds.server_trust import could_be_honest
 
 from tests.harness.trusted_runs import KINDS, MACHINES, ROUNDS, D, Machines, policy, strategy
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from murmurfl.privacy import SystemKeys
 from murmurfl.strategies import CheckpointError
-from murmurfl.strategies.trust.trusted_checkpoint import TrustedCheckpoint
+from murmurfl.strategies.rounds.checkpoint import TrustedCheckpoint
 
 from tests.harness.trusted_runs import (
     CLAIM,
