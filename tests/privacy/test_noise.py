@@ -278,6 +278,7 @@ def a_billion_values():
     return edge_words(10**9)
 
 
+@pytest.mark.long
 def test_the_observer_learns_nothing_from_a_billion_values(a_billion_values):
     words, names = a_billion_values
     halves = pairs_of(*words, lambda row, pair: _tail_words(*names[pair]))
@@ -347,6 +348,7 @@ def test_the_tail_has_the_exact_distribution(depth):
     assert stats.kstest(angle, "uniform").pvalue > FALSE_ALARM
 
 
+@pytest.mark.long
 def test_one_half_beyond_eight_standard_deviations_has_the_exact_probability():
     """P[X > x] for x = 8, 9, 10 from pairs with U < 2^-46, R > 7.98. False alarm: 3 x 6e-7 (5 standard errors)."""
     halves = forced_tail(46, 400_000)
@@ -440,6 +442,7 @@ def test_small_uniforms_have_more_than_53_bits(depth):
 # What is charged.
 
 
+@pytest.mark.long
 def test_a_counts_low_bit_is_a_fair_coin():
     """2^24 values at the finest grid. A hint of mu_n would move the count by less than a standard error; so it does.
 

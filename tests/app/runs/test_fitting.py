@@ -177,6 +177,7 @@ def wide_ages(width):
     return Schema(columns={"age": age}, label=Label(column="ill", classes=("no", "yes")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
 def test_private_statistics_narrow_bounds_that_are_too_wide_within_the_same_epsilon(trust, tmp_path):
     rows, options = people(2000), {"schema": wide_ages(5000), "machines": 4, "epsilon": 8, "trust": trust}
