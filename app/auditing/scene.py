@@ -14,7 +14,7 @@ from ...clients.records.machine_records import OwnedSamples
 from ...privacy import MemoryLedger, RefusedError, Release, RowCache, derived_seed
 from ...privacy.audit import Answers, prefix_sums
 from ...privacy.machine.clipping import clip_per_sample
-from ...privacy.machine.record_owners import Owners
+from ...privacy.machine.known_samples import Owners
 from ..data.task import Shard
 from ..models.model import Model
 from ..runs.experiment import Experiment

@@ -20,7 +20,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from ...privacy import Guarantee
-from ...strategies.rounds.look_ahead import log_forecast
+from ...strategies.rounds.observed import log_forecast
 from ..runs.progress import RoundLine
 from ..settings.layers import started_with
 from ..settings.run_config import RunConfig
@@ -60,7 +60,7 @@ def run(
     Without settings it is a good run on the data that come along. Whoever names another task, strategy, model, preset
     or partition starts from the keys' plain defaults.
     """
-    from ..engines.device.backend import checked_device, open_device
+    from ..engines.device.backend import checked_device
     from ..engines.pool import checked_workers
     from ..runs.experiment import prepare
     from ..runs.outcome import CHECKPOINT_NAME, RESULT_NAME, Outcome
@@ -78,6 +78,8 @@ def run(
         checked_workers(workers, engine, ray)
         checked_device(device, engine, workers, ray)
         if device:
+            from ..engines.device.device_block import open_device
+
             open_device(device)
         with folder_for(out.resolve(), name, config.label) as folder:
             if (folder / RESULT_NAME).exists() or (folder / CHECKPOINT_NAME).exists():

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ...clients.records.machine_records import OwnedSamples
 from ...privacy import ConfigurationError
-from ...privacy.machine.record_owners import Owners
-from ...privacy.noise.noise_keys import derived_bytes
+from ...privacy.machine.known_samples import Owners
+from ...privacy.noise import derived_bytes
 from .task import Dataset, Shard
 
 T = TypeVar("T", covariant=True)

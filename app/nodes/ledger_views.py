@@ -14,7 +14,7 @@ from ...clients.adapters.noise_mod import machine_behind
 from ...clients.adapters.update_policy import UpdatePolicy
 from ...privacy import Guarantee, LedgerSummary, SessionSummary, Unit, gdp_epsilon, rotate_key, rounded_up
 from ...privacy.accounting.guarantee import SESSION
-from ...privacy.ledger.release_history import LedgerHistory, ReleaseLine
+from ...privacy.ledger.ledger_history import LedgerHistory, ReleaseLine
 from ...privacy.machine.admission import ROUNDING
 from .node_app import OwnNode, client_of
 from .node_config import NodeConfig
@@ -209,7 +209,7 @@ _SHORTEST_NAME = 8
 def releases_document(history: LedgerHistory, summary: LedgerSummary) -> dict[str, Any]:
     """A ledger's releases as entries of a JSON document; null stands for no bound.
 
-    ``mu_so_far`` and ``mu_reserved`` are as in :func:`~murmurfl.privacy.ledger.release_history.read_history`.
+    ``mu_so_far`` and ``mu_reserved`` are as in :func:`~murmurfl.privacy.ledger.ledger_history.read_history`.
     """
     terms = {session.session: session.terms for session in summary.sessions}
     return {

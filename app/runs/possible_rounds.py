@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, derived_seed, protocol
-from ...strategies.rounds.sampling import first_asked_too_often, sample_numbers
+from ...strategies.rounds.attendance import first_asked_too_often, sample_numbers
 from ..methods import Method, Problem
 from ..nodes.flower_internals import Run
 

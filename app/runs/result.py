@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import Forecast, Guarantee
-from ...privacy.machine.clipping_figures import TrainingFigures
+from ...privacy.machine.clipping import TrainingFigures
 from ...privacy.machine.tables import NONE, PRIVATE
 from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy
-from ...strategies.side.evaluation_figures import EVALUATION_FIGURES
+from ...strategies.side.private_evaluation import EVALUATION_FIGURES
 from ..methods.presets import constant_feature, feature_bound, the_task
 from ..models.model import CENTRE_ARRAY, CONSTANT_ARRAY
 from .alone import alone

@@ -33,7 +33,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ....privacy import ConfigurationError, LedgerError, protocol, read_ledger
-from ....privacy.ledger.mark import BudgetLeft, budget_left
+from ....privacy.ledger.ledger_file import BudgetLeft, budget_left
 from ...version import __version__
 from .. import diagnosis as causes
 from ..connection import expiries

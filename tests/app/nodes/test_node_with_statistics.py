@@ -82,6 +82,7 @@ def test_a_real_node_releases_statistics_under_its_own_policy_and_budget(node):
     assert "up to 1 releases" in describe(client)
 
 
+@pytest.mark.long
 def test_an_audit_of_the_node_finds_no_strange_record_that_shows(node, tmp_path):
     node()
     result = CliRunner().invoke(cli, ["audit", "--node", str(tmp_path / "node.toml")])

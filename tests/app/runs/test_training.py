@@ -68,6 +68,7 @@ def broken(monkeypatch):
     monkeypatch.delattr(SoftmaxRegression, "stacked", raising=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", [run_cohort, run_in_process])
 def test_gradients_that_are_nan_are_counted_logged_and_reported(run, broken, tmp_path, caplog):
     config = replace(BASE, clip_norm=5.0)
