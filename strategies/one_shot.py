@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
-from ..privacy.machine.second_moments import Moments
+from ..privacy.machine.clipping import Moments
 from .rounds.attendance import LateAnswers
 from .rounds.options import ReleaseOptions
 from .rounds.replies import Layout, RoundReport, Vector

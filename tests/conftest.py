@@ -10,8 +10,8 @@ from collections import Counter
 
 import pytest
 import typer.testing
-from murmurfl.privacy.ledger import ledger_file as ledger_format
-from murmurfl.privacy.noise import noise_stream
+from murmurfl.privacy import files as private_files
+from murmurfl.privacy.machine import prefix_sums as noise_stream
 from threadpoolctl import threadpool_limits
 
 # Two workers share the cores, and threads that wait for small matrices spin. The variables are for what is loaded later
@@ -103,14 +103,14 @@ def _loggers_as_they_were():
 def quick_disk(request, monkeypatch):
     """Waiting for the disk takes long, and a killed process loses nothing it has written, waited for or not."""
     if "real_disk" not in request.fixturenames:
-        real = ledger_format.connect
+        real = private_files.connect
 
         def connect(*arguments):
             connection = real(*arguments)
             connection.execute("PRAGMA synchronous = OFF")
             return connection
 
-        monkeypatch.setattr(ledger_format, "connect", connect)
+        monkeypatch.setattr(private_files, "connect", connect)
         monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 

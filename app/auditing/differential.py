@@ -37,10 +37,9 @@ from ...clients.records.drafting import document
 from ...clients.records.machine_records import items_of
 from ...clients.records.schema import Schema
 from ...privacy import ConfigurationError, LedgeredMachine, NoiseKeys, SQLiteLedger, protocol, read_ledger
-from ...privacy.accounting.asked import asked_mu
+from ...privacy.accounting.gdp import asked_mu
 from ...privacy.errors import is_interrupt
-from ...privacy.noise.keyed_noise import NONCE_BYTES
-from ...privacy.noise.noise_keys import derived_bytes
+from ...privacy.noise import NONCE_BYTES, derived_bytes
 from ..engines.inprocess import InProcessGrid
 from ..nodes.node_app import OwnNode, client_of, describe, installed_app
 from ..nodes.node_config import NodeConfig

@@ -38,7 +38,7 @@ from ...privacy import (
 from ...privacy.accounting.amplification import amplification_of
 from ...privacy.audit import Answers, AuditResult, audit_client, audit_secret_order, likelihood_weights, prefix_sums
 from ...privacy.machine.clipping import clip_per_sample
-from ...privacy.machine.record_owners import Owners
+from ...privacy.machine.known_samples import Owners
 from ...privacy.sums.masking import Sealed
 from ...privacy.sums.opening_rule import MemoryOpeningRecord, Opener, OpeningRefusedError
 from ...privacy.sums.roster import HelperKey

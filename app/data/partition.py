@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from ...clients.records.machine_records import OwnedSamples
 from ...privacy import ConfigurationError, derived_seed
 from ...privacy.errors import check_installed
-from ...privacy.machine.record_owners import Owners
-from ...privacy.noise.noise_keys import derived_bytes
+from ...privacy.machine.known_samples import Owners
+from ...privacy.noise import derived_bytes
 from ..settings.registry import Registry
 from ..settings.run_config import RunConfig
 from .task import Dataset, Shard, settings

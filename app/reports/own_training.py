@@ -13,7 +13,7 @@ from typing import Any
 
 from flwr.serverapp.strategy import Result
 
-from ...privacy.accounting.stated import Statements, stated_guarantee, stated_values
+from ...privacy.accounting.guarantee import Statements, stated_guarantee, stated_values
 from ...strategies import ReleaseStrategy
 from ...strategies.side.private_evaluation import EvaluationResult
 from ..runs.outcome import MEASURES, Outcome

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Forecast, Guarantee
-from ...privacy.machine.clipping_figures import TrainingFigures
+from ...privacy.machine.clipping import TrainingFigures
 from ...privacy.machine.tables import NONE, PRIVATE
 from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy
 from ...strategies.side.private_evaluation import EVALUATION_FIGURES

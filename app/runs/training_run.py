@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 
 from ...privacy import ConfigurationError, Forecast, MurmurflError, protocol
-from ...privacy.accounting.stated import stated_figures
+from ...privacy.accounting.guarantee import stated_figures
 from ...strategies import DirectMachines, ReleaseStrategy, RoundReport
 from ..methods.auto_method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound

@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ConfigurationError
-from .banded_stream import BisrNoise, DecayNoise, best_decay
 from .blt import BltNoise, optimise_blt
 from .cancelling import SCHEDULES, CancellingNoise, Schedule
 from .independent import SHARES, IndependentNoise
-from .mechanism import Draw, Increment, Mechanism, Memory, State
-from .mechanism_check import check_mechanism
+from .mechanism import PATTERNS, Draw, Increment, Mechanism, Memory, Pattern, Sensitivity, State, check_mechanism
 from .optimal import WORKLOADS, OptimalNoise, Workload, optimal_encoder
-from .sensitivity import PATTERNS, Pattern, Sensitivity
-from .sqrt_normalised import SqrtNormalisedNoise
-from .toeplitz import BandedNoise, SqrtToeplitzNoise, optimise_band
+from .toeplitz import (
+    BandedNoise,
+    BisrNoise,
+    DecayNoise,
+    SqrtNormalisedNoise,
+    SqrtToeplitzNoise,
+    best_decay,
+    optimise_band,
+)
 from .tree import DECODERS, Decoder, TreeNoise
 
 MECHANISMS: dict[str, type[Mechanism]] = {

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from ..machine.outgoing import Release
+from ..machine.ledgered_machine import Release
 from ..machine.policy import NO_NOISE, PrivacyPolicy
 from ..machine.prefix_sums import PrivateMachine
 from ..mechanisms import noise_stands_alone

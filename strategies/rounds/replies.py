@@ -20,9 +20,9 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Release, protocol
-from ...privacy.arrays import dtype_name, read_array, write_array
-from ...privacy.machine.clipping_figures import TrainingFigures
+from ...privacy.machine.clipping import TrainingFigures
 from ...privacy.machine.policy import MOST_SUMMED
+from ...privacy.protocol import dtype_name, read_array, write_array
 from ...privacy.sums.masking import MaskedRelease, Sealed
 
 logger = logging.getLogger("flwr")

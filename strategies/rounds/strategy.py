@@ -27,9 +27,9 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, MurmurflError, protocol
+from ...privacy.accounting.guarantee import Statements, stated_guarantee, stated_values
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
-from ...privacy.accounting.stated import Statements, stated_guarantee, stated_values
-from ...privacy.machine.clipping_figures import TrainingFigures, observing
+from ...privacy.machine.clipping import TrainingFigures, observing
 from ..sums.secure_aggregation import Helpers, SecureAggregation, SkippedSumError
 from ..sums.secure_rounds import SecureRounds
 from ..sums.summation import CohortSum, ReleaseSum, Summation

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, RefusedError, SimulatedKeys
-from murmurfl.privacy.machine.outgoing import Release
+from murmurfl.privacy.machine.ledgered_machine import Release
 from murmurfl.privacy.sums import opening_rule as opening
 from murmurfl.privacy.sums import opening_rule as opening_record
 from murmurfl.privacy.sums.masking import NOTHING_OPENED, Header, Masking, add_mask, checked_header, opened_seal

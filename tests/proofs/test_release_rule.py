@@ -16,7 +16,7 @@ from murmurfl.privacy import (
     gdp_delta,
     gdp_epsilon,
 )
-from murmurfl.privacy.ledger.release_history import ReleaseRow, history_of
+from murmurfl.privacy.ledger.ledger_history import ReleaseRow, history_of
 from murmurfl.privacy.machine.prefix_sums import MOST_PENDING
 from scipy.stats import norm
 

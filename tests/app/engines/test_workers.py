@@ -20,7 +20,7 @@ from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import baseline_clients as delayed_momentum
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.machine.clipping_figures import ObservedFigures, TrainingObserver
+from murmurfl.privacy.machine.clipping import ObservedFigures, TrainingObserver
 from typer.testing import CliRunner
 
 from tests.app.engines.test_cohort import BASE, CONFIGURATIONS

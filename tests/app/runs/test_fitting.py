@@ -18,7 +18,7 @@ from murmurfl.app.runs.fitting import fit_lines, is_useless
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, LedgerError, derived_seed, gdp_mu
-from murmurfl.privacy.ledger.ledger_summary import read_ledger
+from murmurfl.privacy.ledger.ledger_history import read_ledger
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from typer.testing import CliRunner

@@ -18,7 +18,7 @@ from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, rounded_up
-from murmurfl.privacy.accounting.stated import stated_figures
+from murmurfl.privacy.accounting.guarantee import stated_figures
 from typer.testing import CliRunner
 
 NAME = f"{__name__}:"

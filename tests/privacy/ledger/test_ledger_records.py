@@ -4,8 +4,7 @@ import sys
 
 import numpy as np
 from murmurfl.privacy import MemoryLedger
-from murmurfl.privacy.ledger.ledger_block import BlockLedger
-from murmurfl.privacy.ledger.ledger_records import Account, StreamRecord
+from murmurfl.privacy.ledger.ledger_records import Account, BlockLedger, StreamRecord
 
 
 def stream(release):

@@ -1,7 +1,12 @@
-"""Normals for the grid: what an observer of both halves of a pair can refute, the tail, the bits, and what is charged.
+"""Keyed noise: reproducible, Gaussian, without overlap, and safe to add where it matters.
+
+Statistical tests have fixed keys, so they pass or fail for good; the false-alarm rate named is that of a fresh key.
+
+Normals for the grid: what an observer of both halves of a pair can refute, the tail, the bits, and what is charged.
 
 The observer knows everything but the key: the algorithm, the grid, and what it suspects was added to. Under a wrong
 suspicion it takes the wrong thing away, and what is left of a pair may be no pair the algorithm can make.
+The fixed grid: exact, independent of order, and loud where it would overflow.
 """
 
 import math
@@ -9,8 +14,11 @@ import math
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from hypothesis import given
+from hypothesis import strategies as st
 from murmurfl.privacy import (
     ConfigurationError,
+    Grid,
     MemoryLedger,
     PrivacyPolicy,
     PrivateMachine,
@@ -21,24 +29,160 @@ from murmurfl.privacy import (
     row_key,
     standard_normals,
 )
-from murmurfl.privacy.noise.keyed_noise import _tail_words
-from murmurfl.privacy.noise.normals import (
+from murmurfl.privacy.noise import (
     FINEST_GRID,
     LARGEST_NORMAL,
     LARGEST_RADIUS,
+    NOISE_QUALITIES,
+    _tail_words,
+    each_normal_row,
     exact_pairs,
     ideal_mu,
     largest_shift,
+    power_of_two_at_most,
     range_problem,
     resolution_mu,
+    standard_normal_rows,
 )
 from scipy import stats
 
 from benchmarks.noise import version_1_pairs
 from tests.privacy.machines import DurableLedger
 
-KEY = row_key(bytes(range(32)), bytes(16))
+KEY = bytes(range(32))
 FALSE_ALARM = 1e-6
+
+
+def key(number):
+    return row_key(KEY, number.to_bytes(16, "little"))
+
+
+@pytest.mark.parametrize("quality", NOISE_QUALITIES)
+@pytest.mark.parametrize("size", [0, 1, 2, 785, 7850, 40_001])
+def test_a_row_is_regenerated_bit_for_bit(quality, size):
+    first, second = (standard_normals(key(1), size, quality) for _ in range(2))
+    assert first.shape == (size,)
+    assert first.tobytes() == second.tobytes()
+
+
+def test_rows_are_what_they_were_when_this_was_written():
+    """A machine regenerates noise it drew before an upgrade; another stream would leave that noise in the model."""
+    exact = standard_normals(key(1), 4, "exact")
+    fast = standard_normals(key(1), 4, "fast")
+    assert exact.dtype == np.float64
+    assert fast.dtype == np.float32
+    assert exact == pytest.approx(GOLDEN["exact"], rel=1e-12)
+    assert fast == pytest.approx(GOLDEN["fast"], rel=1e-5)
+
+
+GOLDEN = {
+    "exact": [-1.21138263759497, -0.152689925966479, -0.704910185018752, 1.54998409128448],
+    "fast": [-0.854843, -0.4107574, -0.9536566, 1.340009],
+}
+
+
+@pytest.mark.parametrize("quality", NOISE_QUALITIES)
+def test_values_are_standard_normal(quality):
+    values = np.concatenate([standard_normals(key(n), 20_000, quality) for n in range(10)]).astype(np.float64)
+    assert stats.kstest(values, "norm").pvalue > FALSE_ALARM
+    assert np.var(values) == pytest.approx(1.0, abs=0.01)  # 3 standard errors: 0.0095
+    assert stats.kstest(values**2, "chi2", args=(1,)).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("quality", NOISE_QUALITIES)
+def test_the_normality_test_catches_noise_that_is_off_by_two_percent(quality):
+    values = np.concatenate([standard_normals(key(n), 20_000, quality) for n in range(10)]).astype(np.float64)
+    assert np.var(1.02 * values) != pytest.approx(1.0, abs=0.01)
+    assert stats.kstest(np.clip(values, -2, 2), "norm").pvalue < FALSE_ALARM
+
+
+@pytest.mark.parametrize("quality", NOISE_QUALITIES)
+def test_rows_of_neighbouring_nonces_do_not_overlap_shifted_or_not(quality):
+    """A bare counter as the cipher's IV would give the same row shifted by a block of 16 bytes."""
+    one, two = (standard_normals(key(n), 4096, quality).astype(np.float64) for n in (7, 8))
+    spectrum = np.fft.ifft(np.fft.fft(one) * np.conj(np.fft.fft(two))).real / len(one)
+    assert np.abs(spectrum).max() < 6 / np.sqrt(len(one))  # false alarm: 4096 x 2e-9
+
+
+def test_the_overlap_test_catches_a_shifted_row():
+    one = standard_normals(key(7), 4096, "exact")
+    two = np.roll(one, 2)
+    spectrum = np.fft.ifft(np.fft.fft(one) * np.conj(np.fft.fft(two))).real / len(one)
+    assert np.abs(spectrum).max() > 6 / np.sqrt(len(one))
+
+
+def test_real_keys_are_fresh_and_simulated_keys_follow_names():
+    real = SystemKeys.generate()
+    assert len({real.nonce("s", 1) for _ in range(50)}) == 50
+    assert real.secret_key != SystemKeys.generate().secret_key
+    assert real.secret_key.hex() not in repr(real)
+    simulated = SimulatedKeys(1, "3")
+    assert simulated.nonce("s", 1) == SimulatedKeys(1, "3").nonce("s", 1)
+    others = [SimulatedKeys(2, "3"), SimulatedKeys(1, "4")]
+    assert len({keys.secret_key for keys in [simulated, *others]}) == 3
+    assert len({simulated.nonce(session, k) for session in ("a", "b", "a1") for k in (1, 11, 2)}) == 9
+
+
+@pytest.mark.parametrize(("secret", "nonce"), [(b"short", bytes(16)), (KEY, b"short")])
+def test_keys_and_nonces_of_the_wrong_length_are_refused(secret, nonce):
+    with pytest.raises(ConfigurationError, match="Expected"):
+        row_key(secret, nonce)
+
+
+def test_unknown_quality_is_refused():
+    with pytest.raises(ConfigurationError, match="quality"):
+        standard_normals(key(1), 3, "float16")
+
+
+# Mironov (2012): who knows the noise's number format can tell which of two inputs a floating-point sum came from,
+# because only some sums can be written as input + representable noise.
+
+
+def float32_observer(released, candidate):
+    """Whether every released value can be candidate + (a float32 the fast generator can produce)."""
+    noise = released.astype(np.float64) - np.float64(candidate)
+    return bool((noise.astype(np.float32).astype(np.float64) == noise).all())
+
+
+def test_an_observer_who_knows_the_format_tells_inputs_apart_under_float32_noise():
+    """The planted bug: float32 noise of standard deviation 1 on float32 values 0 and 1/3."""
+    caught = 0
+    for n in range(20):
+        noise = standard_normals(key(n), 7850, "fast")
+        released = noise + np.float32(0.0)
+        assert float32_observer(released, 0.0)
+        caught += not float32_observer(released, float(np.float32(1 / 3)))
+    assert caught == 20
+
+
+def test_the_same_observer_learns_nothing_from_exact_noise_on_the_grid():
+    """Both inputs are on the grid, so is all noise: every release is possible under either, and as likely to fit."""
+    grid = Grid(2.0**-20)
+    inputs = grid.counts(np.array([0.0, 1 / 3]))
+    for n in range(20):
+        counts = inputs[0] + grid.counts(standard_normals(key(n), 7850, "exact"))
+        for candidate in inputs:
+            noise = grid.values(counts - candidate)
+            assert (noise == np.rint(noise / grid.spacing) * grid.spacing).all()
+        # Not even the low bits say which: parity of what remains is that of a fair coin under both.
+        for candidate in inputs:
+            odd = int(((counts - candidate) & 1).sum())
+            assert abs(odd - 7850 / 2) < 5.5 * np.sqrt(7850) / 2  # false alarm: 40 x 4e-8
+
+
+@pytest.mark.parametrize("quality", NOISE_QUALITIES)
+@pytest.mark.parametrize("size", [1, 7850, 2 * 40_000 + 1])
+def test_rows_drawn_together_are_the_rows_drawn_alone(quality, size):
+    keys = [row_key(bytes(32), bytes([i]) * 16) for i in range(3)]
+    rows = standard_normal_rows(keys, size, quality)
+    assert rows.shape == (3, size)
+    assert all((row == standard_normals(key, size, quality)).all() for row, key in zip(rows, keys, strict=True))
+    one_by_one = list(each_normal_row(keys * 3, size, quality))  # more than are drawn at a time
+    assert len(one_by_one) == 9
+    assert all((row == rows[i % 3]).all() for i, row in enumerate(one_by_one))
+
+
+CIPHER_KEY = row_key(bytes(range(32)), bytes(16))
 
 # What murmurfl 0.1 chose: TrustedMu2 with d = 7850, T = 100, mu = 1, and a machine with d = 1e6, K = 100, mu = 0.001.
 OLD_GRIDS = [2.0**-33.8, 2.0**-30.8]
@@ -121,7 +265,7 @@ def edge_words(values):
     block, found = 1 << 20, []
     zeros, stream = memoryview(bytes(16 * block)), np.empty(16 * block + 16, np.uint8)
     for start in range(0, values // 2, block):
-        key = row_key(KEY, start.to_bytes(16, "big"))
+        key = row_key(CIPHER_KEY, start.to_bytes(16, "big"))
         Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor().update_into(zeros, stream.data)
         words = stream[:-16].view("<u8").reshape(2, block)
         chosen = np.flatnonzero(words[0] + np.uint64(1 << 48) < np.uint64(1 << 49))
@@ -232,12 +376,12 @@ def test_the_largest_normal_is_the_one_of_all_zero_bits():
 
 def test_a_row_takes_its_tail_words_from_where_no_row_reaches():
     """The same whatever block they are drawn in, other ones for other pairs and keys."""
-    words = [_tail_words(key, pair).tobytes() for key in (KEY, bytes(32)) for pair in (0, 1, 2, 10**7)]
+    words = [_tail_words(key, pair).tobytes() for key in (CIPHER_KEY, bytes(32)) for pair in (0, 1, 2, 10**7)]
     assert len(set(words)) == len(words)
     overlapping = [words[0][16:], words[1][:8]]
     assert overlapping[0] != overlapping[1]
-    whole = Cipher(algorithms.AES256(KEY), modes.CTR(bytes(16))).encryptor().update(bytes(1 << 16))
-    assert _tail_words(KEY, 0).tobytes() not in whole
+    whole = Cipher(algorithms.AES256(CIPHER_KEY), modes.CTR(bytes(16))).encryptor().update(bytes(1 << 16))
+    assert _tail_words(CIPHER_KEY, 0).tobytes() not in whole
 
 
 # The bits of the uniforms, recovered from the normals.
@@ -256,7 +400,8 @@ def share_of_a_unit(uniforms, bits):
 def pairs_of_rows(size=1 << 19, rows=4):
     """As they are drawn: within a block, all cosines before all sines."""
     blocks = [
-        standard_normals(row_key(KEY, bytes([n]) * 16), size, "exact").reshape(-1, 2, 1 << 14) for n in range(rows)
+        standard_normals(row_key(CIPHER_KEY, bytes([n]) * 16), size, "exact").reshape(-1, 2, 1 << 14)
+        for n in range(rows)
     ]
     return np.concatenate(blocks).transpose(1, 0, 2).reshape(2, -1)
 
@@ -303,7 +448,7 @@ def test_a_counts_low_bit_is_a_fair_coin():
 
     False alarm: 1e-6 (4.9 standard errors).
     """
-    values = standard_normals(KEY, 1 << 24, "exact")
+    values = standard_normals(CIPHER_KEY, 1 << 24, "exact")
     counts = np.rint(values / FINEST_GRID).astype(np.int64)
     odd = int((counts & 1).sum())
     assert abs(odd - values.size / 2) < 4.9 * math.sqrt(values.size) / 2
@@ -426,3 +571,51 @@ def test_absurd_mus_end_in_a_refusal_or_in_nothing_guaranteed(mu):
     except ConfigurationError:
         return
     assert math.isinf(plan.mu)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20), st.integers(-30, 0))
+def test_rounding_moves_a_value_by_at_most_half_a_spacing(values, exponent):
+    grid = Grid(2.0**exponent)
+    values = np.array(values)
+    assert (np.abs(grid.values(grid.counts(values)) - values) <= grid.spacing / 2).all()
+
+
+def test_sums_of_counts_do_not_depend_on_their_order():
+    generator = np.random.Generator(np.random.Philox(key=1))
+    values = generator.normal(size=(500, 7)) * 10.0 ** generator.integers(-6, 4, size=(500, 1))
+    grid = Grid(2.0**-30)
+    counts = grid.counts(values)
+    shuffled = counts[generator.permutation(500)]
+    assert (counts.sum(axis=0) == shuffled.sum(axis=0)).all()
+    # As float64, in any order, because every partial sum is a multiple of the spacing below 2^53 of them.
+    assert (grid.values(counts).sum(axis=0) == grid.values(shuffled).sum(axis=0)).all()
+
+
+@pytest.mark.parametrize("spacing", [0.0, -1.0, 0.3, np.inf, np.nan])
+def test_a_spacing_that_is_no_power_of_two_is_refused(spacing):
+    with pytest.raises(ConfigurationError, match="power of two"):
+        Grid(spacing)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 2.0**60])
+def test_values_that_do_not_fit_are_refused_and_never_wrapped(value):
+    with pytest.raises(ConfigurationError, match="2\\^51"):
+        Grid(1.0).counts(np.array([0.0, value]))
+
+
+@given(st.floats(1e-300, 1e300))
+def test_power_of_two_at_most(value):
+    power = power_of_two_at_most(value)
+    assert power <= value < 2 * power
+
+
+@given(st.lists(st.integers(-(2**52), 2**52).map(lambda n: n / 2), min_size=1))
+def test_rounding_is_to_the_nearest_and_ties_go_to_even(values):
+    values = np.array(values)[np.abs(values) < 2.0**51]
+    assert (Grid(1.0).counts(values) == np.rint(values).astype(np.int64)).all()
+    assert (Grid(1.0).counts(values, bound=2.0**50) == np.rint(values).astype(np.int64)).all()
+
+
+def test_a_bound_that_does_not_fit_is_refused():
+    with pytest.raises(ConfigurationError, match="2\\^51"):
+        Grid(1.0).counts(np.zeros(2), bound=2.0**51)
