@@ -155,7 +155,15 @@ def start(
         _say_digest(_pin(member, digest))
         if not check and member.make_ledger():
             say(f"ledger    {member.folder}: made, once for these data")
-    _take_part(member, Serving(log_json, verbose=verbose), check, health_address, metrics_address)
+    take_part(
+        member.file.stem,
+        config=member.file,
+        check=check,
+        log_json=log_json,
+        verbose=verbose,
+        health_address=health_address,
+        metrics_address=metrics_address,
+    )
 
 
 @federation_cli.command()
@@ -199,7 +207,7 @@ def status(folder: Folder = Path()) -> None:
             say(f"spent     {_spent(summary.reserved_mu, summary.budget_mu)}{local if member.terms.sums else ''}")
         elif ledger.name:
             say("spent     nothing: the first start makes the ledger")
-    _take_part(member, Serving(), check=True)
+    take_part(member.file.stem, config=member.file, check=True)
 
 
 @federation_cli.command()
@@ -253,26 +261,6 @@ def _published(member: Member, pinned: Federation) -> str:
     if digest == pinned.digest:
         return "the server publishes the same"
     return f"the server publishes {digest}: compare it, then start with --digest"
-
-
-def _take_part(member: Member, how: Serving, check: bool, health_address: str = "", metrics_address: str = "") -> None:
-    """Start, or check, what the member's operator's file describes."""
-    take_part(
-        "node" if member.file.name == "node.toml" else "helper",
-        config=member.file,
-        superlink="",
-        root_certificates=None,
-        auth_private_key=None,
-        insecure=False,
-        check=check,
-        run_every=None,
-        as_json=False,
-        log_json=how.log_json,
-        log_details=False,
-        verbose=how.verbose,
-        health_address=health_address,
-        metrics_address=metrics_address,
-    )
 
 
 def _serve(folder: Path, health: str, metrics: str, *, log_json: bool, verbose: bool) -> None:

@@ -170,15 +170,10 @@ def is_worrying(line: str) -> bool:
 
 
 class RunDisplay:
-    """Rounds as they come: a bar on a terminal, a few lines elsewhere.
+    """Rounds as they come, on standard output unless ``console`` is given: a bar on a terminal, a few lines elsewhere.
 
-    Parameters
-    ----------
-    guarantee : Guarantee, optional
-        Of the whole run: it stands above the rounds, and each has its epsilon. Without it no epsilon is shown, and no
-        forecast, for the summary has both.
-    console : Console, optional
-        Default standard output.
+    With the run's ``guarantee``, it stands above the rounds and each has its epsilon. Without it no epsilon is shown,
+    and no forecast, for the summary has both.
     """
 
     def __init__(self, guarantee: Guarantee | None = None, console: Console | None = None) -> None:
