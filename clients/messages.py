@@ -39,9 +39,9 @@ from ..privacy import (
     stated_noise,
 )
 from ..privacy.accounting.noise_forecast import rounded_count, shortest
-from ..privacy.arrays import dtype_name, write_array
 from ..privacy.errors import is_interrupt
-from ..privacy.machine.clipping_figures import TrainingFigures, observer_around
+from ..privacy.machine.clipping import TrainingFigures, observer_around
+from ..privacy.protocol import dtype_name, write_array
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import unflatten
 

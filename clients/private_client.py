@@ -32,12 +32,11 @@ from ..privacy import (
     RowCache,
     protocol,
 )
-from ..privacy.arrays import read_array
-from ..privacy.machine.clipping import StackedContributions
-from ..privacy.machine.clipping_figures import observing
-from ..privacy.machine.data_digest import known_by
-from ..privacy.machine.record_owners import check_owned
+from ..privacy.machine.clipping import StackedContributions, observing
+from ..privacy.machine.known_samples import known_by
+from ..privacy.machine.policy import check_owned
 from ..privacy.mechanisms import State
+from ..privacy.protocol import read_array
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import (
     PerSampleGradients,
@@ -272,7 +271,7 @@ class PrivateClient(NumPyClient):
         tuple
             The release in the model's shapes, the samples it counts for (a public number), and the entries of the
             reply: none of them but the release depends on data. Simulated machines in another process add entries that
-            do (:mod:`murmurfl.privacy.machine.clipping_figures`). Under secure aggregation the release is masked, in
+            do (:mod:`murmurfl.privacy.machine.clipping`). Under secure aggregation the release is masked, in
             uint64, and its header, seals and signature are among the entries.
 
         Raises

@@ -33,9 +33,9 @@ from ...privacy import (
     any_data,
     protocol,
 )
-from ...privacy.arrays import read_array
 from ...privacy.errors import OF_DATA, is_interrupt
-from ...privacy.machine.clipping_figures import TrainingFigures, observing
+from ...privacy.machine.clipping import TrainingFigures, observing
+from ...privacy.protocol import read_array
 from ...privacy.sums.masking import Masking
 from ..messages import (
     answer,

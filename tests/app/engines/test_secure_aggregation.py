@@ -248,6 +248,7 @@ def without_culprits():
     return run_in_process(DIGITS).accuracy
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["always", "from round 20", "every fifth"])
 def test_two_of_twenty_that_send_any_bytes_cost_two_points_at_most(when, without_culprits, monkeypatch):
     whole, counts = Masking.mask, np.random.Generator(np.random.Philox(key=5))
