@@ -44,7 +44,16 @@ from .adapters.per_sample_gradients import (
 )
 from .messages.answers import check_can_send, check_masking, name_shown, outgoing_reply, statement_entries
 from .messages.release_of import read_release_of
-from .messages.requests import GRADIENTS, Request, check_version, integer_entry, malformed, read_points, session_entry
+from .messages.requests import (
+    GRADIENTS,
+    Request,
+    check_version,
+    integer_entry,
+    malformed,
+    read_points,
+    session_entry,
+    skipped_entry,
+)
 from .side.centring_client import Centred, Centring
 from .side.evaluation_client import Evaluated, Evaluation
 from .side.side_parts import MachineTerms, Parts, PartTerms, SideRelease, refuse_sides
@@ -291,6 +300,7 @@ class PrivateClient(NumPyClient):
             protocol.MACHINE: self.name,
             **self.public_entries(of),
             **entries,
+            **({protocol.MENDED: 1} if release.mended else {}),
             **others,
         }
         return sent, release.samples, metrics
@@ -322,7 +332,10 @@ class PrivateClient(NumPyClient):
         Proof: docs/proofs/secure-aggregation.md.
         """
         return self.machine.release(
-            request.session, request.ack, lambda samples: self._contribution_of(request, samples)
+            request.session,
+            request.ack,
+            lambda samples: self._contribution_of(request, samples),
+            skipped=request.skipped,
         )
 
     def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating] | StackedContributions:
@@ -410,4 +423,5 @@ class PrivateClient(NumPyClient):
         shapes, count = self._shapes, self.query_points
         if part is not None:
             shapes, count = part.asked_at or self._shapes, 0 if part.asked_at is None else 1
-        return Request(server_round, session, ack, read_points(parameters, shapes, count), of, centre)
+        points = read_points(parameters, shapes, count)
+        return Request(server_round, session, ack, points, of, centre, skipped_entry(config))

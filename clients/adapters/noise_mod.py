@@ -39,7 +39,7 @@ from ...privacy.errors import OF_DATA
 from ...privacy.machine.clipping_figures import TrainingFigures, observing
 from ...privacy.sums.masking import Masking
 from ..messages.answers import answer, check_masking, name_shown, outgoing_reply, statement_entries
-from ..messages.requests import check_version, integer_entry, malformed, session_entry
+from ..messages.requests import check_version, integer_entry, malformed, session_entry, skipped_entry
 from ..nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from ..nodes.update_node import UpdateNode
 from ..simulation.context_ledger import ContextLedger, in_simulation, training_entries
@@ -262,7 +262,7 @@ def _train(
             return (trained() - start)[None, :]
 
     with observing() as observer:
-        release = private.release(session, ack, contribution)
+        release = private.release(session, ack, contribution, skipped=skipped_entry(config))
     figures = observer.figures()
     _log_release(machine, private, release, figures)
     return _reply(machine, private, release, session, figures, received)
@@ -292,6 +292,7 @@ def _reply(
         protocol.CLIENT_LEVEL: int(machine.policy.unit == "machine"),
         protocol.NUM_EXAMPLES: 1,  # of equal weight: a count could depend on data
         **sums,
+        **({protocol.MENDED: 1} if release.mended else {}),
         **training_entries(machine.name, figures if private.simulated else None),
     }
     return RecordDict(
