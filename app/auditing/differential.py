@@ -31,22 +31,20 @@ from numpy.typing import NDArray
 
 from ...clients import PrivateClient
 from ...clients.adapters.private_app import PrivateClientApp
-from ...clients.messages.answers import Answers
-from ...clients.nodes.sample_node import SampleNode
+from ...clients.messages import Answers
+from ...clients.nodes.machine_file import SampleNode
 from ...clients.records.drafting import document
+from ...clients.records.machine_records import items_of
 from ...clients.records.schema import Schema
-from ...clients.records.sources import items_of
 from ...privacy import ConfigurationError, LedgeredMachine, NoiseKeys, SQLiteLedger, protocol, read_ledger
-from ...privacy.accounting.asked import asked_mu
+from ...privacy.accounting.gdp import asked_mu
 from ...privacy.errors import is_interrupt
-from ...privacy.noise.keyed_noise import NONCE_BYTES
-from ...privacy.noise.noise_keys import derived_bytes
+from ...privacy.noise import NONCE_BYTES, derived_bytes
 from ..engines.inprocess import InProcessGrid
-from ..nodes.describing import describe
+from ..nodes.node_app import OwnNode, client_of, describe, installed_app
 from ..nodes.node_config import NodeConfig
-from ..nodes.own_app import OwnNode, installed_app
-from ..nodes.supernode import client_of, repeating_the_last_answer
-from ..nodes.watching.node_log import LogSettings, lines_of_log
+from ..nodes.supernode import repeating_the_last_answer
+from ..nodes.watching.journal import LogSettings, lines_of_log
 from .neighbours import OWNERS, ROWS, handed_over, made_up_rows, neighbours, written
 
 MOST_RELEASES, MOST_BATCH = 8, 6
@@ -60,17 +58,7 @@ _START, _REFUSAL = "whether it starts", "refusal of request"
 
 @dataclass(frozen=True)
 class Found:
-    """The effect of one strange record, at the worst of its places and forms.
-
-    Parameters
-    ----------
-    record : str
-        What is strange about it.
-    ratio : float
-        The mu that it moved over the mu that is charged; above 1 the claim is wrong.
-    differs : tuple of str
-        What else was not the same, and how records were handed over then; empty if everything was.
-    """
+    """The effect of one strange record, at the worst of its places and forms."""
 
     record: str
     ratio: float
@@ -84,23 +72,7 @@ class Found:
 
 @dataclass(frozen=True)
 class DifferentialAudit:
-    """The findings of a differential audit.
-
-    Parameters
-    ----------
-    machine : str
-        The one that was audited, as a node describes itself.
-    unit : str
-        What was replaced: a record, or all records of an owner.
-    sources : tuple of str
-        How records were handed over.
-    trials : int
-        Machines that were made.
-    found : tuple of Found
-        For each strange record.
-    notes : tuple of str
-        What the audit does not see.
-    """
+    """The findings of a differential audit: one for each strange record, and what the audit does not see."""
 
     machine: str
     unit: str

@@ -79,7 +79,7 @@ def fit(
     """Train a private model of a table, as its sites would together: a rehearsal on this computer, unless --real."""
     from ..runs import fitting
     from ..runs.outcome import RESULT_NAME
-    from ..runs.run_files import folder_for, write_record
+    from ..runs.result import folder_for, write_record
     from ..settings.layers import parse_assignments
 
     with failing_clearly():
@@ -119,7 +119,7 @@ def predict(
     force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
 ) -> None:
     """Add what a model predicts to a table as a column, of two classes with the second one's probability."""
-    from ...clients.records.sources import CsvLines, table_file
+    from ...clients.records.machine_records import CsvLines, table_file
     from ...privacy.errors import MisfitError
     from ..models.trained_model import TrainedModel
 

@@ -1,37 +1,31 @@
-"""A ledger for its operator: what each run and release spent, what is left, what it guarantees."""
+"""A ledger for its operator: what each run and release spent, what it guarantees, what is left, and until when."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...clients import UpdateNode
+from ...clients import PrivateClient, UpdateNode
 from ...clients.adapters.noise_mod import machine_behind
-from ...clients.nodes.sample_node import SampleNode
+from ...clients.adapters.update_policy import UpdatePolicy
 from ...privacy import Guarantee, LedgerSummary, SessionSummary, Unit, gdp_epsilon, rotate_key, rounded_up
 from ...privacy.accounting.guarantee import SESSION
-from ...privacy.ledger.release_history import LedgerHistory, ReleaseLine
+from ...privacy.ledger.ledger_history import LedgerHistory, ReleaseLine
+from ...privacy.machine.admission import ROUNDING
+from .node_app import OwnNode, client_of
 from .node_config import NodeConfig
-from .own_app import OwnNode, own_client
 
 _NOTHING_AGAINST_IT = "Against the server nothing is guaranteed: it got contributions without noise."
 _ONLY_TRUSTED = " under a trusted server, and for no other"
 
 
 def ledger_document(summary: LedgerSummary, path: Path) -> dict[str, Any]:
-    """A ledger's summary as a JSON document; null stands for no bound.
+    """A ledger's summary, read at ``path``, as a JSON document; null stands for no bound.
 
-    Parameters
-    ----------
-    path : Path
-        Where it was read.
-
-    Notes
-    -----
     ``spent`` is the joint guarantee of all releases of all sessions opened so far, made or not, against whom
     ``guarantee`` says: with a session under a trusted server, against everybody but that one. ``local`` is the same
     whatever other machines and helpers do; null if no session is under secure aggregation and no budget was decided for
@@ -108,12 +102,7 @@ def ledger_guarantee(summary: LedgerSummary) -> Guarantee:
 
 
 def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
-    """Guarantee of one session on a ledger, by the terms it was opened with.
-
-    Parameters
-    ----------
-    delta : float
-        The ledger's.
+    """Guarantee of one session on a ledger, at the ledger's delta, by the terms it was opened with.
 
     Notes
     -----
@@ -220,7 +209,7 @@ _SHORTEST_NAME = 8
 def releases_document(history: LedgerHistory, summary: LedgerSummary) -> dict[str, Any]:
     """A ledger's releases as entries of a JSON document; null stands for no bound.
 
-    ``mu_so_far`` and ``mu_reserved`` are as in :func:`~murmurfl.privacy.ledger.release_history.read_history`.
+    ``mu_so_far`` and ``mu_reserved`` are as in :func:`~murmurfl.privacy.ledger.ledger_history.read_history`.
     """
     terms = {session.session: session.terms for session in summary.sessions}
     return {
@@ -241,13 +230,7 @@ def releases_document(history: LedgerHistory, summary: LedgerSummary) -> dict[st
 
 
 def releases_rows(history: LedgerHistory, summary: LedgerSummary, *, short: bool) -> list[dict[str, str]]:
-    """A ledger's releases, each a row of texts.
-
-    Parameters
-    ----------
-    short : bool
-        Whether to cut names of sessions as far as they stay distinct.
-    """
+    """A ledger's releases, each a row of texts; ``short`` cuts names of sessions as far as they stay distinct."""
     known, columns = {session.session: session for session in summary.sessions}, (*COLUMNS[-2:], *LOCAL_COLUMNS)
     shown = _shortened(list(known)) if short else {}
     return [
@@ -263,13 +246,7 @@ def releases_rows(history: LedgerHistory, summary: LedgerSummary, *, short: bool
 
 
 def releases_notes(history: LedgerHistory, summary: LedgerSummary, *, local_shown: bool) -> list[str]:
-    """What must be known of the figures, in sentences.
-
-    Parameters
-    ----------
-    local_shown : bool
-        Whether the table shows what holds whatever others do.
-    """
+    """What must be known of the figures, in sentences; ``local_shown``: the table has what holds whatever others do."""
     notes = [
         "mu so far: of the releases up to a line that was chosen beforehand. Of a server that stops where it likes "
         "what it has seen, mu reserved holds: every session above counts with all the releases that it may make."
@@ -321,22 +298,155 @@ def _shortened(names: list[str]) -> dict[str, str]:
 def rotate_key_of(node: NodeConfig | OwnNode, key_file: Path | None) -> int:
     """Exchange the noise key of a machine's ledger; return how many sessions it closed.
 
-    Parameters
-    ----------
-    node : NodeConfig, UpdateNode or SampleNode
-        Names the data, whose digest the ledger keeps under the key.
-    key_file : Path, optional
-        A new file for the new key.
-
-    Raises
-    ------
-    ConfigurationError, LedgerError
-        If the machine cannot be made from its file, or as :func:`~murmurfl.privacy.rotate_key`.
+    The ledger keeps the digest of the machine's data under the key. ``key_file`` is a new file for the new key.
     """
-    if isinstance(node, UpdateNode):
-        machine = machine_behind(node)
-    elif isinstance(node, SampleNode):
-        machine = own_client(node)[1].machine
-    else:
-        machine = node.client().machine
+    machine = machine_behind(node) if isinstance(node, UpdateNode) else client_of(node)[1].machine
     return rotate_key(node.ledger, machine.row_bytes, machine.num_rows, key_file=key_file)
+
+
+DAY_S = 86400.0
+_ENDLESS_DAYS = 36500.0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of one run of a machine."""
+
+    mu: float  # reserved by a run's first release, side releases included
+    releases: int  # k, the most of one run
+    budget_mu: float  # of all runs
+    trusted: bool = False  # a trusted server adds the noise
+    # Under secure aggregation: the same whatever happens
+    mu_local: float | None = None
+    budget_local_mu: float = math.inf
+    samples: int | None = None  # of the machine; None if a run may use samples again
+    batch_size: int = 1  # samples of a release
+    once: bool = False  # a secret order hides the samples, which works for the first run only
+
+    @classmethod
+    def of_client(cls, client: PrivateClient) -> Costs:
+        """Costs of a machine with murmurfl's clients."""
+        machine, beside = client.machine, client.beside
+        policy, trusted = machine.policy, machine.policy.trust == "trusted-server"
+        summed = policy.trust == "secure-aggregation"
+        own = [policy.mu, *(m.policy.mu for m in beside)] if trusted else [m.plan.mu for m in (machine, *beside)]
+        fresh = policy.order == "in-turn" and policy.sample_participations == 1
+        return cls(
+            mu=math.hypot(*own),
+            releases=policy.max_participations,
+            budget_mu=policy.budget,
+            trusted=trusted,
+            mu_local=math.hypot(*(m.plan.mu_local for m in (machine, *beside))) if summed else None,
+            budget_local_mu=machine.admission.local_budget,
+            samples=machine.num_samples if fresh else None,
+            batch_size=policy.batch_size,
+            once=policy.order == "secret",
+        )
+
+    @classmethod
+    def of_updates(cls, policy: UpdatePolicy) -> Costs:
+        """Costs of a node that runs a third-party ClientApp."""
+        private = policy.privacy_policy()
+        summed = policy.trust == "secure-aggregation"
+        return cls(
+            mu=policy.mu,
+            releases=policy.max_participations,
+            budget_mu=float(policy.budget_mu or policy.mu),
+            trusted=policy.trust == "trusted-server",
+            mu_local=private.plan(1).mu_local if summed else None,
+            budget_local_mu=private.local_budget if summed else math.inf,
+        )
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What is left of a machine's budget and samples.
+
+    This is arithmetic on the policy and on a ledger's entries, and no promise: the ledger decides, release by release.
+    """
+
+    runs: int  # that may still begin
+    releases: int | None  # that fresh samples allow, over all runs; None if samples are not used up
+    open_releases: int  # of the newest run, if it is open
+    days: float | None  # until a run is refused or ends early for lack of samples; None if the pace is unknown
+    every_days: float | None  # from one run's beginning to the next
+    costs: Costs
+
+    @property
+    def state(self) -> str:
+        """``failed`` if no release is possible any more, ``warning`` if no further run can begin."""
+        if self.runs:
+            return "ok"
+        return "warning" if self.open_releases else "failed"
+
+    def sentence(self, now: float) -> str:
+        """The allowance in one sentence for the operator; ``now`` in seconds since 1970."""
+        costs = self.costs
+        each = f"of mu = {rounded_up(costs.mu)} and up to {costs.releases} releases"
+        runs = f"the budget allows {_counted(self.runs, 'more run')} {each}"
+        parts = [runs if self.runs else "no further run can begin"]
+        if self.releases is not None:
+            parts.append(f"unused data allow {_counted(self.releases, 'more release')} of {costs.batch_size}")
+        if self.open_releases:
+            parts.append(f"the newest run may make {_counted(self.open_releases, 'more release')}")
+        said = ", ".join(parts)
+        if not self.runs:
+            return f"{said[0].upper()}{said[1:]}: {_RETIRED}"
+        return f"{said[0].upper()}{said[1:]}; {self._until(now)}."
+
+    def _until(self, now: float) -> str:
+        if self.days is None or self.every_days is None:
+            return "until when depends on how often runs are made, which --run-every DAYS says"
+        if self.days > _ENDLESS_DAYS:
+            return f"at a run in {self.every_days:.3g} days that lasts for more than a hundred years"
+        when = time.strftime("%Y-%m-%d", time.gmtime(now + self.days * DAY_S))
+        return f"at a run in {self.every_days:.3g} days that lasts until about {when}"
+
+
+_RETIRED = "a ledger's budget is never raised; new data get a ledger of their own, and these may be retired."
+
+
+def allowance_of(summary: LedgerSummary, costs: Costs, run_every_days: float | None, now: float) -> Allowance:
+    """What is left of a machine's budget and samples; by default, runs begin as often as in the ledger."""
+    releases = None if costs.samples is None else max(costs.samples - summary.samples_used, 0) // costs.batch_size
+    by_budget = _runs(costs.budget_mu, summary.reserved_mu, costs.mu)
+    if costs.mu_local is not None:
+        by_budget = min(by_budget, _runs(costs.budget_local_mu, summary.reserved_local_mu, costs.mu_local))
+    if summary.trusted_a_server and not costs.trusted:
+        by_budget = 0
+    if costs.once:
+        by_budget = 0 if summary.samples_used else min(by_budget, 1)
+    # Without the one-release sessions of a mean or an evaluation
+    trainings = [s for s in summary.sessions if costs.releases == 1 or s.terms.get("max_participations") != 1]
+    open_releases = 0
+    if trainings and not trainings[-1].closed:
+        cap = trainings[-1].terms.get("max_participations")
+        open_releases = cap - trainings[-1].releases if isinstance(cap, int) else 0
+        open_releases = max(open_releases if releases is None else min(open_releases, releases), 0)
+    left = Allowance(0 if releases == 0 else by_budget, releases, open_releases, None, None, costs)
+    begun = sorted(session.first_release for session in trainings if session.first_release is not None)
+    every = run_every_days or ((begun[-1] - begun[0]) / (len(begun) - 1) / DAY_S if len(begun) > 1 else None)
+    if not every:
+        return left
+    runs = left.runs
+    if releases is not None:
+        made = [session.releases for session in trainings if session.releases]
+        a_run = sum(made) / len(made) if made else costs.releases
+        runs = min(runs, int(releases / max(a_run, 1.0)))
+    # The next run begins when it is due, at once if it is overdue.
+    first = max(every - (now - begun[-1]) / DAY_S, 0.0) if begun else 0.0
+    return replace(left, every_days=every, days=first + runs * every)
+
+
+def _runs(budget: float, reserved: float, each: float) -> int:
+    """Number of further runs within the budget; mus add in squares, compared as the admission rule does."""
+    if not (math.isfinite(reserved) and math.isfinite(each) and each > 0):
+        return 0
+    if math.isinf(budget):
+        return int(_ENDLESS_DAYS)
+    room = (budget * (1 + ROUNDING)) ** 2 - reserved**2
+    return max(int(room / each**2), 0)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients import Cohort, Schema, StatisticsClient, TableRows
-from ...clients.messages.requests import GRADIENTS
+from ...clients.messages import GRADIENTS
+from ...clients.records.machine_records import Items, check_columns, file_items, items_of
 from ...clients.records.schema import text_of
-from ...clients.records.sources import Items, check_columns, file_items, items_of
 from ...privacy import (
     SIMULATED,
     ConfigurationError,
@@ -32,7 +32,7 @@ from ...privacy import (
     server_guarantee,
     statistics_policy,
 )
-from ...privacy.accounting.asked import check_count
+from ...privacy.accounting.gdp import check_count
 from ...privacy.errors import MisfitError
 from ...strategies import (
     Outcome,

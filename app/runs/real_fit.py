@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from ...clients import StatisticsClient, TableRows, numpy_client_app, statistics_columns
 from ...clients.nodes.operators_file import covering_budget
-from ...clients.records.machine_records import Records
+from ...clients.records.machine_records import Records, Table
 from ...clients.records.schema import Schema
-from ...clients.records.sources import Table
 from ...clients.side.side_parts import check_beside
 from ...clients.side.statistics_client import RecordPlaces
 from ...privacy import (
@@ -46,7 +45,6 @@ from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
 from .progress import Progress
 from .result import RunResult
-from .run_guarantees import epsilon_of
 from .side_releases import beside_sides, make_evaluation
 from .training_run import run_experiment
 
@@ -152,7 +150,7 @@ def with_spent(result: RunResult, mu: float, mu_local: float | None = None) -> R
     """
     both = math.hypot(result.mu, mu)
     local = None if result.mu_local is None else math.hypot(result.mu_local, mu_local or 0.0)
-    return replace(result, mu=both, epsilon=epsilon_of(both, result.experiment.config.delta), mu_local=local)
+    return replace(result, figures=replace(result.figures, mu=both, mu_local=local))
 
 
 def _bounds(

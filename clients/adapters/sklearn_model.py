@@ -21,13 +21,12 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Measured
-from ...privacy.accounting.asked import check_count
+from ...privacy.accounting.gdp import check_count
 from ...privacy.machine.clipping import DenseContributions, StackedContributions
 from ..records.schema import Label, Part, Schema
 from ..side.evaluation_client import Measure
-from .outer_products import OuterProducts, PulledOuterProducts
-from .per_sample_gradients import combined_gradients
-from .private_model import MachineModel
+from .per_sample_gradients import OuterProducts, PulledOuterProducts, combined_gradients
+from .sample_methods import MachineModel
 
 Scores = NDArray[np.float64]
 Labels = NDArray[np.intp]

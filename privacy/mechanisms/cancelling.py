@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from ..noise.keyed_noise import NONCE_BYTES
+from ..noise import NONCE_BYTES
 from .mechanism import Draw, Increment, Mechanism, State
 
 Schedule = Literal["uniform", "harmonic", "paper"]

@@ -2,7 +2,7 @@
 
 A subclass is the rule: a frozen state of arrays, the query points it asks for, and a pure step from the sum of a
 round's releases to the next state. The rounds are put together from a roll call (:mod:`.attendance`: whom a round asks,
-how long it waits), a trust (:mod:`~murmurfl.strategies.trust.server_trust`: whose noise is in a sum) and a checkpoint.
+how long it waits), a trust (:mod:`~murmurfl.strategies.rounds.server_trust`: whose noise is in a sum) and a checkpoint.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, MurmurflError, protocol
+from ...privacy.accounting.guarantee import Statements, stated_guarantee, stated_values
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
-from ...privacy.accounting.stated import Statements, stated_guarantee, stated_values
-from ...privacy.machine.clipping_figures import TrainingFigures, observing
+from ...privacy.machine.clipping import TrainingFigures, observing
 from ..sums.secure_aggregation import Helpers, SecureAggregation, SkippedSumError
 from ..sums.secure_rounds import SecureRounds
 from ..sums.summation import CohortSet, CohortSum, ReleaseSum, Summation
-from ..trust.server_trust import UNTRUSTED, UntrustedServer
-from .attendance import Attendance, LateAnswers, Leaving, RollCall
+from .attendance import Attendance, LateAnswers, Leaving, RollCall, Sampling
 from .checkpoint import load_checkpoint, save_checkpoint
-from .flower_arguments import refuse_arguments
 from .known_machines import (
     MachineDirectory,
     NodesUnavailableError,
@@ -46,39 +44,51 @@ from .known_machines import (
     plain_names,
     restored_names,
 )
-from .layout import Layout, Vector, array_record, model_vector, vector_size
-from .look_ahead import (
+from .observed import (
     ALL_MACHINES,
     PATIENCE,
     ClippingWatch,
+    FigureFile,
     check_rounds,
     check_something_came,
     is_hopeless,
     log_forecast,
 )
-from .monitor_file import FigureFile
-from .options import OnRound, centre_bytes, check_permitted, check_rounds_options, refuse_sums, session_of
+from .options import (
+    OnRound,
+    centre_bytes,
+    check_permitted,
+    check_rounds_options,
+    refuse_arguments,
+    refuse_sums,
+    session_of,
+)
 from .replies import (
     LARGEST_VALUE,
     UNREACHED,
     DirectMachines,
+    Layout,
     Outcome,
     Refusal,
     Reply,
     RoundReport,
     RoundRequest,
     SummedReplies,
+    Vector,
+    array_record,
     ask_statements,
     exchange,
     is_masked,
     log_losses,
+    model_vector,
     plain,
     read_outcome,
     request_messages,
     say_refusals,
     say_unlike,
+    vector_size,
 )
-from .sampling import Sampling
+from .server_trust import UNTRUSTED, UntrustedServer
 
 logger = logging.getLogger("flwr")
 
@@ -113,7 +123,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     seed : int, optional
         Seed of the sampler; default from the operating system.
     sampling : {"uniform", "balanced"}
-        How a round's machines are drawn (:func:`~murmurfl.strategies.rounds.sampling.sample_machines`).
+        How a round's machines are drawn (:func:`~murmurfl.strategies.rounds.attendance.sample_machines`).
     session : str, optional
         Name of the training, letters and digits; default random. For every new session a machine opens a new private
         stream and reserves its whole budget share.

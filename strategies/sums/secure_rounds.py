@@ -18,9 +18,8 @@ from ...privacy.machine.policy import MOST_SUMMED
 from ...privacy.sums.masking import MaskedRelease, MaskedReleaseError, checked_header
 from ...privacy.sums.opening_rule import View
 from ..rounds.known_machines import MachineDirectory, NodesUnavailableError
-from ..rounds.layout import Vector
-from ..rounds.replies import Outcome, Reply, RoundReport
-from ..trust.server_trust import UntrustedServer
+from ..rounds.replies import Outcome, Reply, RoundReport, Vector
+from ..rounds.server_trust import UntrustedServer
 from .secure_aggregation import (
     Helpers,
     HelpersDisagreeError,

@@ -27,8 +27,7 @@ from ...privacy.sums.masking import (
     checked_header,
 )
 from ...privacy.sums.roster import Roster
-from ..rounds.layout import Vector
-from ..rounds.replies import LARGEST_COUNT, Outcome, Reply, SummedReplies
+from ..rounds.replies import LARGEST_COUNT, Outcome, Reply, SummedReplies, Vector
 
 logger = logging.getLogger("flwr")
 

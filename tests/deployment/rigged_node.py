@@ -22,12 +22,13 @@ from types import SimpleNamespace
 
 import numpy as np
 from murmurfl.app.commands import main as cli
-from murmurfl.app.nodes import executor, supernode
+from murmurfl.app.nodes import executor
+from murmurfl.app.nodes import supernode as supernode
 from murmurfl.clients.private_client import PrivateClient
 from murmurfl.privacy import Opener, PrivateMachine, SQLiteLedger, SystemKeys, derived_seed, protocol
-from murmurfl.privacy.ledger import ledger_file as ledger_format
-from murmurfl.privacy.ledger import ledger_page
-from murmurfl.privacy.ledger import mark as ledger_mark
+from murmurfl.privacy import files as private_files
+from murmurfl.privacy.ledger import ledger_file
+from murmurfl.privacy.ledger import sqlite as ledger_page
 from murmurfl.privacy.machine.prefix_sums import ReleaseRule
 from murmurfl.privacy.sums import opening_file
 from murmurfl.privacy.sums import opening_file as opening_mark
@@ -97,7 +98,7 @@ start = supernode.subprocess.Popen
 
 
 def start_quick(command, **options):
-    at = command.index(f"{supernode.__package__}.flower_supernode")
+    at = command.index(f"{supernode.__package__}.flower_process")
     quick = str(Path(__file__).with_name("quick_flower_supernode.py"))
     return start([*command[: at - 1], quick, *command[at + 1 :]], **options)
 
@@ -160,9 +161,9 @@ def noted_nonce(self, session, release):
 SystemKeys.nonce = noted_nonce
 around(ReleaseRule, "advance", "noise", "noise made")
 around(ledger_page.SQLitePage, "_write_stream", "write", "written")
-around(ledger_mark.LedgerState, "write_mark", "mark", "marked")
+around(ledger_file.LedgerState, "write_mark", "mark", "marked")
 around(Path, "replace", "mark written", "mark renamed")
-connect = ledger_format.connect
+connect = private_files.connect
 
 
 def traced(*arguments):
@@ -181,7 +182,7 @@ def traced(*arguments):
     return connection
 
 
-ledger_format.connect = traced
+private_files.connect = traced
 
 # A helper's record, and what it opens.
 around(opening_file._SQLitePage, "commit", "record", "recorded")

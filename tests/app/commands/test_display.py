@@ -5,7 +5,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from murmurfl.app.commands.display import RunDisplay
+from murmurfl.app.commands.run_command import RunDisplay
 from murmurfl.app.runs.progress import RoundLine
 from murmurfl.privacy import Forecast, Guarantee
 from rich.console import Console

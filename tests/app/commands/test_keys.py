@@ -11,10 +11,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from murmurfl.app.commands.completion import complete_assignment, in_any_shell
-from murmurfl.app.commands.main import cli
-from murmurfl.app.settings.catalogue import CATALOGUE
-from murmurfl.app.settings.key_reference import config_schema
+from murmurfl.app.commands.main import cli, in_any_shell
+from murmurfl.app.commands.run_options import complete_assignment
+from murmurfl.app.settings.catalogue import CATALOGUE, config_schema
 from murmurfl.app.settings.run_config import RunConfig, run_keys
 from typer.testing import CliRunner
 

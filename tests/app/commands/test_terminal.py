@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from murmurfl.app.commands.display import RunDisplay
 from murmurfl.app.commands.main import cli
+from murmurfl.app.commands.run_command import RunDisplay
 from murmurfl.app.commands.terminal import say_table, wrapped
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.reproduction import tables_of

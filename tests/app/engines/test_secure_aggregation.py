@@ -264,6 +264,7 @@ def two_lie(when, monkeypatch):
     monkeypatch.setattr(Masking, "mask", mask)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["always", "from round 20", "every fifth"])
 def test_two_of_twenty_that_send_any_bytes_cost_two_points_at_most(when, without_culprits, monkeypatch):
     two_lie(when, monkeypatch)

@@ -14,8 +14,8 @@ from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.clients import numpy_client_app
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, protocol, read_ledger, row_key
-from murmurfl.privacy.noise import noise_keys as keys
-from murmurfl.privacy.noise import noise_stream
+from murmurfl.privacy import noise as keys
+from murmurfl.privacy.machine import prefix_sums as noise_stream
 
 from tests.harness.schemas import write_samples
 
@@ -153,28 +153,22 @@ NODE_MODULES = (
     "app/nodes/node_config.py",
     "app/nodes/supernode.py",
     "app/nodes/executor.py",
-    "app/nodes/flower_supernode.py",
+    "app/nodes/flower_process.py",
     "app/commands/node_command.py",
 )
 NODE_MODULES += ("clients/*.py", "clients/records/*.py", "privacy/*.py", "privacy/mechanisms/*.py")
 SEEDED_NAMES = {"SimulatedKeys", "derived_seed", "default_rng", "Generator", "Philox", "RandomState", "manual_seed"}
 # Where seeded keys are defined, exported, and handed out in simulation only; the public order of epochs is no noise.
 ALLOWED = {
-    "privacy/noise/noise_keys.py": {"SimulatedKeys", "derived_seed"},
+    "privacy/noise.py": {"SimulatedKeys", "derived_seed"},
     "privacy/__init__.py": {"SimulatedKeys", "derived_seed"},
-    "clients/simulation/foreign_sums.py": {"SimulatedKeys"},
+    "clients/simulation/simulated_machines.py": {"SimulatedKeys"},
     "privacy/machine/shuffled_machine.py": {"derived_seed", "Generator", "Philox"},
-    "clients/adapters/model_checks.py": {"derived_seed", "Generator", "manual_seed"},  # of samples that are made up
-    "clients/adapters/torch_state.py": {
-        "Generator",
-        "RandomState",
-        "random",
-    },  # which it puts back, and draws nothing from
-    "clients/adapters/torch_machine.py": {"derived_seed", "manual_seed"},  # of frozen layers' weights, which are public
-    "clients/adapters/per_sample_gradients.py": {
-        "Generator",
-        "Philox",
-    },  # of the point at which made-up records are tried
+    # Generators that it puts back, and draws nothing from.
+    "clients/adapters/torch_state.py": {"Generator", "RandomState", "random"},
+    "clients/adapters/torch_checks.py": {"derived_seed", "manual_seed"},  # of frozen layers' weights, which are public
+    # Of the point at which made-up records are tried.
+    "clients/adapters/per_sample_gradients.py": {"Generator", "Philox"},
     "clients/records/machine_records.py": {"Generator", "Philox"},  # of a record that is made up
     "clients/records/schema.py": {"Generator", "Philox"},  # of records that are made up
     "privacy/accounting/amplification.py": {

@@ -8,7 +8,7 @@ from murmurfl.app.data.loading import load_dataset
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.run_summary import closing_lines, short_lines, warning_lines
-from murmurfl.app.settings.default_run import DEFAULT_RUN, is_default_run, started_with
+from murmurfl.app.settings.layers import DEFAULT_RUN, is_default_run, started_with
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import MECHANISMS
 from typer.testing import CliRunner

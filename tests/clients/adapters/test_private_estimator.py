@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from murmurfl.clients import Column, Label, LinearEstimator, Part, Schema, private_client_app
-from murmurfl.clients.adapters.outer_products import OuterProducts, PulledOuterProducts
+from murmurfl.clients.adapters.per_sample_gradients import OuterProducts, PulledOuterProducts
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, protocol
 from murmurfl.strategies import FullBatch, NoisySGD, SecureAggregation
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 
 from tests.harness.grid import NodesGrid
-from tests.harness.machines import training_config
-from tests.harness.sample_methods import each_method
+from tests.harness.machines import each_method, training_config
 
 MACHINES, EACH, FEATURES, CLIP = 5, 24, 3, 0.5
 HUGE = 1e4  # a mu with next to no noise

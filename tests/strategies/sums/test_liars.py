@@ -13,8 +13,7 @@ from murmurfl.strategies.rounds import strategy as rounds
 from murmurfl.strategies.sums.suspects import Suspects, most_wrong_sums, suspects_of
 
 from tests.harness.machines import stream_noise
-from tests.harness.secure import SEED, Machines, SecureGrid, other_header, state_bytes
-from tests.harness.secure_training import SHAPES, build, some, trained
+from tests.harness.secure import SEED, SHAPES, Machines, SecureGrid, build, other_header, some, state_bytes, trained
 
 ALONE = {"kind": NoisySGDClient, "mechanism": "independent", "release_rule": "paper"}
 MACHINES, MIN_COHORT, LIARS = 8, 4, ("2", "5")

@@ -14,23 +14,21 @@ from typing import ClassVar
 import httpx
 import pytest
 from murmurfl.app.engines.loopback import free_port
-from murmurfl.app.nodes.servers.gate import PROOF_HEADER, proof_of
-from murmurfl.app.nodes.servers.server_health import ServerHealth, SuperLinkOptions
+from murmurfl.app.nodes.servers.gate import PROOF_HEADER, SuperLinkOptions, proof_of
 from murmurfl.app.nodes.servers.watched_server import (
     ServerError,
+    ServerHealth,
     ServerMetrics,
     _environment,
     _Rounds,
     _Server,
     run_server,
 )
-from murmurfl.app.nodes.watching.endpoint import SERVER, Shown
-from murmurfl.app.nodes.watching.health import Addresses
-from murmurfl.app.nodes.watching.journal import Journal
-from murmurfl.app.nodes.watching.node_log import EntryWriter
+from murmurfl.app.nodes.watching.health import SERVER, Addresses, Shown
+from murmurfl.app.nodes.watching.journal import EntryWriter, Journal
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import RoundReport
-from murmurfl.strategies.rounds.monitor_file import FIGURES_VARIABLE, FigureFile
+from murmurfl.strategies.rounds.observed import FIGURES_VARIABLE, FigureFile
 
 REPORT = RoundReport(1, asked=5, aggregated=2, lost=1, refused={"cap-reached": 2})
 
@@ -274,6 +272,7 @@ def test_a_gate_shows_whose_it_is_by_a_secret_and_a_fresh_nonce():
     assert at.refuses(b"secret") is None  # too busy to answer is not open
 
 
+@pytest.mark.long
 def test_nothing_is_imported_from_the_folder_that_a_server_is_started_in(monkeypatch, tmp_path):
     (tmp_path / "uvicorn.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)

@@ -1,0 +1,546 @@
+"""The public documents of a federation, and its coordinator, who makes and publishes them.
+
+Kits for members, their answers, and what all of them compare are JSON without a secret. Nobody is believed for having
+sent one: the digest of the :class:`Federation` covers what a member holds of it, and people compare it by their own
+means.
+
+The coordinator's folder holds the server's certificates and keys, the key of the owner who submits runs, a kit for each
+member, and what members sent back; no private key of a member is ever in it. The server publishes the federation's
+document to whoever has a kit, and registers the node keys of accepted members.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+from ....clients import Schema
+from ....clients.adapters.sample_methods import MU2
+from ....privacy import ConfigurationError, MurmurflError, Roster
+from ....privacy.errors import check_format
+from ....privacy.files import replace_durably, write_private
+from ....privacy.permits import OwnerKey
+from ....privacy.setting import Value
+from ....privacy.sums.roster import MOST_HELPERS, check_name
+from ...engines.loopback import toml_document
+from ...settings.run_config import SECURE, cohort_floor
+from ..connection import Connection
+from ..node_config import NodeConfig
+from ..servers.gate import is_loopback
+from .keys_and_cards import Card, make_server_certificates, roster_of, write_owner_key
+
+MACHINE, HELPER = "machine", "helper"
+SETTINGS: tuple[str, ...] = (
+    *("strategy", "model", "clip-norm", "batch-size", "max-participations", "passes", "mechanism", "mu", "delta"),
+    *("trust", "min-cohort", "min-honest"),
+)
+"""Keys of operators' files that a federation may propose: no path, no address, and no name of somebody's code."""
+
+LARGEST_DOCUMENT = 4 << 20
+"""Bytes of a document: nothing longer is read."""
+
+_FORMAT = 1
+
+
+def digest_of(document: Any) -> str:
+    """SHA-256 of a JSON document, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a federation is about, as its coordinator proposes it.
+
+    An operator takes the terms by starting a member with them. They fill the operator's own file, where each can be
+    changed; none is read from a message later.
+    """
+
+    name: str
+    address: str  # of the server, HOST:PORT
+    authority: str  # the certificate, in PEM form, that the server's is checked against
+    schema: str  # TOML: what a record is
+    settings: Mapping[str, Value]
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if not self.name[0].isalnum() or not all(c.isalnum() or c in "-_." for c in self.name):
+            raise ConfigurationError(
+                f"Expected a federation's name of letters, digits, '-', '_' and '.', got {self.name!r}."
+            )
+        Connection(self.address)
+        try:
+            x509.load_pem_x509_certificate(self.authority.encode())
+        except ValueError as error:
+            raise ConfigurationError(
+                "Expected the server's authority as a certificate in PEM form, got none."
+            ) from error
+        self.records.check_for_real_nodes()
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        unknown = sorted(set(self.settings) - set(SETTINGS))
+        own_code = [name for name, value in self.settings.items() if isinstance(value, str) and ":" in value]
+        if unknown or own_code:
+            raise ConfigurationError(
+                f"Expected settings among {', '.join(SETTINGS)}, and built-in names, got "
+                f"{', '.join(map(repr, unknown or own_code))}: what else a machine has is its operator's to say."
+            )
+        NodeConfig.from_mapping(self.node_values("machine", "0" * 64))
+
+    @property
+    def records(self) -> Schema:
+        """What a record is."""
+        return Schema.read_text(self.schema, f"the schema of federation {self.name!r}")
+
+    @property
+    def sums(self) -> bool:
+        """Whether machines release under masks, which helpers take off sums."""
+        return self.settings.get("trust") == SECURE
+
+    def node_values(self, machine: str, roster_digest: str) -> dict[str, Value]:
+        """Top-level keys of a machine's file, with placeholders for what only its operator knows."""
+        sums: dict[str, Value] = {}
+        if self.sums:
+            sums = {"signing-key": "roster.key", "roster": "roster.json", "roster-digest": roster_digest}
+        own: dict[str, Value] = {"samples": "records.csv", "schema": "schema.toml", "rows": 1}
+        return {"machine": machine, "ledger": "ledger.sqlite", **own, **sums, **self.settings}
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The terms as plain values, for JSON."""
+        return {**vars(self), "settings": dict(self.settings)}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 by which an answer says to which terms it is one; 64 hexadecimal digits."""
+        return digest_of(self.document)
+
+    @classmethod
+    def from_document(cls, document: Any) -> Terms:
+        """Terms from what :attr:`document` gave."""
+        texts = ("name", "address", "authority", "schema")
+        right = isinstance(document, dict) and document.keys() == {*texts, "settings"}
+        right = right and all(isinstance(document[name], str) for name in texts)
+        if not right or not isinstance(document["settings"], dict):
+            raise ConfigurationError("Expected the terms of a federation, got something else.")
+        for value in document["settings"].values():
+            if not isinstance(value, bool | int | float | str) or (isinstance(value, float) and math.isnan(value)):
+                raise ConfigurationError("Expected settings that are texts, numbers or booleans, got something else.")
+        return cls(**document)
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A member's invitation: the terms, and the place that is meant for it."""
+
+    member: str
+    role: str  # :data:`MACHINE` or :data:`HELPER`
+    terms: Terms
+
+    KIND = "murmurfl-kit"
+
+    def __post_init__(self) -> None:
+        check_member(self.member)
+        if self.role not in (MACHINE, HELPER):
+            raise ConfigurationError(f"Expected a kit for a machine or a helper, got one for {self.role!r}.")
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The kit as plain values, for JSON."""
+        return {self.KIND: _FORMAT, "member": self.member, "role": self.role, "terms": self.terms.document}
+
+    @classmethod
+    def read(cls, path: Path) -> Kit:
+        """Read a kit; ConfigurationError if it is none."""
+        document = read_document(path, cls.KIND, {"member", "role", "terms"})
+        return cls(document["member"], document["role"], Terms.from_document(document["terms"]))
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What a member sends back: the public halves of its keys."""
+
+    federation: str
+    terms: str  # digest
+    node: str  # the public key of the node, as OpenSSH writes it
+    card: Card
+
+    KIND = "murmurfl-joining"
+
+    def __post_init__(self) -> None:
+        check_member(self.card.name)
+        public_node_key(self.node)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The answer as plain values, for JSON."""
+        return {self.KIND: _FORMAT, **vars(self), "card": self.card.document}
+
+    @classmethod
+    def read(cls, path: Path) -> Joining:
+        """Read an answer; ConfigurationError if it is none."""
+        document = read_document(path, cls.KIND, {"federation", "terms", "node", "card"})
+        return cls.from_document(document, f"in {path}")
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], where: str) -> Joining:
+        """An answer from what :attr:`document` gave."""
+        texts = {name: document[name] for name in ("federation", "terms", "node")}
+        if not all(isinstance(text, str) for text in texts.values()):
+            raise ConfigurationError(f"Expected what a member sends back {where}, got something else.")
+        return cls(**texts, card=Card.from_document(document["card"], where))
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What all members hold alike: the terms, and who takes part in sums.
+
+    Once all operators have read the same digest to each other, all of them have the same server, schema and settings
+    before them, and each key of the roster is that of the operator who found it there: nobody else was believed.
+    """
+
+    terms: Terms
+    roster: Roster | None  # None without secure aggregation, and until both a machine and a helper are in
+
+    KIND = "murmurfl-federation"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The federation as plain values, for JSON."""
+        roster = None if self.roster is None else self.roster.document
+        return {self.KIND: _FORMAT, "terms": self.terms.document, "roster": roster}
+
+    @property
+    def digest(self) -> str:
+        """The digest that operators compare, 64 hexadecimal digits."""
+        return digest_of(self.document)
+
+    @classmethod
+    def read(cls, path: Path) -> Federation:
+        """Read a federation's document; ConfigurationError if it is none."""
+        return cls.from_document(read_document(path, cls.KIND, {"terms", "roster"}))
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Federation:
+        """A federation from what :attr:`document` gave."""
+        roster = document["roster"]
+        return cls(Terms.from_document(document["terms"]), None if roster is None else Roster.from_document(roster))
+
+
+def check_member(name: Any) -> None:
+    """Refuse a member's name that could be no file's."""
+    check_name(name)
+    if not all(c.isalnum() or c in "-_." for c in name) or name.startswith((".", "-")):
+        raise ConfigurationError(f"Expected a member's name of letters, digits, '-', '_' and '.', got {name!r}.")
+
+
+def public_node_key(text: str) -> ec.EllipticCurvePublicKey:
+    """A node's public key from OpenSSH's line; ConfigurationError if it is none that Flower takes."""
+    try:
+        found = load_ssh_public_key(text.encode())
+    except ValueError:
+        found = None
+    if not isinstance(found, ec.EllipticCurvePublicKey):
+        raise ConfigurationError("Expected a node's public key of kind ecdsa, got something else.")
+    return found
+
+
+def toml_lines(values: Mapping[str, Value]) -> str:
+    """Plain values as TOML for people: bare keys."""
+    return re.sub(r'(?m)^"([A-Za-z0-9_-]+)" =', r"\1 =", toml_document(values))
+
+
+def read_document(path: Path, kind: str, keys: set[str]) -> dict[str, Any]:
+    """Read one of these documents from a file, up to a fixed length."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_DOCUMENT + 1)
+    except OSError as error:
+        raise ConfigurationError(f"Expected a {kind} document at {path}, got: {error.strerror or error}.") from error
+    return parsed(content, kind, keys, f"at {path}")
+
+
+def parsed(content: bytes, kind: str, keys: set[str], where: str) -> dict[str, Any]:
+    """One of these documents from its bytes."""
+    try:
+        document: Any = json.loads(content) if len(content) <= LARGEST_DOCUMENT else None
+    except (ValueError, RecursionError):
+        document = None
+    check_format(f"a {kind} document {where}", document, kind, _FORMAT)
+    if not isinstance(document, dict) or document.keys() != {kind, *keys}:
+        raise ConfigurationError(
+            f"Expected a {kind} document of format {_FORMAT} {where}, got something else: ask for the file again."
+        )
+    return document
+
+
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a public document, whole or not at all, to a file that only its owner may change, whatever the umask."""
+    replace_durably(path, json.dumps(document, indent=1).encode() + b"\n", error=ConfigurationError)
+
+
+FEDERATION_NAME, MEMBERS_NAME, PUBLISHED_NAME = "federation.json", "members.json", "published"
+_KITS, _OWNER_KEY, _OWNERS, _RUN = "kits", "owner.key", "owners", "run.settings"
+_YEAR = datetime.timedelta(days=365)
+_MOST_MEMBERS = 10_000
+DEFAULTS: dict[str, Value] = {
+    "strategy": "mu2",
+    "model": "softmax",
+    "batch-size": 32,
+    "max-participations": 14,
+    "mu": 2.0,
+    "delta": 1e-5,
+}
+"""What members are proposed where ``--set`` says nothing else."""
+_HONEST = 2
+_DIGITS = 3
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A member, as its server knows it."""
+
+    status: str  # ``online``, ``offline``, ``registered``, ``not registered`` or ``unknown``
+    statements: Sequence[Mapping[str, Any]] = ()  # its own, one a run whose result lies on this computer
+
+    def total(self, name: str) -> float:
+        """The sum in squares of one figure of the statements; infinite where it is not said."""
+        return math.hypot(*(_number(one.get(name)) for one in self.statements))
+
+    def last(self, name: str) -> float:
+        """A figure of the last statement; infinite where it is not said."""
+        return _number(self.statements[-1].get(name)) if self.statements else math.inf
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.inf
+
+
+def _statements(folder: Path) -> Mapping[str, Mapping[str, Any]]:
+    """What machines said in the result of a run; nothing where none can be read."""
+    from ...runs.outcome import Outcome
+
+    try:
+        return (Outcome.read(folder).machines if folder.is_absolute() else None) or {}
+    except (MurmurflError, OSError):
+        return {}
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """A coordinator's folder."""
+
+    folder: Path
+    members: dict[str, Joining] = field(default_factory=dict)  # accepted
+    left: tuple[str, ...] = ()  # node keys that are no member's any more
+    awaited: tuple[str, ...] = ()  # names of kits that nobody has answered
+
+    @classmethod
+    def open(cls, folder: Path) -> Coordinator:
+        """The coordinator of a folder; ConfigurationError if it is none's."""
+        path = folder / MEMBERS_NAME
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            members = [Joining.from_document(one, f"in {path}") for one in document["members"]]
+            return cls(
+                folder, {one.card.name: one for one in members}, tuple(document["left"]), tuple(document["awaited"])
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, ConfigurationError):
+                raise
+            raise ConfigurationError(
+                f"Expected a coordinator's folder at {folder}, made by `murmurfl federation new`, got none."
+            ) from error
+
+    @property
+    def federation(self) -> Federation:
+        """What all members hold alike."""
+        return Federation.read(self.folder / FEDERATION_NAME)
+
+    def seen(self) -> dict[str, Seen]:
+        """What the server says of each member's node, and what each machine said in the results of its runs."""
+        from flwr.common.serde import user_config_from_proto
+
+        from ..servers.control_api import Control, ControlError, node_key_bytes
+        from ..servers.gate import server_name
+        from .keys_and_cards import read_owner_key
+
+        path = self.folder / _OWNER_KEY
+        try:
+            key, server = read_owner_key(path), server_name(self.folder / "server.pem")
+            control = Control(self.federation.terms.address, self.folder / "ca.crt", server, key)
+            nodes, runs = control.nodes(), control.runs().values()
+        except (ControlError, ConfigurationError):
+            return {name: Seen("unknown") for name in self.members}
+        status = {bytes(node.public_key): str(node.status) for node in nodes}
+        places = [user_config_from_proto(run.override_config) for run in runs]
+        # Once each: a run that was killed and resumed is two to Flower.
+        folders = dict.fromkeys(Path(str(one.get("out-dir", "")), str(one.get("run-name", ""))) for one in places)
+        said = [_statements(folder) for folder in folders]
+        return {
+            name: Seen(status.get(node_key_bytes(one.node), "not registered"), [of[name] for of in said if name in of])
+            for name, one in self.members.items()
+        }
+
+    def server_options(self) -> list[str]:
+        """Options of ``flower-superlink``."""
+        host, _, port = self.federation.terms.address.rpartition(":")
+        reached = "127.0.0.1" if is_loopback(host.strip("[]")) else "0.0.0.0"  # noqa: S104 - members call from elsewhere
+        options = ["--host", reached, "--port", port]
+        options += ["--database", str(self.folder / "superlink.db"), "--enable-supernode-auth"]
+        files = ("--ssl-ca-certfile", "ca.crt"), ("--ssl-certfile", "server.pem"), ("--ssl-keyfile", "server.key")
+        return [*options, *(word for option, name in files for word in (option, str(self.folder / name)))]
+
+    @property
+    def owners(self) -> Path:
+        """The list of those who may command the server."""
+        return self.folder / _OWNERS
+
+    def accept(self, answers: Sequence[Joining]) -> Coordinator:
+        """Take in members, or members' new keys; nothing is changed if one of the answers is refused."""
+        terms = self.federation.terms
+        if twice := {
+            one.card.name for one in answers if sum(other.card.name == one.card.name for other in answers) > 1
+        }:
+            raise ConfigurationError(f"Expected one answer of each member, got two of {', '.join(sorted(twice))}.")
+        for one in answers:
+            if one.terms != terms.digest:
+                raise ConfigurationError(
+                    f"Expected an answer to the terms of federation {terms.name!r}, got one of {one.card.name!r} to "
+                    f"others (of {one.federation!r}): send its operator the kit again, and have it join again."
+                )
+        members = {**self.members, **{one.card.name: one for one in answers}}
+        return self._changed(members, [self.members[name].node for name in members.keys() & self.members.keys()])
+
+    def leave(self, name: str) -> Coordinator:
+        """Take a member out; ConfigurationError if there is none of this name, or too few would be left."""
+        if name not in self.members:
+            raise ConfigurationError(
+                f"Expected a member's name, one of {', '.join(sorted(self.members)) or 'none'}, got {name!r}."
+            )
+        rest = {other: one for other, one in self.members.items() if other != name}
+        return self._changed(rest, [self.members[name].node])
+
+    def _changed(self, members: Mapping[str, Joining], left: Sequence[str]) -> Coordinator:
+        keys = [public_node_key(one.node).public_numbers() for one in members.values()]
+        if len(set(keys)) < len(keys):
+            raise ConfigurationError("Expected a node key of its own for each member, got one twice: join again.")
+        terms, cards = self.federation.terms, [one.card for one in members.values()]
+        kinds = {card.kind for card in cards}
+        roster = roster_of(cards) if terms.sums and kinds == {MACHINE, HELPER} else None
+        machines = sum(card.kind == MACHINE for card in cards)
+        now = {one.node for one in members.values()}
+        gone = tuple(key for key in dict.fromkeys([*self.left, *left]) if key not in now)
+        awaited = tuple(name for name in self.awaited if name not in members)
+        done = Coordinator(self.folder, dict(members), gone, awaited)
+        self._publish(Federation(terms, roster))
+        _write_members(done)
+        _write_run(self.folder, terms, machines, len(cards) - machines)
+        return done
+
+    def _publish(self, federation: Federation) -> None:
+        write_document(self.folder / FEDERATION_NAME, federation.document)
+        write_document(self.folder / PUBLISHED_NAME / f"{federation.terms.digest}.json", federation.document)
+
+    def renew_certificate(self) -> None:
+        """Make a new certificate of the server, with its key and its authority, for another year."""
+        _certificates(self.folder, self.federation.terms.address)
+
+
+def new_federation(
+    folder: Path, *, machines: int, helpers: int, schema: Path, address: str, settings: Mapping[str, Value]
+) -> Coordinator:
+    """Make a federation's folder, or nothing: certificates, keys of the server and of an owner, kits."""
+    if not (machines >= 1 and 0 <= helpers <= MOST_HELPERS and machines + helpers <= _MOST_MEMBERS):
+        raise ConfigurationError(
+            f"Expected 1 or more machines and 0 to {MOST_HELPERS} helpers, got {machines} and {helpers}."
+        )
+    records = Schema.read_file(schema)
+    records.check_for_real_nodes()
+    proposed = proposed_settings(records, machines, helpers, settings)
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise ConfigurationError(
+            f"Expected to make the folder {folder}, got: {error.strerror}. Choose another name, or go on with the "
+            "federation that is there."
+        ) from error
+    try:
+        authority = _certificates(folder, address)
+        terms = Terms(folder.name, address, authority, schema.expanduser().read_text(encoding="utf-8"), proposed)
+    except ConfigurationError:
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+        raise
+    key = OwnerKey.generate()
+    write_owner_key(folder / _OWNER_KEY, key)
+    write_private(folder / _OWNERS, f"{key.public.hex()} owner\n")
+    for name in (_KITS, PUBLISHED_NAME, "flower"):
+        (folder / name).mkdir(mode=0o700)
+    connection = {"address": address, "root-certificates": str((folder / "ca.crt").absolute())}
+    write_private(
+        folder / "flower" / "config.toml",
+        f'[superlink]\ndefault = "{folder.name}"\n\n[superlink.{json.dumps(folder.name)}]\n{toml_lines(connection)}',
+    )
+    places = [
+        (f"{role}-{i}", role) for role, count in ((MACHINE, machines), (HELPER, helpers)) for i in range(1, count + 1)
+    ]
+    for name, role in places:
+        write_document(folder / _KITS / f"{name}.kit", Kit(name, role, terms).document)
+    made = Coordinator(folder, awaited=tuple(name for name, _ in places))
+    made._publish(Federation(terms, None))
+    _write_members(made)
+    _write_run(folder, terms, machines, helpers)
+    return made
+
+
+def proposed_settings(records: Schema, machines: int, helpers: int, settings: Mapping[str, Value]) -> dict[str, Value]:
+    """What members are proposed: a clip in units of the schema's bound, and sums where there are helpers."""
+    made = dict(DEFAULTS)
+    if math.isfinite(records.norm_bound):
+        made["clip-norm"] = float(f"{MU2.clip * math.hypot(records.norm_bound, 1.0):.{_DIGITS}g}")
+    elif "clip-norm" not in settings:
+        raise ConfigurationError(
+            "Expected --set clip-norm=VALUE for a schema that bounds no record, got none: gradients are cut to it."
+        )
+    if helpers:
+        least = int(settings.get("min-cohort", 0)) or cohort_floor(machines, 0)
+        made |= {"trust": SECURE, "min-cohort": least, "min-honest": min(_HONEST, least)}
+    return {**made, **settings}
+
+
+def _certificates(folder: Path, address: str) -> str:
+    host = address.rpartition(":")[0].strip("[]")
+    made = make_server_certificates(folder, host, lifetime=_YEAR, keep_authority=True)
+    return made.authority.read_text(encoding="ascii")
+
+
+def _write_members(made: Coordinator) -> None:
+    members: list[dict[str, Any]] = [one.document for one in made.members.values()]
+    write_document(
+        made.folder / MEMBERS_NAME, {"members": members, "left": list(made.left), "awaited": list(made.awaited)}
+    )
+
+
+def _write_run(folder: Path, terms: Terms, machines: int, helpers: int) -> None:
+    """Write what ``flwr run -c`` is told of this federation."""
+    own = {name: value for name, value in terms.settings.items() if name != "min-honest"}
+    run: dict[str, Value] = {"num-clients": machines, "clients-per-round": machines, **own}
+    run["schema"] = terms.records.digest
+    if terms.sums:
+        floor = int(terms.settings["min-cohort"])
+        run |= {"helpers": helpers, "colluders": floor - int(terms.settings["min-honest"])}
+    # One line for `flwr run -c`, which takes no file beside other settings.
+    write_private(folder / _RUN, toml_lines(run).replace(" = ", "=").replace("\n", " ").strip() + "\n")

@@ -1,0 +1,466 @@
+"""Whether a PyTorch module can be trained sample by sample: layers by name, then trials on made-up samples.
+
+A gradient is private because it is one sample's. What mixes samples (batch norm, losses over the batch), draws at
+random (dropout) or remembers (running statistics, whatever a closure or a global keeps) is refused with what to use
+instead. What is tried is made up: no sample of any machine is looked at. A module that passes is a machine's model
+(:func:`torch_machine_model`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError, derived_seed
+from ...privacy.errors import OF_DATA, check_installed
+from ..records.schema import Schema
+from ..side.evaluation_client import Measure
+from .per_sample_gradients import GRADIENT_MEMORY_MIB
+from .sample_methods import MachineModel, measured_bound
+from .torch_model import (
+    ModuleGradients,
+    ModuleMeasure,
+    as_inputs,
+    as_targets,
+    called_with,
+    first_axis,
+    leaves,
+    mapped,
+    picked,
+    trainable_parameters,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+logger = logging.getLogger(__name__)
+
+ORDINARY = 4
+"""Examples that must have a gradient; few, for they are computed one by one as well."""
+
+_INSTEAD_OF_BATCH_NORM = (
+    "use torch.nn.GroupNorm or LayerNorm, or freeze its statistics with .eval() before the app is made"
+)
+
+_INSTEAD_OF_DROPOUT = "leave it out (p=0, or .eval()): clipping and noise keep a model from learning samples by heart"
+
+
+def check_layers(module: torch.nn.Module) -> None:
+    """Refuse layers that mix samples, draw at random or remember, by their names."""
+    found = next(_unfit_layers(module), None)
+    if found is not None:
+        name, layer, problem, instead = found
+        raise ConfigurationError(
+            f"Expected layers that treat each sample by itself, got {type(layer).__name__} at {name or 'the top'!r}, "
+            f"which {problem}: {instead}."
+        )
+
+
+def _unfit_layers(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, str]]:
+    from torch import nn
+    from torch.nn.modules import batchnorm, dropout, instancenorm
+    from torch.nn.parameter import is_lazy
+
+    for name, layer in module.named_modules():
+        tracking = getattr(layer, "track_running_stats", True)
+        if any(map(is_lazy, layer.parameters(recurse=False))):
+            yield name, layer, "has no parameters yet", "run the module once before the app is made"
+        elif isinstance(layer, instancenorm._InstanceNorm):
+            if layer.training and tracking:
+                yield name, layer, "remembers statistics of samples", "use track_running_stats=False, or GroupNorm"
+        elif isinstance(layer, batchnorm._BatchNorm):
+            if layer.training or not tracking:
+                yield name, layer, "takes statistics over a batch", _INSTEAD_OF_BATCH_NORM
+        elif isinstance(layer, dropout._DropoutNd):
+            if layer.training and layer.p > 0:
+                yield name, layer, "draws at random", _INSTEAD_OF_DROPOUT
+        elif isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+            if layer.training and layer.dropout > 0:
+                yield name, layer, "has dropout, which draws at random", _INSTEAD_OF_DROPOUT
+        elif isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            yield name, layer, "writes to its weights when it is called (max_norm)", "leave max_norm out"
+
+
+def check_loss(loss: Callable[..., Any]) -> None:
+    """Refuse what is no criterion, and those of PyTorch's own that are no scalar or divide by something of a batch."""
+    if isinstance(loss, type):
+        raise ConfigurationError(
+            f"Expected loss(output, target), got the class {loss.__name__}: write {loss.__name__}()."
+        )
+    name = type(loss).__name__
+    if not callable(loss):
+        raise ConfigurationError(
+            f"Expected loss(output, target), a function, got {name}: write private_client_app(model, loss, samples)."
+        )
+    reduction = getattr(loss, "reduction", "mean")
+    if reduction == "none":
+        raise ConfigurationError(f"Expected a loss that is a scalar, got {name}(reduction='none'): use 'mean'.")
+    weighted = name in ("CrossEntropyLoss", "NLLLoss") and getattr(loss, "weight", None) is not None
+    if weighted and reduction == "mean":
+        raise ConfigurationError(
+            f"Expected a loss of each sample by itself, got {name} with weights and reduction='mean', which divides by "
+            "the weights of the batch: use reduction='sum'."
+        )
+
+
+class SampleTrials:
+    """Tries a module's gradients on made-up records, so that the verdict depends on no sample.
+
+    It finds mistakes, and promises nothing of a model that shows them on no example: what such a model remembers is put
+    back before every sample of a real machine (:class:`~murmurfl.clients.adapters.torch_state.ModuleState`).
+    """
+
+    def __init__(self, gradients: ModuleGradients) -> None:
+        self._gradients = gradients
+
+    def __call__(
+        self,
+        examples: Sequence[tuple[Any, Any]],
+        *,
+        ordinary: int = ORDINARY,
+        measure: Callable[[list[NDArray[Any]], Any], Any] | None = None,
+    ) -> None:
+        """Refuse a model that mixes samples, draws at random, remembers, or cannot be computed sample by sample.
+
+        Parameters
+        ----------
+        examples : sequence of pairs (inputs, targets)
+            Batches of one record each: ordinary records first, then extremes.
+        ordinary : int
+            How many of the first must have a gradient, at least two. Another one that fails counts as zero, as a
+            machine's sample would.
+        measure : callable, optional
+            ``measure(arrays, samples)`` of a private evaluation, to be tried as well.
+        """
+        if ordinary < 2 or len(examples) < ordinary:
+            raise ConfigurationError(f"Expected at least {max(ordinary, 2)} examples, got {len(examples)}.")
+        kind = self._gradients
+        kind.state.note_draws()
+        try:
+            self._try_alone(examples, ordinary)
+            if measure is not None:
+                self._try_measure(measure, examples, ordinary)
+            kind.state.restore(values=True)
+            self._try_together([self._tensors(one) for one in examples[:ordinary]])
+        finally:
+            kind.state.restore_draws()
+            if kind.state.is_kept:
+                kind.state.restore(values=True)
+
+    def _tensors(self, example: Any) -> tuple[Any, Any]:
+        if not isinstance(example, tuple) or len(example) != 2:
+            raise ConfigurationError(
+                f"Expected examples that are pairs (inputs, targets), got {type(example).__name__}."
+            )
+        kind = self._gradients
+        return as_inputs(example[0], kind.dtype, kind.device), as_targets(example[1], kind.dtype, kind.device)
+
+    @property
+    def _trained(self) -> dict[str, torch.Tensor]:
+        return {name: p.detach() for name, p in self._gradients.module.named_parameters() if p.requires_grad}
+
+    def _try_alone(self, examples: Sequence[tuple[Any, Any]], ordinary: int) -> None:
+        """Try examples one by one, without putting anything back: what a sample leaves behind shows afterwards."""
+        self._gradient(examples[0])  # what is made at the first call and kept from then on is no sample's
+        self._check_draws()
+        self._gradients.state.keep()
+        first = []
+        for number, example in enumerate(examples):
+            try:
+                made = self._gradient(example)
+            except Exception:
+                if number < ordinary:
+                    raise
+            else:
+                first += [made] if number < ordinary else []
+            self._check_state()
+        for made, example in zip(first, examples[:ordinary], strict=True):
+            if _apart(self._gradient(example), made) > self._repeated:
+                raise ConfigurationError(
+                    "Expected the gradient of a sample to be the same however often it is computed, got another one "
+                    "the second time: the model draws at random, or remembers what it saw. Leave such layers out."
+                )
+
+    def _try_measure(
+        self, measure: Callable[[list[NDArray[Any]], Any], Any], examples: Sequence[tuple[Any, Any]], ordinary: int
+    ) -> None:
+        """Try an evaluation on each example, before which it puts everything back itself."""
+        arrays = [values.float().cpu().numpy() for values in self._trained.values()]
+        for number, example in enumerate([examples[0], *examples]):
+            try:
+                measure(arrays, example)
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                if number <= ordinary:
+                    raise ConfigurationError(
+                        "Expected right(output, target) to give a value from 0 to 1 for each sample of a batch, got "
+                        f"{type(error).__name__}: {_first_line(error)}."
+                    ) from error
+            if number == 0:
+                self._check_draws()
+                self._gradients.state.keep()
+            else:
+                self._check_state()
+
+    def _check_state(self) -> None:
+        self._gradients.check_constants()
+        place = self._gradients.state.changed()
+        if place is not None:
+            raise ConfigurationError(
+                f"Expected a model that remembers nothing of a sample, got one that changes {place}: one sample's data "
+                "would reach the next. Leave it out, or compute it anew in every call."
+            )
+        self._check_draws()
+
+    def _check_draws(self) -> None:
+        if self._gradients.state.has_drawn():
+            raise _drawing()
+
+    def _gradient(self, example: Any) -> torch.Tensor:
+        """The gradient of one example."""
+        inputs, targets = self._tensors(example)
+        try:
+            return self._one(self._trained, inputs, targets, 0)
+        except Exception as error:
+            refusal, said = _unfit_step(error), _first_line(error)
+            if refusal is None and "scalar" in said:
+                refusal = ConfigurationError(
+                    f"Expected loss(output, target) to be a scalar tensor, got: {said}. Use reduction='mean'."
+                )
+            looks = repr([(tuple(part.shape[1:]), part.dtype) for part in leaves((inputs, targets))])
+            raise refusal or ConfigurationError(
+                f"Expected a loss and a gradient for one sample like this machine's, {looks}, got "
+                f"{type(error).__name__}: {said}. The module gets a batch of one, as does loss(output, target); "
+                "integers stay integers, so scale images (x / 255)."
+            ) from error
+
+    def _try_together(self, examples: list[tuple[Any, Any]]) -> None:
+        """Try several at a time: each gradient must be what it is alone."""
+        import torch
+
+        if len({repr([part.shape for part in leaves(one)]) for one in examples}) > 1:
+            self._gradients.together = False  # of several lengths, which make no batch
+            return
+        columns = iter(zip(*map(leaves, examples), strict=True))
+        inputs, targets = (mapped(part, lambda _: torch.cat(next(columns))) for part in examples[0])
+        trained, tolerance = self._trained, self._tolerance
+        alone = [self._one(trained, inputs, targets, i) for i in range(len(examples))]
+        together, problem = self._together(trained, inputs, targets)
+        self._gradients.check_constants()
+        if any(_apart(mine, theirs) > tolerance for mine, theirs in zip(alone, together or alone, strict=True)):
+            raise _mixing("a sample's gradient is another one beside other samples", self._guilty_layer(inputs))
+        mean, turned = torch.stack(alone).mean(dim=0), torch.arange(len(examples)).flip(0)
+        for whole in (
+            self._whole(trained, inputs, targets),
+            self._whole(trained, picked(inputs, turned), picked(targets, turned)),
+        ):
+            if whole is not None and min(_apart(whole, mean), _apart(whole, len(alone) * mean)) > tolerance:
+                guilty = self._guilty_layer(inputs)
+                raise problem or _mixing("a batch's gradient is not the mean of its samples' gradients", guilty)
+
+    def _one(self, trained: Any, inputs: Any, targets: Any, i: int) -> torch.Tensor:
+        return _flat(self._gradients.of_one(trained, picked(inputs, i), picked(targets, i)))
+
+    def _together(
+        self, trained: Any, inputs: Any, targets: Any
+    ) -> tuple[list[torch.Tensor] | None, ConfigurationError | None]:
+        """Gradients by vmap; none for a module that it has no rule for, whose samples are then computed one by one."""
+        try:
+            made = self._gradients.of_many(trained, inputs, targets)
+        except Exception as error:
+            refusal, branches = _unfit_step(error), _branches(error)
+            if refusal is not None and not branches:
+                raise refusal from error
+            logger.warning(
+                "torch.func.vmap cannot compute this model's samples together, so they are computed one by one, which "
+                "is slow (%s).",
+                _first_line(error),
+                extra=OF_DATA,
+            )
+            self._gradients.together = False
+            return None, refusal
+        return [_flat({name: rows[i] for name, rows in made.items()}) for i in range(first_axis(inputs))], None
+
+    def _whole(self, trained: Any, inputs: Any, targets: Any) -> torch.Tensor | None:
+        """The gradient of the loss of all of them as one batch; None for a module that takes no batches."""
+        import torch
+
+        def batch_loss(values: Any) -> torch.Tensor:
+            arguments, named = called_with(inputs)
+            output = torch.func.functional_call(self._gradients.module, values, arguments, named)
+            return self._gradients.loss(output, targets)
+
+        try:
+            return _flat(torch.func.grad(batch_loss)(trained))
+        except Exception:
+            return None
+
+    def _guilty_layer(self, inputs: Any) -> str:
+        """The first layer that makes something else of a sample when others are beside it; empty if none does."""
+        import torch
+
+        module = self._gradients.module
+        seen: dict[str, list[tuple[Any, Any]]] = {}
+
+        def note(name: str, given: Any, output: Any) -> None:
+            seen.setdefault(name, []).append((given, output))
+
+        hooks = [
+            layer.register_forward_hook(lambda _, given, output, name=name: note(name, given, output))
+            for name, layer in module.named_modules()
+        ]
+        try:
+            with torch.no_grad():
+                for some in (inputs, picked(inputs, slice(0, 1))):
+                    arguments, named = called_with(some)
+                    module(*arguments, **named)
+        except Exception:
+            return ""
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for name, calls in seen.items():  # inner layers answer before those they are in
+            (given, output), (given_alone, output_alone) = calls[0], calls[-1]
+            if self._agree(given, given_alone) and not self._agree(output, output_alone):
+                return f"{type(module.get_submodule(name)).__name__} at {name or 'the top'!r}"
+        return ""
+
+    def _agree(self, whole: Any, alone: Any) -> bool:
+        """Whether the first sample of a batch is what it is alone, as far as both are tensors with samples."""
+        pairs = zip(leaves(whole), leaves(alone), strict=False)
+        return all(
+            one.shape[1:] == other.shape[1:] and _apart(one[0], other[0]) <= self._tolerance
+            for one, other in pairs
+            if hasattr(one, "shape") and hasattr(other, "shape") and one.ndim and other.ndim
+        )
+
+    @property
+    def _tolerance(self) -> float:
+        import torch
+
+        return {torch.float64: 1e-6, torch.float32: 1e-3}.get(self._gradients.dtype, 0.1)
+
+    @property
+    def _repeated(self) -> float:
+        """How far apart the same gradient may be when it is computed again: on a processor next to nothing."""
+        return 1e-3 * self._tolerance if self._gradients.device.type == "cpu" else self._tolerance
+
+
+def _mixing(seen: str, guilty: str) -> ConfigurationError:
+    if guilty:
+        return ConfigurationError(
+            f"Expected layers that treat each sample by itself, got {guilty}, which mixes samples ({seen}): replace "
+            "statistics over the batch by those of each sample, as GroupNorm and LayerNorm have them."
+        )
+    return ConfigurationError(
+        f"Expected a loss of each sample by itself, got one that mixes samples ({seen}): use a mean over samples, as "
+        "torch.nn.functional.cross_entropy; contrastive losses and those weighted within the batch are none. Outputs "
+        "of shape (n, 1) beside targets of shape (n,) mix samples too: give targets a second axis (targets[:, None])."
+    )
+
+
+def _unfit_step(error: Exception) -> ConfigurationError | None:
+    """The refusal of a model by the error of ``torch.func``; None if it may do so."""
+    said = str(error)
+    if _branches(error):
+        return ConfigurationError(
+            "Expected a model that takes the same steps for every sample, got one with data-dependent control flow: "
+            "use torch.where in place of an `if` on values, masks in place of indices, and no .item()."
+        )
+    if "random" in said:
+        return _drawing()
+    if "captured Tensor" in said:
+        return ConfigurationError(
+            "Expected a model that writes to no tensor of its own, got one that does (a running mean, say), so that "
+            "one sample's data would reach the next: use GroupNorm or LayerNorm, or freeze it with .eval()."
+        )
+    return None
+
+
+def _branches(error: Exception) -> bool:
+    """Whether steps depend on values: vmap cannot compute such samples together, and one by one they are private."""
+    return any(word in str(error) for word in ("control flow", ".item()", "dynamic"))
+
+
+def _drawing() -> ConfigurationError:
+    return ConfigurationError(
+        "Expected a model that draws nothing at random, got one that does (dropout called as a function, say): "
+        f"{_INSTEAD_OF_DROPOUT}."
+    )
+
+
+def _flat(gradient: dict[str, torch.Tensor]) -> torch.Tensor:
+    import torch
+
+    return torch.cat([part.detach().double().flatten().cpu() for part in gradient.values()])
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    """How far apart two vectors are, relative to the longer one; 0 where they cannot be compared."""
+    one, other = one.detach().double().flatten(), other.detach().double().flatten()
+    longest = max(float(one.norm()), float(other.norm()))
+    apart = float((one - other).norm())
+    return apart / longest if longest > 0 and apart == apart else 0.0
+
+
+def _first_line(error: Exception | None) -> str:
+    return str(error).strip().split("\n", 1)[0][:300]
+
+
+def torch_machine_model(
+    model: Any,
+    loss: Callable[[Any, Any], Any] | None,
+    *,
+    seed: int,
+    chunk: int | None = None,
+    gradient_memory_mib: float = GRADIENT_MEMORY_MIB,
+) -> MachineModel:
+    """The machine's model of a module, or of a function that makes one by a seed; by default with the cross-entropy."""
+    check_installed("torch", "torch", "a PyTorch model")
+    import torch
+
+    module = made_module(model, seed)
+    loss = torch.nn.functional.cross_entropy if loss is None else loss
+    check_layers(module)
+    check_loss(loss)
+    gradients = ModuleGradients(module, loss, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
+    trials, tried = SampleTrials(gradients), set()
+
+    def check(schema: Schema, measure: Measure | None) -> None:
+        if (schema.digest, measure is None) not in tried:
+            trials(schema.examples(), measure=measure)
+            tried.add((schema.digest, measure is None))
+
+    def bound(schema: Schema) -> float:
+        arrays = [part.detach().float().cpu().numpy() for part in trainable_parameters(module).values()]
+        return measured_bound(gradients, arrays, schema)
+
+    return MachineModel(gradients, tuple(gradients.names), check, partial(ModuleMeasure, gradients), bound)
+
+
+def made_module(model: Any, seed: int) -> torch.nn.Module:
+    """A module, or the one that a function makes.
+
+    The function's draws from PyTorch's own generator follow from the seed, so that frozen layers of random weights are
+    the same in every process; the generator is put back as it was.
+    """
+    import torch
+
+    if isinstance(model, torch.nn.Module):
+        return model
+    made = model
+    if callable(model):
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derived_seed("a module's own weights", seed) % 2**63)
+            made = model()
+    if not isinstance(made, torch.nn.Module):
+        raise ConfigurationError(
+            f"Expected model to be a torch.nn.Module or a function that makes one, got {type(made).__name__}."
+        )
+    return made

@@ -1,0 +1,480 @@
+"""Flower's messages on a machine: what a request may say, where it is answered, and what a reply may say.
+
+A request comes from a server that is not trusted: each entry is checked, or the request is refused, with a text that
+depends on the request alone, because Flower forwards it to the server.
+
+A reply is a release, under masks or without, a statement about the machine, or a refusal. When something goes wrong it
+is the fixed text of a refusal, or one fixed sentence for all else: the texts of exceptions can carry data. Under secure
+aggregation a release is made and recorded first, then masked, and only then sent. If masking fails nothing is sent, and
+the machine's next release carries what this one had.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import threading
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from ..privacy import (
+    ConfigurationError,
+    LedgeredMachine,
+    LedgerError,
+    PrivacyPolicy,
+    PrivacyStatement,
+    RefusedError,
+    Release,
+    StatedNoise,
+    forecast_of,
+    protocol,
+    stated_noise,
+)
+from ..privacy.accounting.noise_forecast import rounded_count, shortest
+from ..privacy.errors import is_interrupt
+from ..privacy.machine.clipping import TrainingFigures, observer_around
+from ..privacy.protocol import dtype_name, write_array
+from ..privacy.sums.masking import Masking
+from .adapters.per_sample_gradients import unflatten
+
+logger = logging.getLogger(__name__)
+
+GRADIENTS = "gradients"
+"""A request for a contribution to the training, not for a side release."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A training request that has passed every check."""
+
+    server_round: int
+    """t, from 1, by which gradients are weighed."""
+    session: str
+    """The training this request belongs to."""
+    ack: int
+    """The last of this machine's releases that the server has aggregated."""
+    query_points: tuple[list[NDArray[Any]], ...]
+    """The points to compute gradients at, each a list of the model's arrays."""
+    of: str = GRADIENTS
+    """The kind of release: :data:`GRADIENTS`, or a side release (:mod:`murmurfl.clients.side`)."""
+    centre: NDArray[np.float32] | None = None
+    """The centre, shape (k,), that the machine sees its samples from, where it is configured for centring."""
+    skipped: bool = False
+    """Whether the sum with release ``ack`` was skipped."""
+
+
+def malformed(reason: str) -> RefusedError:
+    """The refusal of a malformed request; the reason must depend on the request alone."""
+    return RefusedError(protocol.MALFORMED_REQUEST, f"malformed request: {reason}")
+
+
+def check_version(config: Mapping[str, Any]) -> None:
+    """Refuse a request of another protocol version; the text names ours, so that both sides' logs say what to do."""
+    version = config.get(protocol.VERSION)
+    if version != protocol.PROTOCOL_VERSION:
+        stated = f"version {version}" if isinstance(version, int) else "no version"
+        raise RefusedError(
+            protocol.PROTOCOL_MISMATCH,
+            f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states {stated}",
+        )
+
+
+def skipped_entry(config: Mapping[str, Any]) -> bool:
+    """Whether the request says that the sum with the acknowledged release was skipped."""
+    return protocol.SKIPPED in config and integer_entry(config, protocol.SKIPPED, 0, 1) == 1
+
+
+def integer_entry(config: Mapping[str, Any], key: str, low: int, high: int) -> int:
+    """Read an integer of the request, or refuse it."""
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise malformed(f"expected {key} to be an integer from {low} to {high}")
+    return value
+
+
+def session_entry(config: Mapping[str, Any]) -> str:
+    """Read the session of the request, or refuse it."""
+    session = config.get(protocol.SESSION)
+    if not isinstance(session, str) or not 0 < len(session) <= protocol.LONGEST_SESSION_NAME or not session.isalnum():
+        raise malformed(f"expected {protocol.SESSION} to be 1 to {protocol.LONGEST_SESSION_NAME} letters and digits")
+    return session
+
+
+def read_points(
+    parameters: Sequence[NDArray[Any]], shapes: Sequence[tuple[int, ...]], count: int
+) -> tuple[list[NDArray[Any]], ...]:
+    """Read the query points of the request, each a list of the model's arrays, or refuse them."""
+    width = len(shapes)
+    if len(parameters) != width * count:
+        raise malformed(f"expected {count} query points of {width} arrays")
+    points = []
+    for start in range(0, len(parameters), width):
+        point = list(parameters[start : start + width])
+        for values, shape in zip(point, shapes, strict=True):
+            if values.shape != shape or values.dtype.kind != "f" or not np.isfinite(values).all():
+                raise malformed("expected finite floating-point arrays of the model's shapes")
+        points.append(point)
+    return tuple(points)
+
+
+class _InProcess(AbstractContextManager[None]):
+    """A message of a simulation in this process; not a generator, because every message comes here."""
+
+    def __init__(self, kept: dict[str, Any] | None) -> None:
+        self.kept = kept
+
+    def __enter__(self) -> None:
+        self._token = _in_process.set(self)
+
+    def __exit__(self, *error: object) -> None:
+        _in_process.reset(self._token)
+
+
+_in_process: ContextVar[_InProcess | None] = ContextVar("murmurfl_inprocess", default=None)
+
+
+def simulated_in_process(kept: dict[str, Any] | None = None) -> AbstractContextManager[None]:
+    """Mark what runs inside as a message of a simulation in this process, with what its node keeps; for engines."""
+    return _InProcess(kept)
+
+
+class _Worker(threading.local):
+    """Memory of a simulation's worker process for its nodes; each thread has its own."""
+
+    def __init__(self) -> None:
+        self.run_id: int | None = None
+        self.nodes: dict[int, dict[str, Any]] = {}
+
+
+_MOST_NODES = 1024  # of which a worker keeps something; the first ones go first
+_worker = _Worker()
+_known_as_worker = False
+
+
+def kept_by_node(context: Context) -> dict[str, Any] | None:
+    """What a simulation's node keeps in this process between messages; None outside a simulation.
+
+    No other node sees it, and it ends with the run. Another worker may have had the node's message before: only what
+    does not change in a run may be kept, the rest is in the context's state, which travels (:func:`state_travels`).
+    """
+    if (inside := _in_process.get()) is not None:
+        return inside.kept
+    if not in_simulation():
+        return None
+    if _worker.run_id != context.run_id:
+        _worker.run_id, _worker.nodes = context.run_id, {}
+    kept = _worker.nodes.get(context.node_id)
+    if kept is None:
+        if len(_worker.nodes) >= _MOST_NODES:
+            del _worker.nodes[next(iter(_worker.nodes))]
+        kept = _worker.nodes[context.node_id] = {}
+    return kept
+
+
+def in_simulation() -> bool:
+    """Whether this process is a simulation's worker: no message can make it look like one."""
+    return _in_process.get() is not None or _is_worker()
+
+
+def _is_worker() -> bool:
+    global _known_as_worker  # for good: Ray gives an actor a process of its own
+    if not _known_as_worker:
+        ray = sys.modules.get("ray")  # a worker of Ray's has imported it
+        _known_as_worker = (
+            ray is not None and bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None
+        )
+    return _known_as_worker
+
+
+def state_travels() -> bool:
+    """Whether a simulated machine's state goes back to where messages come from: not to an engine in this process."""
+    return _in_process.get() is None
+
+
+def training_entries(name: str, figures: TrainingFigures | None) -> dict[str, int | float]:
+    """Figures of clipping in a simulated machine's release, as entries of its reply.
+
+    An engine in this process is told directly, so that replies are those of real machines. The figures are not private:
+    outside a simulation there are no entries, and nobody is told.
+    """
+    if figures is None or not in_simulation():
+        return {}
+    if state_travels():
+        return figures.entries()
+    observer = observer_around()
+    if observer is not None:
+        observer.machines[name] = figures
+    return {}
+
+
+Answers = Callable[[Message, Context], Message]
+"""Answers a message: a ClientApp, or something around one."""
+
+_INTERNAL = "internal error; the machine's own log says more"
+
+
+def answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
+    """The reply to a message: what ``handle`` gives, or an error whose text says nothing of any data.
+
+    No text of an exception leaves the machine but that of a :class:`~murmurfl.privacy.RefusedError`, which is fixed.
+    That it failed, and in which of these ways, does.
+    """
+    try:
+        return Message(handle(), reply_to=message)
+    except RefusedError as refusal:
+        logger.info("Refused a request: %s.", refusal.reason)
+        return Message(Error(refusal.code, refusal.reason), reply_to=message)
+    except ConfigurationError as error:
+        # The text says what to do; a cause is shown beside it.
+        logger.error("This machine is not configured to answer: %s", error, exc_info=error.__cause__ and error)
+        return Message(Error(protocol.NOT_CONFIGURED, "this machine is not configured to answer"), reply_to=message)
+    except LedgerError:
+        logger.exception("This machine's ledger cannot be used; nothing was released.")
+        return Message(Error(protocol.LEDGER_UNUSABLE, "this machine's ledger cannot be used"), reply_to=message)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        logger.exception("This machine failed to answer.")
+        return Message(Error(protocol.INTERNAL_ERROR, _INTERNAL), reply_to=message)
+
+
+RecordT = TypeVar("RecordT", ConfigRecord, MetricRecord)
+
+AnyT = TypeVar("AnyT", bound=MutableMapping[str, Any])
+
+_STYPE = "numpy.ndarray"  # how Flower calls the format of numpy.save
+
+_NUMBERS = frozenset((int, float))
+
+_PLAIN = frozenset((int, float, str, bytes, bool))
+
+
+def entry_records(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a reply as records: numbers in a MetricRecord, the others in a ConfigRecord, if there are any."""
+    numbers: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in values.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        (numbers if is_number else others)[name] = value
+    records: dict[str, Any] = {protocol.METRICS: _record(MetricRecord, numbers)}
+    if others:
+        records[protocol.CONFIG] = _record(ConfigRecord, others)
+    return records
+
+
+def array_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
+    """Arrays as Flower sends them; what is not NumPy's is left to Flower."""
+    made = {
+        str(name): _array(values) if isinstance(values, np.ndarray) else Array(values)
+        for name, values in zip(names, arrays, strict=True)
+    }
+    return _put(ArrayRecord(), made)  # a record made from a dictionary makes every array of it anew
+
+
+def reply_content(records: Mapping[str, Any]) -> RecordDict:
+    """Records as the content of a reply."""
+    return _put(RecordDict(), records)
+
+
+def _array(values: NDArray[Any]) -> Array:
+    # Flower's constructor would find out four times which of its signatures is meant.
+    array = Array.__new__(Array)
+    vars(array).update(dtype=dtype_name(values), shape=values.shape, stype=_STYPE, data=write_array(values))
+    return array
+
+
+def own_array(array: Array) -> Array:
+    """A new Array with the bytes of another one."""
+    own = Array.__new__(Array)
+    vars(own).update(dtype=array.dtype, shape=array.shape, stype=array.stype, data=array.data)
+    return own
+
+
+def plain_record(values: dict[str, Any]) -> ConfigRecord:
+    """Plain values as a record of a machine's state."""
+    return _record(ConfigRecord, values)
+
+
+def _record(kind: type[RecordT], values: dict[str, Any]) -> RecordT:
+    """A record with these values."""
+    plain = _NUMBERS if kind is MetricRecord else _PLAIN
+    for name, value in values.items():
+        if type(name) is not str or type(value) not in plain:
+            return kind(values)  # lists, subclasses, and whatever is refused
+    return _put(kind(), values)
+
+
+def _put(record: AnyT, values: Mapping[str, Any]) -> AnyT:
+    """Put values whose types are right into a new record."""
+    inside = vars(record).get("_data")
+    if inside is None:  # a Flower that keeps them elsewhere, and checks them
+        record.update(values)
+    else:
+        inside.update(values)
+    return record
+
+
+def statement_entries(machine: LedgeredMachine, session: str, beside: Sequence[LedgeredMachine] = ()) -> dict[str, Any]:
+    """A machine's figures of a session, spent and guaranteed, as plain values; independent of its data.
+
+    The side releases of the machines ``beside`` it are in sessions of their own; the figures are of all together.
+    """
+    statement = machine.statement(session)
+    for other in beside:
+        statement = _with_release(statement, other)
+    owners = {"unit": machine.policy.unit, "samples-per-owner": machine.policy.samples_per_owner}
+    sums = {
+        protocol.MU_LOCAL: statement.mu_local,
+        protocol.MIN_HONEST: statement.min_honest,
+        protocol.MIN_COHORT: statement.min_cohort,
+    }
+    return {
+        "releases": statement.releases,
+        "mu-spent": statement.mu_spent,
+        "mu-guaranteed": statement.mu_guaranteed,
+        "mu-budget": statement.mu_budget,
+        "samples-used": statement.samples_used,
+        "max-participations": statement.max_participations,
+        protocol.RELEASES_LEFT: statement.releases_left,
+        "delta": machine.policy.delta,
+        "mechanism": machine.policy.mechanism,
+        "trust": machine.policy.trust,
+        "noise-quality": machine.policy.noise_quality,
+        "noise-std": machine.plan.noise_std,
+        "sensitivity": machine.plan.sensitivity,
+        **(owners if machine.policy.samples_per_owner else {}),
+        **stated_noise(machine.policy, machine.plan, machine.num_samples),
+        **{name: value for name, value in sums.items() if value is not None},
+    }
+
+
+def _with_release(statement: PrivacyStatement, other: LedgeredMachine) -> PrivacyStatement:
+    """A session's statement with the one release of another session added."""
+    # The mean takes every sample, so none are used before it. An evaluation comes last, and is counted from the first
+    # release on, as it is reserved.
+    spent = other.plan.mu if statement.samples_used else 0.0
+    local = None if statement.mu_local is None else math.hypot(statement.mu_local, other.plan.mu_local)
+    return replace(
+        statement,
+        mu_spent=math.hypot(statement.mu_spent, spent),
+        mu_guaranteed=math.hypot(statement.mu_guaranteed, other.plan.mu),
+        mu_local=local,
+    )
+
+
+_TRUST = "secure-aggregation"
+
+
+def check_masking(policy: PrivacyPolicy, masking: Masking | None, name: str, *, simulated: bool) -> None:
+    """Refuse masks that do not belong to the policy or the machine, and a real machine that lacks them.
+
+    A simulated machine can be made without masks, for engines that carry no messages; it sends none either.
+    """
+    if policy.trust != _TRUST:
+        if masking is not None:
+            raise ConfigurationError(
+                f"Expected masking only with trust {_TRUST!r}, got it with {policy.trust!r}: a server that is to see "
+                "each release could not read this machine's."
+            )
+        return
+    if masking is None:
+        if not simulated:
+            raise _without_masks()
+        return
+    masking.check_policy(policy)
+    if masking.name != name:
+        raise ConfigurationError(
+            f"Expected masking for machine {name!r}, got that of {masking.name!r}: a release says whose it is once."
+        )
+
+
+def outgoing_reply(
+    release: Release,
+    shapes: Sequence[tuple[int, ...]],
+    *,
+    masking: Masking | None,
+    session: str,
+    policy: PrivacyPolicy,
+) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    """The arrays of a reply with a recorded release, in the model's shapes, and the entries beside them.
+
+    Under secure aggregation these are the masked counts, uint64, with header, seals and signature: nothing is sent that
+    :class:`~murmurfl.privacy.sums.masking.Masking` did not mask, on a real machine and in a simulation. Otherwise they
+    are the release's values, float64, and nothing. All entries but the arrays are independent of data.
+    """
+    if policy.trust != _TRUST:
+        return unflatten(release.values, shapes), {}
+    if masking is None:
+        raise _without_masks()
+    masked = masking.mask(release, session, policy)
+    entries = {
+        protocol.HEADER: masked.sealed.header,
+        protocol.SEALS: list(masked.sealed.seals),
+        protocol.SIGNATURE: masked.sealed.signature,
+    }
+    return unflatten(masked.counts, shapes), entries
+
+
+def name_shown(masking: Masking | None, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of an answer to a hello by which a machine of a roster shows that its name is its own."""
+    if masking is None or protocol.NONCE not in asked:
+        return {}
+    return {protocol.SIGNATURE: masking.prove_name(asked[protocol.NONCE])}
+
+
+def check_can_send(policy: PrivacyPolicy, masking: Masking | None) -> None:
+    """Refuse to make a release that could not be sent: it would spend what nobody gets."""
+    if policy.trust == _TRUST and masking is None:
+        raise _without_masks()
+
+
+def _without_masks() -> ConfigurationError:
+    return ConfigurationError(
+        f"Expected masking under trust {_TRUST!r}, got none: nothing leaves this machine without masks. Pass "
+        "masking=Masking(name, key, roster), with the machine's own key and the roster its operator pinned."
+    )
+
+
+def log_own_forecast(name: str, machine: LedgeredMachine, *, unit: str = "") -> None:
+    """Log :func:`own_forecast` of the machine with this name."""
+    if foreseen := own_forecast(machine, unit=unit):
+        # A simulation has many machines, and its server says it of all of them.
+        level = logging.DEBUG if machine.simulated else logging.INFO
+        logging.getLogger("flwr").log(level, "Machine %s: %s", name, foreseen)
+
+
+def own_forecast(machine: LedgeredMachine, *, unit: str = "") -> str:
+    """A sentence on a machine's noise beside its longest update, and on how many such machines are needed.
+
+    It follows from the machine's policy and the public number of samples alone, and is empty without noise. ``unit`` is
+    protected as a whole: "sample", "owner" or "machine"; default the policy's.
+    """
+    plan, policy = machine.plan, machine.policy
+    entries = stated_noise(policy, plan, machine.num_samples)
+    stated = {
+        **entries,
+        "max-participations": plan.mechanism.num_releases,
+        "mu-guaranteed": plan.mu,
+        "delta": policy.delta,
+        "mechanism": policy.mechanism,
+        "unit": unit or policy.unit,
+    }
+    read = StatedNoise.read(stated)
+    # By itself, with the noise it adds: what others add under secure aggregation is not in it.
+    alone = read and forecast_of(
+        [read], num_parameters=machine.num_parameters, machines=1, per_round=1, rounds=read.releases
+    )
+    if alone is None:
+        return ""
+    return (
+        f"By itself, over all its releases, its noise is {shortest(alone.ratio)} times as long as its longest update; "
+        f"an average over {rounded_count(alone.machines_needed)} machines like it is likely to be useful, an estimate."
+    )
