@@ -49,7 +49,7 @@ def check_private(
 
 
 def exposure(path: Path, what: str) -> tuple[Literal["", "read", "write"], str]:
-    """What people other than its owner may do with a file, and a sentence with the way out; both empty if nothing.
+    """Return what other people may do with a file, and a sentence with the way out; empty texts if nothing.
 
     The group of somebody else's file may read it: that is how this user reads it. Only POSIX permission bits are looked
     at, no access control lists.
@@ -78,7 +78,7 @@ def exposure(path: Path, what: str) -> tuple[Literal["", "read", "write"], str]:
 
 
 def open_folder(path: Path) -> Path | None:
-    """The first folder on the way to a file where anybody may put another in its place; None if there is none.
+    """Return the first folder above a file in which anybody may replace it; None if there is none.
 
     Folders before and after symbolic links count; those with the sticky bit and file systems mounted read-only do not.
     """
@@ -281,7 +281,7 @@ def format_of(connection: sqlite3.Connection) -> int:
 
 
 def first_numbers(path: Path) -> tuple[int, int]:
-    """The application's number and that of the format, in a SQLite file's first bytes; 0 where only the log has them.
+    """Read the application's number and the format's from a SQLite file's header; 0 where only the log has them.
 
     They are read before SQLite opens a file, for it may then write what a crash left in the log.
     """

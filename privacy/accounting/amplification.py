@@ -209,7 +209,7 @@ _BOUND_BISECTIONS = 60
 
 
 def zero_out_deltas(shift: float, slots: int, epsilon: float) -> tuple[float, float]:
-    """Upper bounds, at ``epsilon``, of both deltas of a sample in a secret one of ``slots`` releases against no sample.
+    """Bound both deltas at ``epsilon`` from above: a sample in one secret release of ``slots``, against no sample.
 
     They bound max over events E of P(E) - e^epsilon Q(E), for P with the sample and Q without it, then the other way
     round. ``shift`` is m: how far its contribution moves a release at most, in standard deviations of the noise.
@@ -290,7 +290,7 @@ def _replacement(shift: float, slots: int, epsilon: float) -> float:
 
 
 def _deltas(shift: float, slots: int, epsilons: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Upper bounds of both deltas of zeroing a sample out, at each epsilon, float64's errors included."""
+    """Bound both deltas of zeroing a sample out at each epsilon, float64's errors included."""
     total, epsilons = likelihood_sum(shift, slots), np.minimum(epsilons, _LARGEST_EPSILON)
     with_it = total.above(slots * np.exp(epsilons)) / slots
     without_it = np.exp(epsilons) * total.below(slots * np.exp(-epsilons)) / slots
@@ -340,7 +340,7 @@ class Amplification:
 
 
 def amplification_of(policy: PrivacyPolicy, plan: NoisePlan) -> Amplification | None:
-    """What a policy's secret order is worth; None if it has none, or nothing is known of it.
+    """Return the epsilon under a policy's secret order; None without one, or if nothing is known of it.
 
     Notes
     -----
@@ -352,7 +352,7 @@ def amplification_of(policy: PrivacyPolicy, plan: NoisePlan) -> Amplification | 
 
 
 def amplification_of_all(machines: Sequence[tuple[PrivacyPolicy, NoisePlan]]) -> Amplification | None:
-    """What the secret orders of several machines are worth, for all of them; None if one has none.
+    """Return one epsilon for the secret orders of several machines; None if one has none.
 
     Their policies may differ in their caps only.
 
@@ -386,7 +386,7 @@ def _is_hidden(policy: PrivacyPolicy, plan: NoisePlan) -> bool:
 
 
 def zero_out_shift(policy: PrivacyPolicy, plan: NoisePlan) -> float:
-    """How far one sample moves what a machine shows, against zero in its place, in standard deviations of the noise.
+    """Return how far a sample, against zero in its place, moves a machine's releases, in standard deviations of noise.
 
     Notes
     -----

@@ -224,12 +224,12 @@ class Guarantee:
 
     @property
     def terms(self) -> str:
-        """Everything but the figures, to stand once above a table."""
+        """All terms without the figures, to stand once above a table."""
         return f"{self.protects}; {self.mechanism}; {self.covers}"
 
     @property
     def protects(self) -> str:
-        """The terms without whose noise it is: where epsilon is shown, what is protected, and against whom."""
+        """Where epsilon is shown, what is protected, and against whom: all terms but the mechanism."""
         return self.protected("" if self.min_honest is None else str(self.min_honest))
 
     def protected(self, honest: str) -> str:
@@ -242,7 +242,7 @@ class Guarantee:
 
     @property
     def whatever_happens(self) -> str:
-        """The figures that rest on nobody's honesty, for a sentence; empty but under secure aggregation."""
+        """Figures that need nobody's honesty, for a sentence; empty unless under secure aggregation."""
         if self.mu_local is None or self.epsilon_local is None:
             return ""
         if math.isinf(self.mu_local):
@@ -322,7 +322,7 @@ def policy_guarantee(
     stated: bool = False,
     amplified: Amplification | None = None,
 ) -> Guarantee:
-    """What a mu is true of under a machine's policy, in the policy's own words.
+    """Return the guarantee of a mu under a machine's policy, in the policy's own words.
 
     Under a trusted server a machine alone can vouch for nothing: use :func:`server_guarantee`.
 
@@ -378,7 +378,7 @@ def server_guarantee(
     notes: Iterable[str] = (),
     stated: bool = False,
 ) -> Guarantee:
-    """What a trusted server guarantees towards everybody else, by the policy of the machines, whose mu it has to keep.
+    """Return what a trusted server guarantees to everybody else: the mu of the machines' policy, which it has to keep.
 
     ``mu`` is of all models the server publishes; infinite where its noise cannot serve the policy. ``noise`` is a
     mechanism's name, or ``fresh``; the rest is as for :func:`policy_guarantee`.
@@ -409,7 +409,7 @@ WHATEVER_HAPPENS = "What holds whatever happens rests on nobody else's honesty: 
 
 
 def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = False) -> str:
-    """The terms of many epsilons, to stand once beside their table or figure.
+    """Return the terms of many epsilons, to stand once beside their table or figure.
 
     Parameters
     ----------
@@ -485,7 +485,7 @@ class Figures:
 
 
 def stated_figures(expected: Figures, statements: Statements, num_clients: int) -> Figures:
-    """The figures that real machines state, in one that is true of all of them.
+    """Return figures that are true of all real machines, from what each states.
 
     Parameters
     ----------
@@ -522,7 +522,7 @@ def stated_figures(expected: Figures, statements: Statements, num_clients: int) 
 
 
 def _stated(statement: Mapping[str, Any]) -> tuple[float, float, int]:
-    """A machine's mu, its mu_local and the h that its mu is for; one that says no more than mu needs nobody."""
+    """Return a machine's mu, mu_local and h; a statement of mu alone rests on no other machine."""
     mu = float(statement["mu-guaranteed"])
     return mu, float(statement.get("mu-local", mu)), int(statement.get("min-honest", 1))
 
@@ -530,7 +530,7 @@ def _stated(statement: Mapping[str, Any]) -> tuple[float, float, int]:
 def stated_guarantee(
     statements: Statements, num_clients: int, notes: tuple[str, ...] = (), *, masked: bool
 ) -> Guarantee:
-    """The guarantee that machines state, in one sentence that is true of all of them.
+    """Return one guarantee that is true of all machines, from what each states.
 
     Parameters
     ----------
@@ -585,7 +585,7 @@ def stated_guarantee(
 
 
 def stated_values(statements: Statements, name: str) -> set[Any]:
-    """The different values that machines state for something."""
+    """Return the distinct values that machines state under a name."""
     return {one[name] for one in statements.values() if name in one}
 
 
@@ -597,7 +597,7 @@ def person_mu(
     trust: Trust = "untrusted-server",
     mu_local: float | None = None,
 ) -> float:
-    """What a mu for one sample becomes for a person with ``samples`` samples on each of ``machines`` machines.
+    """Return the mu of a person with ``samples`` samples on each of ``machines`` machines, from that of one sample.
 
     ``mu`` and ``trust`` are those of the guarantee, the same on each machine. Under ``secure-aggregation``
     ``mu_local``, which holds whatever happens, is required.

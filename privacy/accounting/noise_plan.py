@@ -57,7 +57,7 @@ class Summing:
 
 
 def _turns(pattern: Mapping[str, Any], releases: int) -> int:
-    """The most releases, of so many, that a sample may be in."""
+    """Return in how many of the first releases a sample may be."""
     if not pattern:
         return 1
     return min(pattern["num_participations"], -(-releases // pattern["min_separation"]))
@@ -130,7 +130,7 @@ class NoisePlan:
         return 1.0 if self.sums is None else self.sums.share(self.mechanism, self.pattern)
 
     def summed_sensitivity(self, releases: int | None = None) -> float:
-        """The sensitivity that mu counts with, of all releases or of the first ones."""
+        """Return the sensitivity behind mu, of all releases or of the first ones."""
         if self.sums is None:
             return self.mechanism.sensitivity(n=releases, **self.pattern)
         return self.sums.sensitivity(self.mechanism, self.pattern, releases)

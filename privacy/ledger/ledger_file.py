@@ -72,7 +72,7 @@ class StoredArray:
         return known
 
     def is_read_as(self, values: NDArray[Any]) -> bool:
-        """Whether ``values`` is the very array that was read here: it cannot have been changed."""
+        """Whether ``values`` is the array that was read here, and so is unchanged."""
         return self._read is not None and self._read() is values
 
     def _values(self) -> NDArray[Any]:
@@ -250,7 +250,7 @@ class BudgetLeft:
 
 
 def budget_left(mark: Path) -> BudgetLeft:
-    """Read from a high-water mark what its ledger's budget leaves: nothing is locked, the ledger is not touched.
+    """Read the budget left from a high-water mark; the ledger is neither locked nor touched.
 
     Notes
     -----
@@ -378,7 +378,7 @@ def write_key(connection: sqlite3.Connection, key: bytes, key_file: Path | None)
 
 
 def mark_path(path: Path, mark: str) -> Path:
-    """Where a ledger's high-water mark is: where it was put, or beside the ledger."""
+    """Return the path of a ledger's high-water mark: as configured, or beside the ledger."""
     return Path(mark) if mark else path.with_name(path.name + ".mark")
 
 

@@ -125,7 +125,7 @@ class LedgerSummary:
 
     @property
     def summed(self) -> bool:
-        """Whether the local figure differs from the other: by a session, or by its budget."""
+        """Whether a session or the budget makes the local figure differ from the other."""
         return self.local_decided or any(session.mu_local is not None for session in self.sessions)
 
     @property
@@ -278,7 +278,7 @@ class ReleaseLine:
 
 @dataclass(frozen=True)
 class LedgerHistory:
-    """All releases that a ledger has a line of."""
+    """The releases of a ledger in order, and which sessions count whole."""
 
     lines: tuple[ReleaseLine, ...]
     in_every_line: tuple[str, ...]
@@ -333,12 +333,12 @@ def history_of(sessions: Sequence[SessionSummary], rows: Iterable[ReleaseRow]) -
 
 
 def whole_of(session: SessionSummary) -> tuple[float, float]:
-    """The mu of all releases that a session may make: by its guarantee, and whatever others do."""
+    """Return mu and local mu of all releases that a session may make."""
     return (session.reserved_local if session.min_honest is None else session.mu), session.reserved_local
 
 
 def _ordered(sessions: Sequence[SessionSummary], rows: Iterable[ReleaseRow]) -> list[ReleaseRow]:
-    """Rows in an order in which they may have happened: a session's by number, none before one with fewer samples."""
+    """Sort rows as they may have happened: a session's by number, none before one with fewer samples used."""
     place = {session.session: i for i, session in enumerate(sessions)}
     latest: dict[str, float] = {}
     keys = {}
@@ -350,7 +350,7 @@ def _ordered(sessions: Sequence[SessionSummary], rows: Iterable[ReleaseRow]) -> 
 
 
 def _figures(session: SessionSummary, numbers: Sequence[int]) -> list[tuple[float, float]] | None:
-    """The mu of a session's first k releases for each k, and whatever others do; None if only the whole is known."""
+    """Return mu and local mu of a session's first k releases, for each k; None if only the whole is known."""
     if session.closed or session.trusted or not math.isfinite(session.mu):
         return None
     if list(numbers) != list(range(1, session.releases + 1)) or not numbers:
@@ -371,7 +371,7 @@ def _figures(session: SessionSummary, numbers: Sequence[int]) -> list[tuple[floa
 
 
 def first_releases(plan: NoisePlan, session: SessionSummary, releases: int) -> tuple[float, float]:
-    """The mu of so many first releases of a session with this noise: by its guarantee, and whatever others do.
+    """Return mu and local mu of a session's first releases under this noise.
 
     Upper bounds, for a number fixed beforehand, and never more than the whole session's.
     """
@@ -388,7 +388,7 @@ def first_releases(plan: NoisePlan, session: SessionSummary, releases: int) -> t
 
 
 def plan_of(session: SessionSummary) -> NoisePlan | None:
-    """The noise that a session was opened with, made again from its terms; None if it is not certainly the same.
+    """Work out a session's noise plan again from its terms; None if it may differ.
 
     Notes
     -----

@@ -88,7 +88,7 @@ class Account:
 
     @property
     def unbounded(self) -> bool:
-        """Whether a session was opened that has no bound: then the samples used have no guarantee against a server."""
+        """Whether any session has no bound: then the samples used have no guarantee against a server."""
         return any(no_bound(mu) for mu in self.reserved.values())
 
     def bound_of(self, session: str) -> float:
@@ -236,7 +236,7 @@ class _Block:
         return made
 
     def put(self, rows: Sequence[int] | NDArray[np.integer], block: Any) -> None:
-        """Replace some of the rows by those of a block that has no others."""
+        """Replace some of the rows by all rows of another block."""
         index = np.asarray(rows, dtype=np.intp)
         places = index.tolist()
         for name, column in vars(self).items():
@@ -392,7 +392,7 @@ class BlockLedger:
         return StreamBlock.empty(session, len(rows)) if known is None else known.chosen(self._place[rows])
 
     def whole(self, session: str, rows: NDArray[np.intp]) -> tuple[StreamBlock, list[int]] | None:
-        """A session's streams as they are kept, and the rows in which those of some machines stand; None if none do."""
+        """Return a session's streams uncopied, with the rows of some machines in them; None if the session has none."""
         known = self._streams.get(session)
         return None if known is None else (known, self._place[rows].tolist())
 
@@ -401,7 +401,7 @@ class BlockLedger:
         return self._accounts.chosen(self._place[rows])
 
     def figures(self, rows: NDArray[np.intp]) -> list[NDArray[np.int64]]:
-        """Samples used, sessions reserved, and releases of each session: what machines state follows from these."""
+        """Return samples used, sessions reserved and releases of each session, from which statements follow."""
         places = self._place[rows]
         sessions = np.array([len(reserved) for reserved in self._accounts.reserved], dtype=np.int64)
         releases = [streams.release[places] for streams in self._streams.values()]

@@ -67,7 +67,7 @@ def new_mark(path: str | Path, *, timeout_s: float = _WAIT_S) -> None:
 
 
 def set_local_budget(path: str | Path, budget_local_mu: float, *, timeout_s: float = _WAIT_S) -> None:
-    """Decide what the machine may ever spend if nobody else is honest, where that was left open; it is decided once.
+    """Set the budget for the case that nobody else is honest, once, where it was left open.
 
     Notes
     -----
@@ -164,7 +164,7 @@ def rotate_key(
 
 
 def _digest_under(old_key: bytes, new_key: bytes, page: SQLitePage, rows: RowBytes | Owners, num_rows: int) -> str:
-    """The digest of the rows used so far under the new key, once they are known to be those of the old one."""
+    """Check the used rows under the old key, and return their digest under the new one."""
     used, digest = page.state.samples_used, page.state.data
     if rows is any_data:
         if digest:
@@ -180,7 +180,7 @@ def _digest_under(old_key: bytes, new_key: bytes, page: SQLitePage, rows: RowByt
 
 
 def _forget_unless_used(key_path: Path, path: Path) -> bool:
-    """Remove a new key's file, unless the ledger has it already (only its mark could not be written): then true."""
+    """Remove a new key's file and return False; True if the ledger uses it already, and only its mark is old."""
     with closing(connect(path, 0.0, "mode=ro")) as connection:
         (used,) = connection.execute("SELECT key_file FROM ledger").fetchone()
     if used != str(key_path):

@@ -281,7 +281,7 @@ def _state_as_needed(entries: Sequence[Entry]) -> State:
 
 
 def _forgets(mu: float, before: float) -> bool:
-    """Whether a session's reserved mu is less than it was, or no longer that of a trusted server."""
+    """Whether a session's reserved mu fell, or is no longer marked as a trusted server's."""
     return abs(mu) < abs(before) or (no_bound(before) and not no_bound(mu))
 
 
@@ -451,7 +451,7 @@ class SQLiteLedger(Ledger):
 
 
 def check_local_budget(budget_local_mu: float | None, budget_mu: float) -> None:
-    """Raise if the budget for what holds whatever happens is less than that for what rests on others."""
+    """Raise if the local budget is smaller than the budget that rests on others' honesty."""
     if budget_local_mu is not None and not (math.isfinite(budget_local_mu) and budget_local_mu >= budget_mu):
         raise ConfigurationError(
             f"Expected budget_local_mu >= budget_mu = {budget_mu:g} and finite, got {budget_local_mu!r}: what holds "

@@ -213,7 +213,7 @@ class AdmissionRule:
         return self.policy.terms(self.num_parameters)
 
     def _check_alone(self, machines: Asked, row: int, account: Account) -> None:
-        """Refuse a new session that would use samples of a secret order, or hide samples that others have used."""
+        """Refuse a new session that would reuse samples of a secret order, or hide samples that others have used."""
         # What a secret order is worth is counted for samples that show nowhere else.
         secret = self.policy.order == "secret"
         returning = self.policy.order != "in-turn" or self.policy.sample_participations > 1
@@ -290,7 +290,7 @@ class AdmissionRule:
         return min(left, (num_samples - account.samples_used) // self.policy.batch_size)
 
     def _samples_of(self, releases: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The least number of samples that so many releases of a session have used."""
+        """Return the fewest samples that a number of releases of one session has used."""
         if self.policy.sums_samples:
             return np.minimum(releases, 1)  # all there were: rows may have been added since
         if self.policy.sample_participations > 1:
@@ -341,12 +341,12 @@ def _changed(terms: str) -> RefusedError:
 
 
 def _nameless(streams: StreamBlock, row: int) -> list[int]:
-    """Releases that helpers must be told by name, and whose names are lost."""
+    """Return the releases without a name that helpers would need."""
     ack = int(streams.ack[row])
     return sorted({*streams.pending[row], *([ack] if ack else [])} - set(streams.ids[row]))
 
 
 def has_secret_order(page: LedgerPage, account: Account) -> bool:
-    """Whether any of a ledger's sessions had a secret order, or may have had one, because its stream is lost."""
+    """Whether any of a ledger's sessions had a secret order, or may have had one (its stream is lost)."""
     streams = (page.stream(session) for session in account.reserved)
     return any(stream is None or stream.order for stream in streams)

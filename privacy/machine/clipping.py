@@ -129,7 +129,7 @@ class TrainingFigures:
 
 @dataclass(frozen=True, eq=False)
 class ObservedFigures(TrainingFigures):
-    """Figures that several places can put together as one place would have them: with the median of each release."""
+    """Figures with the median of each release, so that those of several processes can be united exactly."""
 
     medians: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), repr=False)
 
@@ -141,7 +141,7 @@ class ObservedFigures(TrainingFigures):
 
     @classmethod
     def united(cls, figures: Sequence[ObservedFigures]) -> ObservedFigures:
-        """The figures of releases that were observed in several places, as one place would have them."""
+        """Unite the figures of several processes, as one process would have counted them."""
         medians = np.concatenate([one.medians for one in figures]) if figures else np.empty(0)
         return cls(
             sum(one.rows for one in figures),
@@ -579,7 +579,7 @@ class RowBound:
         return self.clip_norm if self.moments is None else self.moments.longest(self.clip_norm)
 
     def width(self, num_parameters: int) -> int:
-        """The values that each sample must give, where a release has ``num_parameters``."""
+        """Return the values per sample that make releases of ``num_parameters`` values."""
         if self.moments is None:
             return num_parameters
         return self.moments.num_features(num_parameters) + self.moments.classes

@@ -166,11 +166,11 @@ class Owners:
         return [made[start : start + 16] for start in range(0, len(made), 16)]
 
     def taken_from(self, rows: NDArray[np.integer]) -> Owners:
-        """The same owners, whose rows are those of a larger table: row i is ``rows[i]`` there."""
+        """Return the same owners with rows of a larger table: row i becomes ``rows[i]``."""
         return replace(self, rows=np.asarray(rows, dtype=np.int64)[self.rows])
 
     def in_places(self, places: slice) -> slice:
-        """The numbers of the owners in some places; how many they are is as secret as who they are."""
+        """Return the numbers of the owners in some places; how many there are is as secret as who they are."""
         if self.marks is None:
             return places
         first, behind = np.searchsorted(self._place, places.indices(self.num_places)[:2]).tolist()
@@ -523,7 +523,7 @@ def make_digest(secret_key: bytes, known: RowBytes | Owners) -> DataDigest | Own
 
 
 def known_by(samples: Any) -> RowBytes | Owners:
-    """The names of the samples' owners, or else what gives the bytes of each row: so a ledger recognises them.
+    """Return how a ledger recognises samples: by their owners' names, or by the bytes of each row.
 
     Notes
     -----

@@ -130,7 +130,7 @@ def stream_fingerprint(plan: NoisePlan, secret_key: bytes, roster: str = "") -> 
 
 
 def recorded(admitted: Admissions, policy: PrivacyPolicy) -> tuple[StreamBlock, AccountBlock]:
-    """Rows that ledgers must have before an admission's releases leave, with samples used up and random names."""
+    """Return the rows that ledgers must have before an admission's releases leave."""
     streams, accounts = admitted.streams, admitted.accounts
     accounts.samples_used = admitted.samples_used
     if policy.trust == "secure-aggregation":
@@ -214,7 +214,7 @@ def check_plan(policy: PrivacyPolicy, plan: NoisePlan, ledger: Ledger) -> None:
 
 
 def within_ledger(policy: PrivacyPolicy, ledger: Ledger) -> PrivacyPolicy:
-    """The policy with its ledger's budget_local_mu, if it names none; raise if it has other budgets or another delta.
+    """Fill in the ledger's budget_local_mu if the policy has none; raise if budgets or delta differ.
 
     Notes
     -----
@@ -257,7 +257,7 @@ ComputedT = TypeVar("ComputedT")
 
 
 class LedgeredMachine:
-    """The policy, ledger, keys and data digest of a machine, and the only way anything leaves it; a base class.
+    """A machine's policy, ledger, keys and data digest, and the only way out for anything; a base class.
 
     Parameters
     ----------
@@ -392,7 +392,7 @@ class LedgeredMachine:
                 self._open.discard(admission)
 
     def admits(self, session: str, ack: int) -> slice:
-        """The samples a release asked for now would be made from, to compute it outside of a transaction.
+        """Return the samples that a release asked for now would be made from.
 
         Raises
         ------
@@ -427,7 +427,7 @@ class LedgeredMachine:
         return (0, ()) if stream is None else (stream.release, stream.noted)
 
     def acknowledge(self, session: str, ack: int) -> None:
-        """Apply an acknowledgement, or refuse it, ahead of the next request: what is behind it is forgotten."""
+        """Apply an acknowledgement ahead of the next request, or refuse it."""
         with self._ledger.exclusive() as page:
             streams = StreamBlock.of(session, page.stream(session))
             self.admission.acknowledge(streams, 0, ack)

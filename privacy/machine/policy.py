@@ -251,7 +251,7 @@ class PrivacyPolicy:
 
     @property
     def local_budget(self) -> float:
-        """The most mu this machine may ever spend, counted as if every release were seen by itself."""
+        """The most mu this machine may ever spend if every release is seen by itself."""
         return self.budget * math.sqrt(self.min_honest) if self.budget_local_mu is None else float(self.budget_local_mu)
 
     def make_mechanism(self) -> Mechanism:
@@ -330,7 +330,7 @@ class PrivacyPolicy:
 
     @property
     def participations(self) -> int:
-        """The most releases a sample may be in: a policy may allow more than its cap has room for."""
+        """The most releases a sample may be in, given the cap."""
         return min(self.sample_participations, -(-self.max_participations // self.min_separation))
 
     @property
@@ -465,7 +465,7 @@ def _with_figures(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -
 
 
 def _alone(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tuple[float, str, float]:
-    """The mu of releases each seen by itself, why there is none, and its part for the normals' resolution."""
+    """Return mu of releases seen one by one, why there is none, and the part of the normals' resolution."""
     mu = plan.sensitivity * plan.mechanism.sensitivity(**policy.pattern) / plan.noise_std
     if policy.noise_quality != "exact":
         return mu, "", 0.0
@@ -479,7 +479,7 @@ def _alone(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tuple
 
 
 def _summed(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tuple[float, str, float]:
-    """The mu of releases of which only sums are seen, why there is none, and its part for the normals' resolution."""
+    """Return mu of releases seen in sums only, why there is none, and the part of the normals' resolution."""
     mu = plan.sensitivity * plan.summed_sensitivity() / plan.noise_std
     if policy.noise_quality != "exact":
         return mu, "", 0.0
@@ -512,7 +512,7 @@ def _fingerprint(
 
 
 def _settled(policy: PrivacyPolicy) -> dict[str, Any]:
-    """A policy's fields, without those that were added later and say nothing of it: older sessions go on."""
+    """Return a policy's fields without newer ones at their defaults, so that older sessions go on."""
     fields = asdict(policy)
     if policy.trust != "secure-aggregation":
         for name in ("min_honest", "min_cohort", "budget_local_mu"):
@@ -610,7 +610,7 @@ def _ledger_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
 
 
 def check_federation(policy: PrivacyPolicy, machines: int) -> None:
-    """Raise if a federation of so many machines has sums for which the policy's noise does not pay.
+    """Raise if a federation has more machines than the policy's noise accounts for.
 
     A plan pays for the normals of 2^11 machines. A sample in several releases of one chain may meet as many in each of
     its sums (docs/proofs/secure-aggregation.md, step 15).
@@ -671,7 +671,7 @@ def check_moments(policy: PrivacyPolicy) -> None:
 
 
 def check_owners(policy: PrivacyPolicy) -> None:
-    """Raise if there are owners where a row of the machine's data is not what is clipped."""
+    """Raise if samples are grouped by owner but not clipped by row."""
     held = policy.samples_per_owner
     if isinstance(held, bool) or not isinstance(held, int) or held < 0:
         raise ConfigurationError(f"Expected samples_per_owner to be an integer >= 0, got {held!r}.")

@@ -64,7 +64,7 @@ _FROM_NONCES = ("last", "recent", "all")
 
 
 class RowCache:
-    """Arrays made from noise lately, at most ``limit_bytes`` of them, so that they need not be made twice.
+    """A cache of arrays made from recent noise, at most ``limit_bytes`` in all.
 
     The oldest go first, and are made again from their nonces.
     """
@@ -82,7 +82,7 @@ class RowCache:
             self._bytes -= _nbytes(self._rows.pop(next(iter(self._rows))))
 
     def take(self, key: bytes, nonce: bytes) -> Any:
-        """The arrays of a release, which are then forgotten, because each is needed once; None if they are gone."""
+        """Return a release's arrays and forget them, because each is needed once; None if they are gone."""
         arrays = self._rows.pop((key, nonce), None)
         if arrays is not None:
             self._bytes -= _nbytes(arrays)
@@ -308,7 +308,7 @@ class ReleaseRule:
         *,
         normals: Iterable[NDArray[np.floating] | None] = repeat(None),
     ) -> list[Counts]:
-        """Contributions with what the noise of the next release adds and removes.
+        """Add to contributions what the noise of the next release adds and removes.
 
         Parameters are those of :meth:`advance`; of the streams only what the noise is made again from moves on.
         """
@@ -513,7 +513,7 @@ class PrivateMachine(LedgeredMachine):
         return self._answer(session, ack, compute, record)
 
     def _weights(self, admission: Admission) -> NDArray[np.float64] | None:
-        """Weight 1 for samples in a release, where that is the machine's secret; None where all of them are."""
+        """Return weight 1 for samples in a release of a secret order; None where all samples are."""
         if self.policy.order != "secret":
             return None
         drawn = self._keys.secret_key, admission.streams.order[0]
@@ -581,7 +581,7 @@ class PrivateMachine(LedgeredMachine):
     def _real_sum(
         self, contribution: PerSampleContribution, part: slice, weights: NDArray[np.float64] | None
     ) -> NDArray[np.float64]:
-        """The sum of some samples' bounded rows; of one that fails zero, and nothing of the others is lost with it."""
+        """Sum some samples' bounded rows; one that fails counts as zero and costs no other."""
         made = self._or_nothing(contribution, part, lambda rows: self._bounded_sum(rows, weights))
         if made is not None:
             return made
@@ -600,7 +600,7 @@ class PrivateMachine(LedgeredMachine):
     def _or_nothing(
         self, contribution: PerSampleContribution, samples: slice, take: Callable[[Any], MadeT]
     ) -> MadeT | None:
-        """What a real machine makes of some samples' rows; None if it fails, which its own log alone says."""
+        """Return what a real machine makes of some samples' rows; None if that fails, which only its log says."""
         try:
             return take(self._rows_of(contribution, samples))
         except MisfitError:

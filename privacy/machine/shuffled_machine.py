@@ -193,7 +193,7 @@ class ShuffledPolicy(PrivacyPolicy):
 
     @property
     def accounting_used(self) -> Accounting:
-        """The account the guarantee rests on: without public steps both are one, and plain composition is its name."""
+        """The account behind the guarantee; without public steps both agree, and it is called composed."""
         return self.accounting if self.public_steps else "composed"
 
     @property

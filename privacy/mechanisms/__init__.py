@@ -79,7 +79,7 @@ def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
 
 
 def noise_stands_alone(name: str) -> bool:
-    """Whether the releases of a mechanism's stream have independent noise; what a parent says counts for nothing.
+    """Whether a mechanism's releases have independent noise, as its own class says; a parent's word does not count.
 
     :func:`check_mechanism` holds a mechanism that says so against its C.
     """

@@ -235,7 +235,7 @@ class Mechanism(ABC):
         return np.diff(self.decoder(n), axis=0, prepend=0.0)
 
     def identity(self) -> bytes:
-        """The bytes of what C depends on beside the options: factors an optimiser found, and another version may not.
+        """Return bytes of what C depends on beside the options, such as factors that an optimiser found.
 
         A stream goes on only under the C it was begun with.
         """
@@ -446,7 +446,7 @@ def check_mechanism(mechanism: Mechanism) -> None:
 
 
 def _check_sensitivity(mechanism: Mechanism, gram: NDArray[np.float64]) -> None:
-    """Check a formula of the mechanism's own against changes that are all alike, which are possible ones."""
+    """Check a mechanism's own formula against equal changes, which are possible ones."""
     n = len(gram)
     for participations in range(1, n + 1):
         for separation in range(1, n + 1):

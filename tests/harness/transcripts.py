@@ -9,6 +9,8 @@ machines that do not work with the server, and v the change of the sums when one
 infinite where v leaves the range of S, which means that the sums show the sample without noise. Nothing is assumed
 about how sets were chosen: forged ones, several sessions, a release opened twice and differences of sums all have the
 mu they really have. One parameter stands for all, for their noise is alike and independent.
+
+Mechanisms are told by a name and random patterns of losses by a key; what two Gaussian messages tell is exact too.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ import numpy as np
 from murmurfl.privacy import NoisePlan, make_mechanism
 from murmurfl.privacy.sums.masking import NOTHING_OPENED, Header
 from numpy.typing import NDArray
+from scipy.special import log_ndtr, ndtr
+from scipy.stats import norm
 
 ZERO_VARIANCE = 1e-10
 """Of the largest: a direction with less is one without noise. Real ones are above 1e-7 for a thousand sums."""
@@ -260,3 +264,65 @@ def played(patterns: Sequence[Sequence[int]], releases: int | None = None) -> li
                     last[machine] = made[machine]
         sets.append(members)
     return sets
+
+
+def hockey_stick(shift, epsilon):
+    """Sup over events of P(E) - e^epsilon Q(E) for N(shift, 1) and N(0, 1), any real epsilon."""
+    safe = np.maximum(np.abs(shift), 1e-9)
+    beyond = np.exp(epsilon + log_ndtr(-epsilon / safe - safe / 2))
+    return np.where(safe > 1e-9, ndtr(-epsilon / safe + safe / 2) - beyond, np.maximum(1 - np.exp(epsilon), 0.0))
+
+
+def delta_of_two(first, second, epsilon):
+    """Exact delta of two Gaussian messages, the second's shift a function of the first message: quadrature."""
+    y = np.linspace(-12.0, 14.0, 20_001)
+    loss = first * y - first**2 / 2
+    values = norm.pdf(y - first) * hockey_stick(second(y), epsilon - loss)
+    return float(np.sum(values) * (y[1] - y[0]))
+
+
+MECHANISMS = {
+    "independent": {},
+    "cancelling": {},
+    "cancelling-harmonic": {"schedule": "harmonic"},
+    "cancelling-paper": {"schedule": "paper", "num_rounds": 20},
+    "decay": {},
+    "decay-half": {"decay": 0.5},
+    "tree": {},
+    "tree-dyadic": {"decoder": "dyadic"},
+    "sqrt_toeplitz": {},
+    "sqrt_normalised": {},
+    "bisr": {"bands": 3},
+    "banded": {"bands": 2},
+    "blt": {},
+    "optimal": {},
+}
+ROUNDING = 1 + 1e-9
+"""A bound is exceeded by more than this or not at all."""
+
+
+def mechanism(name, releases):
+    """A mechanism for so many releases; what follows a hyphen is its option."""
+    return make_mechanism(name.partition("-")[0], releases, **MECHANISMS[name])
+
+
+def stream(name, releases):
+    """Its noise, in units of its own and of one change."""
+    return Stream(mechanism(name, releases).decoder())
+
+
+def largest_column(name, releases):
+    """The local mu of one participation, in units of sensitivity / noise_std."""
+    return float(np.linalg.norm(mechanism(name, releases).materialize(), axis=0).max())
+
+
+def generator(key):
+    """A generator of random numbers of its own."""
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def random_patterns(chance, most_machines=6, most_rounds=8):
+    """Patterns with any share of replies lost, and a cap that may end machines early."""
+    rounds, machines = int(chance.integers(2, most_rounds + 1)), int(chance.integers(2, most_machines + 1))
+    patterns = chance.choice(3, size=(machines, rounds), p=chance.dirichlet([1, 1, 2]))
+    return patterns, int(chance.integers(1, rounds + 1))

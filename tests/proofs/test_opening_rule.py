@@ -20,8 +20,7 @@ from murmurfl.privacy.sums.masking import NOTHING_OPENED, Header, Masking, add_m
 from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener, OpeningRefusedError
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 
-from tests.harness.sums import ROUNDING, generator
-from tests.harness.transcripts import Stream, Transcript, opened_sets
+from tests.harness.transcripts import ROUNDING, Stream, Transcript, generator, opened_sets
 
 MACHINES, COLLUDERS, HELPERS = ("a", "b", "c", "d"), ("e", "f"), ("honest", "corrupt")
 SESSIONS, K = ("s", "t"), 12

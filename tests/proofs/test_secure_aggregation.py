@@ -11,9 +11,21 @@ from itertools import combinations, combinations_with_replacement, product
 import numpy as np
 import pytest
 
-from tests.harness.sums import MECHANISMS, ROUNDING, generator, largest_column, mechanism, random_patterns, stream
-from tests.harness.transcripts import Opened, Stream, Transcript, played, quadratic
-from tests.harness.two_messages import delta_of_two
+from tests.harness.transcripts import (
+    MECHANISMS,
+    ROUNDING,
+    Opened,
+    Stream,
+    Transcript,
+    delta_of_two,
+    generator,
+    largest_column,
+    mechanism,
+    played,
+    quadratic,
+    random_patterns,
+    stream,
+)
 
 QUICK = ("cancelling", "sqrt_toeplitz", "tree")
 

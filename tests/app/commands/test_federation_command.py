@@ -22,7 +22,7 @@ from murmurfl.app.nodes.federation.coordinator import Federation
 from murmurfl.app.nodes.federation.keys_and_cards import Card, cards_of, read_owner_key, roster_of
 from murmurfl.app.nodes.federation.member import Member
 from murmurfl.app.nodes.taken_runs import RunsTable, TakenRuns
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.nodes.operators_file import named_values
 from murmurfl.clients.nodes.roster_files import read_helper_key, read_machine_key, read_roster

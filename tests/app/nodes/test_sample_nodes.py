@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.harness.grid import ask_real_node
 from tests.harness.machines import training_config
 from tests.harness.schemas import write_samples, write_schema
-from tests.harness.secure_aggregation import unmasked
+from tests.harness.secure import unmasked
 
 torch = pytest.importorskip("torch")
 

@@ -312,7 +312,7 @@ def increments(noise, releases=K):
     for k in range(1, releases + 1):
         counts = np.zeros(D, dtype=np.int64)
         nonces, state = noise.add_to(counts, stream, KEYS.secret_key, KEYS.nonce("s", k))
-        stream = stream.released(nonces, {}, state)
+        stream = replace(stream, release=k, nonces=nonces, noise_state=state)
         carried.append(counts)
     return np.array(carried), stream
 

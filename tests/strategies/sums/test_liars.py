@@ -12,8 +12,7 @@ from murmurfl.strategies import Mu2, NodesUnavailableError, NoisySGD, NothingAgg
 from murmurfl.strategies.rounds import strategy as rounds
 from murmurfl.strategies.sums.suspects import Suspects, most_wrong_sums, suspects_of
 
-from tests.harness.secure import SEED, SecureGrid, other_header, state_bytes
-from tests.harness.secure_training import build, machines, trained
+from tests.harness.secure import SEED, SecureGrid, build, machines, other_header, state_bytes, trained
 
 ALONE = {"kind": NoisySGDClient, "mechanism": "independent", "release_rule": "paper"}
 MACHINES, MIN_COHORT, LIARS = 8, 4, ("2", "5")

@@ -19,17 +19,21 @@ from murmurfl.strategies import (
 from murmurfl.strategies.rounds import strategy as rounds
 
 from tests.harness.grid import NodesGrid
-from tests.harness.secure import HELPERS, Machines, SecureGrid, refusal, state_bytes
-from tests.harness.secure_training import (
+from tests.harness.secure import (
+    HELPERS,
     ROUNDS,
     SHAPES,
     START,
+    Machines,
+    SecureGrid,
     build,
     closed_rounds,
     machines,
     plain_run,
+    refusal,
     same,
     some,
+    state_bytes,
     trained,
     trained_in_vain,
 )
