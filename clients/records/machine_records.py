@@ -198,9 +198,10 @@ def table_rows(table: Any) -> Rows:
     """A DataFrame's rows, or those of a list of mappings; refuses another kind of object."""
     if hasattr(table, "iloc") and hasattr(table, "columns"):
         return _frame_rows(table)
+    rows: Any = table
     listed = isinstance(table, Sequence) and not isinstance(table, str | bytes)
-    if listed and table and all(isinstance(row, Mapping) for row in table):
-        return Rows(len(table), table.__getitem__, list(map(str, table[0])))
+    if listed and rows and all(isinstance(row, Mapping) for row in rows):
+        return Rows(len(rows), rows.__getitem__, list(map(str, rows[0])))
     raise ConfigurationError(
         f"Expected a file of a table, a DataFrame or a list of mappings, got {type(table).__name__}; arrays go to "
         "murmurfl.app.simulate, as a task of your own."
