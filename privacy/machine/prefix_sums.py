@@ -280,25 +280,6 @@ class ReleaseRule:
         self.policy = policy
         self.noise = NoiseStream(plan, num_parameters, policy.noise_quality, rows)
 
-    def advance(
-        self,
-        streams: StreamBlock,
-        contributions: Iterable[Counts],
-        keys: Sequence[bytes],
-        nonces: Sequence[bytes],
-        *,
-        normals: Iterable[NDArray[np.floating] | None] = repeat(None),
-        note: State | None = None,
-    ) -> list[Counts]:
-        """The next release of each of several machines, whose streams move on.
-
-        Contributions are int64 counts of shape (d,), on the grid; taken over and changed. A nonce was never used before
-        under its machine's secret key. ``note`` is what each remembers with its release; it must not depend on data.
-        """
-        made = self.noised(streams, contributions, keys, nonces, normals=normals)
-        self.carry(streams, made, note)
-        return made
-
     def noised(
         self,
         streams: StreamBlock,
@@ -308,9 +289,11 @@ class ReleaseRule:
         *,
         normals: Iterable[NDArray[np.floating] | None] = repeat(None),
     ) -> list[Counts]:
-        """Add to contributions what the noise of the next release adds and removes.
+        """Add to the contributions of several machines what the noise of the next release adds and removes.
 
-        Parameters are those of :meth:`advance`; of the streams only what the noise is made again from moves on.
+        Contributions are int64 counts of shape (d,), on the grid; taken over and changed. A nonce was never used before
+        under its machine's secret key; ``normals`` are those of keys and nonces, where they were made already. Of the
+        streams only what the noise is made again from moves on.
         """
         made: list[Counts] = []
         past = zip(streams.release.tolist(), streams.nonces, streams.noise_state, strict=True)
@@ -324,8 +307,8 @@ class ReleaseRule:
     def carry(self, streams: StreamBlock, releases: Sequence[Any], note: State | None = None) -> None:
         """Add to new releases what was lost before them, and keep what may be lost of them.
 
-        ``releases`` are s_k and what the noise of release k adds and removes, a machine each; they are changed. The
-        streams' noise has moved on already; the rest is as for :meth:`advance`.
+        ``releases`` are s_k and what the noise of release k adds and removes, as from :meth:`noised`, a machine each;
+        they are changed. ``note`` is what each machine remembers with its release; it must not depend on data.
         """
         for row, (release, ack, counts) in enumerate(
             zip(streams.release.tolist(), streams.ack.tolist(), releases, strict=True)
@@ -458,7 +441,7 @@ class PrivateMachine(LedgeredMachine):
         LedgerError
             If the ledger cannot be believed.
         """
-        return self._release(session, ack, lambda *_: contribution, None)
+        return self.release_noting(session, ack, lambda *_: contribution, None)
 
     def last_release(self, session: str, ack: int, release: int) -> Release:
         """The last release of a session once more, as its ledger has it, for fresh masks under secure aggregation.
@@ -486,7 +469,7 @@ class PrivateMachine(LedgeredMachine):
             )
         return release_of(streams, 0, counts, self.plan, self.policy, self.num_samples)
 
-    def release_noting(self, session: str, ack: int, contribution: NotedContribution, note: State) -> Release:
+    def release_noting(self, session: str, ack: int, contribution: NotedContribution, note: State | None) -> Release:
         """Make a release, as :meth:`release` does, with public values that the session remembers until the next one.
 
         Parameters
@@ -494,12 +477,10 @@ class PrivateMachine(LedgeredMachine):
         contribution : callable
             Given the number of this session's releases so far and what was noted with the last of them, the per-sample
             contributions as for :meth:`release`. Called again if another request made a release in between.
-        note : tuple of floating-point arrays
-            What to remember with this release; it must not depend on data.
+        note : tuple of floating-point arrays, or None
+            What to remember with this release in the place of what was; it must not depend on data.
         """
-        return self._release(session, ack, contribution, note)
 
-    def _release(self, session: str, ack: int, contribution: NotedContribution, note: State | None) -> Release:
         def compute(admission: Admission) -> NDArray[np.int64]:
             rows = contribution(admission.release - 1, admission.streams.noted[0])
             return self._contribution_counts(rows, admission.samples, self._weights(admission))
@@ -507,7 +488,8 @@ class PrivateMachine(LedgeredMachine):
         def record(admission: Admission, counts: NDArray[np.int64]) -> Release:
             nonce = self._keys.nonce(session, admission.release)
             keys, nonces = [self._keys.secret_key], [nonce]
-            (counts,) = self.release_rule.advance(admission.streams, [counts], keys, nonces, note=note)
+            made = self.release_rule.noised(admission.streams, [counts], keys, nonces)
+            self.release_rule.carry(admission.streams, made, note)
             return self._record(admission, counts)
 
         return self._answer(session, ack, compute, record)
