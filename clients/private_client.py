@@ -62,6 +62,7 @@ from .messages import (
     read_points,
     reply_content,
     session_entry,
+    skipped_entry,
     statement_entries,
     training_entries,
 )
@@ -314,6 +315,7 @@ class PrivateClient(NumPyClient):
             protocol.MACHINE: self.name,
             **self.public_entries(of),
             **entries,
+            **({protocol.MENDED: 1} if release.mended else {}),
             **others,
         }
         return sent, release.samples, metrics
@@ -345,7 +347,10 @@ class PrivateClient(NumPyClient):
         Proof: docs/proofs/secure-aggregation.md.
         """
         return self.machine.release(
-            request.session, request.ack, lambda samples: self._contribution_of(request, samples)
+            request.session,
+            request.ack,
+            lambda samples: self._contribution_of(request, samples),
+            skipped=request.skipped,
         )
 
     def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating] | StackedContributions:
@@ -433,7 +438,8 @@ class PrivateClient(NumPyClient):
         shapes, count = self._shapes, self.query_points
         if part is not None:
             shapes, count = part.asked_at or self._shapes, 0 if part.asked_at is None else 1
-        return Request(server_round, session, ack, read_points(parameters, shapes, count), of, centre)
+        points = read_points(parameters, shapes, count)
+        return Request(server_round, session, ack, points, of, centre, skipped_entry(config))
 
 
 _NEEDS_CENTRE = "this machine is configured for centring: a request for gradients must bring a centre"

@@ -15,7 +15,7 @@ from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.deployment import ledger_line
 from murmurfl.app.nodes.node_config import configured_client
 from murmurfl.app.papers import reproduction as reproduce
-from murmurfl.app.runs import run_files
+from murmurfl.app.runs import result as run_files
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import SQLiteLedger, read_ledger
 from typer.testing import CliRunner

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from flwr.common.constant import FAB_MAX_SIZE
-from murmurfl.app.data.features.frozen_net import SHA256
+from murmurfl.app.data.features.learnt import SHA256
 from murmurfl.privacy import MurmurflError, SQLiteLedger, UnsupportedFlowerError, protocol
 from murmurfl.privacy import flower_version as flower
 

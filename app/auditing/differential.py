@@ -58,17 +58,7 @@ _START, _REFUSAL = "whether it starts", "refusal of request"
 
 @dataclass(frozen=True)
 class Found:
-    """The effect of one strange record, at the worst of its places and forms.
-
-    Parameters
-    ----------
-    record : str
-        What is strange about it.
-    ratio : float
-        The mu that it moved over the mu that is charged; above 1 the claim is wrong.
-    differs : tuple of str
-        What else was not the same, and how records were handed over then; empty if everything was.
-    """
+    """The effect of one strange record, at the worst of its places and forms."""
 
     record: str
     ratio: float
@@ -82,23 +72,7 @@ class Found:
 
 @dataclass(frozen=True)
 class DifferentialAudit:
-    """The findings of a differential audit.
-
-    Parameters
-    ----------
-    machine : str
-        The one that was audited, as a node describes itself.
-    unit : str
-        What was replaced: a record, or all records of an owner.
-    sources : tuple of str
-        How records were handed over.
-    trials : int
-        Machines that were made.
-    found : tuple of Found
-        For each strange record.
-    notes : tuple of str
-        What the audit does not see.
-    """
+    """The findings of a differential audit: one for each strange record, and what the audit does not see."""
 
     machine: str
     unit: str

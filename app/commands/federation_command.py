@@ -215,7 +215,7 @@ def end(
     run: Annotated[Path, typer.Argument(metavar="FOLDER", help="The run's folder, on the server.", show_default=False)],
 ) -> None:
     """End a training after the round that is under way, on the server: the run completes with its model so far."""
-    from ..runs.run_files import ask_to_end
+    from ..runs.result import ask_to_end
 
     with failing_clearly():
         ask_to_end(run.expanduser())
@@ -489,7 +489,7 @@ def permit(
     ] = None,
 ) -> None:
     """Sign a permit for one run: one line, the run key `permit`."""
-    from ..runs.permitted_run import EVALUATION, MEAN, part_session
+    from ..runs.side_releases import EVALUATION, MEAN, part_session
 
     with failing_clearly():
         if renew and (session or bundle or mean or evaluation):

@@ -222,7 +222,7 @@ def deploy_demo(
 ) -> None:
     """Run a private training over real nodes on this machine: TLS, node keys, a ledger each."""
     from ..nodes.deployment import demo_config, ledger_line, record_line, run_demo
-    from ..runs.run_files import folder_for
+    from ..runs.result import folder_for
     from ..runs.run_guarantees import expected_guarantee
     from ..runs.run_summary import summary_lines
     from ..settings.run_config import SECURE

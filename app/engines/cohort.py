@@ -35,11 +35,10 @@ from ...privacy.noise import KEY_BYTES, MARK, NoiseQuality, each_normal_row, row
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
 from ...strategies.rounds.known_machines import NumberedNames
 from ...strategies.rounds.replies import LARGEST_COUNT, SummedReplies
-from ..data.shards import Shards
+from ..data.partition import Shards
 from ..data.task import Shard
-from ..runs.experiment import Experiment
+from ..runs.experiment import Experiment, reply_is_lost
 from ..runs.machine_statements import GroupedStatements, said_alike
-from ..runs.possible_rounds import reply_is_lost
 
 DEFAULT_ROW_CACHE_MIB = 256.0
 """Memory for noise rows until they are removed again, in MiB; rows beyond it are regenerated."""

@@ -36,7 +36,7 @@ from ...privacy.setting import refusal, setting, table, unknown_name
 from ...privacy.side.centring_query import CENTRING_CONSTANT, CENTRING_SHARE
 from ...privacy.side.clipped_share import COUNTED_CLIP_NORM
 from ..data.loading import load_dataset, load_shards
-from ..data.shards import OwnedShards
+from ..data.partition import OwnedShards
 from ..methods import METHODS, Method
 from ..methods.method import bounding
 from ..methods.presets import feature_bound

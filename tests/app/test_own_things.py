@@ -20,7 +20,7 @@ from murmurfl.app.papers import PAPERS
 from murmurfl.app.planning.noise_plans import make_plan, request_of
 from murmurfl.app.reports.making import make_report
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import MECHANISMS, ConfigurationError
 from typer.testing import CliRunner

@@ -24,11 +24,17 @@ from ....clients.adapters.torch_model import ModuleGradients
 from ....privacy import ConfigurationError
 from ....privacy.machine.clipping import RowBound, observe_releases
 from ....privacy.noise import MARK, Grid
-from ...data.shards import PerMachine
+from ...data.partition import PerMachine
 from ...data.task import Shard
-from ...models.linear import LinearModel, LogisticRegression, MeanEstimation, NonconvexLogistic, RidgeRegression
+from ...models.linear import (
+    LinearModel,
+    LogisticRegression,
+    MeanEstimation,
+    NonconvexLogistic,
+    RidgeRegression,
+    SoftmaxRegression,
+)
 from ...models.model import Model, Parameters
-from ...models.softmax import SoftmaxRegression
 from .backend import torch
 
 

@@ -13,7 +13,7 @@ from murmurfl.app.engines import run_cohort, workers
 from murmurfl.app.engines.loopback import free_port
 from murmurfl.app.engines.pool import HerePool, checked_workers, computing_alone, opened_pool
 from murmurfl.app.engines.workers import WorkerMachines
-from murmurfl.app.models.softmax import SoftmaxRegression
+from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.planning import private_search as search
 from murmurfl.app.runs.experiment import Experiment, prepare
 from murmurfl.app.runs.training_run import run_experiment

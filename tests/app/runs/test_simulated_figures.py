@@ -1,4 +1,4 @@
-"""One machine alone, without noise: what it is trained on, where it stands, and that real machines have none."""
+"""What only a simulation computes: one machine alone, regret, gradient norms."""
 
 import json
 from dataclasses import replace
@@ -10,15 +10,18 @@ from murmurfl.app.data.loading import load_dataset, load_shards
 from murmurfl.app.data.task import Dataset
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.reports.finding import find_runs
-from murmurfl.app.runs import alone as module
-from murmurfl.app.runs.alone import NOTE, alone
+from murmurfl.app.runs import simulated_figures as module
+from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import Outcome
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from murmurfl.app.runs.run_summary import closing_lines, summary_lines
-from murmurfl.app.runs.without_noise import add_alone
+from murmurfl.app.runs.simulate import add_alone
+from murmurfl.app.runs.simulated_figures import NOTE, OnlineLosses, alone
 from murmurfl.app.settings.run_config import RunConfig
 from sklearn.linear_model import LogisticRegression, Ridge
 from typer.testing import CliRunner
+
+from tests.app.run_configs import GRADIENT_NORMS as SMALL
 
 NAME = f"{__name__}:"
 DIGITS = RunConfig(num_rounds=2)
@@ -189,3 +192,49 @@ def test_the_command_adds_it_unless_nothing_is_to_be_compared(option, tmp_path):
     printed = CliRunner().invoke(cli, run).stdout
     assert ("one machine alone" in printed) == (not option)
     assert (json.loads((tmp_path / "x" / "result.json").read_text())["alone"] is None) == bool(option)
+
+
+LOGISTIC = {
+    "strategy": "online", "task": "synthetic-logistic", "partition": "own", "model": "logistic", "num-clients": 4,
+    "clients-per-round": 4, "batch-size": 5, "synthetic-samples": 400, "synthetic-features": 12,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MURMURFL_CACHE", str(tmp_path / "cache"))
+
+
+def test_regret_is_against_the_best_of_each_round_and_the_best_of_all():
+    experiment = prepare(RunConfig.from_mapping(LOGISTIC))
+    model, shards = experiment.model, experiment.shards
+    losses = OnlineLosses(model, shards, 5, 20, "test")
+    generator = np.random.Generator(np.random.Philox(key=43))
+    points = generator.normal(size=(20, 12))
+    for r, point in enumerate(points):
+        losses.record(r, [point])
+    losses.record(20, [points[0]])
+    document = losses.document()
+    rounds = [
+        tuple(np.concatenate(c) for c in zip(*(s[5 * r : 5 * r + 5] for s in shards), strict=True)) for r in range(20)
+    ]
+    own = [model.evaluate([point], batch)[0] for point, batch in zip(points, rounds, strict=True)]
+    assert document["rounds"] == list(range(1, 21))
+    assert document["cumulative-loss"] == pytest.approx(5 * np.cumsum(own))
+    # No fixed point and no guess for a round beats the optima that were subtracted.
+    best = min(np.sum([model.evaluate([c * p], batch)[0] for batch in rounds]) for p in points for c in (0.1, 1, 5))
+    assert document["cumulative-loss"][-1] - document["static-regret"][-1] <= 5 * best + 1e-6
+    assert document["dynamic-regret"][-1] >= document["static-regret"][-1]
+    assert document["dynamic-regret"][-1] <= document["cumulative-loss"][-1] + 1e-9
+    del losses.losses[3]
+    assert losses.document() is None
+
+
+def test_the_gradient_norm_is_told_on_request():
+    config = RunConfig.from_mapping({**SMALL, "strategy": "reduced-tree-momentum"})
+    result = run_cohort(config)
+    task, model = result.experiment.data, result.experiment.model
+    last = np.linalg.norm(model.mean_gradient(result.parameters, (task.train_features, task.train_labels)))
+    assert result.gradient_norms["rounds"][-1] == result.experiment.num_rounds == 60
+    assert result.gradient_norms["values"][-1] == pytest.approx(last)
+    assert run_cohort(RunConfig(num_rounds=2, checkpoint=False)).gradient_norms is None
