@@ -87,6 +87,13 @@ def check_version(config: Mapping[str, Any]) -> None:
         )
 
 
+def check_addressed(config: Mapping[str, Any], name: str) -> None:
+    """Refuse a request of another protocol version, or one that names another machine than this one."""
+    check_version(config)
+    if config.get(protocol.MACHINE, name) != name:
+        raise malformed("the request names another machine")
+
+
 def skipped_entry(config: Mapping[str, Any]) -> bool:
     """Whether the request says that the sum with the acknowledged release was skipped."""
     return protocol.SKIPPED in config and integer_entry(config, protocol.SKIPPED, 0, 1) == 1

@@ -39,6 +39,7 @@ from ...privacy.protocol import read_array
 from ...privacy.sums.masking import Masking
 from ..messages import (
     answer,
+    check_addressed,
     check_masking,
     check_version,
     in_simulation,
@@ -367,9 +368,7 @@ def _train(
             f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states no "
             "version: the server must use murmurfl's CorrelatedFedAvg",
         )
-    check_version(config)
-    if config.get(protocol.MACHINE, machine.name) != machine.name:
-        raise malformed("the request names another machine")
+    check_addressed(config, machine.name)
     ack, session = integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND), session_entry(config)
     received = received_model(message.content)
     start = np.concatenate([values.ravel() for values in received.values()])
