@@ -364,7 +364,7 @@ def cells(situation: Situation, fewest: int) -> Iterator[dict[str, Any]]:
     for rounds in (1, 2, 4, 8, 16, 32):
         if rounds > fewest:
             break
-        batch = {"num-rounds": rounds, "batch-size": fewest // rounds}
+        batch = {"num-rounds": rounds, "batch-size": fewest // rounds, "centring": "none"}  # a sample has one use
         for share, travel in itertools.product((0.15, 0.5, 1.5), (10, 40, 160, 640, 2560)):
             clip = share * norm
             step = travel / (clip * norm * rounds**2)

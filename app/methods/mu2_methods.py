@@ -13,7 +13,7 @@ from ...strategies import AnytimeMu2, DelayedMomentum, Mu2, ReleaseStrategy, Tru
 from ..models.model import Model
 from ..settings.run_config import RunConfig
 from .method import BOUNDING, Method
-from .presets import PaperConstants, largest_step, mu2_scaled, tuned, usual_norm, wanted_mu
+from .presets import PaperConstants, largest_step, mu2_scaled, tuned, typical_norm, wanted_mu
 from .problem import Hyperparameters, Problem
 
 ANYTIME_CLIP, ANYTIME_RATE = 0.3, 0.5
@@ -42,7 +42,7 @@ class Mu2Method(Method):
             schedule = "uniform" if config.asked_per_round == config.num_clients else "paper"
             return Hyperparameters(clip_norm, eta, constants.diameter, schedule, "balanced")
         if config.steps == "anytime":
-            norm = usual_norm(config, model)
+            norm = typical_norm(config, model)
             eta = ANYTIME_RATE / (norm * model.num_parameters**0.125)
             return Hyperparameters(ANYTIME_CLIP * norm, eta, math.inf)
         # w moves by eta times a momentum that grows with t: eta = mu2_rate x mu^mu2_power / T^2.

@@ -186,10 +186,10 @@ Settings = Mapping[str, Value]
 
 _ROUNDS = (1, 4, 8, 16)
 """Rounds of one pass: few make a round's noise small, many follow the loss."""
-_USUAL_ROUNDS = ((0.05, 16), (0.28, 8), (math.inf, 1))
+_USUAL_ROUNDS = ((0.05, 16), (0.12, 8), (0.28, 4), (math.inf, 1))
 """The usual ones of corrected gradients, by the noise in the mean of all samples' gradients (docs/tuning.md)."""
-_FULL_ROUNDS = (3, 6, 24)
-"""Of full batches beside the preset's: few where there is much noise, many where there is little."""
+_FULL_ROUNDS = (6, 12)
+"""Of full batches beside the preset's, which has few where there is much noise and many where there is little."""
 
 
 _OTHER = 0.05
