@@ -349,9 +349,8 @@ def cells(situation: Situation, fewest: int) -> Iterator[dict[str, Any]]:
     """Settings to try: clip in R, step in 1 / (clip R), rounds; at least 75."""
     norm = norm_of(situation)
     if not situation.stream:
-        for rounds, share, travel, momentum in itertools.product(
-            (3, 6, 12, 24, 48), (0.1, 0.4), (2, 6, 20, 60), (0.7, 0.9)
-        ):
+        travels = (0.02, 0.06, 0.2, 0.6) if situation.data == "communities" else (2, 6, 20, 60)
+        for rounds, share, travel, momentum in itertools.product((3, 6, 12, 24, 48), (0.1, 0.4), travels, (0.7, 0.9)):
             clip = share * norm
             yield {
                 "strategy": "full-batch",
