@@ -5,30 +5,43 @@ with seeded keys and a ledger in ``context.state``, and under secure aggregation
 machine's privacy is its operator's business: the operator's file decides (:mod:`murmurfl.app.nodes.node_config`), and
 without that file the machine refuses, whatever the run configuration says. It is the installed murmurfl that answers
 there, also where Flower's plain ``flower-supernode`` runs the bundle that the server sent
-(:mod:`~murmurfl.app.nodes.installed`).
+(:func:`answered_as_installed`).
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import logging
+import sys
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from ..clients import ContextLedger, PrivateClient
-from ..clients.adapters.numpy_app import serving
-from ..clients.messages.sums_helper import answer_simulated_helper
-from ..clients.simulation.context_ledger import TravellingLedger, in_simulation, kept_by_node, state_travels
+from ..clients.messages import in_simulation, kept_by_node, state_travels
+from ..clients.nodes.operators_file import operators_file
+from ..clients.private_client import serving
+from ..clients.simulation.simulated_machines import TravellingLedger, answer_simulated_helper
 from ..privacy import ConfigurationError, Ledger, MemoryLedger, RowCache, protocol
 from .nodes.flower_internals import ClientAppCallable
-from .nodes.installed import IN_BUNDLE, answered_as_installed
-from .nodes.node_config import configured_client, operators_file
+from .nodes.node_config import configured_client
 from .runs.experiment import prepare
 from .runs.progress import participant_names
 from .settings.run_config import RunConfig
 
+logger = logging.getLogger(__name__)
+
+_ROOT = Path(__file__).resolve().parent.parent
+_PACKAGE = __name__.partition(".")[0]
+IN_BUNDLE = not (_ROOT / "app" / "py.typed").is_file()
+"""Whether this copy of murmurfl is a bundle's: every installation has this file, and Flower leaves it out of bundles.
+"""
 _ROWS_BYTES = 256 << 20
 """Noise rows that all nodes of a simulation in this process keep for taking them back out, in bytes."""
 _WORKERS_ROWS_BYTES = 32 << 20
@@ -82,6 +95,42 @@ def _simulated_client(context: Context, machine: int) -> PrivateClient:
     if isinstance(ledger, TravellingLedger):
         ledger.arrive(context.state)
     return client
+
+
+def answered_as_installed(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Flower mod: on a real machine a bundle passes the message to the installed murmurfl, which made the ledger.
+
+    Flower's plain ``flower-supernode`` runs the bundle that the server sent, and whoever lets it run trusts the server.
+    The installed client app answers, with the operator's file and ledger; without one, the bundle refuses.
+    ``murmurfl node`` runs no bundle at all.
+    """
+    if in_simulation() or not IN_BUNDLE:
+        return call_next(message, context)
+    installed = _installed_app()
+    # Without one, the bundle answers with a refusal of fixed text.
+    return (installed or call_next)(message, context)
+
+
+@cache
+def _installed_app() -> ClientAppCallable | None:
+    """The installed murmurfl's client app, from then on the only one of this process; None if there is none."""
+    ours, path = _take_out(), list(sys.path)
+    sys.path[:] = [entry for entry in path if Path(entry).resolve() != _ROOT]
+    importlib.invalidate_caches()
+    try:
+        found = importlib.import_module(f"{_PACKAGE}.app.client_app")
+    except Exception:  # its text must not leave the machine
+        logger.exception("Expected murmurfl to be installed on this machine; the server's bundle alone refuses.")
+        _take_out()  # code of two versions must not mix
+        sys.modules.update(ours)
+        sys.path[:] = path
+        return None
+    return found.app
+
+
+def _take_out() -> dict[str, ModuleType]:
+    names = [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 def simulated_machines(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

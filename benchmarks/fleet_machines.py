@@ -16,8 +16,8 @@ import numpy as np
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
+from murmurfl.app.nodes.node_app import Answers
 from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.app.nodes.own_app import Answers
 from murmurfl.clients import Label, Part, Schema, numpy_client_app
 from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import SQLiteLedger, protocol

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 from murmurfl.app.nodes.deployment import Deployment, deployment
-from murmurfl.app.nodes.helper_config import HelperConfig
+from murmurfl.app.nodes.node_config import HelperConfig
 from murmurfl.clients.nodes.roster_files import read_roster, write_roster
 from murmurfl.privacy import (
     Header,

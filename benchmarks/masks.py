@@ -27,8 +27,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
-from murmurfl.clients.messages.answers import outgoing_reply
-from murmurfl.clients.messages.sums_helper import TOTAL, answer_helper
+from murmurfl.clients.messages import outgoing_reply
+from murmurfl.clients.sums_helper import TOTAL, answer_helper
 from murmurfl.privacy import (
     MemoryLedger,
     Opener,

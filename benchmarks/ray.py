@@ -35,7 +35,7 @@ from murmurfl.app.engines.superlink import run_flower_app
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.clients.simulation import context_ledger as simulation
+from murmurfl.clients import messages as simulation
 
 from .engines import NODES, PER_ROUND, configuration
 from .peers.memory import PeakMemory

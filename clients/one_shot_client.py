@@ -1,8 +1,9 @@
-"""One shot, the machine's half: the second moments of all samples in one release, and nothing after it.
+"""Machines of a single release, asked at no point: what it says depends on their samples alone.
 
-The machine hands features and marks of classes to the machine of releases
-(:mod:`murmurfl.privacy.machine.second_moments`), which bounds them and makes rows of them by itself. It is asked at no
-point: what it releases depends on its samples alone.
+* **One shot**: the second moments of all samples. The machine hands features and marks of classes to the machine of
+  releases (:mod:`murmurfl.privacy.machine.second_moments`), which bounds them and makes rows of them by itself.
+* **Statistics** of a table, as a run of its own. Beside a training they are a side release
+  (:class:`~murmurfl.clients.Counting`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy
+from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy, protocol
 from ..privacy.machine.second_moments import Moments
 from ..privacy.mechanisms import noise_stands_alone
 from .adapters.per_sample_gradients import PerSampleGradients
-from .private_client import PrivateClient, Request
+from .messages import Request
+from .private_client import PrivateClient
+from .side.statistics_client import TableRows, check_statistics_policy
 
 
 class LabelledFeatures:
@@ -77,3 +80,46 @@ class OneShotClient(PrivateClient):
     def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
         """Features and marks of a batch, row i from sample i alone."""
         return self.gradients((), samples)
+
+
+class StatisticsClient(PrivateClient):
+    """A machine that releases statistics of its records, for :class:`~murmurfl.strategies.Statistics`.
+
+    Parameters are those of :class:`~murmurfl.clients.PrivateClient`; :class:`TableRows` takes the place of the
+    gradients, and the policy is a :func:`~murmurfl.privacy.statistics_policy`.
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy the one release of a session is mu-GDP, those of all sessions
+    budget_mu-GDP, for replacement of one record, whatever stands in its cells.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    query_points: ClassVar[int] = 0
+    summable: ClassVar[bool] = True
+    centres: ClassVar[bool] = False
+    evaluates: ClassVar[bool] = False
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.machine.fits = None  # what a model cannot take has its places all the same
+
+    @classmethod
+    def check_policy(cls, policy: PrivacyPolicy) -> None:
+        check_statistics_policy(policy)
+
+    def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
+        if not isinstance(gradients, TableRows):
+            raise ConfigurationError(f"Expected TableRows for statistics, got {type(gradients).__name__}.")
+
+    def batch(self, request: Request, samples: slice) -> NDArray[np.float64]:
+        """The places of a slice of the records."""
+        rows: Any = self.gradients
+        return rows.places.batch(self.samples, samples)
+
+    def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
+        """The rows of records with these places, row i from record i alone."""
+        return self.gradients((), samples)
+
+    def public_entries(self, of: str) -> dict[str, Any]:
+        return {**super().public_entries(of), protocol.NOISE_STD: float(self.machine.plan.noise_std)}

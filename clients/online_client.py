@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Protocol, Required, TypeGuard, Unpack, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,16 +28,152 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, Release
 from ..privacy.machine.clipping import DenseContributions, StackedContributions, clip_contributions
 from ..privacy.machine.policy import CONTRACTIVE_ROUNDING
-from .adapters.convex import (
-    FURTHER_ROUNDINGS,
-    LARGEST_POINT,
-    UNIT_ROUNDOFF,
-    ConvexSmoothGradients,
-    longest_gradient,
-)
 from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, flat_point, gradients_at, pick
-from .local_steps import LocalStepsClient, LocalStepsOptions, check_steps
-from .private_client import PrivateClient, Request, Together
+from .messages import malformed
+from .private_client import ClientOptions, PrivateClient, Request, Together
+
+LARGEST_POINT = 1e100
+"""A query point beyond this could overflow a margin, and a map that meets NaN is no longer monotone."""
+
+UNIT_ROUNDOFF = 2.0**-53
+
+FURTHER_ROUNDINGS = 8
+"""Roundings of a value besides those of a sum over the parameters: clipping, a slope, a label, one step."""
+
+
+@runtime_checkable
+class ConvexSmoothGradients(PerSampleGradients, Protocol):
+    """Gradients of losses that are convex and smooth whatever the sample: a declaration the guarantee rests on.
+
+    An attribute ``convex`` that is False takes it back. Gradients must be computed in float64, with no error larger
+    than that of sums of at most d terms: how far away a query point may be follows from it
+    (:func:`~murmurfl.clients.online_client.farthest_point`).
+
+    Attributes
+    ----------
+    smoothness : float
+        L: no sample's gradient changes faster, from a public bound on the samples that the model itself enforces.
+    gradient_bound : float
+        No sample's gradient is longer.
+    clips_contractively : bool
+        Whether a step along a clipped gradient still moves no two iterates apart. True for scalar generalised linear
+        models (a clipped monotone function is monotone), not for softmax.
+
+    Notes
+    -----
+    **Formal guarantees.** Accounts of several local steps rest on the declaration being true for every sample, whatever
+    the data; nothing here can check it.
+    """
+
+    @property
+    def smoothness(self) -> float: ...
+
+    @property
+    def gradient_bound(self) -> float: ...
+
+    @property
+    def clips_contractively(self) -> bool: ...
+
+
+def declares_itself_convex(gradients: PerSampleGradients) -> TypeGuard[ConvexSmoothGradients]:
+    """Whether a model is :class:`ConvexSmoothGradients` and does not take it back."""
+    return isinstance(gradients, ConvexSmoothGradients) and getattr(gradients, "convex", True) is True
+
+
+def longest_gradient(gradients: PerSampleGradients, clip_norm: float) -> float:
+    """The length that the rounding of a gradient is relative to: its bound, or S where it has none."""
+    bound = float(getattr(gradients, "gradient_bound", math.inf))
+    return max(clip_norm, bound) if math.isfinite(bound) else clip_norm
+
+
+def check_steps(
+    gradients: PerSampleGradients, learning_rate: float, clip_norm: float, *, most: float, of: str, instead: str
+) -> ConvexSmoothGradients:
+    """Return a model whose clipped steps move no two iterates apart; refuse any other.
+
+    The model must declare itself convex and smooth, the step be at most ``most`` / L, and clipping move no iterates
+    apart. Errors say what this is needed for and what to use ``instead``.
+
+    Notes
+    -----
+    **Formal guarantees.** With ``most`` <= 2 a step of the model, clipped or not, moves no two iterates apart, if its
+    declaration is true (:func:`~murmurfl.clients.online_client.check_contractive`).
+    """
+    if not declares_itself_convex(gradients):
+        raise ConfigurationError(
+            f"Expected a model that declares itself convex and smooth for {of}, got {type(gradients).__name__}: use "
+            f"{instead}, which needs no such thing."
+        )
+    if not (gradients.smoothness > 0 and learning_rate * gradients.smoothness <= most):
+        raise ConfigurationError(
+            f"Expected learning_rate <= {most:g} / L = {most / gradients.smoothness:g} for {of}, got "
+            f"{learning_rate:g}: lower it, or use {instead}."
+        )
+    if clip_norm < gradients.gradient_bound and not gradients.clips_contractively:
+        raise ConfigurationError(
+            f"Expected clip_norm >= {gradients.gradient_bound:g}, the model's gradient bound, for {of}, got "
+            f"{clip_norm:g}: a clipped step of this model can move iterates apart; use {instead}."
+        )
+    return gradients
+
+
+class LocalStepsOptions(ClientOptions, total=False):
+    """Keyword options of :class:`LocalStepsClient`, where they are described."""
+
+    learning_rate: Required[float]
+
+
+class LocalStepsClient(PrivateClient):
+    """A machine that takes steps of its own; a base class.
+
+    Parameters
+    ----------
+    learning_rate : float
+        eta of the local steps: the machine's own, for a server that chose it could void the guarantee.
+    **options
+        See :class:`~murmurfl.clients.PrivateClient`.
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy all releases of a session together are mu-GDP for replacement
+    of one sample, if a subclass charges how far its steps let one sample move a release. Steps are computed in float64,
+    whose rounding grows with the distance from the origin; a subclass says from how far away it still answers.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    query_points: ClassVar[int] = 1
+    centres: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        gradients: PerSampleGradients,
+        samples: Samples,
+        policy: PrivacyPolicy,
+        ledger: Ledger,
+        keys: NoiseKeys,
+        *,
+        learning_rate: float,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        if not (math.isfinite(learning_rate) and learning_rate > 0):
+            raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
+        # Before the rest: a subclass's check of its model needs them.
+        self.learning_rate = float(learning_rate)
+        self._farthest = LARGEST_POINT
+        super().__init__(gradients, samples, policy, ledger, keys, **options)
+
+    def _start_of(self, request: Request, called: str) -> NDArray[np.float64]:
+        """The query point as one vector, or a refusal if it is too far away."""
+        start = flat_point(request.query_points[0])
+        if not self._reaches(start):
+            raise malformed(f"the {called} is too far away")
+        return start
+
+    def _reaches(self, start: NDArray[np.float64]) -> bool:
+        """Whether a point is near enough for rounding to stay within what is charged."""
+        with np.errstate(over="ignore"):
+            return bool(np.linalg.norm(start) <= self._farthest)
+
 
 # How many values the iterates of machines computed together may have, to stay in a processor's cache.
 _VALUES_TOGETHER = 1 << 16
@@ -90,8 +226,8 @@ def local_updates(
 class OnlineClient(LocalStepsClient):
     """A machine of locally private online FL, for :class:`~murmurfl.strategies.OnlineFedSGD`.
 
-    Parameters are those of :class:`~murmurfl.clients.local_steps.LocalStepsClient`. The policy's batch_size is tau and
-    its clip_unit ``update`` or ``contractive``.
+    Parameters are those of :class:`~murmurfl.clients.online_client.LocalStepsClient`. The policy's batch_size is tau
+    and its clip_unit ``update`` or ``contractive``.
 
     Notes
     -----

@@ -1,8 +1,8 @@
-"""The base of every private machine: it reads a request, makes a release, and answers with nothing else.
+"""The base of every private machine, and the ClientApp that hands it Flower's messages.
 
 A request comes from a server that is not trusted. The whole request is checked before anything is computed, and is
 refused with a fixed text if it is malformed. It decides nothing about privacy: clip, noise, cap, budget and batch are
-the machine's own (:class:`~murmurfl.privacy.PrivacyPolicy`).
+the machine's own (:class:`~murmurfl.privacy.PrivacyPolicy`). The machine makes a release and answers with nothing else.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from functools import partial
 from typing import Any, ClassVar, Required, TypedDict
 
 import numpy as np
-from flwr.client import NumPyClient
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.client import Client, NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
 from ..privacy import (
     ConfigurationError,
     Ledger,
+    LedgeredMachine,
     NoiseKeys,
     PrivacyPolicy,
     PrivateMachine,
@@ -28,13 +32,13 @@ from ..privacy import (
     RowCache,
     protocol,
 )
+from ..privacy.arrays import read_array
 from ..privacy.machine.clipping import StackedContributions
 from ..privacy.machine.clipping_figures import observing
 from ..privacy.machine.data_digest import known_by
 from ..privacy.machine.record_owners import check_owned
 from ..privacy.mechanisms import State
 from ..privacy.sums.masking import Masking
-from .adapters.noise_mod import log_own_forecast
 from .adapters.per_sample_gradients import (
     PerSampleGradients,
     Samples,
@@ -42,13 +46,30 @@ from .adapters.per_sample_gradients import (
     rows_unmixed,
     stacked_gradients,
 )
-from .messages.answers import check_can_send, check_masking, name_shown, outgoing_reply, statement_entries
-from .messages.release_of import read_release_of
-from .messages.requests import GRADIENTS, Request, check_version, integer_entry, malformed, read_points, session_entry
+from .messages import (
+    GRADIENTS,
+    Request,
+    answer,
+    array_record,
+    check_can_send,
+    check_masking,
+    check_version,
+    entry_records,
+    integer_entry,
+    log_own_forecast,
+    malformed,
+    name_shown,
+    outgoing_reply,
+    read_points,
+    reply_content,
+    session_entry,
+    statement_entries,
+    training_entries,
+)
+from .side import SIDE_RELEASES
 from .side.centring_client import Centred, Centring
 from .side.evaluation_client import Evaluated, Evaluation
-from .side.side_parts import MachineTerms, Parts, PartTerms, SideRelease, refuse_sides
-from .simulation.context_ledger import training_entries
+from .side.side_parts import MachineTerms, PartTerms, SidePart, SideRelease, refuse_sides
 
 
 @dataclass(frozen=True)
@@ -175,13 +196,16 @@ class PrivateClient(NumPyClient):
         self.machine.num_rows = held
         shapes = getattr(gradients, "model_shapes", self._shapes)
         terms = PartTerms(self.machine, held, samples, ledger, keys, known, shapes, beside=policy)
-        self.parts = Parts({one.of: one.part(terms) for one in sides})
+        self.parts: dict[str, SidePart] = {one.of: one.part(terms) for one in sides}
+        """Makers of side releases, by the names of these in requests."""
+        self.beside: list[LedgeredMachine] = [part.machine for part in self.parts.values()]
+        """Their machines."""
         fits = getattr(samples, "fits", None)
         vouched = rows_unmixed(gradients) and type(self).contribution is PrivateClient.contribution
         if vouched and getattr(samples, "stands_in", False) and centring is None and not policy.samples_per_owner:
             self.machine.fits, self.machine.together = fits, True
         if keys.simulated and fits is not None and not policy.samples_per_owner and not fits.all():
-            for machine in (self.machine, *self.parts.machines):
+            for machine in (self.machine, *self.beside):
                 if isinstance(machine, PrivateMachine):
                     machine.fits = fits
 
@@ -281,7 +305,7 @@ class PrivateClient(NumPyClient):
     def _sent(
         self, release: Release, session: str, of: str, others: Mapping[str, Any]
     ) -> tuple[list[NDArray[np.float64]], int, dict[str, Any]]:
-        part = self.parts.of(of)
+        part = self.parts.get(of)
         machine, shapes = (self.machine, self._shapes) if part is None else (part.machine, part.shapes)
         sent, entries = outgoing_reply(release, shapes, masking=self.masking, session=session, policy=machine.policy)
         metrics = {
@@ -297,12 +321,12 @@ class PrivateClient(NumPyClient):
 
     def released(self, request: Request) -> Release:
         """The release that a checked request asks for: :meth:`release`, or a side release."""
-        part = self.parts.of(request.of)
+        part = self.parts.get(request.of)
         return self.release(request) if part is None else part.answer(request, partial(self.batch, request))
 
     def public_entries(self, of: str) -> dict[str, Any]:
         """Entries of a reply about its kind of release; independent of data."""
-        part = self.parts.of(of)
+        part = self.parts.get(of)
         machine, entries = (self.machine, {}) if part is None else (part.machine, part.entries)
         return {protocol.SENSITIVITY: machine.plan.sensitivity, **entries}
 
@@ -361,7 +385,7 @@ class PrivateClient(NumPyClient):
         """The machine's figures of a session, spent and guaranteed, as plain values."""
         kind = self.record_kind
         said = {protocol.RECORD: kind, **self._schema} if kind else {}
-        return {**statement_entries(self.machine, session, self.parts.machines), **said}
+        return {**statement_entries(self.machine, session, self.beside), **said}
 
     @property
     def record_kind(self) -> str:
@@ -377,13 +401,13 @@ class PrivateClient(NumPyClient):
     @property
     def centred(self) -> Centred | None:
         """The part that releases the mean of its features first, if it does."""
-        part = self.parts.of(Centring.of)
+        part = self.parts.get(Centring.of)
         return part if isinstance(part, Centred) else None
 
     @property
     def evaluated(self) -> Evaluated | None:
         """The part that says how good a model is on the machine's samples, if it does."""
-        part = self.parts.of(Evaluation.of)
+        part = self.parts.get(Evaluation.of)
         return part if isinstance(part, Evaluated) else None
 
     @property
@@ -406,8 +430,141 @@ class PrivateClient(NumPyClient):
         ack = integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND)
         session = session_entry(config)
         of, centre = read_release_of(config, self.parts)
-        part = self.parts.of(of)
+        part = self.parts.get(of)
         shapes, count = self._shapes, self.query_points
         if part is not None:
             shapes, count = part.asked_at or self._shapes, 0 if part.asked_at is None else 1
         return Request(server_round, session, ack, read_points(parameters, shapes, count), of, centre)
+
+
+_NEEDS_CENTRE = "this machine is configured for centring: a request for gradients must bring a centre"
+
+_KINDS = {kind.of: kind for kind in SIDE_RELEASES}
+
+
+def read_release_of(config: Mapping[str, Any], parts: Mapping[str, SidePart]) -> tuple[str, NDArray[np.float32] | None]:
+    """Read what a training request is for and the centre it brings; refuse what the machine is not configured for.
+
+    Answer and refusal depend on the request and on what is public of the machine; the texts are fixed.
+    """
+    said, content = config.get(protocol.RELEASE_OF), config.get(protocol.CENTRE)
+    if said is not None and (not isinstance(said, str) or said not in _KINDS):
+        raise malformed(f"{protocol.RELEASE_OF} is something this machine does not release")
+    if said is not None and parts.get(said) is None:
+        raise RefusedError(protocol.NOT_CONFIGURED, _KINDS[said].not_configured)
+    of, centred = said or GRADIENTS, parts.get(Centring.of)
+    if not isinstance(centred, Centred):
+        if content is not None:
+            raise RefusedError(protocol.NOT_CONFIGURED, Centring.not_configured)
+        return of, None
+    if of == Centring.of:
+        if content is not None:
+            raise malformed("a request for the mean brings no centre")
+        return of, None
+    if content is None:
+        raise RefusedError(protocol.NOT_CONFIGURED, _NEEDS_CENTRE)
+    return of, _read_centre(content, centred.centring.num_features)
+
+
+def _read_centre(content: Any, num_features: int) -> NDArray[np.float32]:
+    if not isinstance(content, bytes) or len(content) != 4 * num_features:
+        raise malformed(f"expected {protocol.CENTRE} to be {num_features} float32 values, little endian")
+    centre = np.frombuffer(content, dtype="<f4").astype(np.float32)
+    if not np.isfinite(centre).all():
+        raise malformed(f"expected {protocol.CENTRE} to be finite")
+    return centre
+
+
+ClientFunction = Callable[[Context], NumPyClient | Client]
+
+
+def numpy_client_app(client_fn: ClientFunction, mods: list[Mod] | None = None) -> ClientApp:
+    """A Message-API ``ClientApp`` from a function that makes a ``NumPyClient``.
+
+    Parameters
+    ----------
+    client_fn : callable
+        ``client_fn(context) -> NumPyClient`` (or its ``.to_client()``), as in Flower's legacy API.
+    mods : list of Mod, optional
+        Flower mods around every message.
+
+    Returns
+    -------
+    ClientApp
+        Train messages call ``fit``, evaluate messages ``evaluate`` and queries ``get_properties``, with the arrays of
+        the message and its config. A reply has one ArrayRecord ``arrays``, under the message's names where there are
+        as many, and one MetricRecord ``metrics`` with ``num-examples``; entries that are no numbers go to a
+        ConfigRecord ``config``.
+
+    Notes
+    -----
+    What leaves is what the client returns, as it returns it. With this package's clients that is private. An exception
+    never leaves the machine: a refusal sends its fixed text, anything else one fixed sentence, with the details in the
+    machine's own log.
+    """
+    return serving(ClientApp(mods=mods or []), client_fn)
+
+
+def serving(app: ClientApp, client_fn: ClientFunction) -> ClientApp:
+    """The app, with the functions of :func:`numpy_client_app` for its messages."""
+    for kind, register in (("train", app.train), ("evaluate", app.evaluate), ("query", app.query)):
+        register()(_handler(client_fn, kind))
+    return app
+
+
+def handled(client_fn: ClientFunction, kind: str, content: RecordDict, context: Context) -> RecordDict:
+    """The content of a reply to a message of a kind: train, evaluate or query; raises what the client refuses with."""
+    return {"train": _train, "evaluate": _evaluate, "query": _query}[kind](_client(client_fn, context), content)
+
+
+def _handler(client_fn: ClientFunction, kind: str) -> Callable[[Message, Context], Message]:
+    def handle(message: Message, context: Context) -> Message:
+        return answer(message, lambda: handled(client_fn, kind, message.content, context))
+
+    return handle
+
+
+def _client(client_fn: ClientFunction, context: Context) -> NumPyClient:
+    client = client_fn(context)
+    # `NumPyClient.to_client()` keeps the client it wraps; the wrapper itself speaks the legacy messages only.
+    inner = getattr(client, "numpy_client", client)
+    if not isinstance(inner, NumPyClient):
+        raise ConfigurationError(f"Expected client_fn to return a NumPyClient, got {type(client).__name__}.")
+    return inner
+
+
+def _request(content: RecordDict) -> tuple[list[Any], dict[str, Any]]:
+    arrays: list[Any] = []
+    for key in (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS):
+        record = content.get(key, None)
+        if isinstance(record, ArrayRecord):
+            try:
+                arrays += [read_array(array.dtype, array.shape, array.data) for array in record.values()]
+            except (TypeError, ValueError) as error:
+                raise RefusedError(
+                    protocol.MALFORMED_REQUEST, "malformed request: the arrays cannot be read"
+                ) from error
+    config = content.get(protocol.CONFIG, None)
+    return arrays, dict(config.items()) if isinstance(config, ConfigRecord) else {}
+
+
+def _train(client: NumPyClient, content: RecordDict) -> RecordDict:
+    arrays, config = _request(content)
+    if config.get(protocol.ASK) == protocol.ASK_HELLO and not isinstance(client, PrivateClient):
+        return RecordDict()  # no mod is around this client: who greets it finds that out from an answer without a name
+    results, num_examples, metrics = client.fit(arrays, config)
+    records = entry_records({**metrics, protocol.NUM_EXAMPLES: num_examples})
+    names = list(content[protocol.ARRAYS]) if isinstance(content.get(protocol.ARRAYS, None), ArrayRecord) else []
+    names = names if len(names) == len(results) else [str(i) for i in range(len(results))]
+    return reply_content({**records, protocol.ARRAYS: array_record(names, results)})
+
+
+def _evaluate(client: NumPyClient, content: RecordDict) -> RecordDict:
+    arrays, config = _request(content)
+    loss, num_examples, metrics = client.evaluate(arrays, config)
+    return RecordDict(entry_records({**metrics, "loss": float(loss), protocol.NUM_EXAMPLES: num_examples}))
+
+
+def _query(client: NumPyClient, content: RecordDict) -> RecordDict:
+    _, config = _request(content)
+    return RecordDict({protocol.CONFIG: ConfigRecord(dict(client.get_properties(config)))})

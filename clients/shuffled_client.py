@@ -30,9 +30,16 @@ from ..privacy import (
     ShuffledPolicy,
 )
 from ..privacy.machine.shuffled_machine import ITERATION_ROUNDING, Order, epoch_order, noisy_epoch
-from .adapters.convex import FURTHER_ROUNDINGS, LARGEST_POINT, UNIT_ROUNDOFF, longest_gradient
 from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, gradients_at
-from .local_steps import LocalStepsClient, LocalStepsOptions, check_steps
+from .online_client import (
+    FURTHER_ROUNDINGS,
+    LARGEST_POINT,
+    UNIT_ROUNDOFF,
+    LocalStepsClient,
+    LocalStepsOptions,
+    check_steps,
+    longest_gradient,
+)
 from .private_client import PrivateClient, Request
 
 
@@ -49,7 +56,7 @@ class ShuffledClient(LocalStepsClient):
     order_seed : int
         Seed of the orders; not secret.
     **options
-        See :class:`~murmurfl.clients.local_steps.LocalStepsClient`.
+        See :class:`~murmurfl.clients.online_client.LocalStepsClient`.
 
     Notes
     -----

@@ -11,13 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from murmurfl.app.nodes.helper_config import HelperConfig
-from murmurfl.app.nodes.node_config import NodeConfig
+from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.app.runs.outcome import result_schema
 from murmurfl.app.settings.key_reference import expected, key_table
 from murmurfl.app.settings.run_config import run_keys
 from murmurfl.clients import UpdateNode
-from murmurfl.clients.nodes.sample_node import SampleNode
+from murmurfl.clients.nodes.machine_file import SampleNode
 
 from benchmarks import forecast
 

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.clients import UpdateNode, UpdatePolicy
-from murmurfl.clients.nodes.sample_node import SampleNode
+from murmurfl.clients.nodes.machine_file import SampleNode
 from murmurfl.privacy import MECHANISMS, PrivacyPolicy, SimulatedKeys
 from murmurfl.strategies import CorrelatedFedAvg
 

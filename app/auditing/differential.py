@@ -31,22 +31,21 @@ from numpy.typing import NDArray
 
 from ...clients import PrivateClient
 from ...clients.adapters.private_app import PrivateClientApp
-from ...clients.messages.answers import Answers
-from ...clients.nodes.sample_node import SampleNode
+from ...clients.messages import Answers
+from ...clients.nodes.machine_file import SampleNode
 from ...clients.records.drafting import document
+from ...clients.records.machine_records import items_of
 from ...clients.records.schema import Schema
-from ...clients.records.sources import items_of
 from ...privacy import ConfigurationError, LedgeredMachine, NoiseKeys, SQLiteLedger, protocol, read_ledger
 from ...privacy.accounting.asked import asked_mu
 from ...privacy.errors import is_interrupt
 from ...privacy.noise.keyed_noise import NONCE_BYTES
 from ...privacy.noise.noise_keys import derived_bytes
 from ..engines.inprocess import InProcessGrid
-from ..nodes.describing import describe
+from ..nodes.node_app import OwnNode, client_of, describe, installed_app
 from ..nodes.node_config import NodeConfig
-from ..nodes.own_app import OwnNode, installed_app
-from ..nodes.supernode import client_of, repeating_the_last_answer
-from ..nodes.watching.node_log import LogSettings, lines_of_log
+from ..nodes.supernode import repeating_the_last_answer
+from ..nodes.watching.journal import LogSettings, lines_of_log
 from .neighbours import OWNERS, ROWS, handed_over, made_up_rows, neighbours, written
 
 MOST_RELEASES, MOST_BATCH = 8, 6

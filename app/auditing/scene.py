@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients import Cohort
-from ...clients.records.owner_rows import OwnedSamples
+from ...clients.records.machine_records import OwnedSamples
 from ...privacy import MemoryLedger, RefusedError, Release, RowCache, derived_seed
 from ...privacy.audit import Answers, prefix_sums
 from ...privacy.machine.clipping import clip_per_sample

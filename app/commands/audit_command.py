@@ -60,7 +60,7 @@ def audit(
 
 def _audit_strange_records(node: Path | None, app: str, *, as_json: bool) -> None:
     from ..auditing.differential import audit_app, audit_node
-    from ..nodes.own_app import read_node
+    from ..nodes.node_app import read_node
 
     found = audit_app(app) if node is None else audit_node(read_node(node, runs_kept=True))
     if as_json:

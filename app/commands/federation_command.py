@@ -16,9 +16,8 @@ from .serving import Checked, HealthAddress, LogJSON, MetricsAddress, Serving
 from .terminal import CommandLine, failing_clearly, say, say_table
 
 if TYPE_CHECKING:
-    from ..nodes.coordinator import Coordinator, Seen
-    from ..nodes.federation_files import Federation
-    from ..nodes.member import Member
+    from ..nodes.federation.coordinator import Coordinator, Federation, Seen
+    from ..nodes.federation.member import Member
 
 federation_cli = CommandLine(help="Set a federation up: a coordinator with a server, machines with data, helpers.")
 
@@ -47,7 +46,7 @@ def new(
     """Make a federation on its coordinator: certificates, keys of server and owner, and a kit for each member."""
     import socket
 
-    from ..nodes.coordinator import new_federation
+    from ..nodes.federation.coordinator import new_federation
 
     with failing_clearly():
         made = new_federation(
@@ -76,9 +75,9 @@ def join(
     ] = None,
 ) -> None:
     """Join on a member's own computer: make its keys and its operator's file there, and an answer to send back."""
-    from ..nodes.federation_files import MACHINE, Kit
-    from ..nodes.member import cost_of_a_run
-    from ..nodes.member import join as join_federation
+    from ..nodes.federation.coordinator import MACHINE, Kit
+    from ..nodes.federation.member import cost_of_a_run
+    from ..nodes.federation.member import join as join_federation
 
     with failing_clearly():
         found = Kit.read(kit)
@@ -102,7 +101,7 @@ def accept(
     within: Coordinators = None,
 ) -> None:
     """Accept members, or members' new keys, on the coordinator: the roster is made again, and has a new digest."""
-    from ..nodes.federation_files import Joining
+    from ..nodes.federation.coordinator import Joining
 
     with failing_clearly():
         read = [Joining.read(path) for path in answers]
@@ -135,7 +134,7 @@ def start(
     verbose: Verbose = False,
 ) -> None:
     """Start what a folder is: the server, a machine's node, or a helper; a member's first start needs the digest."""
-    from ..nodes.member import Member
+    from ..nodes.federation.member import Member
 
     if _is_coordinators(folder):
         with failing_clearly():
@@ -154,7 +153,7 @@ def start(
 @federation_cli.command()
 def renew(folder: Folder = Path()) -> None:
     """Renew a member's keys, or the certificate of a coordinator's server; stop what the folder runs first."""
-    from ..nodes.member import Member
+    from ..nodes.federation.member import Member
 
     with failing_clearly():
         if _is_coordinators(folder):
@@ -171,7 +170,7 @@ def renew(folder: Folder = Path()) -> None:
 @federation_cli.command()
 def status(folder: Folder = Path()) -> None:
     """Show a federation from one of its folders: its digest, who is there, what is ready, what is spent."""
-    from ..nodes.member import Member
+    from ..nodes.federation.member import Member
 
     with failing_clearly():
         if _is_coordinators(folder):
@@ -212,7 +211,7 @@ def _is_coordinators(folder: Path) -> bool:
 
 
 def _coordinator(folder: Path) -> Coordinator:
-    from ..nodes.coordinator import Coordinator
+    from ..nodes.federation.coordinator import Coordinator
 
     return Coordinator.open(folder.expanduser())
 
@@ -272,7 +271,7 @@ def _serve(folder: Path, health: str, metrics: str, *, log_json: bool, verbose: 
     serving = Serving(log_json, log_details=True, verbose=verbose)
     serving.start_log()
     with serving.failing():
-        from ..nodes.coordinator import MEMBERS_NAME, PUBLISHED_NAME
+        from ..nodes.federation.coordinator import MEMBERS_NAME, PUBLISHED_NAME
         from ..nodes.servers.watched_server import run_server
         from ..nodes.watching.health import Addresses
 
@@ -284,7 +283,7 @@ def _serve(folder: Path, health: str, metrics: str, *, log_json: bool, verbose: 
 
 
 def _say_digest(federation: Federation) -> None:
-    from ..nodes.federation_files import in_fours
+    from ..nodes.federation.coordinator import in_fours
 
     say(f"digest    {federation.digest}")
     say(f"in fours  {in_fours(federation.digest)}")

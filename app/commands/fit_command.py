@@ -119,7 +119,7 @@ def predict(
     force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
 ) -> None:
     """Add what a model predicts to a table as a column, of two classes with the second one's probability."""
-    from ...clients.records.sources import CsvLines, table_file
+    from ...clients.records.machine_records import CsvLines, table_file
     from ...privacy.errors import MisfitError
     from ..models.trained_model import TrainedModel
 

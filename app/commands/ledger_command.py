@@ -152,7 +152,7 @@ def rotate(
     yes: Yes = False,
 ) -> None:
     """Give a node's ledger a new noise key and destroy the old one; stop the node first, and start it again."""
-    from ..nodes.own_app import read_node
+    from ..nodes.node_app import read_node
 
     _ask(
         yes,

@@ -86,9 +86,9 @@ def take_part(
     serving = Serving(log_json, log_details, verbose)
     serving.start_log(watched=check)
     with serving.failing():
-        from ..nodes.connections.connection import Given
-        from ..nodes.helper_config import HelperConfig
-        from ..nodes.own_app import read_node
+        from ..nodes.connection import Given
+        from ..nodes.node_app import read_node
+        from ..nodes.node_config import HelperConfig
         from ..nodes.preflight import check_helper, check_node
         from ..nodes.supernode import run_helper, run_node
         from ..nodes.taken_runs import TakenRuns
@@ -123,7 +123,7 @@ def deploy_demo(
     verbose: Verbose = False,
 ) -> None:
     """Run a private training over real nodes on this machine: TLS, node keys, a ledger each."""
-    from ..nodes.demo import demo_config, ledger_line, record_line, run_demo
+    from ..nodes.deployment import demo_config, ledger_line, record_line, run_demo
     from ..runs.run_files import folder_for
     from ..runs.run_guarantees import expected_guarantee
     from ..runs.run_summary import summary_lines

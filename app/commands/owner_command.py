@@ -15,7 +15,7 @@ import typer
 from ...privacy import ConfigurationError
 from ...privacy.files import create_private
 from ...privacy.permits import OwnerKey, PermitError, read_permit, shown_time, verified_permit
-from ..nodes.owner_key import read_owner_key, write_owner_key
+from ..nodes.federation.keys_and_cards import read_owner_key, write_owner_key
 from .run_options import AsJson
 from .terminal import CommandLine, failing_clearly, say
 
@@ -59,7 +59,7 @@ def login(
     """Log in to a server that takes commands of owners alone; `flwr` sends the login from then on."""
     with failing_clearly():
         owner = read_owner_key(path)
-        from ..nodes.servers.login import log_in
+        from ..nodes.servers.control_api import log_in
 
         address, until = log_in(owner, connection or None, hours)
     say(f"server    {address}: takes this owner's commands, from `flwr` on this account")

@@ -42,7 +42,7 @@ def key(
     ] = None,
 ) -> None:
     """Make a machine's or a helper's private key, and the card with its public half; overwrites nothing."""
-    from ..nodes.cards import make_helper, make_machine
+    from ..nodes.federation.keys_and_cards import make_helper, make_machine
 
     with failing_clearly():
         if bool(machine) == bool(helper):
@@ -67,7 +67,7 @@ def make(
 ) -> None:
     """Make the roster of some cards, and say its digest; overwrites nothing."""
     from ...clients.nodes.roster_files import write_roster
-    from ..nodes.cards import Card, roster_of
+    from ..nodes.federation.keys_and_cards import Card, roster_of
 
     with failing_clearly():
         roster = roster_of(map(Card.read, cards))
@@ -81,7 +81,7 @@ def make(
 def show(path: RosterPath, as_json: AsJson = False) -> None:
     """Show who is in a roster, their keys' fingerprints and the roster's digest."""
     from ...clients.nodes.roster_files import read_roster
-    from ..nodes.cards import cards_of
+    from ..nodes.federation.keys_and_cards import cards_of
 
     with failing_clearly():
         roster = read_roster(path, None)
@@ -100,7 +100,7 @@ def check(
     path: Annotated[Path, typer.Argument(metavar="CONFIG", help="A machine's or a helper's file.", show_default=False)],
 ) -> None:
     """Check an operator's file against its roster: my key, the pinned digest, min-cohort, helpers, record."""
-    from ..nodes.roster_check import check_operators_file
+    from ..nodes.preflight import check_operators_file
 
     with failing_clearly():
         findings = list(check_operators_file(path))

@@ -37,9 +37,8 @@ def schema(
 ) -> None:
     """Draft what a record is from a file of records, for a person to review."""
     from ...clients.records.drafting import document, draft
-    from ...clients.records.machine_records import Records
+    from ...clients.records.machine_records import Records, file_items
     from ...clients.records.schema import Schema
-    from ...clients.records.sources import file_items
 
     with failing_clearly():
         drafts = bool(label or owner or out or force)

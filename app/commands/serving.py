@@ -51,14 +51,13 @@ class Serving:
         watched : bool
             Whether somebody looks on and nothing is kept; then details are shown.
         """
-        from ..nodes.watching.node_log import LogSettings, start_log
+        from ..nodes.watching.journal import LogSettings, start_log
 
         start_log(LogSettings(as_json=self.log_json, verbose=self.verbose, details=self.log_details or watched))
 
     def journal(self) -> Journal:
         """A journal whose entries are in the log."""
-        from ..nodes.watching.journal import Journal
-        from ..nodes.watching.node_log import EntryWriter
+        from ..nodes.watching.journal import EntryWriter, Journal
 
         journal = Journal()
         journal.listen(EntryWriter())

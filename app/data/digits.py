@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import distribution
 from typing import ClassVar
 
 import numpy as np
@@ -27,11 +28,9 @@ class Digits(ImageTask):
     }
 
     def images(self, config: RunConfig, root: str) -> Images:
-        from sklearn.datasets import load_digits
-
-        pixels, digits = load_digits(return_X_y=True)
-        images = np.asarray(pixels).astype(np.uint8).reshape(-1, 8, 8)
-        labels = np.asarray(digits).astype(np.int64)
+        file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+        rows = np.loadtxt(str(file), np.uint8, delimiter=",")  # importing scikit-learn takes a second
+        images, labels = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
         order = np.random.Generator(np.random.Philox(key=derived_seed("digits"))).permutation(len(labels))
         test = order[: round(len(labels) * _TEST_SHARE)]
         train = order[len(test) :]

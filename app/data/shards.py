@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients.records.owner_rows import OwnedSamples
+from ...clients.records.machine_records import OwnedSamples
 from ...privacy import ConfigurationError
 from ...privacy.machine.record_owners import Owners
 from ...privacy.noise.noise_keys import derived_bytes

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.records.drafting import Draft, draft, draft_of_rows
-from ...clients.records.machine_records import Records
+from ...clients.records.machine_records import Records, Table, check_columns, table_file, table_rows
 from ...clients.records.schema import Schema, is_missing, text_of
-from ...clients.records.sources import Table, check_columns, table_file, table_rows
 from ...privacy import ConfigurationError, derived_seed
 from ...privacy.errors import MisfitError
 from ..settings.registry import registry

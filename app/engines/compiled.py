@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients.adapters.outer_products import OuterProducts
+from ...clients.adapters.per_sample_gradients import OuterProducts
 from ...privacy.ledger.ledger_block import Counts, StreamBlock
 from ...privacy.machine.clipping import StackedContributions
 from ...privacy.machine.clipping_figures import observe_releases

@@ -2,7 +2,7 @@
 
 Every node has its own ``Context``, as a SuperNode would, and keeps its machines from one message to the next, as
 ``murmurfl node`` does. Messages are handled one after the other. Private names of flwr are touched here, and where
-records are made (:mod:`murmurfl.clients.messages.answers`, :mod:`murmurfl.strategies.rounds.replies`).
+records are made (:mod:`murmurfl.clients.messages`, :mod:`murmurfl.strategies.rounds.replies`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from ...clients.simulation.context_ledger import simulated_in_process
+from ...clients.messages import simulated_in_process
 
 _SERVER_NODE = 1
 _FIRST_NODE = 1000

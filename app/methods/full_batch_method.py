@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...clients import CountedGradients, FullBatchClient, PrivateClient
-from ...clients.nodes.sample_methods import MOMENTUM, Scale
+from ...clients.adapters.sample_methods import MOMENTUM, Scale
 from ...privacy import PrivacyPolicy
 from ...privacy.setting import refusal
 from ...privacy.side.clipped_share import COUNTED_CLIP_NORM

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ...clients.nodes.sample_methods import MU2, MU2_ROUNDS, SGD, Scale
+from ...clients.adapters.sample_methods import MU2, MU2_ROUNDS, SGD, Scale
 from ...privacy import NO_NOISE, ConfigurationError, NoisePlan, PrivacyPolicy
 from ..data.task import SYNTHETIC_FEATURE_BOUND, Task, Tuned
 from ..models.model import Model

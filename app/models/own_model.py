@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...clients.adapters.model_checks import check_layers
+from ...clients.adapters.torch_checks import check_layers
 from ...privacy import ConfigurationError
 from .model import Model, ModelKind
 from .torch_networks import TorchModel

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients.adapters.outer_products import OuterProducts
+from ...clients.adapters.per_sample_gradients import OuterProducts
 from .model import Batch, Model, ModelKind, Parameters
 
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from ...clients.records.drafting import document
+from ...clients.records.machine_records import Table, table_file, table_rows
 from ...clients.records.schema import Schema
-from ...clients.records.sources import Table, table_file, table_rows
 from ...privacy import ConfigurationError
 from ...privacy.errors import MisfitError
 from ...privacy.side.centring_query import centred

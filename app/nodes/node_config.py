@@ -1,12 +1,13 @@
-"""A real machine's configuration: one TOML file of its operator, read on the machine and nowhere else.
+"""The operator's file of a real machine or helper: one TOML file, read where it runs and nowhere else.
 
-Data, model, clip, noise, cap, budget, batch and ledger are decided here. No run configuration and no message can set or
-widen any of it. Unknown keys, missing ones and impossible values are refused with one line.
+Data, model, clip, noise, cap, budget, batch and ledger of a machine are decided here, and so is which roster a helper
+opens sums of. No run configuration and no message can set or widen any of it. Unknown keys, missing ones and impossible
+values are refused with one line.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -16,12 +17,20 @@ from numpy.typing import NDArray
 
 from ...clients import Centring, Evaluation, PerSampleGradients, PrivateClient, Samples, Schema
 from ...clients.adapters.per_sample_gradients import check_rows_alone
-from ...clients.nodes.machine_file import RecordsFile
-from ...clients.nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
-from ...clients.records.machine_records import Records
-from ...clients.records.owner_rows import OwnerGradients
-from ...clients.records.sources import file_items
-from ...privacy import MECHANISMS, ConfigurationError, PrivacyPolicy, SQLiteLedger, divided_mu, gdp_mu
+from ...clients.nodes.machine_file import Pinned, RecordsFile
+from ...clients.nodes.roster_files import read_helper_key, read_roster
+from ...clients.records.machine_records import OwnerGradients, Records, file_items
+from ...privacy import (
+    MECHANISMS,
+    ConfigurationError,
+    HelperKey,
+    Opener,
+    PrivacyPolicy,
+    SQLiteLedger,
+    SQLiteOpeningRecord,
+    divided_mu,
+    gdp_mu,
+)
 from ...privacy.machine.tables import CENTRINGS, PRIVATE, Mean
 from ...privacy.setting import refusal, setting, table, unknown_name
 from ...privacy.side.centring_query import CENTRING_CONSTANT, CENTRING_SHARE
@@ -39,15 +48,6 @@ from ..settings.registry import known_mechanism, registry
 from ..settings.run_config import RunConfig
 from ..settings.run_keys import Data, Trained
 from ..settings.side_settings import centred_by_default
-
-__all__ = [
-    "NODE_CONFIG_KEY",
-    "NODE_CONFIG_VARIABLE",
-    "NodeConfig",
-    "configured_client",
-    "node_strategies",
-    "operators_file",
-]
 
 
 def node_strategies() -> list[str]:
@@ -384,3 +384,77 @@ def configured_client(path: Path) -> PrivateClient:
     it in a process.
     """
     return NodeConfig.read(path).client()
+
+
+@table()
+class HelperConfig(Pinned):
+    """Everything a helper decides for itself.
+
+    Notes
+    -----
+    **Formal guarantees.** A release is opened at most once, in a sum of at least as many as the most careful of its
+    machines asks for, as long as keys and record are the operator's alone. No value here comes from a server.
+    """
+
+    required: ClassVar[frozenset[str]] = frozenset({"roster", "roster-digest"})
+    helper: str = setting(MISSING, "Its name in the roster: public.")
+    record: str = setting(
+        MISSING,
+        "Path of its opening record, made once, together with its key, by `murmurfl roster key --helper`.",
+        file=True,
+    )
+    key: str = setting(MISSING, "Path of its private keys.", file=True)
+    largest_model: int = setting(
+        2**20,
+        "The most values of a release that it takes memory for, some 30 bytes each, whatever a header says.",
+        at_least=1,
+    )
+    min_cohort: int = setting(
+        2, "The fewest releases of a sum that it opens; machines have such a number too.", at_least=1
+    )
+    sessions_a_day: int = setting(
+        100, "The most sessions that it begins in 24 hours of its clock; a run takes one to three.", at_least=1
+    )
+    sets_a_day: int = setting(
+        10_000, "The most sums that it opens in 24 hours of its clock; a round takes one.", at_least=1
+    )
+
+    def keys(self) -> HelperKey:
+        """The helper's private keys.
+
+        Raises
+        ------
+        ConfigurationError
+            If they are not there, others could read them, or they are another helper's.
+        """
+        name, key = read_helper_key(Path(self.key))
+        if name != self.helper:
+            raise ConfigurationError(
+                f"Expected the keys of helper {self.helper!r} at {self.key}, got those of {name!r}: the configuration "
+                "names another helper or another file."
+            )
+        return key
+
+    def opener(self) -> Opener:
+        """What opens sums: the pinned roster, the helper's keys and its record.
+
+        Raises
+        ------
+        ConfigurationError, MurmurflError
+            If one of them is not there, is not what was pinned, or does not fit the others; nothing was opened.
+
+        Notes
+        -----
+        The record outlives the process and is never made here: a fresh one would have forgotten what was opened.
+        """
+        roster = read_roster(Path(self.roster), self.roster_digest)
+        return Opener(
+            self.helper,
+            self.keys(),
+            roster,
+            SQLiteOpeningRecord(Path(self.record)),
+            largest_model=self.largest_model,
+            min_cohort=self.min_cohort,
+            sessions_a_day=self.sessions_a_day,
+            sets_a_day=self.sets_a_day,
+        )

@@ -1,30 +1,58 @@
-"""Checks of a node or a helper before it starts; none alters anything."""
+"""Checks of a node or a helper before it starts: its file, roster, runs, data, budget, disk and connection.
+
+None alters anything.
+"""
 
 from __future__ import annotations
 
+import hmac
+import math
 import os
+import stat
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...clients import PrivateClient, Schema, UpdateNode
-from ...clients.nodes.sample_node import SampleNode
-from ...clients.records.machine_records import Records
-from ...clients.records.sources import file_items
-from ...privacy import MurmurflError, SQLiteLedger, read_ledger
+from ...clients.nodes.machine_file import SampleNode
+from ...clients.nodes.operators_file import operators_values
+from ...clients.nodes.roster_files import pinned_digest, read_machine_key, read_roster
+from ...clients.records.machine_records import Records, file_items
+from ...privacy import ConfigurationError, MurmurflError, Roster, SQLiteLedger, read_ledger
 from ...privacy.files import exposure
-from .allowance import DAY_S, Allowance, Costs, allowance_of
-from .connections.connection import Given
-from .connections.connection_checks import Check, connection_checks, not_tried, worst
-from .describing import describe, describe_helper, describe_own
-from .helper_config import HelperConfig
-from .node_config import NodeConfig
-from .own_app import OwnNode, own_app, own_client, read_node
-from .roster_check import check_operators_file
+from ..settings.trust_settings import SECURE
+from .connection import Connection, Given, expiries, utc
+from .diagnosis import AHEAD_S, BEHIND_S, Diagnosis, diagnose
+from .federation.keys_and_cards import Card, cards_of
+from .ledger_views import DAY_S, Allowance, Costs, allowance_of
+from .node_app import OwnNode, describe, describe_helper, describe_own, own_app, own_client, read_node
+from .node_config import HelperConfig, NodeConfig
 from .taken_runs import TakenRuns
+
+STATES = ("ok", "warning", "failed", "not tried")
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of one check."""
+
+    name: str
+    state: str  # one of :data:`STATES`
+    sentence: str  # for the operator; with ``failed`` it says what to do
+
+    def __post_init__(self) -> None:
+        if self.state not in STATES:
+            raise ConfigurationError(f"Expected one of {', '.join(STATES)}, got {self.state!r}.")
+
+
+def worst(checks: Sequence[Check]) -> str:
+    """``failed`` if any check failed, else ``warning`` if any warned, else ``ok``."""
+    states = {check.state for check in checks}
+    return next((state for state in ("failed", "warning") if state in states), "ok")
+
 
 _BYTES_OF_A_VALUE = 8
 _VECTORS = 8  # sent and perhaps still to be acknowledged: up to four in the file, as many in its log
@@ -74,7 +102,7 @@ def check_node(
     sentence depends on what is in them: ``records`` says how many fit the schema and why the others do not. It is for
     the operator alone; neither it nor the exit code of ``--check`` belongs anywhere that a server can see. A node that
     starts says and does the same whatever it is. The SuperLink receives what
-    :func:`~murmurfl.app.nodes.connections.diagnosis.diagnose` sends.
+    :func:`~murmurfl.app.nodes.diagnosis.diagnose` sends.
     """
     try:
         config, runs = read_node(path, runs_kept=True), TakenRuns.read(path)
@@ -250,3 +278,223 @@ def _told(error: Exception) -> str:
     if isinstance(error, OSError) and not isinstance(error, MurmurflError):
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
     return " ".join(str(error).split())
+
+
+_NO_START = "so the node does not start"
+_NO_HELP = "so the helper does not start, and no sum is opened"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one look."""
+
+    right: bool
+    text: str  # what was found and, if it is wrong, its effect and what to do
+
+
+def check_operators_file(path: Path) -> Iterator[Finding]:
+    """Check everything that the file of a machine or a helper states of a roster.
+
+    Raises
+    ------
+    ConfigurationError
+        If ``path`` is no operator's file.
+
+    Notes
+    -----
+    Changes nothing. A file in order shows that *this* operator's key is in the pinned roster. Once every operator has
+    seen that for the same digest, each key belongs to the operator with its name: nobody has put a key in somebody
+    else's place.
+    """
+    if "helper" in operators_values(path.expanduser()):
+        yield from _helper_findings(HelperConfig.read(path, runs_kept=True))
+        return
+    node = read_node(path, runs_kept=True)
+    decided = node.updates if isinstance(node, UpdateNode) else node
+    if decided.trust != SECURE:
+        yield Finding(
+            False,
+            f"trust is {decided.trust or 'not set'!r}, so machine {node.machine!r} sends single releases and needs no "
+            f"roster: set trust = {SECURE!r} to take part in sums only.",
+        )
+        return
+    roster, found = _pinned(node.roster, node.roster_digest, _NO_START)
+    yield found
+    if roster is None:
+        return
+    try:
+        yield _own_card(Card.of_machine(node.machine, read_machine_key(Path(node.signing_key))), roster, _NO_START)
+    except MurmurflError as error:
+        yield Finding(False, _because(error, _NO_START))
+    yield _cohort(decided.min_cohort, decided.min_honest, len(roster.machines))
+    names = ", ".join(repr(name) for name in roster.helper_names)
+    if len(roster.helper_names) == 1:
+        yield Finding(True, f"one helper, {names}: that it does not work with the server rests on it alone")
+    else:
+        text = f"{len(roster.helper_names)} helpers, {names}: one of them must not work with the server"
+        yield Finding(True, text)
+
+
+def _helper_findings(config: HelperConfig) -> Iterator[Finding]:
+    roster, found = _pinned(config.roster, config.roster_digest, _NO_HELP)
+    yield found
+    if roster is None:
+        return
+    try:
+        yield _own_card(Card.of_helper(config.helper, config.keys()), roster, _NO_HELP)
+        config.opener()
+        yield Finding(True, f"the record at {config.record} is this key's and can be written")
+    except MurmurflError as error:
+        yield Finding(False, _because(error, _NO_HELP))
+
+
+def _pinned(path: str, digest: str, consequence: str) -> tuple[Roster | None, Finding]:
+    """The roster, if it can be read and has the pinned digest."""
+    try:
+        roster, pinned = read_roster(Path(path), None), pinned_digest(digest)
+    except MurmurflError as error:
+        return None, Finding(False, _because(error, consequence))
+    if hmac.compare_digest(roster.digest.encode(), pinned.encode()):
+        return roster, Finding(True, f"roster-digest is that of {path}")
+    return None, Finding(
+        False,
+        f"the roster at {path} has the digest {roster.digest}, and roster-digest pins {digest}, {consequence}. One of "
+        "them is old, or somebody changed the roster: ask the other operators what theirs is, by your own means, and "
+        "pin that one.",
+    )
+
+
+def _because(error: MurmurflError, consequence: str) -> str:
+    return f"{error} {consequence[0].upper()}{consequence[1:]}."
+
+
+def _own_card(own: Card, roster: Roster, consequence: str) -> Finding:
+    """Whether the roster has this operator's key under this operator's name."""
+    known = next((card for card in cards_of(roster) if card.name == own.name), None)
+    if known == own:
+        return Finding(True, f"{own.kind} {own.name!r} stands in the roster with its own key, {own.fingerprint}")
+    if known is None:
+        return Finding(
+            False,
+            f"the roster has no {own.kind} {own.name!r}, {consequence}: send its card to whoever makes the roster. All "
+            "operators then pin the new digest.",
+        )
+    if known.kind != own.kind:
+        return Finding(False, f"the roster has a {known.kind} of the name {own.name!r}, no {own.kind}, {consequence}.")
+    return Finding(
+        False,
+        f"the roster has {own.kind} {own.name!r} with the key {known.fingerprint}, and this key is {own.fingerprint}, "
+        f"{consequence}. Either this is an old or another key file, or somebody exchanged your card: with a key of "
+        "theirs in your place, they would count as you. Tell the other operators before anybody trains.",
+    )
+
+
+def _cohort(least: int, honest: int, machines: int) -> Finding:
+    if least > machines:
+        return Finding(
+            False,
+            f"min-cohort = {least}, and the roster has {machines} machines, {_NO_START}: no sum could ever be opened.",
+        )
+    colluders = least - honest
+    return Finding(
+        True,
+        f"min-cohort = {least} of the roster's {machines} machines: {colluders} of a sum may work with the server, "
+        f"{honest} must not; {machines - least} may be missing from a round",
+    )
+
+
+NAMES = ("connection", "certificate", "clock", "key", "commands")
+"""The checks, in the order in which a SuperLink makes them."""
+
+_DAYS_LEFT = 30.0
+
+
+def not_tried(reason: str) -> list[Check]:
+    """Every check as not tried, for a reason."""
+    return [Check(name, "not tried", reason) for name in NAMES]
+
+
+def connection_checks(
+    connection: Connection,
+    *,
+    trying: Callable[..., Diagnosis] = diagnose,
+    clock: Callable[[], float] = time.time,
+) -> list[Check]:
+    """Try a connection and report each step.
+
+    Releases nothing. A running node with the same key keeps its session.
+
+    Parameters
+    ----------
+    trying : callable
+        As :func:`~murmurfl.app.nodes.diagnosis.diagnose`.
+    clock : callable
+        Seconds since 1970.
+    """
+    found = trying(connection)
+    if found.cause == "key-unusable" and connection.private_key is not None:  # the rest can be tried without it
+        rest = connection_checks(replace(connection, private_key=None), trying=trying, clock=clock)
+        at = NAMES.index("key")
+        return [*rest[:at], Check("key", "failed", found.sentence), *rest[at + 1 :]]
+    failed = None
+    if found.cause != "reached":
+        failed = next((name for name in NAMES if found.cause.startswith(name)), "connection")
+    reached = NAMES.index(failed) if failed else len(NAMES)
+    passed = [
+        Check("connection", "ok", f"A SuperLink answers at {connection.superlink}."),
+        _certificate(connection, found, clock()),
+        _clock(found),
+        _key(connection),
+        _commands(connection, found),
+    ][:reached]
+    if failed is None:
+        return passed
+    rest = [Check(name, "not tried", f"The {failed} comes first.") for name in NAMES[reached + 1 :]]
+    return [*passed, Check(failed, "failed", found.sentence), *rest]
+
+
+def _certificate(connection: Connection, found: Diagnosis, now: float) -> Check:
+    if connection.insecure:
+        return Check("certificate", "warning", "There is none: without TLS anybody in between reads and answers.")
+    ends = [] if found.certificate_ends is None else [found.certificate_ends]
+    ends += sorted(expiries(connection.root_certificates))[-1:]
+    if not ends:
+        return Check("certificate", "ok", "The SuperLink's certificate is believed.")
+    days = math.floor((min(ends) - now) / DAY_S)
+    whose = "The SuperLink's certificate" if min(ends) == found.certificate_ends else "Its authority's certificate"
+    said = f"{whose} is valid until {utc(min(ends))}, for {days} more day{'s' * (days != 1)}"
+    if days >= _DAYS_LEFT:
+        return Check("certificate", "ok", f"{said}.")
+    return Check("certificate", "warning", f"{said}: ask the server's operator for the next one now.")
+
+
+def _clock(found: Diagnosis) -> Check:
+    allowed = f"(up to {AHEAD_S:.0f} s ahead and {BEHIND_S:.0f} s behind are allowed)"
+    if found.ahead_s is None:
+        return Check("clock", "ok", f"The SuperLink accepts this machine's clock {allowed}.")
+    side = "ahead of" if found.ahead_s > 0 else "behind"
+    said = f"This machine's clock is {abs(found.ahead_s):.0f} s {side} the SuperLink's, to within 2 s {allowed}"
+    if found.ahead_s > AHEAD_S - 1 or found.ahead_s < -BEHIND_S / 2:
+        return Check("clock", "warning", f"{said}: set the clock (NTP) of whichever is wrong.")
+    return Check("clock", "ok", f"{said}.")
+
+
+def _key(connection: Connection) -> Check:
+    path = connection.private_key
+    if path is None:
+        sentence = "The SuperLink takes any node, and this one has no key: any machine may take part."
+        return Check("key", "warning", sentence)
+    if os.name == "posix" and Path(path).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return Check("key", "warning", f"It is registered, but others may read it: run `chmod 600 {path}`.")
+    return Check("key", "ok", f"The SuperLink knows the key at {path}.")
+
+
+def _commands(connection: Connection, found: Diagnosis) -> Check:
+    if not found.takes_commands:
+        return Check("commands", "ok", "The SuperLink takes none from a machine without a login.")
+    return Check(
+        "commands",
+        "warning",
+        f"Whoever reaches {connection.superlink} may submit runs there and run code as the server: ask its operator "
+        "for `murmurfl server --owners`.",
+    )

@@ -1,9 +1,10 @@
-"""``murmurfl node``: a real SuperNode that runs only code that its operator installed.
+"""``murmurfl node`` and ``murmurfl helper``: a real SuperNode that runs only code that its operator installed.
 
 Flower ships an app's code with the run, so a plain ``flower-supernode`` executes whatever the server sends. Here
-Flower's SuperNode only does the networking (``--isolation process``). This process answers its messages with the
-machine of the operator's file (:class:`~murmurfl.app.nodes.executor.LocalExecutor`): a client of murmurfl, or the
-operator's own ClientApp behind the noise mod.
+Flower's SuperNode only does the networking (``--isolation process``), as a child process whose lines go into the log
+and whose contact with the SuperLink goes into the journal. This process answers its messages with the machine of the
+operator's file (:class:`~murmurfl.app.nodes.executor.LocalExecutor`): a client of murmurfl, or the operator's own
+ClientApp behind the noise mod.
 """
 
 from __future__ import annotations
@@ -20,21 +21,15 @@ from pathlib import Path
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from ...clients import PrivateClient, UpdateNode, numpy_client_app
-from ...clients.messages.answers import Answers
-from ...clients.messages.sums_helper import helper_app
-from ...clients.nodes.sample_node import SampleNode
-from ...clients.records.sources import Items
-from ...privacy import SQLiteLedger
+from ...clients.messages import Answers
+from ...clients.sums_helper import helper_app
 from ..engines.loopback import free_port, interrupts_as_keyboard_interrupt, without_proxy
-from .child_process import end_process, followed
-from .connections.connection import Connection
-from .connections.reconnecting import Reconnecting
-from .describing import describe, describe_helper, describe_own
+from .connection import Connection
+from .diagnosis import Reconnecting
 from .executor import LocalExecutor, environment_of_large_blocks, give_back_large_blocks
-from .helper_config import HelperConfig
-from .node_config import NodeConfig
-from .own_app import OwnNode, own_app, own_client
+from .flower_process import end_process, followed
+from .node_app import OwnNode, describe_helper, machine_of
+from .node_config import HelperConfig, NodeConfig
 from .taken_runs import TakenRuns, taking
 from .watching.journal import Journal, noting
 
@@ -134,46 +129,6 @@ def _answer_forever(app: Answers, connection: Connection, journal: Journal) -> N
             journal.note("stopped")
 
 
-def machine_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
-    """The callable that answers messages to a machine, and the machine in one sentence.
-
-    Raises
-    ------
-    ConfigurationError, LedgerError
-        If the machine cannot be made from its configuration.
-    """
-    if isinstance(config, UpdateNode):
-        return own_app(config), describe_own(config)
-    answers, client = client_of(config)
-    return answers, describe(client)
-
-
-def client_of(
-    config: NodeConfig | SampleNode, *, ledger: SQLiteLedger | None = None, items: Items | None = None
-) -> tuple[Answers, PrivateClient]:
-    """The callable that answers messages to a machine that bounds samples, and its client.
-
-    Parameters
-    ----------
-    ledger, items : optional
-        An audit's, instead of the file's ledger and an app's own samples.
-
-    Raises
-    ------
-    ConfigurationError, LedgerError
-        If the machine cannot be made from its configuration.
-
-    Notes
-    -----
-    **Formal guarantees.** Everything the client returns is mu-GDP for replacement of one record, under the policy of
-    the node's file.
-    """
-    if isinstance(config, SampleNode):
-        return own_client(config, ledger=ledger, items=items)
-    client = config.client(ledger)
-    return numpy_client_app(lambda context: client), client  # noqa: ARG005
-
-
 def repeating_the_last_answer() -> Mod:
     """Flower mod that answers a repeated request with the same answer, from memory.
 
@@ -203,7 +158,8 @@ def repeating_the_last_answer() -> Mod:
 
 def _serve(app: Answers, connection: Connection, secret: bytes, secret_file: Path, journal: Journal) -> None:
     port = free_port()
-    command = [sys.executable, "-m", f"{__package__}.flower_supernode", str(os.getpid()), *connection.arguments()]
+    command = [sys.executable, "-m", f"{__package__}.flower_process", "supernode", str(os.getpid())]
+    command += connection.arguments()
     command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret_file)]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     environment = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}

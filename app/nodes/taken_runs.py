@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from flwr.app import ConfigRecord, Context, Error, Message
 
-from ...clients.messages.answers import Answers
+from ...clients.messages import Answers
 from ...clients.nodes.operators_file import RUNS_TABLE, named_values, operators_values
 from ...privacy import ConfigurationError, protocol
 from ...privacy.permits import PermitError, check_bundle_digest, public_owner_key, shown_time, verified_permit

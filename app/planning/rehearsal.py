@@ -14,7 +14,6 @@ mu sqrt(h).
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
@@ -30,6 +29,7 @@ from ...strategies import Outcome, Refusal, Reply, RoundRequest
 from ..data.task import Dataset, Shard
 from ..methods import METHODS, Problem
 from ..methods.presets import the_task, usual_squared_norm, wanted_mu
+from ..models.fitted_linear import discriminant, ridge
 from ..models.model import area_under_curve
 from ..nodes.flower_internals import without_log
 from ..settings.run_config import RunConfig
@@ -171,22 +171,17 @@ class MadeUp:
         return {}
 
     def _trained_on(self, samples: int) -> float:
-        from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-        from sklearn.linear_model import Ridge
-
         data = self.dataset
         rows, labels = data.train_features[:samples], data.train_labels[:samples]
-        if self.classes > 1 and len(np.unique(labels)) == 1:
+        if self.classes == 1:
+            missed = ridge(rows, labels, 1e-3).scores(data.test_features)[:, 0] - data.test_labels
+            return 1.0 - float(np.square(missed).sum() / np.square(data.test_labels - data.test_labels.mean()).sum())
+        if len(np.unique(labels)) == 1:
             return 0.5 if self.majority else float((data.test_labels == labels[0]).mean())
-        fitted: Any = Ridge(1e-3) if self.classes == 1 else LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
-        with warnings.catch_warnings():  # of classes with one sample
-            warnings.simplefilter("ignore")
-            fitted.fit(rows, labels)
-            if self.majority:
-                scores = np.full((len(data.test_labels), self.classes), -np.inf)
-                scores[:, fitted.classes_] = fitted.predict_log_proba(data.test_features)
-                return mean_auc(scores, data.test_labels)
-            return float(fitted.score(data.test_features, data.test_labels))
+        scores = discriminant(rows, labels, self.classes).scores(data.test_features)
+        if self.majority:
+            return mean_auc(scores, data.test_labels)
+        return float((scores.argmax(axis=1) == data.test_labels).mean())
 
 
 def mean_auc(scores: NDArray[np.floating], labels: NDArray[Any]) -> float:

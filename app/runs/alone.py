@@ -1,4 +1,4 @@
-"""One machine alone, without noise: what a simulated machine reaches on its own samples, trained by scikit-learn.
+"""One machine alone, without noise: what a simulated machine reaches on its own samples.
 
 It tells whether a federation is worth joining. It is a figure of simulated data, and not private: of real machines
 nothing of it is computed, since no ledger would count what it tells of their records.
@@ -6,7 +6,6 @@ nothing of it is computed, since no ledger would count what it tells of their re
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable
 from typing import Any
 
@@ -16,18 +15,19 @@ from numpy.typing import NDArray
 from ..data.loading import load_dataset, wanted_by
 from ..data.shards import Parts
 from ..data.task import Dataset, settings
+from ..models.fitted_linear import logistic, ridge
 from ..models.model import Batch, area_under_curve
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
 from .outcome import Alone
 
 NOTE = "simulation only, and not private"
-_NO_LINEAR_MODEL = "It is made for linear models, which scikit-learn trains in a moment."
+_NO_LINEAR_MODEL = "It is made for linear models, which are trained in a moment."
 _MOST_MACHINES, _FEWEST_MACHINES = 20, 5
 _MOST_SAMPLES, _MOST_VALUES = 2_000, 8_000_000
 """Samples of one machine, and values of all of them: wide features are tried on fewer machines."""
 _STRENGTHS = (1.0, 10.0, 100.0)
-"""scikit-learn's C, of features with a root mean square norm of one."""
+"""How little is shrunk (scikit-learn's C), of features with a root mean square norm of one."""
 
 
 def alone(config: RunConfig) -> Alone:
@@ -80,41 +80,33 @@ def _taken(data: Dataset, numbers: NDArray[np.int64]) -> Batch:
 
 
 class _Trained:
-    """scikit-learn's linear model, trained on one machine's samples; of numbers ridge regression."""
+    """A linear model, trained on one machine's samples; of numbers ridge regression."""
 
     def __init__(self, batch: Batch, strength: float, num_classes: int) -> None:
-        from sklearn.dummy import DummyClassifier
-        from sklearn.linear_model import LogisticRegression, Ridge
-
         features, labels = batch
         self._num_classes = num_classes
         self._norm = float(np.sqrt(np.square(_finite(features), dtype=np.float64).sum(axis=1).mean())) or 1.0
-        model: Any = LogisticRegression(C=strength, max_iter=300, tol=1e-3)
-        if num_classes == 1:
-            model = Ridge(alpha=1 / strength)
-        elif len(np.unique(labels)) == 1:  # it knows no other class
-            model = DummyClassifier()
-        with warnings.catch_warnings():  # of steps that were too few: nobody can set them
-            warnings.simplefilter("ignore")
-            self._model = model.fit(self._seen(features), labels)
+        seen = self._seen(features)
+        of_numbers = num_classes == 1
+        self._model = ridge(seen, labels, 1 / strength) if of_numbers else logistic(seen, labels, strength, num_classes)
 
     def _seen(self, features: NDArray[Any]) -> NDArray[Any]:
         return _finite(features) / np.float32(self._norm)
 
     def score(self, batch: Batch) -> float:
-        """Accuracy, or R^2."""
-        return float(self._model.score(self._seen(batch[0]), batch[1]))
+        """Accuracy, or what is as good to compare by: minus the mean squared error."""
+        figures = self.figures(batch)
+        return figures.get("accuracy", -figures.get("loss", 0.0))
 
     def figures(self, batch: Batch) -> dict[str, float]:
         """Accuracy, and AUC of two classes; of numbers the mean squared error."""
-        features, labels = self._seen(batch[0]), batch[1]
+        scores, labels = self._model.scores(self._seen(batch[0])), batch[1]
         if self._num_classes == 1:
-            return {"loss": float(np.square(self._model.predict(features) - labels).mean())}
-        chances, classes = self._model.predict_proba(features), list(self._model.classes_)
-        figures = {"accuracy": float((self._model.classes_[chances.argmax(axis=1)] == labels).mean())}
+            return {"loss": float(np.square(scores[:, 0] - labels).mean())}
+        figures = {"accuracy": float((scores.argmax(axis=1) == labels).mean())}
         if self._num_classes == 2:
-            scores = chances[:, classes.index(1)] if 1 in classes else np.zeros(len(labels))
-            figures["auc"] = area_under_curve(scores, labels)
+            known = np.isfinite(scores[0]).all()  # or it knows one class alone
+            figures["auc"] = area_under_curve(scores[:, 1] - scores[:, 0] if known else np.zeros(len(labels)), labels)
         return figures
 
 

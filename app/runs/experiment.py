@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from numpy.typing import NDArray
 
 from ...clients import PrivateClient
-from ...clients.records.owner_rows import OwnerGradients
+from ...clients.records.machine_records import OwnerGradients
 from ...privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys
 from ...privacy.machine.policy import check_federation
 from ...privacy.sums.masking import Masking

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients import Cohort, Schema, StatisticsClient, TableRows
-from ...clients.messages.requests import GRADIENTS
+from ...clients.messages import GRADIENTS
+from ...clients.records.machine_records import Items, check_columns, file_items, items_of
 from ...clients.records.schema import text_of
-from ...clients.records.sources import Items, check_columns, file_items, items_of
 from ...privacy import (
     SIMULATED,
     ConfigurationError,

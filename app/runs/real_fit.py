@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from ...clients import StatisticsClient, TableRows, numpy_client_app, statistics_columns
 from ...clients.nodes.operators_file import covering_budget
-from ...clients.records.machine_records import Records
+from ...clients.records.machine_records import Records, Table
 from ...clients.records.schema import Schema
-from ...clients.records.sources import Table
 from ...clients.side.side_parts import check_beside
 from ...clients.side.statistics_client import RecordPlaces
 from ...privacy import (

@@ -22,23 +22,17 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ...privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, Trust, protocol
 from ...privacy.sums.masking import Masking
-from ..messages.answers import answer
+from ..messages import answer, in_simulation
+from ..nodes.machine_file import SampleNode
 from ..nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
-from ..nodes.sample_methods import SampleMethod, read_request, sample_method
-from ..nodes.sample_node import SampleNode
-from ..private_client import PrivateClient
+from ..private_client import PrivateClient, handled
 from ..records.drafting import inferred
-from ..records.machine_records import Records
-from ..records.owner_rows import OwnerGradients
+from ..records.machine_records import Items, OwnerGradients, Records, file_items, items_of
 from ..records.schema import Schema
-from ..records.sources import Items, file_items, items_of
 from ..side.evaluation_client import EvaluationShare, Measure
-from ..simulation.context_ledger import in_simulation
-from ..simulation.foreign_sums import SimulatedSums, simulated_machine
-from ..table_statistics_client import statistics_model
-from .numpy_app import handled
+from ..simulation.simulated_machines import SimulatedSums, simulated_machine
 from .per_sample_gradients import GRADIENT_MEMORY_MIB
-from .private_model import MachineModel
+from .sample_methods import MachineModel, SampleMethod, read_request, sample_method, statistics_model
 
 logger = logging.getLogger(__name__)
 
@@ -426,7 +420,7 @@ def _machine_model(model: Any, loss: Callable[[Any, Any], Any] | None, **torch_o
 
     if is_estimator(model):
         return estimator_model(model, loss)
-    from .torch_machine import torch_machine_model
+    from .torch_checks import torch_machine_model
 
     return torch_machine_model(model, loss, **torch_only)
 

@@ -25,9 +25,8 @@ from ...privacy.accounting.asked import check_count
 from ...privacy.machine.clipping import DenseContributions, StackedContributions
 from ..records.schema import Label, Part, Schema
 from ..side.evaluation_client import Measure
-from .outer_products import OuterProducts, PulledOuterProducts
-from .per_sample_gradients import combined_gradients
-from .private_model import MachineModel
+from .per_sample_gradients import OuterProducts, PulledOuterProducts, combined_gradients
+from .sample_methods import MachineModel
 
 Scores = NDArray[np.float64]
 Labels = NDArray[np.intp]

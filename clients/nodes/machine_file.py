@@ -1,21 +1,27 @@
-"""The operator's file of a machine: its place, its masks, and the tables of a machine that bounds samples.
+"""The operators' files of machines: place, masks, and the tables of privacy.
 
 Which tables a file has depends on what it names: ``strategy`` (:class:`~murmurfl.app.nodes.node_config.NodeConfig`), an
-``app`` with a ``method`` (:class:`.sample_node.SampleNode`), or an ``app`` alone (:class:`.update_node.UpdateNode`).
+``app`` with a ``method`` (:class:`SampleNode`), or an ``app`` alone (:class:`UpdateNode`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import MISSING
+from dataclasses import MISSING, fields, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from ...privacy import ConfigurationError, SQLiteLedger, gdp_mu, protocol
+from ...privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, gdp_mu, protocol
 from ...privacy.accounting.asked import asked_mu
 from ...privacy.machine.tables import HELD_OUT, Clip, Evaluating, Noise, Releases, Sums, Wanted
-from ...privacy.setting import Value, refusal, setting, table
+from ...privacy.setting import Setting, Value, refusal, setting, settings_of, table
 from ...privacy.sums.masking import Masking
+from ..adapters.sample_methods import SAMPLE_METHODS, sample_method
+from ..adapters.update_policy import UpdatePolicy
+from ..side.evaluation_client import EvaluationShare
 from .operators_file import OperatorsFile, covering_budget
 from .roster_files import read_machine_key, read_roster
 
@@ -164,3 +170,179 @@ class RecordsFile(MachineFile, Honest, Sums, Evaluating, Releases, Noise, Clip, 
             found |= {"trust": SECURE, "min_honest": self.min_honest, "min_cohort": self.min_cohort}
             found["budget_local_mu"] = local
         return found
+
+
+@table(trust="untrusted-server", min_honest=1, min_cohort=1)
+class SampleNode(RecordsFile):
+    """A real machine of a ``private_client_app``: its operator's file, one TOML document, read on the machine.
+
+    Its settings are described in the tables (:mod:`.machine_file`, :mod:`murmurfl.privacy.machine.tables`); budget and
+    delta are the ledger's, and ``batch_size`` is 0 where every release is a sum over all samples.
+
+    Notes
+    -----
+    **Formal guarantees.** Every release of a run together is at most mu-GDP, all runs the ledger's budget, always with
+    ``exact`` noise and for replacement of one record (of all records of an owner), as long as the node runs client code
+    its operator chose: ``murmurfl node`` runs ``app``; a plain ``flower-supernode`` runs the code of whoever submits
+    the run.
+    Proof: docs/proofs/release-rule.md.
+    """
+
+    required: ClassVar[frozenset[str]] = frozenset({"schema", "rows", "clip-norm", "max-participations", "method"})
+    closed: ClassVar[frozenset[str]] = frozenset(
+        {"clipping", "clip-stability", "quantile-share", "passes", "secret-order", "delta", "budget-mu"}
+        | {"budget-local-mu"}
+    )
+    method: str = setting("", "What it takes part in, the app's own.", choices=tuple(SAMPLE_METHODS))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.evaluation  # noqa: B018 - refuses what cannot be
+        asked = asked_mu(self.mu, self.epsilon or None, 0.5)  # any delta: the ledger's is not known here
+        sums = {"trust": self.trust, "min_honest": self.min_honest, "min_cohort": self.min_cohort}
+        self._policy(mu=asked, delta=0.5, **sums)
+
+    def policy(self, ledger: SQLiteLedger) -> PrivacyPolicy:
+        """The policy of this file and its ledger, whose budget must cover one run."""
+        return self._policy(**self.terms(ledger), noise_quality="exact")
+
+    @property
+    def evaluation(self) -> EvaluationShare | None:
+        """The shares of mu^2 and of the samples for a private evaluation; None for no evaluation."""
+        if not self.private_evaluation:
+            return None
+        return EvaluationShare(self.private_evaluation, self.held_out, self.score_bins)
+
+    def _policy(self, **terms: Any) -> PrivacyPolicy:
+        own: dict[str, Any] = {"mechanism": self.mechanism} if self.mechanism else {}
+        return sample_method(self.method).policy(
+            batch_size=self.batch_size or None,
+            clip_norm=self.clip_norm,
+            max_participations=self.max_participations,
+            samples_per_owner=self.samples_per_owner,
+            **own,
+            **terms,
+        )
+
+
+_OF_THE_LEDGER = ("budget_mu", "delta", "budget_local_mu")
+"""Fields that a real machine's ledger decides: no keys of the file."""
+
+_ROUNDING = 1e-9
+
+
+def _as_it_is(file: str) -> tuple[int, int, int]:
+    """Inode, size and time: at least one of them changes when a file is written to."""
+    status = Path(file).stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=256)
+def _digest_of(file: str, *as_it_is: int) -> str:  # noqa: ARG001 - a file that was not written to is not read again
+    with Path(file).open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+@table()
+class UpdateNode(MachineFile):
+    """A real machine whose ClientApp is somebody's own: its operator's file, one TOML document, read on the machine.
+
+    Parameters
+    ----------
+    updates : UpdatePolicy
+        Decides about the updates that are released; in the file its fields are keys like the others. Budget and delta
+        are the ledger's.
+
+    Notes
+    -----
+    **Formal guarantees.** What leaves is what :class:`~murmurfl.clients.UpdatePolicy` guarantees, as long as the node
+    runs client code its operator chose: ``murmurfl node`` runs ``app``; a plain ``flower-supernode`` runs the code of
+    whoever submits the run, and that may leave the mod out. The ledger knows ``data_files``, and the machine compares
+    them before and after every training; a message cannot change the roster, nor ``min-cohort``.
+    """
+
+    updates: UpdatePolicy
+    data_files: tuple[str, ...] = setting(
+        (),
+        "Paths of the files its data are in. Only with releases-per-pass > 1: which sample is in which part depends on "
+        "their contents, so the ledger knows them, and the machine refuses once they have changed.",
+        file=True,
+    )
+    epsilon: float = setting(
+        0.0, "Of all releases of one run together, at the ledger's delta; it stands in the place of mu.", at_least=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        updates = self.updates
+        if self.data_files and updates.releases_per_pass == 1:
+            raise ConfigurationError(
+                "Expected data-files only with releases-per-pass > 1, got both: a client-level guarantee holds for "
+                "whatever data the machine has."
+            )
+        if not all(self.data_files):
+            raise refusal("data_files", "a list of paths", self.data_files)
+        for key, values in (("run-config", self.run_config), ("node-config", self.node_config)):
+            if values and not self.app:
+                raise ConfigurationError(
+                    f"Expected {key} only beside app: a plain flower-supernode has its own, got {sorted(values)}."
+                )
+        if self.epsilon and updates.mu != asked_mu(0.0, self.epsilon, updates.delta):
+            raise ConfigurationError(
+                f"Expected mu or epsilon, got both: updates with mu = {updates.mu!r} and epsilon = {self.epsilon!r}."
+            )
+
+    @property
+    def sums(self) -> bool:
+        """Whether the server sees only sums."""
+        return self.updates.trust == SECURE
+
+    @classmethod
+    def settings(cls) -> dict[str, Setting]:
+        """The settings that such a file may have: of a policy's fields those that the ledger does not decide."""
+        own, shared, decided = super().settings(), settings_of(RecordsFile), {}
+        for one in fields(UpdatePolicy):
+            name = one.name.replace("_", "-")
+            if one.name not in _OF_THE_LEDGER:
+                decided[name] = replace(shared.get(name, Setting(name, str(one.type), None)), default=one.default)
+        first = {name: own.pop(name) for name in ("machine", "ledger")}
+        return {**first, **decided, **own}
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """A file's settings from a document with hyphenated keys."""
+        found = cls.values_of(values)
+        names = [one.name for one in fields(UpdatePolicy) if one.name not in _OF_THE_LEDGER]
+        updates = {name: found.pop(name) for name in names if name in found}
+        found["data_files"] = tuple(found.get("data_files", ()))
+        return cls(updates=UpdatePolicy(**updates, epsilon=found.get("epsilon")), **found)
+
+    def known_by(self, node_config: Mapping[str, Any]) -> bytes:
+        """Bytes by which the ledger knows the ClientApp's data; empty for a client-level guarantee.
+
+        They are the app, its configuration (so a partition's number or seed) and the contents of ``data_files``. A
+        ClientApp other than ``app`` sees the SuperNode's own ``node_config``. Of data that are in no named file the
+        ledger knows the configuration only: the rest is the operator's word.
+        """
+        if self.updates.releases_per_pass == 1:
+            return b""
+        seen = dict(self.node_config) if self.app else dict(node_config)
+        settled = [self.app, self.updates.releases_per_pass, sorted(self.run_config.items()), sorted(seen.items())]
+        try:
+            digests = [_digest_of(file, *_as_it_is(file)) for file in self.data_files]
+        except OSError as error:
+            raise ConfigurationError(f"Expected to read the data-files, got: {error}.") from error
+        return json.dumps([settled, digests]).encode()
+
+    def policy(self, ledger: SQLiteLedger) -> UpdatePolicy:
+        """The policy of this file and its ledger, whose budget must cover one session."""
+        local = ledger.budget_local_mu if self.sums else None
+        settled = replace(self.updates, **self.decided(ledger, self.updates.mu, self.epsilon), budget_local_mu=local)
+        private = settled.privacy_policy()
+        needed = private.plan(1).mu_local
+        if local is not None and needed > private.local_budget * (1 + _ROUNDING):
+            raise ConfigurationError(
+                f"Expected mu_local <= {local:g}, the budget of what holds whatever happens in the ledger "
+                f"{ledger.path}, got {needed:g}: not one run would be answered. Lower mu or min-honest."
+            )
+        return settled

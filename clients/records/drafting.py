@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError
 from ...privacy.errors import MisfitError
+from .machine_records import CsvLines, Items, NpzRows, ParquetRows, Table, check_ending
 from .schema import OTHER, Column, Label, Part, Schema, array_of, is_missing, number_of, text_of
-from .sources import CsvLines, Items, NpzRows, ParquetRows, Table, check_ending
 
 FEWEST_OF_A_CATEGORY = 20
 """Records that a category must have to stand in a draft; rarer ones count as ``other``."""

@@ -17,7 +17,7 @@ from ...privacy import NO_NOISE, ConfigurationError, PrivacyPolicy, PrivateMachi
 from ...privacy.mechanisms import noise_stands_alone
 from ...privacy.side.centring_query import CENTRING_CONSTANT, centred
 from ..adapters.per_sample_gradients import Samples
-from ..messages.requests import Request
+from ..messages import Request
 from .side_parts import PartTerms, check_beside
 
 

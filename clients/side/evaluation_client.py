@@ -30,7 +30,7 @@ from ...privacy.side.evaluation_query import (
     is_evaluation_policy,
 )
 from ..adapters.per_sample_gradients import Samples
-from ..messages.requests import Request
+from ..messages import Request
 from .side_parts import PartTerms, check_beside
 
 Measure = Callable[[Sequence[NDArray[Any]], Any], Measured]

@@ -6,7 +6,7 @@ on its samples, which comes last (:mod:`.evaluation_client`). All share the mach
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypedDict
 
@@ -14,7 +14,7 @@ from ...privacy import ConfigurationError, Ledger, LedgeredMachine, NoiseKeys, P
 from ...privacy.machine.data_digest import RowBytes
 from ...privacy.machine.record_owners import Owners
 from ..adapters.per_sample_gradients import Samples
-from ..messages.requests import Request
+from ..messages import Request
 
 Shapes = list[tuple[int, ...]]
 
@@ -83,22 +83,6 @@ class SideRelease(Protocol):
     def part(self, terms: PartTerms) -> SidePart:
         """The part of a machine that makes the release."""
         ...
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a machine that make side releases, by their names in requests."""
-
-    known: Mapping[str, SidePart]
-
-    @property
-    def machines(self) -> list[LedgeredMachine]:
-        """The machine of each part."""
-        return [part.machine for part in self.known.values()]
-
-    def of(self, of: str | None) -> SidePart | None:
-        """The part that a request is for; None for contributions to a training."""
-        return None if of is None else self.known.get(of)
 
 
 def refuse_sides(kind: type, sides: Iterable[SideRelease], *, per_owner: bool) -> None:

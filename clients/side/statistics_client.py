@@ -21,7 +21,7 @@ from ...privacy.errors import MisfitError, is_interrupt
 from ...privacy.side.evaluation_query import is_evaluation_policy
 from ...privacy.side.statistics_query import CountedColumn, StatisticsRows
 from ..adapters.per_sample_gradients import Samples
-from ..messages.requests import Request
+from ..messages import Request
 from ..records.machine_records import Records
 from ..records.schema import OTHER, Column, Label, Schema, is_missing, number_of, text_of
 from .side_parts import PartTerms, check_beside

@@ -25,8 +25,7 @@ from ...privacy.machine.clipping import ChosenContributions, StackedContribution
 from ...privacy.machine.machine_block import BlockAdmission, BlockArithmetic, BlockReleases, MachineBlock
 from ...privacy.machine.prefix_sums import ReleaseRule
 from ..adapters.per_sample_gradients import Samples
-from ..messages.release_of import read_release_of
-from ..private_client import PrivateClient, Request, Together
+from ..private_client import PrivateClient, Request, Together, read_release_of
 
 Placed = tuple[int, int, slice, bool]
 """A machine that may release: its place among those asked, its part, its fresh samples, whether it is computed here."""
@@ -282,7 +281,7 @@ class Cohort:
         first = self._like(name)
         if first.name == name:
             return first
-        if first.parts.machines:  # which are made for its ledger and keys
+        if first.parts:  # which are made for its ledger and keys
             return self._make_client(name)
         client, row = copy(first), kinds.row(name)
         client.name, client.samples = name, kinds.samples(name)

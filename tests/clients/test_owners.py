@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from murmurfl.clients import FullBatchClient, Mu2Client, NoisySGDClient, OwnedSamples, OwnerGradients
-from murmurfl.clients.messages.answers import statement_entries
+from murmurfl.clients.messages import statement_entries
 from murmurfl.privacy import (
     ConfigurationError,
     LedgerError,
@@ -166,7 +166,7 @@ def test_a_row_does_not_depend_on_its_neighbours(monkeypatch):
     samples, point = Data().owned(), [np.full(D, 0.3)]
     together = gradients()(point, samples[0:10])
     assert (together == np.concatenate([gradients()(point, samples[i : i + 1]) for i in range(10)])).all()
-    monkeypatch.setattr("murmurfl.clients.records.owner_rows._MOST_VALUES", 3 * MOST * D)
+    monkeypatch.setattr("murmurfl.clients.records.machine_records._MOST_VALUES", 3 * MOST * D)
     assert (together == gradients()(point, samples[0:10])).all()
 
 

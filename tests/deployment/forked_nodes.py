@@ -18,9 +18,8 @@ from types import SimpleNamespace
 
 from flwr.supernode.cli import flower_supernode  # noqa: F401 - what a SuperNode imports
 from murmurfl.app.commands import main as cli
-from murmurfl.app.nodes import flower_supernode as child
-from murmurfl.app.nodes import supernode
-from murmurfl.app.nodes.connections import fleet_contact  # noqa: F401
+from murmurfl.app.nodes import flower_process as child
+from murmurfl.app.nodes import supernode as supernode
 from murmurfl.clients import ContextLedger  # noqa: F401
 
 AT_ONCE, LONGEST_S = 3, 60.0

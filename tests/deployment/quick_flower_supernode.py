@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 from flwr.supercore.date import now
 from flwr.supernode import node_auth_http_interceptor, start_client_internal
-from murmurfl.app.nodes.flower_supernode import main
+from murmurfl.app.nodes.flower_process import main
 
 _LONGEST_S = 0.3
 quick = {name: getattr(time, name) for name in dir(time) if not name.startswith("_")}

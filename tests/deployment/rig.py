@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from murmurfl.app.nodes.demo import node_settings
-from murmurfl.app.nodes.deployment import deployment
-from murmurfl.app.nodes.helper_config import HelperConfig
-from murmurfl.app.nodes.node_config import NodeConfig
+from murmurfl.app.nodes.deployment import deployment, node_settings
+from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.nodes.roster_files import read_helper_key

@@ -22,7 +22,8 @@ from types import SimpleNamespace
 
 import numpy as np
 from murmurfl.app.commands import main as cli
-from murmurfl.app.nodes import executor, supernode
+from murmurfl.app.nodes import executor
+from murmurfl.app.nodes import supernode as supernode
 from murmurfl.clients.private_client import PrivateClient
 from murmurfl.privacy import Opener, PrivateMachine, SQLiteLedger, SystemKeys, derived_seed, protocol
 from murmurfl.privacy.ledger import ledger_file as ledger_format
@@ -97,7 +98,7 @@ start = supernode.subprocess.Popen
 
 
 def start_quick(command, **options):
-    at = command.index(f"{supernode.__package__}.flower_supernode")
+    at = command.index(f"{supernode.__package__}.flower_process")
     quick = str(Path(__file__).with_name("quick_flower_supernode.py"))
     return start([*command[: at - 1], quick, *command[at + 1 :]], **options)
 

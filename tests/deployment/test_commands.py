@@ -21,10 +21,9 @@ from flwr.supercore.routers.runtime import create_runtime_router
 from flwr.supercore.routers.runtime import responses_router as responses
 from flwr.superlink.routers.control import router as control
 from murmurfl.app.engines.loopback import executable, free_port, is_healthy, launch_environment, without_proxy
-from murmurfl.app.nodes.connections.connection import Connection
-from murmurfl.app.nodes.connections.diagnosis import diagnose
-from murmurfl.app.nodes.deployment import make_node_key, make_server_certificates
-from murmurfl.app.nodes.owner_key import write_owner_key
+from murmurfl.app.nodes.connection import Connection
+from murmurfl.app.nodes.diagnosis import diagnose
+from murmurfl.app.nodes.federation.keys_and_cards import make_node_key, make_server_certificates, write_owner_key
 from murmurfl.app.nodes.servers.gate import server_name
 from murmurfl.privacy.permits import OwnerKey
 

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 import pytest
 from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.loopback import LaunchError
-from murmurfl.app.nodes.demo import node_settings
-from murmurfl.app.nodes.deployment import deployment
-from murmurfl.app.nodes.node_config import NODE_CONFIG_KEY
+from murmurfl.app.nodes.deployment import deployment, node_settings
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.clients.nodes.operators_file import NODE_CONFIG_KEY
 from murmurfl.privacy import read_ledger
 
 from tests.deployment.rig import federation

@@ -11,12 +11,11 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 from murmurfl.app.engines.loopback import toml_document
-from murmurfl.app.nodes.cards import Card, make_helper, make_machine, roster_of
-from murmurfl.app.nodes.helper_config import HelperConfig
-from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.app.nodes.supernode import machine_of
-from murmurfl.clients.messages.sums_helper import helper_app
+from murmurfl.app.nodes.federation.keys_and_cards import Card, make_helper, make_machine, roster_of
+from murmurfl.app.nodes.node_app import machine_of
+from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.clients.nodes.roster_files import read_machine_key, write_roster
+from murmurfl.clients.sums_helper import helper_app
 from murmurfl.privacy import Masking, MemoryOpeningRecord, Opener, SQLiteLedger, protocol, read_ledger
 from murmurfl.privacy.sums import opening_rule as opening
 

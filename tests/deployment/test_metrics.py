@@ -10,7 +10,7 @@ import pytest
 from murmurfl.app.engines import superlink
 from murmurfl.app.engines.loopback import executable, free_port
 from murmurfl.app.nodes.deployment import deployment
-from murmurfl.app.nodes.watching.endpoint import figures_of
+from murmurfl.app.nodes.watching.health import figures_of
 from murmurfl.strategies.rounds.monitor_file import read_figures
 
 pytestmark = pytest.mark.deployment

@@ -181,7 +181,7 @@ def test_a_refusal_that_is_new_would_be_missed(monkeypatch):
 
 
 def test_the_connection_on_the_page_is_one():
-    from murmurfl.app.nodes.connections.connection import Connection
+    from murmurfl.app.nodes.connection import Connection
     from murmurfl.clients.nodes.operators_file import named_values
 
     table = tomllib.loads(

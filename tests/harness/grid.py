@@ -10,7 +10,7 @@ from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from murmurfl.clients import numpy_client_app
-from murmurfl.clients.simulation.context_ledger import simulated_in_process
+from murmurfl.clients.messages import simulated_in_process
 from murmurfl.privacy import derived_seed, protocol
 
 

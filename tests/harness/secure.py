@@ -12,8 +12,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.clientapp import ClientApp
 from murmurfl.clients import Mu2Client
 from murmurfl.clients.adapters.per_sample_gradients import unflatten
-from murmurfl.clients.messages.answers import answer
-from murmurfl.clients.messages.sums_helper import answer_helper
+from murmurfl.clients.messages import answer
+from murmurfl.clients.sums_helper import answer_helper
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, RefusedError, SimulatedKeys, protocol
 from murmurfl.privacy.sums.masking import Masking
 from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener

@@ -1,7 +1,7 @@
 """Examples to try a module on, of the shapes and types that a test's batch has."""
 
 import torch
-from murmurfl.clients.adapters.model_checks import ORDINARY
+from murmurfl.clients.adapters.torch_checks import ORDINARY
 from murmurfl.clients.adapters.torch_model import as_tensor, mapped
 
 

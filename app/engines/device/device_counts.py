@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ....clients.adapters.outer_products import LEAST_SQUARES
+from ....clients.adapters.per_sample_gradients import LEAST_SQUARES
 from ....privacy.machine.clipping import RowBound
 from ....privacy.machine.clipping_figures import observe_releases
 from ....privacy.noise.grid import MARK, Grid
@@ -58,7 +58,7 @@ class DeviceContributions(ABC):
 class DeviceOuterProducts(DeviceContributions):
     """Gradients of a linear layer, [r x^T, r] for a sample's r and x, without the second r if the layer has no bias.
 
-    See :class:`~murmurfl.clients.adapters.outer_products.OuterProducts`.
+    See :class:`~murmurfl.clients.adapters.per_sample_gradients.OuterProducts`.
     """
 
     def __init__(self, residuals: torch.Tensor, features: torch.Tensor, *, bias: bool) -> None:

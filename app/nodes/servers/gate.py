@@ -2,7 +2,7 @@
 
 Flower's node keys protect the Fleet API only. The Control API submits and stops runs and registers nodes, and Flower's
 open package lets anybody use it. The gate stands in front of Flower's application, in its process, so no port leads
-past it.
+past it; whoever starts a SuperLink checks its options, and that the gate answers (:class:`SuperLinkOptions`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ from __future__ import annotations
 import errno
 import hashlib
 import hmac
+import http.client
+import ipaddress
 import json
 import logging
 import os
 import re
+import secrets
+import ssl
 import stat
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +32,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from ....privacy import ConfigurationError
 from ....privacy.files import exposure
 from ....privacy.permits import OwnerKey, PermitError, public_owner_key, verified_login
-from ..watching.node_log import plain
+from ..watching.journal import plain
 
 CONTROL, OPEN_PATHS, HEALTH = "/v1/control/", ("/v1/fleet/", "/v1/runtime/"), "/health"
 """Paths for owners only; paths where Flower itself asks for a node's key or a run process's token; a path for all."""
@@ -263,3 +268,137 @@ async def _refuse(send: Callable[[Message], Awaitable[None]], reason: str, proof
     headers += [(PROOF_HEADER.encode(), one) for one in proof]
     await send({"type": "http.response.start", "status": 403, "headers": [*headers, (b"connection", b"close")]})
     await send({"type": "http.response.body", "body": body})
+
+
+_ANSWER_WITHIN_S = 3.0
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+@dataclass(frozen=True)
+class SuperLinkOptions:
+    """Address, files and processes of runs, by the options of ``flower-superlink``."""
+
+    host: str
+    port: int
+    certificate: str  # PEM file; empty without TLS
+    database: Path | None = None  # of nodes, runs and messages; None if in memory
+    authority: str = ""  # PEM file that the certificate is checked against
+    processes: str = "subprocess"  # or "process": runs' processes are started by somebody who knows the secret
+    secret: str = ""  # file of that secret
+    # Whether only nodes with registered keys may sign in; a simulation has no nodes
+    nodes_register: bool = False
+
+    @classmethod
+    def read(cls, options: Sequence[str]) -> SuperLinkOptions:
+        """Read the options as Flower does; all others are left to Flower."""
+        import argparse
+
+        from flwr.supercore.constant import SUPERLINK_UVICORN_DEFAULT_PORT, UVICORN_DEFAULT_HOST
+
+        parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+        parser.add_argument("--host", default=UVICORN_DEFAULT_HOST)
+        parser.add_argument("--port", default=str(SUPERLINK_UVICORN_DEFAULT_PORT))
+        parser.add_argument("--isolation", default="subprocess")
+        for option in ("--ssl-certfile", "--ssl-ca-certfile", "--database", "--superexec-auth-secret-file"):
+            parser.add_argument(option, default="")
+        for option in ("--insecure", "--enable-supernode-auth", "--simulation"):
+            parser.add_argument(option, action="store_true")
+        try:
+            read, _ = parser.parse_known_args(list(options))
+        except argparse.ArgumentError:  # Flower reports it
+            read = parser.parse_args([])
+        try:
+            port = int(read.port)
+        except ValueError:  # Flower reports it
+            port = SUPERLINK_UVICORN_DEFAULT_PORT
+        certificate = "" if read.insecure else read.ssl_certfile
+        database = _database_file(read.database.strip())
+        secret = read.superexec_auth_secret_file
+        registered = read.enable_supernode_auth or read.simulation
+        return cls(read.host, port, certificate, database, read.ssl_ca_certfile, read.isolation, secret, registered)
+
+    def check(self) -> None:
+        """Raise if others than owners could command the server.
+
+        Raises
+        ------
+        ConfigurationError
+            If logins would travel in clear over a network, anybody could be a node, or anybody could take a run's task.
+        """
+        if not self.certificate and not is_loopback(self.host):
+            raise ConfigurationError(
+                f"Expected --ssl-certfile, --ssl-keyfile and --ssl-ca-certfile, or --host 127.0.0.1, got {self.host} "
+                "without TLS: whoever listens on the way could command the server."
+            )
+        if not self.nodes_register and not is_loopback(self.host):
+            raise ConfigurationError(
+                "Expected --enable-supernode-auth, or --host 127.0.0.1, got neither: anybody could register a node, be "
+                "asked by runs, and fetch their bundles."
+            )
+        if self.processes == "process" and not self.secret:
+            raise ConfigurationError(
+                "Expected --superexec-auth-secret-file with --isolation process, got none: anybody could take the "
+                "place of a run's process."
+            )
+
+    @property
+    def nearby(self) -> str:
+        """Host and port for processes of this computer."""
+        host = _EVERYWHERE.get(self.host, self.host)
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    def answers(self) -> bool:
+        """Whether a SuperLink answers, asked from this computer."""
+        answer = self._asked("GET", "/health", {})
+        return answer is not None and answer.status == http.HTTPStatus.OK
+
+    def refuses(self, proof: bytes) -> bool | None:
+        """Whether the gate with this proof answers and refuses a command; None without an answer.
+
+        Parameters
+        ----------
+        proof : bytes
+            The secret that only this SuperLink was started with.
+        """
+        nonce = secrets.token_hex(16)
+        answer = self._asked("POST", CONTROL, {NONCE_HEADER: nonce})
+        if answer is None:
+            return None
+        shown = answer.getheader(PROOF_HEADER) or ""
+        ours = hmac.compare_digest(shown.encode(), proof_of(proof, nonce.encode()))
+        return ours and answer.status == http.HTTPStatus.FORBIDDEN
+
+    def _asked(self, method: str, path: str, headers: Mapping[str, str]) -> http.client.HTTPResponse | None:
+        """An answer without its body; None without one."""
+        host = _EVERYWHERE.get(self.host, self.host)
+        connection: http.client.HTTPConnection
+        if self.certificate:
+            # Nothing secret is sent, and the answer is believed for its proof alone.
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+            connection = http.client.HTTPSConnection(host, self.port, timeout=_ANSWER_WITHIN_S, context=context)
+        else:
+            connection = http.client.HTTPConnection(host, self.port, timeout=_ANSWER_WITHIN_S)
+        try:
+            connection.request(method, path, headers=dict(headers))
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this computer reaches the host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _database_file(named: str) -> Path | None:
+    """File of a path or of an SQLAlchemy address; None if the database is in memory or elsewhere."""
+    scheme, there, rest = named.partition(":///")
+    file = rest.partition("?")[0] if there and scheme == "sqlite" else named
+    return None if not file or file.startswith(":") or "://" in file else Path(file)

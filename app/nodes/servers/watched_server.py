@@ -25,18 +25,26 @@ from ....privacy import ConfigurationError, MurmurflError
 from ....privacy.files import create_private, exposure
 from ....strategies.rounds.monitor_file import FIGURES_VARIABLE, ServerFigures, read_figures
 from ...engines.loopback import executable, interrupts_as_keyboard_interrupt, without_proxy
-from ..child_process import end_process, follow_lines
-from ..connections.certificate import expiries
-from ..watching.endpoint import SERVER, Shown, Value
-from ..watching.health import Addresses, health_answer, shown
-from ..watching.journal import Journal
-from ..watching.node_log import SAY_AGAIN_S, flower_line
-from .flower_superlink import PROOF_VARIABLE, PUBLISHED_VARIABLE
-from .gate import COMMANDED, OURSELVES, read_owners, server_name
-from .own_server import OwnServer
-from .server_health import ServerHealth, SuperLinkOptions
+from .. import flower_process
+from ..connection import expiries
+from ..flower_process import PROOF_VARIABLE, PUBLISHED_VARIABLE, end_process, follow_lines
+from ..watching.health import (
+    NOT_LISTENING,
+    NOT_RUNNING,
+    SERVER,
+    STARTING,
+    Addresses,
+    Shown,
+    Value,
+    health_answer,
+    shown,
+)
+from ..watching.journal import SAY_AGAIN_S, Journal, flower_line
+from .control_api import OwnServer
+from .gate import COMMANDED, OURSELVES, SuperLinkOptions, read_owners, server_name
 
 logger = logging.getLogger(__name__)
+
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 15.0
@@ -157,9 +165,9 @@ class _Server:
     def superlink(self) -> list[str]:
         """Command that starts the SuperLink."""
         owners = "-" if self.owners is None else str(self.owners.expanduser().absolute())
-        module = f"{__package__}.flower_superlink"
         # -P: import nothing from the current folder. Of an option given twice, the last counts.
-        superlink = [sys.executable, "-P", "-m", module, str(os.getpid()), owners, *self.options]
+        superlink = [sys.executable, "-P", "-m", flower_process.__name__, "superlink", str(os.getpid()), owners]
+        superlink += self.options
         return superlink if self.secret is None else [*superlink, "--isolation", "process", *self._told]
 
     def starter(self, superlink: int) -> list[str]:
@@ -427,3 +435,85 @@ class ServerMetrics:
             "murmurfl_refusals_total": rounds.refused,
             **({} if noted is None else last),
         }
+
+
+ASK_EVERY_S = 5.0
+_STARTING_EVERY_S = 0.2
+_STARTS_WITHIN_S = 90.0
+_SILENT_S = 30.0
+
+
+class ServerHealth:
+    """Whether a SuperLink runs and answers; a thread asks it every few seconds.
+
+    Parameters
+    ----------
+    answers : callable
+        Whether it answers now.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(self, answers: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
+        self._answers, self._clock = answers, clock
+        self._started_at: float | None = None
+        self._answered_at: float | None = None
+        self._starts = 0
+        self._ended = False
+        self._wake = threading.Event()
+
+    @property
+    def running(self) -> bool:
+        return self._started_at is not None
+
+    @property
+    def answered(self) -> bool:
+        """Whether the current process, or the last one, has ever answered."""
+        return self._answered_at is not None
+
+    @property
+    def restarts(self) -> int:
+        return max(self._starts - 1, 0)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong, one of :data:`~.health.PROBLEMS`; empty if nothing is."""
+        started, answered = self._started_at, self._answered_at
+        if started is None:
+            return NOT_RUNNING if self._starts else STARTING
+        if answered is None:
+            return STARTING if self._clock() - started < _STARTS_WITHIN_S else NOT_LISTENING
+        return NOT_LISTENING if self._clock() - answered > _SILENT_S else ""
+
+    def started(self) -> None:
+        """Note that a process was started."""
+        self._answered_at = None
+        self._started_at = self._clock()
+        self._starts += 1
+        self._wake.set()
+
+    def ended(self) -> None:
+        """Note that the process ended."""
+        self._started_at = None
+
+    def ask(self) -> None:
+        """Ask once whether it answers."""
+        started = self._started_at
+        # Another process may have been started meanwhile.
+        if started is not None and self._answers() and self._started_at == started:
+            self._answered_at = self._clock()
+
+    def ask_forever(self) -> None:
+        """Ask every few seconds, in a thread that ends with :meth:`close`."""
+        threading.Thread(target=self._ask_forever, daemon=True, name="murmurfl-health").start()
+
+    def close(self) -> None:
+        self._ended = True
+        self._wake.set()
+
+    def _ask_forever(self) -> None:
+        while not self._ended:
+            self._wake.clear()
+            with suppress(Exception):
+                self.ask()
+            self._wake.wait(ASK_EVERY_S if self.answered else _STARTING_EVERY_S)

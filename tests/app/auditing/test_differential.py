@@ -9,8 +9,8 @@ from murmurfl.app.auditing import differential
 from murmurfl.app.auditing.differential import audit_app, audit_node
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.loopback import toml_document
+from murmurfl.app.nodes.node_app import read_node
 from murmurfl.app.nodes.node_config import NodeConfig, node_strategies
-from murmurfl.app.nodes.own_app import read_node
 from murmurfl.clients import Column, Label, Part, Schema
 from murmurfl.clients.adapters import private_app
 from murmurfl.clients.records import machine_records as reading

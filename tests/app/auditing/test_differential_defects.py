@@ -9,11 +9,10 @@ from murmurfl.app.auditing import differential
 from murmurfl.app.auditing.differential import audit_app, audit_node
 from murmurfl.app.auditing.neighbours import OWNERS, ROWS, made_up_rows, neighbours, written
 from murmurfl.app.engines.loopback import toml_document
+from murmurfl.app.nodes.node_app import read_node
 from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.app.nodes.own_app import read_node
 from murmurfl.clients import Mu2Client, Schema
-from murmurfl.clients.records.machine_records import Records
-from murmurfl.clients.records.sources import NpzRows, file_items
+from murmurfl.clients.records.machine_records import NpzRows, Records, file_items
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.errors import MisfitError
 

@@ -8,8 +8,8 @@ import pytest
 from flwr.common.serde import user_config_to_proto
 from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
-from murmurfl.app.nodes.federation_files import Federation
-from murmurfl.app.nodes.member import Member
+from murmurfl.app.nodes.federation.coordinator import Federation
+from murmurfl.app.nodes.federation.member import Member
 from murmurfl.app.runs.run_files import write_record
 from typer.testing import CliRunner
 
@@ -65,7 +65,7 @@ class Control:
 
 def test_the_coordinators_status_says_what_its_runs_took_of_each_machine(here, monkeypatch):
     invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS), "--in", "ours")
-    monkeypatch.setattr("murmurfl.app.nodes.servers.own_server.Control", Control)
+    monkeypatch.setattr("murmurfl.app.nodes.servers.control_api.Control", Control)
     assert "spent" not in invoke("status", "ours")
     result = simulate(num_clients=2, clients_per_round=2, num_rounds=1, batch_size=8, training_samples=100)
     for name, said in (("first", {"machine-1": 1.5, "machine-2": None}), ("second", {"machine-1": 2.0})):

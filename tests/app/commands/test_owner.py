@@ -14,7 +14,7 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import parse_config_args
 from murmurfl.app.commands.main import cli
-from murmurfl.app.nodes.owner_key import read_owner_key
+from murmurfl.app.nodes.federation.keys_and_cards import read_owner_key
 from murmurfl.app.nodes.taken_runs import RunsTable, TakenRuns
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.nodes.operators_file import named_values

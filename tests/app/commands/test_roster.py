@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.loopback import toml_document
-from murmurfl.app.nodes.cards import Card, cards_of, roster_of
+from murmurfl.app.nodes.federation.keys_and_cards import Card, cards_of, roster_of
 from murmurfl.clients.nodes.roster_files import read_helper_key, read_machine_key, read_roster
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from murmurfl.app.commands.main import cli
-from murmurfl.app.nodes.demo import demo_config
+from murmurfl.app.nodes.deployment import demo_config
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.settings.layers import layered, read_settings
 from murmurfl.app.settings.run_config import RunConfig

@@ -10,7 +10,7 @@ from murmurfl.app.engines.compiled import CompiledRows, compiled_rows, worth_com
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.clients.adapters.outer_products import OuterProducts
+from murmurfl.clients.adapters.per_sample_gradients import OuterProducts
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, RowCache, SimulatedKeys
 from murmurfl.privacy.ledger.ledger_block import BlockLedger
 from murmurfl.privacy.machine.clipping import DenseContributions

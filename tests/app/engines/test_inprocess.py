@@ -14,7 +14,7 @@ from murmurfl.app.engines.start import run_in_process
 from murmurfl.app.runs.experiment import Experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import ContextLedger
-from murmurfl.clients.simulation.context_ledger import kept_by_node, simulated_in_process
+from murmurfl.clients.messages import kept_by_node, simulated_in_process
 from murmurfl.privacy import MemoryLedger
 
 from tests.harness.records import changed_in_every_way, shown

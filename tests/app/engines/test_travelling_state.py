@@ -12,8 +12,8 @@ from murmurfl.app.engines.start import num_nodes, run_in_process
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.clients.simulation import context_ledger as simulation
-from murmurfl.clients.simulation.context_ledger import TravellingLedger
+from murmurfl.clients import messages as simulation
+from murmurfl.clients.simulation.simulated_machines import TravellingLedger
 from murmurfl.privacy import MurmurflError
 
 BASE = RunConfig(num_clients=6, clients_per_round=4, num_rounds=5, batch_size=2, lost_replies=0.3, checkpoint=False)

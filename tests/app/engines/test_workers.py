@@ -18,7 +18,7 @@ from murmurfl.app.planning import private_search as search
 from murmurfl.app.runs.experiment import Experiment, prepare
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.clients import delayed_momentum_client as delayed_momentum
+from murmurfl.clients import baseline_clients as delayed_momentum
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.machine.clipping_figures import ObservedFigures, TrainingObserver
 from typer.testing import CliRunner

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from murmurfl.app.models import make_model
-from murmurfl.clients.adapters.convex import declares_itself_convex
+from murmurfl.clients.online_client import declares_itself_convex
 
 from tests.harness.models import Logistic, NonconvexLogistic, Ridge
 

@@ -9,13 +9,14 @@ import sys
 
 import httpx
 import pytest
-from murmurfl.app.nodes.child_process import follow_lines, followed
-from murmurfl.app.nodes.connections.diagnosis import CAUSES
-from murmurfl.app.nodes.connections.fleet_contact import (
+from murmurfl.app.nodes.connection import cause_of
+from murmurfl.app.nodes.diagnosis import CAUSES
+from murmurfl.app.nodes.flower_process import (
     CONTACT_EVERY_S,
     EVENTS_VARIABLE,
     Contact,
-    cause_of,
+    follow_lines,
+    followed,
     watch_fleet,
 )
 from murmurfl.app.nodes.watching.journal import Journal

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
-from murmurfl.app.nodes.own_app import own_client, read_node
+from murmurfl.app.nodes.node_app import own_client, read_node
 from murmurfl.clients import LinearEstimator
 from murmurfl.privacy import SQLiteLedger
 from sklearn.linear_model import SGDClassifier

@@ -8,11 +8,18 @@ import os
 import shutil
 
 import pytest
-from murmurfl.app.nodes.cards import Card
-from murmurfl.app.nodes.coordinator import Coordinator, new_federation
-from murmurfl.app.nodes.federation_files import SETTINGS, Federation, Joining, Kit, Terms
-from murmurfl.app.nodes.member import Member, join
-from murmurfl.app.nodes.roster_check import check_operators_file
+from murmurfl.app.nodes.federation.coordinator import (
+    SETTINGS,
+    Coordinator,
+    Federation,
+    Joining,
+    Kit,
+    Terms,
+    new_federation,
+)
+from murmurfl.app.nodes.federation.keys_and_cards import Card
+from murmurfl.app.nodes.federation.member import Member, join
+from murmurfl.app.nodes.preflight import check_operators_file
 from murmurfl.privacy import ConfigurationError, MachineKey, read_ledger
 
 from tests.harness.schemas import write_samples

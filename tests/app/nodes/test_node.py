@@ -10,10 +10,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 from murmurfl.app import client_app
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.loopback import toml_document
-from murmurfl.app.nodes import node_config as node
-from murmurfl.app.nodes.connections.connection import Connection
-from murmurfl.app.nodes.describing import describe
-from murmurfl.app.nodes.node_config import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, NodeConfig, configured_client
+from murmurfl.app.nodes.connection import Connection
+from murmurfl.app.nodes.node_app import describe
+from murmurfl.app.nodes.node_config import NodeConfig, configured_client
 from murmurfl.app.nodes.supernode import repeating_the_last_answer
 from murmurfl.clients import (
     Column,
@@ -25,6 +24,7 @@ from murmurfl.clients import (
     Schema,
     numpy_client_app,
 )
+from murmurfl.clients.nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, SystemKeys, gdp_mu, protocol
 
@@ -377,10 +377,10 @@ def test_a_connection_that_cannot_be_is_refused_before_anything_starts(arguments
 
 def test_the_environment_goes_before_the_command_line(monkeypatch):
     monkeypatch.setenv(NODE_CONFIG_VARIABLE, "/a")
-    assert str(node.operators_file({NODE_CONFIG_KEY: "/b"})) == "/a"
+    assert str(operators_file({NODE_CONFIG_KEY: "/b"})) == "/a"
     monkeypatch.delenv(NODE_CONFIG_VARIABLE)
-    assert str(node.operators_file({NODE_CONFIG_KEY: "/b"})) == "/b"
-    assert node.operators_file(SimpleNamespace(get=lambda key: None)) is None
+    assert str(operators_file({NODE_CONFIG_KEY: "/b"})) == "/b"
+    assert operators_file(SimpleNamespace(get=lambda key: None)) is None
 
 
 def request(server_round=1, ack=0):

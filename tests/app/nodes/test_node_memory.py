@@ -7,8 +7,9 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, Metadata, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
 from murmurfl.app.nodes.executor import pulled_message
+from murmurfl.app.nodes.node_app import machine_of
 from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.app.nodes.supernode import machine_of, repeating_the_last_answer
+from murmurfl.app.nodes.supernode import repeating_the_last_answer
 from murmurfl.privacy import SQLiteLedger, protocol
 from murmurfl.privacy.ledger import ledger_page
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.app.engines.loopback import toml_document
-from murmurfl.app.nodes.describing import describe
+from murmurfl.app.nodes.node_app import describe
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.privacy import ConfigurationError, RefusedError, SQLiteLedger, protocol
 

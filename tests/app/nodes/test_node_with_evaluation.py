@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from murmurfl.app.engines.loopback import toml_document
-from murmurfl.app.nodes.describing import describe
+from murmurfl.app.nodes.node_app import describe
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.watching.journal import Journal, noting
 from murmurfl.clients import numpy_client_app
@@ -50,7 +50,7 @@ def test_the_file_decides_what_of_mu_and_of_the_samples_is_for_it(tmp_path):
 def test_beside_a_mean_of_the_features_it_is_all_one_mu(tmp_path):
     centred = {"centring": "private", "centring_norm": 2.0, "centring_share": 0.1}
     client = made(tmp_path, private_evaluation=0.2, held_out=0.0, **centred).client()
-    mus = [client.machine.plan.mu, *(machine.plan.mu for machine in client.parts.machines)]
+    mus = [client.machine.plan.mu, *(machine.plan.mu for machine in client.beside)]
     assert math.hypot(*mus) == pytest.approx(MU, rel=1e-9)
     assert client.evaluated.samples == SAMPLES
     assert describe(client).count("Of it mu") == 2

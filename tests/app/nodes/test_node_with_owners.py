@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 from murmurfl.app.engines.loopback import toml_document
-from murmurfl.app.nodes.describing import describe
 from murmurfl.app.nodes.ledger_views import ledger_document, ledger_guarantee, ledger_lines
+from murmurfl.app.nodes.node_app import describe
 from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.clients.messages.answers import statement_entries
-from murmurfl.clients.records.owner_rows import OwnedSamples
+from murmurfl.clients.messages import statement_entries
+from murmurfl.clients.records.machine_records import OwnedSamples
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, read_ledger
 
 from tests.harness.machines import training_config

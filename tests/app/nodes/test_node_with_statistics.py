@@ -3,8 +3,7 @@
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from murmurfl.app.commands.main import cli
-from murmurfl.app.nodes.describing import describe
-from murmurfl.app.nodes.own_app import installed_app, own_client, read_node
+from murmurfl.app.nodes.node_app import describe, installed_app, own_client, read_node
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_mu, protocol, statistics_policy

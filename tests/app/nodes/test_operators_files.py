@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from murmurfl.app.nodes.own_app import read_node
+from murmurfl.app.nodes.node_app import read_node
 from murmurfl.clients import UpdateNode
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.files import write_private

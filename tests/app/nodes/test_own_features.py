@@ -10,8 +10,9 @@ from murmurfl.app.data.features import features_file as file
 from murmurfl.app.data.features import frozen_net as weights_file
 from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.engines.start import ray_environment, ray_overrides
-from murmurfl.app.nodes.node_config import NODE_CONFIG_VARIABLE, NodeConfig, configured_client
+from murmurfl.app.nodes.node_config import NodeConfig, configured_client
 from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.clients.nodes.operators_file import NODE_CONFIG_VARIABLE
 from murmurfl.privacy import SQLiteLedger
 
 torch = pytest.importorskip("torch")

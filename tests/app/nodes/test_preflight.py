@@ -9,18 +9,25 @@ import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.commands.serving import Serving
 from murmurfl.app.engines.loopback import free_port, toml_document
-from murmurfl.app.nodes.allowance import DAY_S
-from murmurfl.app.nodes.cards import make_helper, make_machine, roster_of
-from murmurfl.app.nodes.connections.connection import Connection, Given
-from murmurfl.app.nodes.connections.connection_checks import NAMES, Check, connection_checks, worst
-from murmurfl.app.nodes.connections.diagnosis import CAUSES, Diagnosis
-from murmurfl.app.nodes.deployment import make_node_key
-from murmurfl.app.nodes.helper_config import HelperConfig
-from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.app.nodes.preflight import _data, _data_files, _disk, check_helper, check_node
+from murmurfl.app.nodes.connection import Connection, Given
+from murmurfl.app.nodes.diagnosis import CAUSES, Diagnosis
+from murmurfl.app.nodes.federation.keys_and_cards import make_helper, make_machine, make_node_key, roster_of
+from murmurfl.app.nodes.ledger_views import DAY_S
+from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
+from murmurfl.app.nodes.preflight import (
+    NAMES,
+    Check,
+    _data,
+    _data_files,
+    _disk,
+    check_helper,
+    check_node,
+    connection_checks,
+    worst,
+)
 from murmurfl.clients import UpdateNode, UpdatePolicy
+from murmurfl.clients.nodes.machine_file import SampleNode
 from murmurfl.clients.nodes.roster_files import write_roster
-from murmurfl.clients.nodes.sample_node import SampleNode
 from murmurfl.privacy import ConfigurationError, SQLiteLedger
 from murmurfl.privacy.files import exposure, write_private
 from typer.testing import CliRunner

@@ -153,7 +153,7 @@ NODE_MODULES = (
     "app/nodes/node_config.py",
     "app/nodes/supernode.py",
     "app/nodes/executor.py",
-    "app/nodes/flower_supernode.py",
+    "app/nodes/flower_process.py",
     "app/commands/node_command.py",
 )
 NODE_MODULES += ("clients/*.py", "clients/records/*.py", "privacy/*.py", "privacy/mechanisms/*.py")
@@ -162,19 +162,13 @@ SEEDED_NAMES = {"SimulatedKeys", "derived_seed", "default_rng", "Generator", "Ph
 ALLOWED = {
     "privacy/noise/noise_keys.py": {"SimulatedKeys", "derived_seed"},
     "privacy/__init__.py": {"SimulatedKeys", "derived_seed"},
-    "clients/simulation/foreign_sums.py": {"SimulatedKeys"},
+    "clients/simulation/simulated_machines.py": {"SimulatedKeys"},
     "privacy/machine/shuffled_machine.py": {"derived_seed", "Generator", "Philox"},
-    "clients/adapters/model_checks.py": {"derived_seed", "Generator", "manual_seed"},  # of samples that are made up
-    "clients/adapters/torch_state.py": {
-        "Generator",
-        "RandomState",
-        "random",
-    },  # which it puts back, and draws nothing from
-    "clients/adapters/torch_machine.py": {"derived_seed", "manual_seed"},  # of frozen layers' weights, which are public
-    "clients/adapters/per_sample_gradients.py": {
-        "Generator",
-        "Philox",
-    },  # of the point at which made-up records are tried
+    # Generators that it puts back, and draws nothing from.
+    "clients/adapters/torch_state.py": {"Generator", "RandomState", "random"},
+    "clients/adapters/torch_checks.py": {"derived_seed", "manual_seed"},  # of frozen layers' weights, which are public
+    # Of the point at which made-up records are tried.
+    "clients/adapters/per_sample_gradients.py": {"Generator", "Philox"},
     "clients/records/machine_records.py": {"Generator", "Philox"},  # of a record that is made up
     "clients/records/schema.py": {"Generator", "Philox"},  # of records that are made up
     "privacy/accounting/amplification.py": {

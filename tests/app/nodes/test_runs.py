@@ -8,14 +8,14 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from murmurfl.app.nodes import node_config as nodes
 from murmurfl.app.nodes import taken_runs as module
-from murmurfl.app.nodes.helper_config import HelperConfig
-from murmurfl.app.nodes.node_config import NODE_CONFIG_VARIABLE, NodeConfig, configured_client
-from murmurfl.app.nodes.own_app import read_node
+from murmurfl.app.nodes.node_app import read_node
+from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig, configured_client
 from murmurfl.app.nodes.supernode import repeating_the_last_answer
 from murmurfl.app.nodes.taken_runs import REFUSAL, Hours, ReceivedContext, TakenRuns, taking
 from murmurfl.app.nodes.watching.journal import Journal, noting
 from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, helper_app, numpy_client_app
-from murmurfl.clients.nodes.sample_node import SampleNode
+from murmurfl.clients.nodes.machine_file import SampleNode
+from murmurfl.clients.nodes.operators_file import NODE_CONFIG_VARIABLE
 from murmurfl.privacy import ConfigurationError, MemoryOpeningRecord, SQLiteLedger, protocol, read_ledger
 from murmurfl.privacy.permits import OwnerKey
 

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from murmurfl.app.commands.main import cli
-from murmurfl.app.nodes.own_app import own_app, own_client, read_node
-from murmurfl.app.nodes.supernode import machine_of
+from murmurfl.app.nodes.node_app import machine_of, own_app, own_client, read_node
 from murmurfl.clients import UpdateNode, trainable_arrays
+from murmurfl.clients.nodes.machine_file import SampleNode
 from murmurfl.clients.nodes.roster_files import write_machine_key, write_roster
-from murmurfl.clients.nodes.sample_node import SampleNode
 from murmurfl.privacy import ConfigurationError, Guarantee, LedgerError, SQLiteLedger, gdp_mu, protocol, read_ledger
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from typer.testing import CliRunner

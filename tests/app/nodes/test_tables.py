@@ -1,11 +1,10 @@
 """Settings of an operator's file in their tables: as by themselves, never twice, and none that is not its kind's."""
 
 import pytest
-from murmurfl.app.nodes.helper_config import HelperConfig
-from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.app.nodes.own_app import read_node
+from murmurfl.app.nodes.node_app import read_node
+from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.clients import UpdateNode
-from murmurfl.clients.nodes.sample_node import SampleNode
+from murmurfl.clients.nodes.machine_file import SampleNode
 from murmurfl.privacy import ConfigurationError
 
 PLACE = {"machine": "clinic", "ledger": "ledger"}

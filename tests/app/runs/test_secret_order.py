@@ -8,7 +8,7 @@ from murmurfl.app.auditing.run_audit import audit_lines, audit_run
 from murmurfl.app.data.task import Shard
 from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.nodes.describing import describe
+from murmurfl.app.nodes.node_app import describe
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.planning.noise_plans import PlanRequest, make_plan
 from murmurfl.app.planning.plan_lines import plan_lines, plan_table

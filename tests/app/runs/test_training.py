@@ -20,7 +20,7 @@ from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
-from murmurfl.clients.simulation import context_ledger as simulation_module
+from murmurfl.clients import messages as simulation_module
 from murmurfl.privacy import MemoryLedger, protocol
 from murmurfl.strategies import CorrelatedFedAvg
 from typer.testing import CliRunner

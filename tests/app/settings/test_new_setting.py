@@ -10,11 +10,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from murmurfl.app.nodes.helper_config import HelperConfig
-from murmurfl.app.nodes.node_config import NodeConfig
+from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import UpdateNode
-from murmurfl.clients.nodes.sample_node import SampleNode
+from murmurfl.clients.nodes.machine_file import SampleNode
 from murmurfl.privacy.setting import settings_of
 
 ROOT = Path(__file__).parents[3]

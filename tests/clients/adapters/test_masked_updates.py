@@ -10,8 +10,8 @@ from flwr.clientapp import ClientApp
 from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, UpdatePolicy
 from murmurfl.clients.adapters.per_sample_gradients import unflatten
 from murmurfl.clients.adapters.update_policy import update_guarantee
-from murmurfl.clients.messages.sums_helper import answer_simulated_helper
 from murmurfl.clients.nodes.roster_files import write_machine_key, write_roster
+from murmurfl.clients.simulation.simulated_machines import answer_simulated_helper
 from murmurfl.privacy import MECHANISMS, ConfigurationError, SQLiteLedger, protocol, read_ledger
 from murmurfl.privacy.sums.masking import Masking
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster

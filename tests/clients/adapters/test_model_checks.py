@@ -6,7 +6,7 @@ from murmurfl.clients import Label, Part, Schema, private_client_app
 from murmurfl.privacy import ConfigurationError
 
 torch = pytest.importorskip("torch")
-from murmurfl.clients.adapters.model_checks import SampleTrials  # noqa: E402
+from murmurfl.clients.adapters.torch_checks import SampleTrials  # noqa: E402
 from murmurfl.clients.adapters.torch_model import ModuleGradients  # noqa: E402
 
 from tests.harness.trials import made_up_like  # noqa: E402

@@ -16,9 +16,8 @@ import pytest
 from murmurfl.privacy import ConfigurationError
 
 torch = pytest.importorskip("torch")
-from murmurfl.clients.adapters.model_checks import SampleTrials  # noqa: E402
-from murmurfl.clients.adapters.torch_measure import ModuleMeasure  # noqa: E402
-from murmurfl.clients.adapters.torch_model import ModuleGradients  # noqa: E402
+from murmurfl.clients.adapters.torch_checks import SampleTrials  # noqa: E402
+from murmurfl.clients.adapters.torch_model import ModuleGradients, ModuleMeasure  # noqa: E402
 from murmurfl.clients.adapters.torch_state import ModuleState  # noqa: E402
 
 from tests.harness import memories  # noqa: E402

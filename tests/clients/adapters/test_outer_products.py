@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from murmurfl.clients.adapters.outer_products import OuterProducts, PulledOuterProducts
+from murmurfl.clients.adapters.per_sample_gradients import OuterProducts, PulledOuterProducts
 from murmurfl.privacy.machine.clipping import SUMMING_ERROR, DenseContributions, RowBound
 
 

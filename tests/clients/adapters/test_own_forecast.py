@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from murmurfl.clients import NoisySGDClient
-from murmurfl.clients.adapters.noise_mod import own_forecast
+from murmurfl.clients.messages import own_forecast
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys
 
 from tests.harness.machines import DurableLedger, FixedNonces, normal_samples, point_request

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from murmurfl.clients import Column, Label, LinearEstimator, Part, Schema, private_client_app
-from murmurfl.clients.adapters.outer_products import OuterProducts, PulledOuterProducts
+from murmurfl.clients.adapters.per_sample_gradients import OuterProducts, PulledOuterProducts
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, protocol
 from murmurfl.strategies import FullBatch, NoisySGD, SecureAggregation
 from sklearn.linear_model import LogisticRegression, SGDClassifier

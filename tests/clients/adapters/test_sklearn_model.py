@@ -6,8 +6,7 @@ from flwr.app import Array, ArrayRecord
 from murmurfl.clients import Label, LinearEstimator, Part, Schema, fitted
 from murmurfl.clients.adapters.per_sample_gradients import combined_gradients
 from murmurfl.clients.adapters.sklearn_model import estimator_model, slopes
-from murmurfl.clients.records.machine_records import Records
-from murmurfl.clients.records.sources import items_of
+from murmurfl.clients.records.machine_records import Records, items_of
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.errors import MisfitError
 from scipy.sparse import csr_array

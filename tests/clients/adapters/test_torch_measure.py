@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from murmurfl.clients.adapters.torch_measure import ModuleMeasure
-from murmurfl.clients.adapters.torch_model import ModuleGradients
+from murmurfl.clients.adapters.torch_model import ModuleGradients, ModuleMeasure
 
 
 @pytest.mark.parametrize("low", [0.0, -1.0])

@@ -6,8 +6,7 @@ from murmurfl.clients import load_trainable, trainable_arrays
 from murmurfl.privacy import ConfigurationError
 
 torch = pytest.importorskip("torch")
-from murmurfl.clients.adapters.model_checks import SampleTrials  # noqa: E402
-from murmurfl.clients.adapters.torch_machine import torch_machine_model  # noqa: E402
+from murmurfl.clients.adapters.torch_checks import SampleTrials, torch_machine_model  # noqa: E402
 
 from tests.harness.trials import made_up_like  # noqa: E402
 

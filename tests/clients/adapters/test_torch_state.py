@@ -12,8 +12,7 @@ from tests.harness import memories
 from tests.harness.machines import DurableLedger, FixedNonces, training_config
 
 torch = pytest.importorskip("torch")
-from murmurfl.clients.adapters.torch_measure import ModuleMeasure  # noqa: E402
-from murmurfl.clients.adapters.torch_model import ModuleGradients  # noqa: E402
+from murmurfl.clients.adapters.torch_model import ModuleGradients, ModuleMeasure  # noqa: E402
 from murmurfl.clients.adapters.torch_state import ModuleState  # noqa: E402
 
 from tests.harness.trials import Held  # noqa: E402

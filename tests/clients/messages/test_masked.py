@@ -15,7 +15,7 @@ from murmurfl.clients import (
     OnlineClient,
     numpy_client_app,
 )
-from murmurfl.clients.messages import answers as masked
+from murmurfl.clients import messages as masked
 from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,

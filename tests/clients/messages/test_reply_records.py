@@ -6,8 +6,8 @@ import torch
 from flwr.app import ConfigRecord, MetricRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from murmurfl.clients.messages import answers as reply_records
-from murmurfl.clients.messages.answers import array_record, entry_records
+from murmurfl.clients import messages as reply_records
+from murmurfl.clients.messages import array_record, entry_records
 from murmurfl.privacy import protocol
 
 NUMBERS = st.one_of(st.sampled_from([0, 1, 0.0, -0.0, 1.0, 2]), st.floats(allow_nan=False), st.integers(-3, 3))

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from murmurfl.clients import Column, Label, Part, Schema, file_records
 from murmurfl.clients.adapters.per_sample_gradients import check_rows_alone
-from murmurfl.clients.records.machine_records import Records
-from murmurfl.clients.records.sources import file_items
+from murmurfl.clients.records.machine_records import Records, file_items
 from murmurfl.privacy import ConfigurationError
 
 SCHEMA = Schema(columns={"x": Column(kind="number", bounds=(0, 10))}, label=Label(column="y", classes=2))

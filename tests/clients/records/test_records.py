@@ -7,8 +7,7 @@ import io
 import numpy as np
 import pytest
 from murmurfl.clients import Column, Label, Part, Schema
-from murmurfl.clients.records.machine_records import Records
-from murmurfl.clients.records.sources import file_items, items_of
+from murmurfl.clients.records.machine_records import Records, file_items, items_of
 from murmurfl.privacy import ConfigurationError, row_bytes
 from murmurfl.privacy.errors import MisfitError
 

@@ -217,7 +217,7 @@ def test_a_policy_that_says_everything_is_of_both():
 
 def test_unreadable_outputs_end_a_simulation_with_advice():
     app = made(model=lambda: make_module(3), loss=torch.nn.MSELoss(), samples=lambda context: (INPUTS[0], INPUTS[0]))
-    from murmurfl.clients.adapters.torch_machine import torch_machine_model
+    from murmurfl.clients.adapters.torch_checks import torch_machine_model
 
     measure = torch_machine_model(lambda: make_module(3), torch.nn.MSELoss(), seed=0, chunk=None).measure(None)
     with pytest.raises(ConfigurationError, match="evaluation=EvaluationShare"):

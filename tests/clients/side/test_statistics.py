@@ -15,8 +15,7 @@ from murmurfl.clients import (
     TableRows,
     statistics_columns,
 )
-from murmurfl.clients.records.machine_records import Records
-from murmurfl.clients.records.sources import file_items
+from murmurfl.clients.records.machine_records import Records, file_items
 from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 from murmurfl.clients import ContextLedger
-from murmurfl.clients.simulation.context_ledger import TravellingLedger
+from murmurfl.clients.simulation.simulated_machines import TravellingLedger
 from murmurfl.privacy import Account, LedgerError, StreamRecord, protocol
 
 SPACING = 2.0**-30

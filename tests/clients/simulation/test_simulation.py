@@ -5,7 +5,7 @@ import threading
 import pytest
 from flwr.app import Context, RecordDict
 from murmurfl.clients import ContextLedger, simulated_machine
-from murmurfl.clients.simulation.context_ledger import in_simulation, simulated_in_process
+from murmurfl.clients.messages import in_simulation, simulated_in_process
 from murmurfl.privacy import ConfigurationError, SimulatedKeys
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from murmurfl.app.engines.loopback import free_port
-from murmurfl.app.nodes.connections.certificate import presented_by, printable
-from murmurfl.app.nodes.connections.connection import Connection
-from murmurfl.app.nodes.connections.diagnosis import CAUSES, Diagnosis, diagnose
-from murmurfl.app.nodes.deployment import make_node_key
+from murmurfl.app.nodes.connection import Connection, presented_by, printable
+from murmurfl.app.nodes.diagnosis import CAUSES, Diagnosis, diagnose
+from murmurfl.app.nodes.federation.keys_and_cards import make_node_key
 from murmurfl.privacy import ConfigurationError
 
 from tests.harness.loopback_servers import DAY, Authority, http_answer, serving

@@ -2,7 +2,7 @@
 
 import httpx
 import pytest
-from murmurfl.app.nodes.connections.fleet_contact import FleetApi, passing_key
+from murmurfl.app.nodes.diagnosis import FleetApi, passing_key
 
 
 @pytest.mark.parametrize(("answer", "takes"), [(200, True), (401, False), (403, False), (404, False), (None, False)])

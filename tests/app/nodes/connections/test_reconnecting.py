@@ -4,9 +4,8 @@ import logging
 import threading
 
 import pytest
-from murmurfl.app.nodes.connections.connection import Connection
-from murmurfl.app.nodes.connections.diagnosis import CAUSES, Diagnosis
-from murmurfl.app.nodes.connections.reconnecting import Reconnecting
+from murmurfl.app.nodes.connection import Connection
+from murmurfl.app.nodes.diagnosis import CAUSES, Diagnosis, Reconnecting
 from murmurfl.app.nodes.watching.journal import Journal
 
 

@@ -6,19 +6,19 @@ import os
 
 import pytest
 from cryptography import x509
-from murmurfl.app.nodes.deployment import make_server_certificates
-from murmurfl.app.nodes.servers import gate
+from murmurfl.app.nodes.federation.keys_and_cards import make_server_certificates
+from murmurfl.app.nodes.servers import gate as gate
 from murmurfl.app.nodes.servers.gate import (
     COMMANDED,
     CONTROL,
     PUBLISHED,
     Gate,
+    SuperLinkOptions,
     name_of,
     own_key,
     read_owners,
     server_name,
 )
-from murmurfl.app.nodes.servers.server_health import SuperLinkOptions
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.permits import OwnerKey
 

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 from flwr.supercore.constant import NodeStatus
-from murmurfl.app.nodes.deployment import make_node_key
-from murmurfl.app.nodes.servers.own_server import ControlError, OwnServer, node_key_bytes
-from murmurfl.app.nodes.servers.server_health import SuperLinkOptions
+from murmurfl.app.nodes.federation.keys_and_cards import make_node_key
+from murmurfl.app.nodes.servers.control_api import ControlError, OwnServer, node_key_bytes
+from murmurfl.app.nodes.servers.gate import SuperLinkOptions
 from murmurfl.app.nodes.servers.watched_server import SuperLinkLines
-from murmurfl.app.nodes.watching.journal import Journal
-from murmurfl.app.nodes.watching.node_log import LogSettings, lines_of_log
+from murmurfl.app.nodes.watching.journal import Journal, LogSettings, lines_of_log
 
 
 class Control:

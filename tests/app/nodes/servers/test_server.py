@@ -14,20 +14,18 @@ from typing import ClassVar
 import httpx
 import pytest
 from murmurfl.app.engines.loopback import free_port
-from murmurfl.app.nodes.servers.gate import PROOF_HEADER, proof_of
-from murmurfl.app.nodes.servers.server_health import ServerHealth, SuperLinkOptions
+from murmurfl.app.nodes.servers.gate import PROOF_HEADER, SuperLinkOptions, proof_of
 from murmurfl.app.nodes.servers.watched_server import (
     ServerError,
+    ServerHealth,
     ServerMetrics,
     _environment,
     _Rounds,
     _Server,
     run_server,
 )
-from murmurfl.app.nodes.watching.endpoint import SERVER, Shown
-from murmurfl.app.nodes.watching.health import Addresses
-from murmurfl.app.nodes.watching.journal import Journal
-from murmurfl.app.nodes.watching.node_log import EntryWriter
+from murmurfl.app.nodes.watching.health import SERVER, Addresses, Shown
+from murmurfl.app.nodes.watching.journal import EntryWriter, Journal
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import RoundReport
 from murmurfl.strategies.rounds.monitor_file import FIGURES_VARIABLE, FigureFile

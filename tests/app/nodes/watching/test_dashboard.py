@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from murmurfl.app.nodes.watching.endpoint import BUILD, BUILD_LABELS, FIGURES, Address, Shown, figures_of
-from murmurfl.app.nodes.watching.health import REASONS
+from murmurfl.app.nodes.watching.health import BUILD, BUILD_LABELS, FIGURES, PROBLEMS, Address, Shown, figures_of
 
 FLEET = Path(__file__).parents[4] / "examples" / "fleet"
 DASHBOARD = FLEET / "grafana-dashboard.json"
@@ -130,7 +129,7 @@ def test_the_documentation_has_every_figure_and_every_reason():
         kinds = "all" if len(figure.shown_by) == len(JOBS) else ", ".join(figure.shown_by)
         shown |= {(name, kinds) for name in (figure.name, figure.label and f"{{{figure.label}}}") if name}
     assert listed(PAGE) == {(name.removeprefix("murmurfl_"), kinds) for name, kinds in shown}
-    for reason in REASONS:
+    for reason in PROBLEMS:
         assert f"| `{reason}` |" in PAGE
 
 

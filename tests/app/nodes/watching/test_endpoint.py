@@ -5,9 +5,17 @@ import socket
 import time
 
 import pytest
-from murmurfl.app.nodes.watching import endpoint
-from murmurfl.app.nodes.watching.endpoint import LONGEST_REQUEST, MOST_CONNECTIONS, Address, Answer, Endpoint
-from murmurfl.app.nodes.watching.health import Addresses, kept_a_while, shown
+from murmurfl.app.nodes.watching import health as endpoint
+from murmurfl.app.nodes.watching.health import (
+    LONGEST_REQUEST,
+    MOST_CONNECTIONS,
+    Address,
+    Addresses,
+    Answer,
+    Endpoint,
+    kept_a_while,
+    shown,
+)
 from murmurfl.privacy import ConfigurationError
 
 ANY = Address("127.0.0.1", 0)

@@ -2,8 +2,8 @@
 
 import prometheus_client
 import pytest
-from murmurfl.app.nodes.connections.diagnosis import CAUSES
-from murmurfl.app.nodes.watching.endpoint import BUILD, BUILD_LABELS, FIGURES, OTHER, Shown, figures_of
+from murmurfl.app.nodes.diagnosis import CAUSES
+from murmurfl.app.nodes.watching.health import BUILD, BUILD_LABELS, FIGURES, OTHER, Shown, figures_of
 from murmurfl.privacy import ConfigurationError, protocol
 from prometheus_client.parser import text_string_to_metric_families
 

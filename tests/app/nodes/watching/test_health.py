@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from murmurfl.app.nodes.servers.server_health import ServerHealth, SuperLinkOptions
-from murmurfl.app.nodes.watching import health
+from murmurfl.app.nodes.servers.gate import SuperLinkOptions
+from murmurfl.app.nodes.servers.watched_server import ServerHealth
+from murmurfl.app.nodes.watching import health as health
 from murmurfl.app.nodes.watching.health import NodeHealth, health_answer
 from murmurfl.app.nodes.watching.journal import Journal
 
@@ -69,7 +70,7 @@ def test_a_node_that_has_not_heard_its_superlink_for_long_is_not_well(journal, c
     assert not node.problem
 
 
-@pytest.mark.parametrize("problem", ["", *health.REASONS])
+@pytest.mark.parametrize("problem", ["", *health.PROBLEMS])
 def test_an_answer_is_a_status_and_a_fixed_reason(problem):
     answer = health_answer("node", problem)
     said = json.loads(answer.content)

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from flwr.supercore import log as flower_log
-from murmurfl.app.nodes.watching.journal import FACTS, Entry, Journal
-from murmurfl.app.nodes.watching.node_log import (
+from murmurfl.app.nodes.watching.journal import (
+    FACTS,
     LONGEST_LINE,
+    Entry,
     EntryWriter,
+    Journal,
     LogSettings,
     flower_line,
     moment,
@@ -240,7 +242,7 @@ def test_two_machines_with_other_samples_log_the_same(log_of):
 
 
 def test_what_clients_say_beside_the_journal_is_not_said_twice(log_of):
-    from murmurfl.clients.messages import answers
+    from murmurfl.clients import messages as answers
 
     said = log_of()
     answers.logger.info("Refused a request: %s.", "the cap is reached")

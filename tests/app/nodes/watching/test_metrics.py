@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from murmurfl.app.engines.loopback import toml_document
+from murmurfl.app.nodes.node_app import machine_of
 from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.app.nodes.supernode import machine_of
-from murmurfl.app.nodes.watching.endpoint import Shown
-from murmurfl.app.nodes.watching.health import BudgetWatch, NodeFigures, NodeHealth
+from murmurfl.app.nodes.watching.health import BudgetWatch, NodeFigures, NodeHealth, Shown
 from murmurfl.app.nodes.watching.journal import Journal, noting
 from murmurfl.privacy import SQLiteLedger, gdp_epsilon, protocol
 

@@ -2,31 +2,51 @@
 
 A gradient is private because it is one sample's. What mixes samples (batch norm, losses over the batch), draws at
 random (dropout) or remembers (running statistics, whatever a closure or a global keeps) is refused with what to use
-instead. What is tried is made up: no sample of any machine is looked at.
+instead. What is tried is made up: no sample of any machine is looked at. A module that passes is a machine's model
+(:func:`torch_machine_model`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError
-from ...privacy.errors import OF_DATA
-from .torch_model import ModuleGradients, as_inputs, as_targets, called_with, first_axis, leaves, mapped, picked
+from ...privacy import ConfigurationError, derived_seed
+from ...privacy.errors import OF_DATA, check_installed
+from ..records.schema import Schema
+from ..side.evaluation_client import Measure
+from .per_sample_gradients import GRADIENT_MEMORY_MIB
+from .sample_methods import MachineModel, measured_bound
+from .torch_model import (
+    ModuleGradients,
+    ModuleMeasure,
+    as_inputs,
+    as_targets,
+    called_with,
+    first_axis,
+    leaves,
+    mapped,
+    picked,
+    trainable_parameters,
+)
 
 if TYPE_CHECKING:
     import torch
+
 
 logger = logging.getLogger(__name__)
 
 ORDINARY = 4
 """Examples that must have a gradient; few, for they are computed one by one as well."""
+
 _INSTEAD_OF_BATCH_NORM = (
     "use torch.nn.GroupNorm or LayerNorm, or freeze its statistics with .eval() before the app is made"
 )
+
 _INSTEAD_OF_DROPOUT = "leave it out (p=0, or .eval()): clipping and noise keep a model from learning samples by heart"
 
 
@@ -391,3 +411,56 @@ def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
 
 def _first_line(error: Exception | None) -> str:
     return str(error).strip().split("\n", 1)[0][:300]
+
+
+def torch_machine_model(
+    model: Any,
+    loss: Callable[[Any, Any], Any] | None,
+    *,
+    seed: int,
+    chunk: int | None = None,
+    gradient_memory_mib: float = GRADIENT_MEMORY_MIB,
+) -> MachineModel:
+    """The machine's model of a module, or of a function that makes one by a seed; by default with the cross-entropy."""
+    check_installed("torch", "torch", "a PyTorch model")
+    import torch
+
+    module = made_module(model, seed)
+    loss = torch.nn.functional.cross_entropy if loss is None else loss
+    check_layers(module)
+    check_loss(loss)
+    gradients = ModuleGradients(module, loss, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
+    trials, tried = SampleTrials(gradients), set()
+
+    def check(schema: Schema, measure: Measure | None) -> None:
+        if (schema.digest, measure is None) not in tried:
+            trials(schema.examples(), measure=measure)
+            tried.add((schema.digest, measure is None))
+
+    def bound(schema: Schema) -> float:
+        arrays = [part.detach().float().cpu().numpy() for part in trainable_parameters(module).values()]
+        return measured_bound(gradients, arrays, schema)
+
+    return MachineModel(gradients, tuple(gradients.names), check, partial(ModuleMeasure, gradients), bound)
+
+
+def made_module(model: Any, seed: int) -> torch.nn.Module:
+    """A module, or the one that a function makes.
+
+    The function's draws from PyTorch's own generator follow from the seed, so that frozen layers of random weights are
+    the same in every process; the generator is put back as it was.
+    """
+    import torch
+
+    if isinstance(model, torch.nn.Module):
+        return model
+    made = model
+    if callable(model):
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derived_seed("a module's own weights", seed) % 2**63)
+            made = model()
+    if not isinstance(made, torch.nn.Module):
+        raise ConfigurationError(
+            f"Expected model to be a torch.nn.Module or a function that makes one, got {type(made).__name__}."
+        )
+    return made

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import httpx
 
-from ...clients.nodes.roster_files import pinned_digest, read_helper_key, read_machine_key
-from ...privacy import ConfigurationError, SQLiteLedger, rounded_up
-from ...privacy.files import create_private, replace_durably, write_private
-from .cards import Card, cards_of, make_helper, make_machine
-from .connections.certificate import tls_context
-from .deployment import make_node_key
-from .federation_files import (
+from ....clients.nodes.roster_files import pinned_digest, read_helper_key, read_machine_key
+from ....privacy import ConfigurationError, SQLiteLedger, rounded_up
+from ....privacy.files import create_private, replace_durably, write_private
+from ..connection import tls_context
+from ..node_config import HelperConfig, NodeConfig
+from .coordinator import (
     HELPER,
     LARGEST_DOCUMENT,
     MACHINE,
@@ -34,8 +33,7 @@ from .federation_files import (
     toml_lines,
     write_document,
 )
-from .helper_config import HelperConfig
-from .node_config import NodeConfig
+from .keys_and_cards import Card, cards_of, make_helper, make_machine, make_node_key
 
 KIT_NAME, FEDERATION_NAME = "member.kit", "federation.json"
 _NODE_KEY, _ROSTER_KEY, _RECORD, _ROSTER, _LEDGER_MADE = (

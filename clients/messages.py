@@ -1,28 +1,31 @@
-"""A machine's replies: a release, under masks or without, a statement about itself, or a refusal.
+"""Flower's messages on a machine: what a request may say, where it is answered, and what a reply may say.
 
-When something goes wrong it is the fixed text of a refusal, or one fixed sentence for all else: Flower forwards the
-texts of exceptions to the server, and those can carry data.
+A request comes from a server that is not trusted: each entry is checked, or the request is refused, with a text that
+depends on the request alone, because Flower forwards it to the server.
 
-Under secure aggregation the order is always the same: the release is made and recorded, then it is masked, and only
-then anything is sent. If masking fails nothing is sent, and the machine's next release carries what this one had.
-
-Flower checks every key and value that is put into a record, which takes longer than many a gradient. So values of plain
-types are checked here and go in together; all others are left to Flower.
+A reply is a release, under masks or without, a statement about the machine, or a refusal. When something goes wrong it
+is the fixed text of a refusal, or one fixed sentence for all else: the texts of exceptions can carry data. Under secure
+aggregation a release is made and recorded first, then masked, and only then sent. If masking fails nothing is sent, and
+the machine's next release carries what this one had.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import sys
+import threading
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from ...privacy import (
+from ..privacy import (
     ConfigurationError,
     LedgeredMachine,
     LedgerError,
@@ -30,15 +33,180 @@ from ...privacy import (
     PrivacyStatement,
     RefusedError,
     Release,
+    StatedNoise,
+    forecast_of,
     protocol,
+    stated_noise,
 )
-from ...privacy.accounting.noise_forecast import stated_noise
-from ...privacy.arrays import dtype_name, write_array
-from ...privacy.errors import is_interrupt
-from ...privacy.sums.masking import Masking
-from ..adapters.per_sample_gradients import unflatten
+from ..privacy.accounting.noise_forecast import rounded_count, shortest
+from ..privacy.arrays import dtype_name, write_array
+from ..privacy.errors import is_interrupt
+from ..privacy.machine.clipping_figures import TrainingFigures, observer_around
+from ..privacy.sums.masking import Masking
+from .adapters.per_sample_gradients import unflatten
 
 logger = logging.getLogger(__name__)
+
+GRADIENTS = "gradients"
+"""A request for a contribution to the training, not for a side release."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A training request that has passed every check."""
+
+    server_round: int
+    """t, from 1, by which gradients are weighed."""
+    session: str
+    """The training this request belongs to."""
+    ack: int
+    """The last of this machine's releases that the server has aggregated."""
+    query_points: tuple[list[NDArray[Any]], ...]
+    """The points to compute gradients at, each a list of the model's arrays."""
+    of: str = GRADIENTS
+    """The kind of release: :data:`GRADIENTS`, or a side release (:mod:`murmurfl.clients.side`)."""
+    centre: NDArray[np.float32] | None = None
+    """The centre, shape (k,), that the machine sees its samples from, where it is configured for centring."""
+
+
+def malformed(reason: str) -> RefusedError:
+    """The refusal of a malformed request; the reason must depend on the request alone."""
+    return RefusedError(protocol.MALFORMED_REQUEST, f"malformed request: {reason}")
+
+
+def check_version(config: Mapping[str, Any]) -> None:
+    """Refuse a request of another protocol version; the text names ours, so that both sides' logs say what to do."""
+    version = config.get(protocol.VERSION)
+    if version != protocol.PROTOCOL_VERSION:
+        stated = f"version {version}" if isinstance(version, int) else "no version"
+        raise RefusedError(
+            protocol.PROTOCOL_MISMATCH,
+            f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states {stated}",
+        )
+
+
+def integer_entry(config: Mapping[str, Any], key: str, low: int, high: int) -> int:
+    """Read an integer of the request, or refuse it."""
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise malformed(f"expected {key} to be an integer from {low} to {high}")
+    return value
+
+
+def session_entry(config: Mapping[str, Any]) -> str:
+    """Read the session of the request, or refuse it."""
+    session = config.get(protocol.SESSION)
+    if not isinstance(session, str) or not 0 < len(session) <= protocol.LONGEST_SESSION_NAME or not session.isalnum():
+        raise malformed(f"expected {protocol.SESSION} to be 1 to {protocol.LONGEST_SESSION_NAME} letters and digits")
+    return session
+
+
+def read_points(
+    parameters: Sequence[NDArray[Any]], shapes: Sequence[tuple[int, ...]], count: int
+) -> tuple[list[NDArray[Any]], ...]:
+    """Read the query points of the request, each a list of the model's arrays, or refuse them."""
+    width = len(shapes)
+    if len(parameters) != width * count:
+        raise malformed(f"expected {count} query points of {width} arrays")
+    points = []
+    for start in range(0, len(parameters), width):
+        point = list(parameters[start : start + width])
+        for values, shape in zip(point, shapes, strict=True):
+            if values.shape != shape or values.dtype.kind != "f" or not np.isfinite(values).all():
+                raise malformed("expected finite floating-point arrays of the model's shapes")
+        points.append(point)
+    return tuple(points)
+
+
+class _InProcess(AbstractContextManager[None]):
+    """A message of a simulation in this process; not a generator, because every message comes here."""
+
+    def __init__(self, kept: dict[str, Any] | None) -> None:
+        self.kept = kept
+
+    def __enter__(self) -> None:
+        self._token = _in_process.set(self)
+
+    def __exit__(self, *error: object) -> None:
+        _in_process.reset(self._token)
+
+
+_in_process: ContextVar[_InProcess | None] = ContextVar("murmurfl_inprocess", default=None)
+
+
+def simulated_in_process(kept: dict[str, Any] | None = None) -> AbstractContextManager[None]:
+    """Mark what runs inside as a message of a simulation in this process, with what its node keeps; for engines."""
+    return _InProcess(kept)
+
+
+class _Worker(threading.local):
+    """Memory of a simulation's worker process for its nodes; each thread has its own."""
+
+    def __init__(self) -> None:
+        self.run_id: int | None = None
+        self.nodes: dict[int, dict[str, Any]] = {}
+
+
+_MOST_NODES = 1024  # of which a worker keeps something; the first ones go first
+_worker = _Worker()
+_known_as_worker = False
+
+
+def kept_by_node(context: Context) -> dict[str, Any] | None:
+    """What a simulation's node keeps in this process between messages; None outside a simulation.
+
+    No other node sees it, and it ends with the run. Another worker may have had the node's message before: only what
+    does not change in a run may be kept, the rest is in the context's state, which travels (:func:`state_travels`).
+    """
+    if (inside := _in_process.get()) is not None:
+        return inside.kept
+    if not in_simulation():
+        return None
+    if _worker.run_id != context.run_id:
+        _worker.run_id, _worker.nodes = context.run_id, {}
+    kept = _worker.nodes.get(context.node_id)
+    if kept is None:
+        if len(_worker.nodes) >= _MOST_NODES:
+            del _worker.nodes[next(iter(_worker.nodes))]
+        kept = _worker.nodes[context.node_id] = {}
+    return kept
+
+
+def in_simulation() -> bool:
+    """Whether this process is a simulation's worker: no message can make it look like one."""
+    return _in_process.get() is not None or _is_worker()
+
+
+def _is_worker() -> bool:
+    global _known_as_worker  # for good: Ray gives an actor a process of its own
+    if not _known_as_worker:
+        ray = sys.modules.get("ray")  # a worker of Ray's has imported it
+        _known_as_worker = (
+            ray is not None and bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None
+        )
+    return _known_as_worker
+
+
+def state_travels() -> bool:
+    """Whether a simulated machine's state goes back to where messages come from: not to an engine in this process."""
+    return _in_process.get() is None
+
+
+def training_entries(name: str, figures: TrainingFigures | None) -> dict[str, int | float]:
+    """Figures of clipping in a simulated machine's release, as entries of its reply.
+
+    An engine in this process is told directly, so that replies are those of real machines. The figures are not private:
+    outside a simulation there are no entries, and nobody is told.
+    """
+    if figures is None or not in_simulation():
+        return {}
+    if state_travels():
+        return figures.entries()
+    observer = observer_around()
+    if observer is not None:
+        observer.machines[name] = figures
+    return {}
+
 
 Answers = Callable[[Message, Context], Message]
 """Answers a message: a ClientApp, or something around one."""
@@ -72,10 +240,13 @@ def answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
 
 
 RecordT = TypeVar("RecordT", ConfigRecord, MetricRecord)
+
 AnyT = TypeVar("AnyT", bound=MutableMapping[str, Any])
 
 _STYPE = "numpy.ndarray"  # how Flower calls the format of numpy.save
+
 _NUMBERS = frozenset((int, float))
+
 _PLAIN = frozenset((int, float, str, bytes, bool))
 
 
@@ -262,4 +433,41 @@ def _without_masks() -> ConfigurationError:
     return ConfigurationError(
         f"Expected masking under trust {_TRUST!r}, got none: nothing leaves this machine without masks. Pass "
         "masking=Masking(name, key, roster), with the machine's own key and the roster its operator pinned."
+    )
+
+
+def log_own_forecast(name: str, machine: LedgeredMachine, *, unit: str = "") -> None:
+    """Log :func:`own_forecast` of the machine with this name."""
+    if foreseen := own_forecast(machine, unit=unit):
+        # A simulation has many machines, and its server says it of all of them.
+        level = logging.DEBUG if machine.simulated else logging.INFO
+        logging.getLogger("flwr").log(level, "Machine %s: %s", name, foreseen)
+
+
+def own_forecast(machine: LedgeredMachine, *, unit: str = "") -> str:
+    """A sentence on a machine's noise beside its longest update, and on how many such machines are needed.
+
+    It follows from the machine's policy and the public number of samples alone, and is empty without noise. ``unit`` is
+    protected as a whole: "sample", "owner" or "machine"; default the policy's.
+    """
+    plan, policy = machine.plan, machine.policy
+    entries = stated_noise(policy, plan, machine.num_samples)
+    stated = {
+        **entries,
+        "max-participations": plan.mechanism.num_releases,
+        "mu-guaranteed": plan.mu,
+        "delta": policy.delta,
+        "mechanism": policy.mechanism,
+        "unit": unit or policy.unit,
+    }
+    read = StatedNoise.read(stated)
+    # By itself, with the noise it adds: what others add under secure aggregation is not in it.
+    alone = read and forecast_of(
+        [read], num_parameters=machine.num_parameters, machines=1, per_round=1, rounds=read.releases
+    )
+    if alone is None:
+        return ""
+    return (
+        f"By itself, over all its releases, its noise is {shortest(alone.ratio)} times as long as its longest update; "
+        f"an average over {rounded_count(alone.machines_needed)} machines like it is likely to be useful, an estimate."
     )

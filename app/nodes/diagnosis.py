@@ -1,30 +1,176 @@
-"""Why a node cannot reach its SuperLink: one cause of a fixed list, and a sentence for its operator.
+"""Why a node does not reach its SuperLink: one cause of a fixed list, and a sentence for its operator.
 
-A diagnosis begins and ends no session (:mod:`.fleet_contact`): a running node with the same key notices nothing.
+:class:`FleetApi` asks without a session: it requests one with a heartbeat interval that Flower does not allow, which
+the SuperLink must refuse. It checks the signature, the clock and the key first; the code of its refusal says how far it
+came. So a diagnosis begins and ends no session, and a running node with the same key notices nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 import threading
 import time
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import httpx
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
-from flwr.supercore.error import ApiErrorCode
+from flwr.common.constant import MAX_RETRY_DELAY, SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    DeactivateNodeRequest,
+    RegisterNodeFleetRequest,
+    RegisterNodeFleetResponse,
+    UnregisterNodeFleetRequest,
+)
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.error import ApiErrorCode, FlowerError
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as Protobuf
 
-from ....privacy import ConfigurationError
-from .certificate import Presented, presented_by, printable, tls_context, utc
-from .connection import Connection
-from .fleet_contact import CERTIFICATE_CAUSES, NO_SERVER_BEHIND, NOT_YET_VALID, FleetApi, causes_of, passing_key
+from ...privacy import ConfigurationError
+from .connection import (
+    CERTIFICATE_CAUSES,
+    NO_SERVER_BEHIND,
+    NOT_YET_VALID,
+    Connection,
+    Presented,
+    causes_of,
+    presented_by,
+    printable,
+    tls_context,
+    utc,
+)
+from .watching.journal import Entry, Journal
+
+logger = logging.getLogger(__name__)
+
+
+_LONGEST_ANSWER = 64 * 1024
+_NEVER_ALLOWED_S = 0.0  # Flower allows heartbeats from 10 s on
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of a SuperLink, or of whatever listens in its place."""
+
+    status: int  # HTTP's
+    code: int | None  # of Flower's error
+    server_time: float | None  # seconds since 1970, to within two
+    ends: float | None  # when the certificate ends, in seconds since 1970
+    content: bytes
+    begun: bool = False  # whether a session began after all; it was ended again
+
+
+class FleetApi:
+    """A SuperLink as a node with this key sees it."""
+
+    def __init__(self, client: httpx.Client, url: str, key: ec.EllipticCurvePrivateKey) -> None:
+        self._client, self._url, self._key = client, url, key
+        self._public = public_key_to_bytes(key.public_key())
+
+    def may_begin(self, now: float) -> Answer:
+        """Ask for a session that must be refused.
+
+        Parameters
+        ----------
+        now : float
+            The time to sign, in seconds since 1970.
+        """
+        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=_NEVER_ALLOWED_S)
+        answer = self._post("activate-node", request, now)
+        node = _node(answer, ActivateNodeResponse)
+        if node is None:
+            return answer
+        # It began, so nobody had one open.
+        self._post("deactivate-node", DeactivateNodeRequest(node_id=node), now)
+        return replace(answer, begun=True)
+
+    def takes_unknown_keys(self, now: float) -> bool:
+        """Whether a node with an unregistered key may sign in: ``key`` signs in and off again."""
+        answer = self._post("register-node", RegisterNodeFleetRequest(public_key=self._public), now)
+        node = _node(answer, RegisterNodeFleetResponse)
+        if node is None:
+            return answer.code != ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED
+        self._post("unregister-node", UnregisterNodeFleetRequest(node_id=node), now)
+        return True
+
+    def takes_commands(self) -> bool:
+        """Whether the server lists its runs without a login; then it takes every other command too.
+
+        A gate may hang up instead of refusing.
+        """
+        headers = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
+        try:
+            with self._client.stream("POST", f"{self._url}/v1/control/list-runs", headers=headers) as response:
+                return response.status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+    def _post(self, name: str, request: Protobuf, now: float) -> Answer:
+        signed_at = datetime.fromtimestamp(now, UTC).isoformat()
+        signature = sign_message(self._key, signed_at.encode("ascii"))
+        headers = {
+            "content-type": PROTOBUF_MEDIA_TYPE,
+            "accept": PROTOBUF_MEDIA_TYPE,
+            "accept-encoding": "identity",
+            FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(self._public).decode("ascii"),
+            TIMESTAMP_HEADER: signed_at,
+            FLEET_HTTP_SIGNATURE_HEADER: b64encode(signature).decode("ascii"),
+        }
+        url, content = f"{self._url}/v1/fleet/{name}", request.SerializeToString(deterministic=True)
+        with self._client.stream("POST", url, content=content, headers=headers) as response:
+            ends, body = _ends(response), b""  # read now: the connection may be gone after the body
+            for chunk in response.iter_raw():
+                body += chunk[: _LONGEST_ANSWER - len(body)]
+                if len(body) == _LONGEST_ANSWER:
+                    break
+            error = FlowerError.from_json(body.decode("utf-8", "replace"))
+            code = None if error is None else error.code
+            return Answer(response.status_code, code, _date(response), ends, body)
+
+
+def passing_key() -> ec.EllipticCurvePrivateKey:
+    """A key for a node without one, made as Flower's SuperNode makes it."""
+    return generate_key_pairs()[0]
+
+
+def _node(answer: Answer, kind: type[ActivateNodeResponse] | type[RegisterNodeFleetResponse]) -> int | None:
+    """The node's number, if the answer grants something."""
+    if answer.status != httpx.codes.OK:
+        return None
+    try:
+        return kind.FromString(answer.content).node_id or None
+    except DecodeError:
+        return None
+
+
+def _date(response: httpx.Response) -> float | None:
+    try:
+        return parsedate_to_datetime(response.headers["date"]).timestamp()
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError):
+        return None
+
+
+def _ends(response: httpx.Response) -> float | None:
+    stream = response.extensions.get("network_stream")
+    secured = None if stream is None else stream.get_extra_info("socket")
+    der = secured.getpeercert(binary_form=True) if isinstance(secured, ssl.SSLSocket) else None
+    presented = Presented.of(der) if der else None
+    return None if presented is None else presented.ends
+
 
 CAUSES = (
     "reached",
@@ -299,3 +445,87 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise _KeyError(with_advice)
     return key
+
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 15.0
+SETTLED_S = 60.0
+_SAY_AGAIN_S = 3600.0
+
+
+class Reconnecting:
+    """Reports why a connection fails, and how long to wait before the next try.
+
+    Parameters
+    ----------
+    journal : Journal
+        Receives every end, and reports every contact.
+    trying : callable
+        As :func:`~murmurfl.app.nodes.diagnosis.diagnose`.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        journal: Journal,
+        *,
+        trying: Callable[..., Diagnosis] = diagnose,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connection, self._journal, self._trying, self._clock = connection, journal, trying, clock
+        self._pause, self._started_at, self._turned_away = FIRST_PAUSE_S, clock(), False
+        self._said: tuple[str, float] | None = None
+        self._looking = threading.Lock()
+        journal.listen(self._heard)
+
+    def starts(self) -> None:
+        """Note that a SuperNode is about to start."""
+        self._started_at, self._turned_away = self._clock(), False
+        self._journal.note("connecting", superlink=self._connection.superlink)
+
+    def ended(self) -> float:
+        """Note and log why a SuperNode ended; return the seconds to wait before the next start.
+
+        The wait doubles each time, until a SuperNode has lasted for a minute.
+        """
+        ended_at = self._clock()
+        pause = FIRST_PAUSE_S if ended_at - self._started_at > SETTLED_S else self._pause
+        self._pause = min(2 * pause, LONGEST_PAUSE_S)
+        found = self._trying(self._connection, refused=self._turned_away)
+        cause = "ended" if found.cause == "reached" else found.cause
+        self._journal.note("disconnected", superlink=self._connection.superlink, cause=cause, retry_s=pause)
+        sentence = (
+            "The SuperNode ended though its SuperLink is there: what it said before says why."
+            if cause == "ended"
+            else found.sentence
+        )
+        self._say(cause, sentence, f"tried again in {pause:.0f} s")
+        return max(pause - (self._clock() - ended_at), 0.0)
+
+    def _heard(self, entry: Entry) -> None:
+        if entry.kind == "connected":
+            self._said = None
+        elif entry.kind == "turned-away":
+            self._turned_away = True
+        elif entry.kind == "disconnected" and "retry_s" not in entry.facts:
+            # Flower's SuperNode retries by itself, and knows less of the cause.
+            threading.Thread(target=self._look, daemon=True, name="murmurfl-reconnecting").start()
+
+    def _look(self) -> None:
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            found = self._trying(self._connection)
+            if found.cause != "reached":
+                self._say(found.cause, found.sentence, f"tried again at least every {MAX_RETRY_DELAY} s")
+        finally:
+            self._looking.release()
+
+    def _say(self, cause: str, sentence: str, when: str) -> None:
+        """Log one line; repeat it for the same cause only after an hour."""
+        now = self._clock()
+        if self._said is None or self._said[0] != cause or now - self._said[1] >= _SAY_AGAIN_S:
+            self._said = (cause, now)
+            logger.warning("%s (%s; %s.)", sentence, cause, when)

@@ -1,24 +1,128 @@
-"""The methods of a machine with per-sample gradients: client, policy, and how requests are read."""
+"""The two halves of an app with per-sample gradients: a model of whatever library, and a method.
+
+A method says which client answers, by which policy, and how requests are read. With ``fedavg`` gradients are updates of
+a model, for :class:`~murmurfl.strategies.CorrelatedFedAvg`: a release is the sum over all samples, or the mean over a
+batch, of minus the clipped gradient. The server adds up releases, divides, and takes a step of its own along them, so
+that its optimisers work on gradients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, PrivacyPolicy, RefusedError, Trust, protocol
-from ..adapters.gradient_updates import GradientUpdateClient
+from ..baseline_clients import NoisySGDClient
 from ..full_batch_client import FullBatchClient
-from ..messages.requests import malformed
+from ..messages import malformed
 from ..mu2_client import Mu2Client
-from ..noisy_sgd_client import NoisySGDClient
+from ..one_shot_client import StatisticsClient
 from ..private_client import PrivateClient
-from ..table_statistics_client import StatisticsClient
+from ..records.schema import Schema
+from ..side.evaluation_client import Measure
+from ..side.statistics_client import TableRows
+from .per_sample_gradients import PerSampleGradients
+
+
+@dataclass(frozen=True)
+class MachineModel:
+    """What an app needs of a model, whatever library it is of."""
+
+    gradients: PerSampleGradients
+    names: tuple[str, ...]  # of the arrays that are trained, in order
+    check_schema: Callable[[Schema, Measure | None], None]
+    """Refuses a schema that the model cannot take, and a model, or measure, that does not treat each record by itself.
+    Both are tried on records made up from the schema, and on no others."""
+    measure: Callable[[Callable[..., Any] | None], Measure] | None = None
+    """``measure(right)`` says which predictions are right, for a private evaluation; ``right`` is a project's own."""
+    bound: Callable[[Schema], float] = field(default=lambda _: math.inf)
+    """R of the presets: how long a record is with what stands beside it; infinite where nothing says so."""
+    schema: Schema | None = None  # what a record is, where the model says it itself: for simulations
+
+
+def measured_bound(gradients: PerSampleGradients, start: Sequence[NDArray[Any]], schema: Schema) -> float:
+    """R of a model of any kind, from its gradients at the public start for records made up from a schema.
+
+    A linear score's gradient is R / sqrt(2) long where two classes are as likely, so it is sqrt(2) times their median;
+    infinite if there is no gradient. No record of any machine is looked at.
+    """
+    lengths = []
+    for example in schema.examples():
+        with suppress(Exception):  # of an extreme record, which a machine's own may fail for as well
+            lengths.append(float(np.linalg.norm(np.asarray(gradients(start, example), np.float64))))
+    found = [length for length in lengths if math.isfinite(length) and length > 0]
+    return math.sqrt(2) * float(np.median(found)) if found else math.inf
+
+
+def statistics_model(schema: Schema) -> MachineModel:
+    """The rows of a table's statistics in the place of an app's model."""
+
+    def check_schema(found: Schema, measure: Measure | None) -> None:  # noqa: ARG001 - an app's interface
+        if TableRows(found).rows != rows.rows:
+            raise ConfigurationError(
+                "Expected the columns that the app's statistics are of, got a schema with others: use one schema.toml."
+            )
+
+    rows = TableRows(schema)
+    return MachineModel(rows, ("statistics",), check_schema, schema=schema)
+
+
+class GradientUpdateClient(PrivateClient):
+    """A machine whose updates are minus its clipped per-sample gradients.
+
+    Notes
+    -----
+    With ``order="all"`` a release is a sum, and says of how many samples; otherwise it is a mean over a batch and
+    counts once.
+
+    **Formal guarantees.** Under the trust of its policy all releases of a session together are mu-GDP, those of all
+    sessions budget_mu-GDP, for replacement of one sample (of all samples of one owner, where the policy has
+    samples_per_owner), provided row i of ``gradients`` depends on sample i alone.
+    Proof: docs/proofs/release-rule.md.
+    """
+
+    summable: ClassVar[bool] = True
+
+    def point_weights(self, server_round: int) -> tuple[float, ...]:
+        """Weight -1: a step along the release lowers the loss."""
+        return (-1.0,)
+
+    def fit(
+        self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
+    ) -> tuple[list[NDArray[np.float64]], int, dict[str, Any]]:
+        """Answer a training request with a release and its guarantee."""
+        sent, samples, entries = super().fit(parameters, config)
+        policy = self.machine.policy
+        plans = [self.machine.plan, *(machine.plan for machine in self.beside)]
+        stated: dict[str, Any] = {
+            protocol.MU_GUARANTEED: math.hypot(*(one.mu for one in plans)),
+            protocol.DELTA: policy.delta,
+            protocol.CLIENT_LEVEL: 0,
+        }
+        if policy.trust == "secure-aggregation":
+            stated |= {
+                protocol.MU_LOCAL: math.hypot(*(one.mu_local for one in plans)),
+                protocol.MIN_HONEST: policy.min_honest,
+            }
+        counted = policy.sums_samples or protocol.RELEASE_OF in config
+        return sent, samples if counted else 1, {**entries, **stated}
+
+    def statement(self, session: str) -> dict[str, Any]:
+        """The machine's privacy statement with its unit."""
+        return {**super().statement(session), "unit": "sample", "evaluation-allowed": False}
+
 
 _EVERY_SAMPLE: Mapping[str, Any] = {"order": "all", "mechanism": "independent", "release_rule": "paper"}
+
 _COUNTED: Mapping[str, Any] = {"clip_unit": "nonnegative", "max_participations": 1}
+
 _TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
 
 
@@ -44,10 +148,14 @@ class Scale:
 
 FULL_BATCH = Scale(0.1, 120.0)
 """For full batches with a momentum of :data:`MOMENTUM`; the travel is that of all rounds together."""
+
 MOMENTUM = 0.9
+
 MU2 = Scale(0.15, 10.0)
 """For mu^2-SGD, in up to eight rounds."""
+
 MU2_ROUNDS = 8
+
 SGD = Scale(0.4, 6.0)
 """For steps along one round's mean gradient."""
 
@@ -112,6 +220,7 @@ _KNOWN = (
     ),
     SampleMethod("statistics", StatisticsClient, "Statistics", whole={**_EVERY_SAMPLE, **_COUNTED}),
 )
+
 SAMPLE_METHODS: Mapping[str, SampleMethod] = {method.name: method for method in _KNOWN}
 
 
@@ -124,6 +233,7 @@ def sample_method(name: str) -> SampleMethod:
 
 
 _RECORDS = (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)
+
 Layout = Sequence[tuple[str, tuple[int, ...]]]
 """Names and shapes of a model's arrays, in order."""
 

@@ -1,33 +1,51 @@
-"""The ledger on Flower's ``context.state``: for simulation.
+"""Machines and helpers of a simulation: their ledgers, keys and records, in Flower's ``context.state``.
 
 ``context.state`` is kept in memory. It survives rounds, but neither a restart of the node nor a new run. That is enough
-for a simulated machine. A real machine needs more, so a real node must not use this ledger.
+for a simulated machine or helper. A real one needs more, so a real node is refused all that is here.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
-from typing import Any
+from dataclasses import asdict
+from functools import lru_cache, partial
+from typing import Any, NoReturn, TypedDict
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
-from ...privacy import Account, Ledger, LedgerError, LedgerPage, StreamRecord, protocol
+from ...privacy import (
+    Account,
+    ConfigurationError,
+    HelperEntry,
+    Ledger,
+    LedgerError,
+    LedgerPage,
+    Opener,
+    OpeningPage,
+    OpeningRecord,
+    OpeningRecordError,
+    SimulatedKeys,
+    StreamRecord,
+    protocol,
+)
 from ...privacy.arrays import read_array
 from ...privacy.errors import ANOTHER_FORMAT
-from ...privacy.machine.clipping_figures import TrainingFigures, observer_around
-from ..messages.answers import array_record, own_array, plain_record
+from ...privacy.sums.masking import Masking
+from ...privacy.sums.opening_rule import LastOpened, OpenedSet, SessionTerms, check_forward
+from ...privacy.sums.roster import HelperKey, MachineKey, Roster
+from ..messages import answer, array_record, in_simulation, own_array, plain_record
+from ..sums_helper import answer_helper
 
 LEDGER_RECORDS = "murmurfl/"
 """How the names of a ledger's records in ``context.state`` begin."""
 
 _FORMAT = 6
+
 # Flower handles the messages of a machine one at a time; the lock is for an engine that does not.
 _LOCK = threading.RLock()
 
@@ -249,96 +267,189 @@ def _spacing(counts: NDArray[np.int64], sent: Sequence[NDArray[Any]]) -> float |
     return spacing if np.array_equal(values, counts) else None
 
 
-_in_process: ContextVar[bool] = ContextVar("murmurfl_inprocess", default=False)
-_kept: ContextVar[dict[str, Any] | None] = ContextVar("murmurfl_kept_by_node", default=None)
+class ContextOpeningRecord(OpeningRecord):
+    """A simulated helper's record in the ``context.state`` of its node, which several helpers may share.
 
-
-def simulated_in_process(kept: dict[str, Any] | None = None) -> AbstractContextManager[None]:
-    """Mark what runs inside as a message of a simulation in this process, with what its node keeps; for engines."""
-    return _InProcess(kept)
-
-
-class _InProcess(AbstractContextManager[None]):
-    """A class and not a generator, because every message of a simulation comes here."""
-
-    def __init__(self, kept: dict[str, Any] | None) -> None:
-        self._memory = kept
-
-    def __enter__(self) -> None:
-        self._tokens = _in_process.set(True), _kept.set(self._memory)
-
-    def __exit__(self, *error: object) -> None:
-        in_process, kept = self._tokens
-        _kept.reset(kept)
-        _in_process.reset(in_process)
-
-
-class _Worker(threading.local):
-    """Memory of a simulation's worker process for its nodes; each thread has its own."""
-
-    def __init__(self) -> None:
-        self.run_id: int | None = None
-        self.nodes: dict[int, dict[str, Any]] = {}
-
-
-_MOST_NODES = 1024  # of which a worker keeps something; the first ones go first
-_worker = _Worker()
-
-
-def kept_by_node(context: Context) -> dict[str, Any] | None:
-    """What a simulation's node keeps in this process between messages; None outside a simulation.
-
-    No other node sees it, and it ends with the run. Another worker may have had the node's message before: only what
-    does not change in a run may be kept, the rest is in the context's state, which travels (:func:`state_travels`).
+    Notes
+    -----
+    **Formal guarantees.** What was committed is what is read next for as long as the state object lives and one message
+    of a node is handled at a time; nothing survives the process.
     """
-    if _in_process.get():
-        return _kept.get()
-    if not in_simulation():
-        return None
-    if _worker.run_id != context.run_id:
-        _worker.run_id, _worker.nodes = context.run_id, {}
-    kept = _worker.nodes.get(context.node_id)
-    if kept is None:
-        if len(_worker.nodes) >= _MOST_NODES:
-            del _worker.nodes[next(iter(_worker.nodes))]
-        kept = _worker.nodes[context.node_id] = {}
-    return kept
+
+    def __init__(self, state: RecordDict, helper: str) -> None:
+        self._state = state
+        self._helper = helper
+        self._prefix = f"{LEDGER_RECORDS}{helper}/opened/"
+
+    def check_helper(self, helper: HelperEntry) -> None:
+        if helper.name != self._helper:
+            raise OpeningRecordError(f"Expected the record of helper {helper.name!r}, got that of {self._helper!r}.")
+
+    @contextmanager
+    def exclusive(self) -> Iterator[OpeningPage]:
+        with _LOCK:
+            yield _OpeningsPage(self._state, self._prefix)
 
 
-def in_simulation() -> bool:
-    """Whether this process is a simulation's worker: no message can make it look like one."""
-    return _in_process.get() or _is_worker()
+class _OpeningsPage(OpeningPage):
+    """One record a session: its terms, its sets, what is promised or void, and each machine's last opened release."""
 
+    def __init__(self, state: RecordDict, prefix: str) -> None:
+        self._state = state
+        self._prefix = prefix
 
-def _is_worker() -> bool:
-    global _known_as_worker  # for good: Ray gives an actor a process of its own
-    if not _known_as_worker:
-        ray = sys.modules.get("ray")  # a worker of Ray's has imported it
-        _known_as_worker = (
-            ray is not None and bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None
+    def set_digest(self, session: str, opening: str) -> str | None:
+        entries = self._entries(session)
+        return dict(zip(entries["openings"], entries["digests"], strict=True)).get(opening)
+
+    def voids(self, session: str, opening: str) -> frozenset[str]:
+        found = (OpenedSet.from_bytes(line) for line in self._entries(session)["voids"])
+        return frozenset(one.set_digest for one in found if one.opening == opening)
+
+    def lock(self, session: str) -> OpenedSet | None:
+        line = self._entries(session)["lock"]
+        return OpenedSet.from_bytes(line) if line else None
+
+    def terms(self, session: str) -> SessionTerms | None:
+        values = json.loads(self._entries(session)["terms"])
+        return values and SessionTerms.from_values(values)
+
+    def last_opened(self, session: str, machines: Sequence[str]) -> dict[str, LastOpened]:
+        last = self._last(self._entries(session))
+        return {name: last[name] for name in machines if name in last}
+
+    def commit(self, opened: OpenedSet) -> None:
+        check_forward(self, opened)
+        before, line = self._entries(opened.session), opened.to_bytes()
+        last = self._last(before)
+        last |= opened.moves(last)
+        promise, name = opened.kind == protocol.VIEW_LOCKED, opened.kind == protocol.VIEW_OPENED
+        self._state[self._prefix + opened.session] = ConfigRecord(
+            {
+                "terms": before["terms"] if promise else json.dumps(asdict(opened.terms)),
+                "lock": line if promise else b"",
+                "voids": [*before["voids"], *([line] if opened.kind == protocol.VIEW_VOID else [])],
+                "openings": [*before["openings"], *([opened.opening] if name else [])],
+                "digests": [*before["digests"], *([opened.set_digest] if name else [])],
+                "machines": list(last),
+                "releases": [one.release for one in last.values()],
+                "ids": [one.release_id for one in last.values()],
+            }
         )
-    return _known_as_worker
+
+    @staticmethod
+    def _last(entries: dict[str, Any]) -> dict[str, LastOpened]:
+        rows = zip(entries["machines"], entries["releases"], entries["ids"], strict=True)
+        return {name: LastOpened(release, release_id) for name, release, release_id in rows}
+
+    def _entries(self, session: str) -> dict[str, Any]:
+        empty: dict[str, Any] = {"terms": "null", "lock": b""}
+        empty |= {key: [] for key in ("voids", "openings", "digests", "machines", "releases", "ids")}
+        record = self._state.get(self._prefix + session, None)
+        if record is None:
+            return empty
+        if not isinstance(record, ConfigRecord) or set(record) != set(empty):
+            raise OpeningRecordError(
+                "Expected a readable opening record in context.state, got a damaged one; start a new run."
+            )
+        return dict(record)
 
 
-_known_as_worker = False
+def answer_simulated_helper(message: Message, state: RecordDict, *, name: str, seed: int, roster: Roster) -> Message:
+    """A simulated helper's reply to a message: its keys follow from the run's seed, its record is in ``context.state``.
 
-
-def state_travels() -> bool:
-    """Whether a simulated machine's state goes back to where messages come from: not to an engine in this process."""
-    return not _in_process.get()
-
-
-def training_entries(name: str, figures: TrainingFigures | None) -> dict[str, int | float]:
-    """Figures of clipping in a simulated machine's release, as entries of its reply.
-
-    An engine in this process is told directly, so that replies are those of real machines. The figures are not private:
-    outside a simulation there are no entries, and nobody is told.
+    It opens what a real helper would and nothing else. It hides nothing from anybody who knows the seed, and its record
+    ends with the run: that is why a real node is refused.
     """
-    if figures is None or not in_simulation():
-        return {}
-    if not _in_process.get():
-        return figures.entries()
-    observer = observer_around()
-    if observer is not None:
-        observer.machines[name] = figures
-    return {}
+    if not in_simulation():
+        raise ConfigurationError("Expected a simulation, got a real node: a helper there is `murmurfl helper CONFIG`.")
+    opener = Opener(name, HelperKey.simulated(seed, name), roster, ContextOpeningRecord(state, name))
+    return answer_helper(opener, message)
+
+
+class SimulatedSums:
+    """A simulation's roster, and its helpers: the last nodes of all. Whoever knows the run's seed knows every key."""
+
+    def __init__(self, helpers: int, seed: int) -> None:
+        if isinstance(helpers, bool) or not isinstance(helpers, int) or helpers < 1:
+            raise ConfigurationError(f"Expected helpers to be an integer >= 1, got {helpers!r}.")
+        self._helpers = helpers
+        self._seed = seed
+
+    def answer(self, message: Message, context: Context, as_machine: Callable[[Context], Message]) -> Message:
+        """A node's answer: a helper's own, or ``as_machine``'s, with a context that knows of machines only."""
+        try:
+            node, machines = self._place(context)
+        except ConfigurationError as error:
+            return answer(message, partial(_fail, error))
+        if node >= machines:
+            roster = _roster(self._seed, machines, self._helpers)
+            name = roster.helper_names[node - machines]
+            return answer_simulated_helper(message, context.state, name=name, seed=self._seed, roster=roster)
+        own = Context(
+            run_id=context.run_id,
+            node_id=context.node_id,
+            node_config={**context.node_config, "num-partitions": machines},
+            state=context.state,
+            run_config=context.run_config,
+        )
+        return as_machine(own)
+
+    def masking(self, context: Context, min_cohort: int) -> Masking:
+        """The masks of the simulated machine that a message is for, from the context that :meth:`answer` made."""
+        name, machines = str(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+        if machines < min_cohort:
+            raise ConfigurationError(
+                f"Expected a simulation of at least min_cohort = {min_cohort} machines, got {machines}: its "
+                f"{machines + self._helpers} nodes less {self._helpers} helpers, the last ones. Start it with a node "
+                "for each machine and each helper."
+            )
+        return Masking(name, MachineKey.simulated(self._seed, name), _roster(self._seed, machines, self._helpers))
+
+    def _place(self, context: Context) -> tuple[int, int]:
+        """The number of this node, and how many nodes are machines."""
+        node, nodes = (context.node_config.get(key) for key in ("partition-id", "num-partitions"))
+        if not isinstance(node, int) or not isinstance(nodes, int) or nodes <= self._helpers:
+            raise ConfigurationError(
+                f"Expected nodes with a partition-id, more of them than the {self._helpers} helpers, got partition-id "
+                f"{node!r} of num-partitions {nodes!r}: start the simulation with a node for each machine and helper."
+            )
+        return node, nodes - self._helpers
+
+
+def _fail(error: Exception) -> NoReturn:
+    raise error
+
+
+@lru_cache(maxsize=8)
+def _roster(seed: int, machines: int, helpers: int) -> Roster:
+    names = tuple(f"helper-{number}" for number in range(helpers))
+    return Roster.simulated(seed, tuple(map(str, range(machines))), names)
+
+
+class SimulatedMachine(TypedDict):
+    """Options with which a simulated machine's client is made."""
+
+    name: str
+    ledger: ContextLedger
+    keys: SimulatedKeys
+
+
+def simulated_machine(context: Context, *, seed: int = 0) -> SimulatedMachine:
+    """Name, ledger and keys of the simulated machine a message is for, to be handed to a client as ``**``.
+
+    The keys follow from the run's seed, and the ledger ends with the run. That is why a real node is refused them.
+
+    Examples
+    --------
+    A ``client_fn``::
+
+        return Mu2Client(gradients, samples, policy, **simulated_machine(context)).to_client()
+    """
+    if not in_simulation():
+        raise ConfigurationError(
+            "Expected a simulation, got a real node: there a client is made with a ledger and keys of its own, "
+            "ledger = SQLiteLedger(path) and ledger.keys(), or with `murmurfl node`."
+        )
+    name = str(context.node_config.get("partition-id", context.node_id))
+    return SimulatedMachine(name=name, ledger=ContextLedger(context.state, name), keys=SimulatedKeys(seed, name))

@@ -1,27 +1,78 @@
-r"""Delayed momentum, the machine's half: alternative 1 of reshef-levy-2025 (eq. 12), a baseline.
+r"""Baselines, the machine's half: noisy SGD, ISRL-DP minibatch SGD and delayed momentum.
 
-A machine gets x_t and t, takes b samples it has never used before, and corrects its own momentum against the query
-point of its own last participation, tau rounds ago:
+* **Noisy SGD** (baseline of reshef-levy-2025, inspired by Abadi et al. 2016). A machine gets x_t, takes b samples it
+  has never used before, and releases the mean of their clipped gradients with fresh noise. Every sample is in one
+  release, so sigma = Delta / mu without composition, whatever the number of rounds.
+* **ISRL-DP** ("other work" of reshef-levy-2025; Lowy and Razaviyayn 2023). A machine gets a point and releases the mean
+  of K clipped gradients there with fresh noise. Its samples return in later rounds, so releases compose. The paper
+  draws K of n samples at random in every round and charges every round to every sample. Here the machine goes through
+  minibatches of K samples in the same order, pass after pass, so that one sample is in at most
+  P = ``sample_participations`` releases, exactly n // K apart, which the ledger enforces. With Delta = 2 S / K the
+  noise for mu is then sigma = Delta sqrt(P) / mu. With K = n both are the same.
+* **Delayed momentum** (alternative 1 of reshef-levy-2025, eq. 12). A machine gets x_t and t, takes b samples it has
+  never used before, and corrects its own momentum against the query point of its own last participation, tau rounds
+  ago:
 
-    q_i <- q_i + mean over samples of clip_S( t grad f(x_t; z) - (t - tau) grad f(x_{t-tau}; z) )
+      q_i <- q_i + mean over samples of clip_S( t grad f(x_t; z) - (t - tau) grad f(x_{t-tau}; z) )
 
-The prefix sum of these contributions is q_i, so the release rule with cancelling noise sends q_i + y_k to a server that
-acknowledges nothing. A correction is up to tau times as long as one of mu^2-SGD, so S must be larger as well.
+  The prefix sum of these contributions is q_i, so the release rule with cancelling noise sends q_i + y_k to a server
+  that acknowledges nothing. A correction is up to tau times as long as one of mu^2-SGD, so S must be larger as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, LedgerError, PrivacyPolicy, Release
+from ..privacy import NO_NOISE, ConfigurationError, LedgerError, PrivacyPolicy, Release
 from ..privacy.machine.clipping import StackedContributions
 from ..privacy.mechanisms import State
 from .adapters.per_sample_gradients import combined_gradients, flat_point, stacked_gradients, unflatten
 from .private_client import PrivateClient, Request, Together
+
+
+class NoisySGDClient(PrivateClient):
+    """A machine of noisy SGD, for :class:`~murmurfl.strategies.NoisySGD`.
+
+    Parameters are those of :class:`~murmurfl.clients.PrivateClient`; the policy's mechanism must be ``independent`` (or
+    ``none``), and a ``release_rule`` of ``paper`` makes each reply stand alone.
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy all releases of a session together are mu-GDP, those of all
+    sessions budget_mu-GDP, for replacement of one sample (of all samples of one owner, where the policy has
+    samples_per_owner), provided row i of ``gradients`` depends on sample i alone.
+    Proof: docs/proofs/release-rule.md.
+    """
+
+    summable: ClassVar[bool] = True
+
+    @classmethod
+    def check_policy(cls, policy: PrivacyPolicy) -> None:
+        if policy.mechanism not in ("independent", NO_NOISE):
+            raise ConfigurationError(f"Expected mechanism 'independent' for noisy SGD, got {policy.mechanism!r}.")
+
+    def point_weights(self, server_round: int) -> tuple[float, ...]:
+        """1: the gradient itself."""
+        return (1.0,)
+
+
+class IsrlDpClient(NoisySGDClient):
+    """A machine of ISRL-DP minibatch SGD, for :class:`~murmurfl.strategies.IsrlDp`.
+
+    Parameters are those of :class:`~murmurfl.clients.NoisySGDClient`; a policy with ``sample_participations`` P > 1
+    lets samples return.
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy all releases of a session together are mu-GDP for replacement
+    of one sample, which takes part in P of them. No amplification by sampling is claimed: which samples a release uses
+    is public.
+    Proof: docs/proofs/returning-samples.md.
+    """
 
 
 class DelayedMomentumClient(PrivateClient):

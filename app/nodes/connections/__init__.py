@@ -1,1 +1,0 @@
-"""How a node reaches its SuperLink, and why it does not."""

@@ -1,0 +1,1 @@
+"""A federation set up without a key that travels: keys and cards, the coordinator, its members."""

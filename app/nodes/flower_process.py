@@ -1,0 +1,303 @@
+"""Flower's own ``flower-supernode`` or ``flower-superlink`` as a child process that ends with its parent.
+
+Its lines go into the log; a SuperNode's contact with its SuperLink goes into the journal.
+
+``python -m murmurfl.app.nodes.flower_process supernode PARENT_PID [options of flower-supernode]`` tells its parent
+whether the SuperLink has accepted it and answers, as lines of JSON on a pipe of its own (:class:`Contact`): printed
+text, which may come from a server, cannot pass for it. Without this, a SuperNode outlives whoever started it, and one
+that the SuperLink no longer knows stays and does nothing.
+
+``python -m murmurfl.app.nodes.flower_process superlink PARENT_PID OWNERS [options of flower-superlink]`` puts the gate
+in front of the SuperLink; OWNERS is ``-`` without a list of owners.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+
+from .connection import cause_of
+from .watching.journal import Journal, flower_line, plain
+
+EVENTS_VARIABLE = "MURMURFL_SUPERNODE_EVENTS"
+"""Environment variable of the SuperNode's process: the file descriptor of the pipe."""
+
+PROOF_VARIABLE, PUBLISHED_VARIABLE = "MURMURFL_GATE_SECRET", "MURMURFL_PUBLISHED"
+"""Environment variables of the gate's secret, in hexadecimal digits, and of the folder that it publishes."""
+
+_LONGEST_READ = 1 << 16
+_LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*:\s*(.*)")
+# Said at every start, or at every attempt while a SuperLink is away, which the journal has once.
+_USUAL = ("EXPERIMENTAL: SuperExec authentication", "Connection attempt failed, retrying in")
+_JOIN_S = 2.0
+_LOOK_EVERY_S = 0.2
+_GRACE_S = 10.0
+_ENDED = 1
+
+
+def follow_lines(stream: IO[bytes], say: Callable[[int, str], None] = flower_line) -> threading.Thread:
+    """Pass on what a process prints, line by line, in a thread that ends with the stream.
+
+    Parameters
+    ----------
+    say : callable
+        Receives each line's level, as :mod:`logging` counts, and its text.
+    """
+
+    def follow() -> None:
+        level = logging.WARNING
+        with suppress(ValueError, OSError):  # closed in the end
+            while line := stream.readline(_LONGEST_READ):
+                level, text = _levelled(plain(line.decode("utf-8", "replace")), level)
+                if text:
+                    say(level, text)
+
+    thread = threading.Thread(target=follow, daemon=True, name="murmurfl-lines")
+    thread.start()
+    return thread
+
+
+def _levelled(line: str, before: int) -> tuple[int, str]:
+    """Level and text of a line; one without a level takes the last one's, and at least WARNING."""
+    found = _LEVEL.match(line)
+    if found is None:
+        return max(before, logging.WARNING), line
+    level, text = logging.getLevelNamesMapping()[found[1]], found[2]
+    return (logging.INFO if text.startswith(_USUAL) else level), text
+
+
+def follow_contact(pipe: int, journal: Journal, superlink: str) -> threading.Thread:
+    """Note a SuperNode's reports (:mod:`.fleet_contact`) in a journal, in a thread that closes the pipe in the end."""
+
+    def follow() -> None:
+        with os.fdopen(pipe, "rb") as stream, suppress(ValueError, OSError):
+            while line := stream.readline(_LONGEST_READ):
+                with suppress(ValueError, KeyError, TypeError):
+                    told = json.loads(line)
+                    if told["event"] == "lost":
+                        journal.note("disconnected", superlink=superlink, cause=str(told["cause"]))
+                    elif told["event"] in ("connected", "contact", "turned-away"):
+                        journal.note(told["event"], superlink=superlink)
+
+    thread = threading.Thread(target=follow, daemon=True, name="murmurfl-contact")
+    thread.start()
+    return thread
+
+
+def end_process(process: subprocess.Popen[Any]) -> None:
+    """End a process: politely, and by force ten seconds later."""
+    process.terminate()
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+
+
+@contextmanager
+def followed(
+    start: Callable[..., subprocess.Popen[Any]],
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    journal: Journal,
+    superlink: str,
+) -> Iterator[subprocess.Popen[Any]]:
+    """Start a SuperNode's process with its lines logged and its contact noted; the caller ends it."""
+    reading, writing = os.pipe()
+    try:
+        process = start(
+            list(command),
+            env={**environment, EVENTS_VARIABLE: str(writing), "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(writing,),
+            # A session of its own: Ctrl-C in the terminal reaches only this process, which then stops the other.
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    following = [follow_lines(process.stdout), follow_contact(reading, journal, superlink)] if process.stdout else []
+    try:
+        yield process
+    finally:
+        for thread in following:
+            thread.join(_JOIN_S)
+
+
+CONTACT_EVERY_S = 5.0
+_ACCEPTING, _LEAVING, _BEATING = "ActivateNode", "DeactivateNode", "SendNodeHeartbeat"
+_NO = 412  # the key is unknown, or the session open
+
+
+class Contact:
+    """Reports changes of a SuperNode's contact with its SuperLink.
+
+    Parameters
+    ----------
+    tell : callable
+        Receives an event, ``connected``, ``contact``, ``turned-away`` or ``lost``, and for ``lost`` its cause.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(self, tell: Callable[[str, str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell, self._clock = tell, clock
+        self._lock = threading.Lock()
+        self._accepted = self._there = False
+        self._cause = ""
+        self._told_at = -CONTACT_EVERY_S
+
+    def answered(self, method: str, *, success: bool = True) -> None:
+        """Note an answer of the SuperLink to a remote procedure; ``success`` is whether it knows the node."""
+        with self._lock:
+            self._accepted = (self._accepted or method == _ACCEPTING) and method != _LEAVING and success
+            self._cause = ""
+            if not self._accepted:
+                self._there = False
+                return
+            now = self._clock()
+            event = "contact" if self._there else "connected"
+            self._there = True
+            if event == "connected" or now - self._told_at >= CONTACT_EVERY_S:
+                self._told_at = now
+                self._tell(event, "")
+
+    def failed(self, error: BaseException, method: str = "") -> None:
+        """Note a call without an answer. A refusal is an answer."""
+        if method == _ACCEPTING and isinstance(error, httpx.HTTPStatusError) and error.response.status_code == _NO:
+            self._tell("turned-away", "")
+        cause = cause_of(error)
+        if not cause:
+            return
+        with self._lock:
+            told, self._there, self._cause = self._cause, False, cause
+            if told != cause:
+                self._tell("lost", cause)
+
+
+def watch_fleet(contact: Contact) -> None:
+    """Report every call that Flower's SuperNode makes in this process."""
+    # The one place that touches the private names of Flower's connection; a test with a real SuperNode covers it.
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+
+    call = FleetHttpClient._unary_unary
+
+    def watched(client: FleetHttpClient, *, rpc_method: str, **request: Any) -> Any:
+        method = rpc_method.rpartition("/")[2]
+        try:
+            response = call(client, rpc_method=rpc_method, **request)
+        except Exception as error:
+            contact.failed(error, method)
+            raise
+        contact.answered(method, success=method != _BEATING or bool(response.success))
+        return response
+
+    FleetHttpClient._unary_unary = watched  # type: ignore[method-assign]
+
+
+def telling_the_node() -> Contact | None:
+    """A contact that reports through the pipe named in the environment; None if none is named."""
+    named = os.environ.pop(EVENTS_VARIABLE, "")
+    if not named.isdigit():
+        return None
+    pipe = int(named)
+    os.set_inheritable(pipe, False)
+
+    def tell(event: str, cause: str) -> None:
+        with suppress(OSError):  # the node is gone, and this process will be
+            os.write(pipe, json.dumps({"event": event, "cause": cause}).encode() + b"\n")
+
+    return Contact(tell)
+
+
+def end_with(parent: int, politely: signal.Signals) -> None:
+    """End this process once its parent has ended: by a signal, and for certain ten seconds later."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_EVERY_S)
+        signal.raise_signal(politely)
+        time.sleep(_GRACE_S)
+        os._exit(_ENDED)
+
+    threading.Thread(target=watch, daemon=True, name="murmurfl-parent").start()
+
+
+def run_supernode() -> None:
+    """Run ``flower-supernode`` with the remaining arguments."""
+    parent = int(sys.argv.pop(1))
+    end_with(parent, signal.SIGINT)  # a node that signs off can come back at once
+    code = _ENDED
+    try:
+        from flwr.supernode.cli import flower_supernode
+
+        contact = telling_the_node()
+        if contact is not None:
+            watch_fleet(contact)
+        flower_supernode()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else _ENDED
+    except KeyboardInterrupt:
+        pass
+    except BaseException:
+        traceback.print_exc()
+    # Not sys.exit: the thread of its API would keep the process alive.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(min(code, 255))
+
+
+def run_superlink() -> None:
+    """Run ``flower-superlink`` with the remaining arguments."""
+    parent, owners = int(sys.argv.pop(1)), sys.argv.pop(1)
+    sys.argv[0] = "flower-superlink"  # for its messages
+    end_with(parent, signal.SIGTERM)  # the processes of its runs end with it
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+
+    _put_gate(None if owners == "-" else Path(owners))
+    flower_superlink()
+
+
+def _put_gate(owners: Path | None) -> None:
+    """Put the gate in front of whatever uvicorn serves; :mod:`.watched_server` checks that it is there."""
+    import uvicorn
+
+    from .servers.gate import Gate, SuperLinkOptions, server_name
+
+    secret = bytes.fromhex(os.environ.pop(PROOF_VARIABLE, ""))  # no process started from here may inherit it
+    certificate = SuperLinkOptions.read(sys.argv[1:]).certificate
+    name, serve = server_name(Path(certificate) if certificate else None), uvicorn.run
+    published = os.environ.get(PUBLISHED_VARIABLE)
+
+    def closed(app: Any, **options: Any) -> None:
+        serve(Gate(app, owners, name, secret, published=Path(published) if published else None), **options)
+
+    uvicorn.run = closed
+
+
+def main() -> None:
+    """Be the process that the first argument names, with the remaining arguments."""
+    {"supernode": run_supernode, "superlink": run_superlink}[sys.argv.pop(1)]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""From an operator's file to the app that answers messages to its machine, and the machine in one sentence.
+
+Flower would run the ClientApp of whoever submits the run. A machine runs murmurfl's own client, or the installed
+ClientApp that its operator's file names, with the operator's settings:
+:class:`~murmurfl.clients.CorrelatedNoiseMod` wraps all of it, Flower's ``lifespan`` included.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from ...clients import CorrelatedNoiseMod, PrivateClient, UpdateNode, numpy_client_app
+from ...clients.adapters.private_app import PrivateClientApp
+from ...clients.adapters.update_policy import update_guarantee
+from ...clients.messages import Answers
+from ...clients.nodes.machine_file import SampleNode
+from ...clients.nodes.operators_file import operators_values
+from ...clients.records.machine_records import Items
+from ...privacy import ConfigurationError, Opener, SQLiteLedger, policy_guarantee, rounded_up
+from ...privacy.accounting.amplification import amplification_of
+from ...privacy.accounting.guarantee import RECORDS
+from ...privacy.setting import flat
+from .node_config import HelperConfig, NodeConfig
+
+OwnNode = UpdateNode | SampleNode
+"""A machine with an app of its own: its updates pass the noise mod, or its gradients are bounded sample by sample."""
+
+
+def read_node(path: Path, *, runs_kept: bool = False) -> NodeConfig | OwnNode:
+    """Read an operator's file: a machine with murmurfl's clients or, with ``app``, one with its own ClientApp.
+
+    With ``method`` as well, the app is a ``private_client_app``.
+
+    Parameters
+    ----------
+    runs_kept : bool
+        As for :meth:`~murmurfl.clients.nodes.operators_file.OperatorsFile.read`.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is neither.
+
+    Notes
+    -----
+    **Formal guarantees.** Policy, budget and ledger come from the operator's file; no value comes from a server or from
+    the app. The node's class states its guarantee.
+    """
+    values = operators_values(path.expanduser())
+    if "app" in values:
+        return (SampleNode if "method" in values else UpdateNode).read(path, runs_kept=runs_kept)
+    if "batch-size" not in flat(values, NodeConfig.settings()) and {"machine", "ledger"} <= values.keys():
+        raise ConfigurationError(
+            f"Expected in {path} the keys of a machine with murmurfl's clients (batch-size among them), or app = "
+            "'MODULE:NAME', the installed ClientApp that murmurfl node is to answer with; got neither."
+        )
+    return NodeConfig.read(path, runs_kept=runs_kept)
+
+
+def installed_app(name: str) -> ClientApp:
+    """Import the installed ClientApp ``MODULE:NAME``.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # an import runs the operator's own code
+        raise ConfigurationError(
+            f"Expected a ClientApp at {name}, got: {error}. Install the project on this machine, from a source its "
+            "operator trusts (pip install)."
+        ) from error
+    if not isinstance(found, ClientApp):
+        raise ConfigurationError(f"Expected a ClientApp at {name}, got {type(found).__name__}.")
+    return found
+
+
+def own_app(node: UpdateNode) -> Answers:
+    """The callable that answers messages to a machine with its own ClientApp.
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If the app or the ledger is missing, or the ledger does not cover a run.
+
+    Notes
+    -----
+    Every message goes to the mod, which takes policy, budget and ledger from ``node``; what the app returns leaves only
+    through it. A mod inside the app lets messages pass.
+    """
+    app, mod = installed_app(node.app), CorrelatedNoiseMod(node=node)
+    if isinstance(app, PrivateClientApp):
+        raise ConfigurationError(
+            f"Expected method = {app.method.name!r} in the file, got none: {node.app} is a private_client_app, whose "
+            "releases are sums of gradients and whose clip-norm is one sample's."
+        )
+
+    def answer(message: Message, context: Context) -> Message:
+        own = Context(
+            run_id=context.run_id,
+            node_id=context.node_id,
+            node_config={**context.node_config, **node.node_config},
+            state=context.state,
+            run_config=dict(node.run_config),
+        )
+        return mod(message, own, app)
+
+    return answer
+
+
+def own_client(
+    node: SampleNode, *, ledger: SQLiteLedger | None = None, items: Items | None = None
+) -> tuple[Answers, PrivateClient]:
+    """The callable that answers messages to a machine of a ``private_client_app``, and its client.
+
+    Parameters
+    ----------
+    ledger, items : optional
+        An audit's (:meth:`.PrivateClientApp.real_machine`).
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If app, samples or ledger are missing, or the ledger does not cover a run.
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of the policy of ``node``, everything the client returns is mu-GDP for
+    replacement of one record. The app's own policy is ignored.
+    """
+    app = installed_app(node.app)
+    if not isinstance(app, PrivateClientApp):
+        raise ConfigurationError(
+            f"Expected a private_client_app at {node.app} for method = {node.method!r}, got another ClientApp: leave "
+            "method out, and its updates are released behind the noise mod."
+        )
+    client = app.real_machine(node, ledger=ledger, items=items)
+    app.answer_as(client)
+    return app, client
+
+
+def machine_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
+    """The callable that answers messages to a machine, and the machine in one sentence.
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If the machine cannot be made from its configuration.
+    """
+    if isinstance(config, UpdateNode):
+        return own_app(config), describe_own(config)
+    answers, client = client_of(config)
+    return answers, describe(client)
+
+
+def client_of(
+    config: NodeConfig | SampleNode, *, ledger: SQLiteLedger | None = None, items: Items | None = None
+) -> tuple[Answers, PrivateClient]:
+    """The callable that answers messages to a machine that bounds samples, and its client.
+
+    Parameters
+    ----------
+    ledger, items : optional
+        An audit's, instead of the file's ledger and an app's own samples.
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If the machine cannot be made from its configuration.
+
+    Notes
+    -----
+    **Formal guarantees.** Everything the client returns is mu-GDP for replacement of one record, under the policy of
+    the node's file.
+    """
+    if isinstance(config, SampleNode):
+        return own_client(config, ledger=ledger, items=items)
+    client = config.client(ledger)
+    return numpy_client_app(lambda context: client), client  # noqa: ARG005
+
+
+def describe(client: PrivateClient) -> str:
+    """Describe a machine and its guarantee in one sentence."""
+    policy, plan = client.machine.policy, client.machine.plan
+    name, releases = f"Machine {client.name}", policy.max_participations
+    budget = rounded_up(policy.budget)
+    mean = None if client.centred is None else client.centred.machine
+    evaluated = None if client.evaluated is None else client.evaluated.machine
+    beside = client.beside
+    # Whether an owner has more samples depends on data: the sentence does not.
+    most = policy.samples_per_owner
+    kept = f" Of each owner the first {most} samples are used, and any others left out." if most else ""
+    if policy.trust == "trusted-server":
+        mu = math.hypot(policy.mu, *(machine.policy.mu for machine in beside))
+        also = "" if mean is None else ", and to the mean of its features before them"
+        also += "" if evaluated is None else ", and to how good a model is on its samples after them"
+        return (
+            f"{name} adds NO noise to up to {releases} releases a run{also}: the server is trusted with its gradients. "
+            f"Against everybody else it is trusted to keep mu = {rounded_up(mu)} a run; budget of all runs: "
+            f"mu = {budget}.{kept}"
+        )
+    mu = math.hypot(plan.mu, *(machine.plan.mu for machine in beside)) if beside else plan.mu
+    mu_local = math.hypot(plan.mu_local, *(machine.plan.mu_local for machine in beside)) if beside else plan.mu_local
+    notes = []
+    if mean is not None:
+        notes.append(f"Of it mu = {rounded_up(mean.plan.mu)} is for the mean of its features, which it releases first.")
+    if evaluated is not None:
+        share = rounded_up(evaluated.plan.mu)
+        notes.append(f"Of it mu = {share} is for a private evaluation of the model, which it releases last.")
+    if client.record_kind:
+        notes.append(RECORDS[client.record_kind])
+    amplified = amplification_of(policy, plan)
+    guarantee = policy_guarantee(policy, mu, mu_local=mu_local, amplified=amplified, notes=notes)
+    sums = (
+        f" Every sum has at least {policy.min_cohort} releases of the roster's {len(client.masking.roster.machines)} "
+        f"machines. Budget of all runs: mu = {budget}, and whatever happens mu = {rounded_up(policy.local_budget)}."
+        if client.masking is not None
+        else f" Budget of all runs: mu = {budget}."
+    )
+    rows, counted = ("owners", "places of owners") if most else ("samples", "samples")
+    each = f"the sum of all {rows}" if policy.order == "all" else f"{policy.batch_size} {counted}"
+    return f"{name}: up to {releases} releases of {each} a run, {guarantee.sentence}{sums}{kept}"
+
+
+def describe_own(node: UpdateNode) -> str:
+    """Describe a machine with its own ClientApp and its guarantee in one sentence."""
+    policy = node.policy(SQLiteLedger(node.ledger))
+    budget = rounded_up(policy.budget_mu or policy.mu)
+    return (
+        f"Machine {node.machine}: up to {policy.max_participations} releases of the updates of {node.app} a run, "
+        f"{update_guarantee(policy, policy.mu).sentence} Budget of all runs: mu = {budget}."
+    )
+
+
+def describe_helper(config: HelperConfig, opener: Opener) -> str:
+    """Describe a helper in one sentence."""
+    roster = opener.roster
+    others = len(roster.helpers) - 1
+    beside = f"beside {others} other helper{'s' * (others != 1)}" if others else "as the only helper"
+    return (
+        f"Helper {config.helper}: opens sums of releases of the {len(roster.machines)} machines of the roster with "
+        f"digest {roster.digest}, {beside}, by the record at {config.record}."
+    )

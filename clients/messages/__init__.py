@@ -1,1 +1,0 @@
-"""Flower's messages on a machine: requests read, replies written, helpers' answers."""
