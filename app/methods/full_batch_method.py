@@ -93,6 +93,8 @@ _NUMBERS = (
     _Scaled(1.0, 6, 0.1, 0.18, 0.3),
 )
 """Of numbers from -1 to 1. A least-squares loss is as steep as its rows are long, so that steps cannot be longer."""
+_FARTHEST = 25.0
+"""The largest eta S R of classes: fewer rounds than the usual ones cannot travel as far."""
 _STEEPEST = 1.5
 """The largest eta R^2 for numbers."""
 
@@ -158,7 +160,7 @@ class FullBatchMethod(Method):
     def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
         if not has_table(config):
             found, bound = _scaled(model, self.noise(config, model, sizes)), usual_norm(config, model)
-            values = scaled(Scale(found.clip, found.travel), bound, slower=num_rounds)
+            values = scaled(Scale(found.clip, min(found.travel, _FARTHEST * num_rounds)), bound, slower=num_rounds)
             steepest = math.inf if model.num_classes > 1 else _STEEPEST / bound**2
             rate = min(values.learning_rate, steepest)
             return Descent(values.clip_norm, rate, math.inf, sampling="balanced", momentum=MOMENTUM)
