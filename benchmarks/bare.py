@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.models.model import Batch, Parameters
-from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.privacy.machine.clipping import DenseContributions
 from numpy.typing import NDArray
 
@@ -141,7 +141,7 @@ def cohort(size: Size, *, compiled: bool) -> dict[str, float]:
     """The cohort engine with the papers' mechanism, in this process; compiling stands beside its seconds."""
     import logging
 
-    from murmurfl.app.engines import compiled as loops
+    from murmurfl.app.engines import cohort as loops
     from murmurfl.app.engines.start import run_cohort
     from murmurfl.app.runs.experiment import prepare
     from murmurfl.app.settings.run_config import RunConfig

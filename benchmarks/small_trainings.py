@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.runs.simulate import simulate
-from murmurfl.app.settings.default_run import started_with
+from murmurfl.app.settings.layers import started_with
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.privacy import Forecast
 from murmurfl.strategies import CorrelatedFedAvg

@@ -13,7 +13,7 @@ from typing import Any
 
 from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.app.runs.outcome import result_schema
-from murmurfl.app.settings.key_reference import expected, key_table
+from murmurfl.app.settings.catalogue import expected, key_table
 from murmurfl.app.settings.run_config import run_keys
 from murmurfl.clients import UpdateNode
 from murmurfl.clients.nodes.machine_file import SampleNode

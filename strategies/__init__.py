@@ -1,10 +1,31 @@
 """What the server does: one file an algorithm, each a pure update rule in a Flower ``Strategy``."""
 
 from ..privacy import flower_version as flower  # noqa: F401 - checks the installed version before Flower is imported
-from .baselines.delayed_momentum import DelayedMomentum, DelayedMomentumState, delayed_momentum_step
-from .baselines.isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
-from .baselines.noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
-from .correlated_fedavg import AverageState, CorrelatedFedAvg, average_step, optimizer_step
+from .baselines import (
+    DelayedMomentum,
+    DelayedMomentumState,
+    IsrlDp,
+    IsrlDpState,
+    NoisySGD,
+    NoisySGDState,
+    delayed_momentum_step,
+    isrl_dp_step,
+    noisy_sgd_step,
+)
+from .correlated_fedavg import (
+    OPTIMIZERS,
+    AverageState,
+    CorrelatedFedAvg,
+    ServerAdam,
+    ServerMomentum,
+    ServerOptimizer,
+    ServerYogi,
+    adam_step,
+    average_step,
+    momentum_step,
+    optimizer_step,
+    yogi_step,
+)
 from .correlated_momentum import MOMENTUM_MECHANISMS, CorrelatedMomentum, CorrelatedMomentumState
 from .full_batch import (
     AVERAGES,
@@ -17,27 +38,17 @@ from .full_batch import (
 from .mu2 import AnytimeMu2, Mu2, Mu2State, TrustedMu2, mu2_start, mu2_step
 from .one_shot import OneShot, OneShotState, ridge_scores
 from .online import OnlineFedSGD, OnlineState, online_step
-from .optimizers import (
-    OPTIMIZERS,
-    ServerAdam,
-    ServerMomentum,
-    ServerOptimizer,
-    ServerYogi,
-    adam_step,
-    momentum_step,
-    yogi_step,
-)
 from .reduced_tree_momentum import (
     IncompleteRoundError,
     ReducedTreeMomentum,
     ReducedTreeMomentumState,
     reduced_tree_momentum_step,
 )
+from .rounds.attendance import SAMPLINGS, sample_machines
 from .rounds.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .rounds.known_machines import MachineDirectory, NodesUnavailableError
-from .rounds.look_ahead import NothingAggregatedError
+from .rounds.observed import NothingAggregatedError
 from .rounds.replies import DirectMachines, Outcome, Refusal, Reply, RoundReport, RoundRequest
-from .rounds.sampling import SAMPLINGS, sample_machines
 from .rounds.strategy import ReleaseStrategy
 from .shuffled import (
     REGULARIZERS,
@@ -49,11 +60,22 @@ from .shuffled import (
     private_rounds,
     proximal,
 )
-from .side.evaluation_figures import EvaluationResult
 from .side.mean_of_features import MeanOfFeatures, MeanState, TrustedMeanOfFeatures
-from .side.private_evaluation import EvaluationState, NotEvaluatedError, PrivateEvaluation, TrustedPrivateEvaluation
-from .side.statistics_figures import ColumnStatistics, Estimate, TableStatistics
-from .side.table_statistics import Statistics, StatisticsState, TrustedStatistics
+from .side.private_evaluation import (
+    EvaluationResult,
+    EvaluationState,
+    NotEvaluatedError,
+    PrivateEvaluation,
+    TrustedPrivateEvaluation,
+)
+from .side.table_statistics import (
+    ColumnStatistics,
+    Estimate,
+    Statistics,
+    StatisticsState,
+    TableStatistics,
+    TrustedStatistics,
+)
 from .sums.secure_aggregation import (
     HelpersDisagreeError,
     HelperUnavailableError,

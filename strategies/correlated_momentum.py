@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, Mechanism, NoiseKeys, PrivacyPolicy, make_mechanism
 from ..privacy.mechanisms import State
-from ..privacy.noise.keyed_noise import NONCE_BYTES
-from .rounds.layout import Vector
-from .trust.trusted_momentum import MomentumNoise, MomentumOptions, TrustedMomentum, normalised_step
+from ..privacy.noise import NONCE_BYTES
+from .rounds.replies import Vector
+from .tree_momentum import MomentumNoise, MomentumOptions, TrustedMomentum, normalised_step
 
 MOMENTUM_MECHANISMS = (
     "independent", "decay", "sqrt_toeplitz", "sqrt_normalised", "bisr", "banded", "blt", "optimal",
@@ -57,7 +57,7 @@ class CorrelatedNoise(MomentumNoise):
     Parameters
     ----------
     policy, num_rounds, noise_keys, alpha
-        See :class:`~murmurfl.strategies.trust.trusted_momentum.MomentumNoise`.
+        See :class:`~murmurfl.strategies.tree_momentum.MomentumNoise`.
     mechanism : Mechanism
         One of :data:`MOMENTUM_MECHANISMS`.
 
@@ -108,7 +108,7 @@ class CorrelatedNoise(MomentumNoise):
         before = self._unpacked(state, server_round, scale)
         increment = self.mechanism.increment(before, server_round, self._row(nonces, server_round, size), scale)
         # Sum and noise are on one grid, so that what is published is a rounded Gaussian release
-        # (privacy/noise/grid.py).
+        # (privacy/noise.py).
         counts = grid.counts(release_sum) + grid.counts(np.asarray(increment.added, np.float64))
         if increment.removed is not None:
             counts -= grid.counts(np.asarray(increment.removed, np.float64))
@@ -144,15 +144,15 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
     normalised : bool
         Whether a step has the length eta or eta times that of the momentum.
     policy, num_rounds, alpha, noise_keys
-        See :class:`~murmurfl.strategies.trust.trusted_momentum.MomentumNoise`.
+        See :class:`~murmurfl.strategies.tree_momentum.MomentumNoise`.
     **options
-        See :class:`~murmurfl.strategies.trust.trusted_momentum.TrustedMomentum`.
+        See :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`.
 
     Notes
     -----
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
     against everybody but the server itself, under the conditions of
-    :class:`~murmurfl.strategies.trust.trusted_momentum.TrustedMomentum`; the mechanism's sensitivity is that of samples
+    :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`; the mechanism's sensitivity is that of samples
     that return every N rounds. Sums and noise are rounded to the machines' grid, which is charged.
     Proof: docs/proofs/returning-samples.md.
     """

@@ -27,15 +27,14 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
-from ..privacy.accounting.asked import check_positive
+from ..privacy.accounting.gdp import check_positive
 from ..privacy.side.clipped_share import QUANTILE_SHARE, CountedRows
-from .projected import check_finite, check_step
+from .mu2 import check_finite, check_step
 from .rounds.attendance import LateAnswers
-from .rounds.layout import Layout, Vector, array_record
 from .rounds.options import ReleaseOptions
-from .rounds.replies import Reply, RoundReport
+from .rounds.replies import Layout, Reply, RoundReport, Vector, array_record
+from .rounds.server_trust import FreshNoise, TrustedStrategy
 from .rounds.strategy import ReleaseStrategy
-from .trust.server_trust import FreshNoise, TrustedStrategy
 
 Average = Literal["last", "linear"]
 AVERAGES: tuple[Average, ...] = get_args(Average)
@@ -287,7 +286,7 @@ class TrustedFullBatch(TrustedStrategy, FullBatch):
     Parameters
     ----------
     policy, num_rounds, noise_keys
-        See :class:`~murmurfl.strategies.trust.server_trust.TrustedServer`. The policy has ``order="all"``.
+        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedServer`. The policy has ``order="all"``.
     shares : str
         How mu^2 is shared among rounds (:class:`~murmurfl.privacy.mechanisms.IndependentNoise`).
     **options
@@ -297,7 +296,7 @@ class TrustedFullBatch(TrustedStrategy, FullBatch):
     -----
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
     against everybody but the server itself, under the conditions of
-    :class:`~murmurfl.strategies.trust.server_trust.TrustedStrategy`. A sample is in at most one sum a round, for a
+    :class:`~murmurfl.strategies.rounds.server_trust.TrustedStrategy`. A sample is in at most one sum a round, for a
     machine's reply counts once, and every round in which something came has noise of its own. How many samples a sum is
     over is public. Proof: docs/proofs/returning-samples.md.
     """

@@ -21,11 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
-from ..privacy.machine.second_moments import Moments
+from ..privacy.machine.clipping import Moments
 from .rounds.attendance import LateAnswers
-from .rounds.layout import Layout, Vector
 from .rounds.options import ReleaseOptions
-from .rounds.replies import RoundReport
+from .rounds.replies import Layout, RoundReport, Vector
 from .rounds.strategy import ReleaseStrategy
 
 LEAST_RIDGE = 1e-6

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
 from ..privacy import ConfigurationError
-from ..privacy.accounting.asked import check_count
-from .rounds.layout import Vector
+from ..privacy.accounting.gdp import check_count
 from .rounds.options import ReleaseOptions
+from .rounds.replies import Vector
 from .rounds.strategy import ReleaseStrategy
 
 

@@ -1,7 +1,7 @@
 r"""Sensitivity-reduced momentum with a trusted server (tran-cutkosky-2022, algorithm 2; ALGORITHMS section 4).
 
 With g_t the mean of the machines' clipped gradients, a_t the iterate at which the epoch of round t began, and the trees
-of :mod:`murmurfl.privacy.mechanisms.reconstruction` for A (gradients at a_t), D (A_t - A_{t-N}) and R (what is left of
+of :mod:`murmurfl.privacy.mechanisms.momentum_tree` for A (gradients at a_t), D (A_t - A_{t-N}) and R (what is left of
 g_t):
 
     F^X_[y,z] = sum_{s=y..z} alpha (1 - alpha)^{z-s} X_s + fresh noise,   X = A, D, R
@@ -30,13 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, MurmurflError, NoiseKeys, PrivacyPolicy
-from ..privacy.mechanisms.reconstruction import Changes, ReconstructionTrees, best_gamma
-from ..privacy.noise.keyed_noise import NONCE_BYTES
-from .rounds.layout import Vector
+from ..privacy.mechanisms.momentum_tree import Changes, ReconstructionTrees, best_gamma
+from ..privacy.noise import NONCE_BYTES
 from .rounds.options import ReleaseOptions
-from .rounds.replies import Outcome, RoundReport
+from .rounds.replies import Outcome, RoundReport, Vector
 from .sums.summation import Summation
-from .trust.trusted_momentum import MomentumNoise, TrustedMomentum, normalised_step
+from .tree_momentum import MomentumNoise, TrustedMomentum, normalised_step
 
 # Steps are computed in float64: an epoch leads at most eta N away, and this much more, relatively.
 _ROUNDING = 1e-9
@@ -86,7 +85,7 @@ class ReducedTreeNoise(MomentumNoise):
     Parameters
     ----------
     policy, num_rounds, noise_keys, alpha
-        See :class:`~murmurfl.strategies.trust.trusted_momentum.MomentumNoise`.
+        See :class:`~murmurfl.strategies.tree_momentum.MomentumNoise`.
     learning_rate, smoothness, gamma, noise_cache_mib
         See :class:`ReducedTreeMomentum`.
 
@@ -221,15 +220,15 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
     noise_cache_mib : float
         Most memory for noise rows of nodes, in MiB; what does not fit is drawn again in every round that needs it.
     policy, num_rounds, alpha, noise_keys
-        See :class:`~murmurfl.strategies.trust.trusted_momentum.MomentumNoise`.
+        See :class:`~murmurfl.strategies.tree_momentum.MomentumNoise`.
     **options
-        See :class:`~murmurfl.strategies.trust.trusted_momentum.TrustedMomentum`.
+        See :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`.
 
     Notes
     -----
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
     against everybody but the server itself, under the conditions of
-    :class:`~murmurfl.strategies.trust.trusted_momentum.TrustedMomentum`, and provided also that every sample's gradient
+    :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`, and provided also that every sample's gradient
     is L-Lipschitz in the model, for any sample (a model must be built so, for example by bounding its features; data
     cannot show it), and that machines compute it at the points they are sent. So models must be float64, or steps would
     not have the length they should have. Every machine must be in every round. Where a reply is missing, a sample's

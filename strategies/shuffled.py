@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError
 from ..privacy.machine.shuffled_machine import noisy_epoch
 from .rounds.attendance import LateAnswers
-from .rounds.layout import Vector
 from .rounds.options import ReleaseOptions
+from .rounds.replies import Vector
 from .rounds.strategy import ReleaseStrategy
 
 Regularizer = Literal["none", "l2", "l1", "ball"]

@@ -36,7 +36,7 @@ COHORT = ("run", "--engine", "cohort", "--name", "cohort", "--set", "num-rounds=
 ALONE = """
 import sys
 from pathlib import Path
-from murmurfl.app.settings.default_run import started_with
+from murmurfl.app.settings.layers import started_with
 from murmurfl.app.engines.superlink import run_flower_app
 overrides = {**started_with({"num-rounds": 3}), "out-dir": sys.argv[2], "run-name": "alone"}
 run_flower_app(Path(sys.argv[1]), run_config=overrides, num_supernodes=10, timeout_s=300)

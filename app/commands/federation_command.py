@@ -1,23 +1,31 @@
-"""``murmurfl federation``: from nothing to a running federation, without a key that travels."""
+"""``murmurfl federation``, ``roster`` and ``owner``: who takes part and whose runs are taken; no key travels."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import secrets
 import sys
+import time
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...privacy import ConfigurationError, read_ledger, rounded_up
-from .node_command import take_part
-from .run_options import Verbose, settings_of
-from .serving import Checked, HealthAddress, LogJSON, MetricsAddress, Serving
-from .terminal import CommandLine, failing_clearly, say, say_table
+from ...privacy import ConfigurationError, Roster, read_ledger, rounded_up
+from ...privacy.files import create_private
+from ...privacy.permits import OwnerKey, PermitError, read_permit, shown_time, verified_permit
+from ..nodes.federation.keys_and_cards import read_owner_key, write_owner_key
+from .node_command import Checked, HealthAddress, LogJSON, MetricsAddress, Serving, take_part
+from .run_options import AsJson, Verbose, settings_of
+from .terminal import FAILED, CommandLine, failing_clearly, say, say_table
 
 if TYPE_CHECKING:
     from ..nodes.federation.coordinator import Coordinator, Federation, Seen
     from ..nodes.federation.member import Member
+
 
 federation_cli = CommandLine(help="Set a federation up: a coordinator with a server, machines with data, helpers.")
 
@@ -147,7 +155,15 @@ def start(
         _say_digest(_pin(member, digest))
         if not check and member.make_ledger():
             say(f"ledger    {member.folder}: made, once for these data")
-    _take_part(member, Serving(log_json, verbose=verbose), check, health_address, metrics_address)
+    take_part(
+        member.file.stem,
+        config=member.file,
+        check=check,
+        log_json=log_json,
+        verbose=verbose,
+        health_address=health_address,
+        metrics_address=metrics_address,
+    )
 
 
 @federation_cli.command()
@@ -191,7 +207,7 @@ def status(folder: Folder = Path()) -> None:
             say(f"spent     {_spent(summary.reserved_mu, summary.budget_mu)}{local if member.terms.sums else ''}")
         elif ledger.name:
             say("spent     nothing: the first start makes the ledger")
-    _take_part(member, Serving(), check=True)
+    take_part(member.file.stem, config=member.file, check=True)
 
 
 @federation_cli.command()
@@ -199,7 +215,7 @@ def end(
     run: Annotated[Path, typer.Argument(metavar="FOLDER", help="The run's folder, on the server.", show_default=False)],
 ) -> None:
     """End a training after the round that is under way, on the server: the run completes with its model so far."""
-    from ..runs.run_files import ask_to_end
+    from ..runs.result import ask_to_end
 
     with failing_clearly():
         ask_to_end(run.expanduser())
@@ -247,26 +263,6 @@ def _published(member: Member, pinned: Federation) -> str:
     return f"the server publishes {digest}: compare it, then start with --digest"
 
 
-def _take_part(member: Member, how: Serving, check: bool, health_address: str = "", metrics_address: str = "") -> None:
-    """Start, or check, what the member's operator's file describes."""
-    take_part(
-        "node" if member.file.name == "node.toml" else "helper",
-        config=member.file,
-        superlink="",
-        root_certificates=None,
-        auth_private_key=None,
-        insecure=False,
-        check=check,
-        run_every=None,
-        as_json=False,
-        log_json=how.log_json,
-        log_details=False,
-        verbose=how.verbose,
-        health_address=health_address,
-        metrics_address=metrics_address,
-    )
-
-
 def _serve(folder: Path, health: str, metrics: str, *, log_json: bool, verbose: bool) -> None:
     serving = Serving(log_json, log_details=True, verbose=verbose)
     serving.start_log()
@@ -282,11 +278,11 @@ def _serve(folder: Path, health: str, metrics: str, *, log_json: bool, verbose: 
         run_server(options, addresses, None, serving.journal(), made.owners, members, published)
 
 
-def _say_digest(federation: Federation) -> None:
-    from ..nodes.federation.coordinator import in_fours
+def _say_digest(compared: Federation | Roster) -> None:
+    from ..nodes.federation.keys_and_cards import in_fours
 
-    say(f"digest    {federation.digest}")
-    say(f"in fours  {in_fours(federation.digest)}")
+    say(f"digest    {compared.digest}")
+    say(f"in fours  {in_fours(compared.digest)}")  # to be read out
 
 
 def _say_members(coordinator: Coordinator, *, online: bool = False) -> None:
@@ -321,3 +317,263 @@ def _reserved(seen: Seen) -> str:
 
 def _spent(mu: float, budget: float) -> str:
     return f"mu {rounded_up(mu)} of {budget:.4g}" if math.isfinite(budget) else f"mu {rounded_up(mu)}"
+
+
+roster_cli = CommandLine(help="Secure aggregation: make keys, and the list of everybody's that operators agree on.")
+
+RosterPath = Annotated[Path, typer.Argument(metavar="PATH", help="The roster's file.", show_default=False)]
+_COMPARE = (
+    "Every operator compares this digest with the others', by telephone say and not through the server, and pins it as "
+    "roster-digest. Each then runs `murmurfl roster check` on its own file."
+)
+
+
+@roster_cli.command("key")
+def roster_key(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH", help="The private key's new file, say clinic.key; its card goes to clinic.card."
+        ),
+    ],
+    machine: Annotated[str, typer.Option(help="The machine whose key it is.", show_default=False)] = "",
+    helper: Annotated[str, typer.Option(help="Or the helper.", show_default=False)] = "",
+    record: Annotated[
+        Path | None, typer.Option(help="A helper's opening record, a new file made with the key.", show_default=False)
+    ] = None,
+    mark: Annotated[
+        Path | None, typer.Option(help="The record's high-water mark; default RECORD.mark.", show_default=False)
+    ] = None,
+) -> None:
+    """Make a machine's or a helper's private key, and the card with its public half; overwrites nothing."""
+    from ..nodes.federation.keys_and_cards import make_helper, make_machine
+
+    with failing_clearly():
+        if bool(machine) == bool(helper):
+            raise ConfigurationError("Expected whose key it is as --machine or as --helper, got both or neither.")
+        if bool(helper) != (record is not None) or (mark is not None and record is None):
+            raise ConfigurationError(
+                "Expected --record with --helper and with nothing else: a helper's key and the record of what it "
+                "opened are made together and live as long as each other."
+            )
+        made = make_helper(path, helper, record, mark) if record is not None else make_machine(path, machine)
+    say(f"key       {path}: private, of mode 600; it stays on this machine")
+    if record is not None:
+        say(f"record    {record}: if it is ever lost, this key must be replaced")
+    say(f"card      {made.path}: send it to whoever makes the roster")
+    say(f"that is   {made.card.kind} {made.card.name}, {made.card.fingerprint}")
+
+
+@roster_cli.command("make")
+def make_roster(
+    cards: Annotated[list[Path], typer.Argument(metavar="CARD...", help="Everybody's cards.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The roster's new file.")] = Path("roster.json"),
+) -> None:
+    """Make the roster of some cards, and say its digest; overwrites nothing."""
+    from ...clients.nodes.roster_files import write_roster
+    from ..nodes.federation.keys_and_cards import Card, roster_of
+
+    with failing_clearly():
+        roster = roster_of(map(Card.read, cards))
+        write_roster(out, roster)
+    say(f"roster    {out}: {_size(len(roster.machines), len(roster.helpers))}; send it to every operator")
+    _say_digest(roster)
+    say(_COMPARE)
+
+
+@roster_cli.command("show")
+def show_roster(path: RosterPath, as_json: AsJson = False) -> None:
+    """Show who is in a roster, their keys' fingerprints and the roster's digest."""
+    from ...clients.nodes.roster_files import read_roster
+    from ..nodes.federation.keys_and_cards import cards_of
+
+    with failing_clearly():
+        roster = read_roster(path, None)
+    rows = [{"name": one.name, "is a": one.kind, "key": one.fingerprint} for one in cards_of(roster)]
+    if as_json:
+        typer.echo(json.dumps({"path": str(path), "digest": roster.digest, "members": rows}, indent=2))
+        return
+    say(f"roster    {path}: {_size(len(roster.machines), len(roster.helpers))}")
+    _say_digest(roster)
+    say_table("Machines and helpers", rows, ("name",))
+    say("Fingerprints are for telling keys apart; what operators compare is the digest.")
+
+
+@roster_cli.command("check")
+def check_roster(
+    path: Annotated[Path, typer.Argument(metavar="CONFIG", help="A machine's or a helper's file.", show_default=False)],
+) -> None:
+    """Check an operator's file against its roster: my key, the pinned digest, min-cohort, helpers, record."""
+    from ..nodes.preflight import check_operators_file
+
+    with failing_clearly():
+        findings = list(check_operators_file(path))
+    for finding in findings:
+        say(f"{'in order' if finding.right else 'WRONG'}  {finding.text}")
+    if not all(finding.right for finding in findings):
+        sys.exit(FAILED)
+
+
+def _size(machines: int, helpers: int) -> str:
+    return f"{machines} machine{'s' * (machines != 1)}, {helpers} helper{'s' * (helpers != 1)}"
+
+
+owner_cli = CommandLine(help="Say which runs machines take: an owner's key, permits signed with it, and logins.")
+
+_DAY_S = 24 * 3600
+_CLOCKS_DIFFER_S = 300
+
+KeyPath = Annotated[
+    Path, typer.Argument(metavar="KEY", help="The owner's private key; it is never on the server.", show_default=False)
+]
+
+
+@owner_cli.command("key")
+def owner_key(path: KeyPath) -> None:
+    """Make an owner's private key, and say the public half that operators list; overwrites nothing."""
+    with failing_clearly():
+        made = OwnerKey.generate()
+        write_owner_key(path, made)
+    say(f"key       {path}: private, of mode 600; keep it away from the server")
+    say(f"public    {made.public.hex()}")
+    say("Operators list the public half: of nodes in their own files (owners, in [runs]), of the server in --owners.")
+
+
+@owner_cli.command()
+def public(path: KeyPath) -> None:
+    """Say the public half of a key and the file's name, as a line of the list for `murmurfl server --owners`."""
+    with failing_clearly():
+        typer.echo(f"{read_owner_key(path).public.hex()} {path.stem}")
+
+
+@owner_cli.command()
+def login(
+    path: KeyPath,
+    connection: Annotated[
+        str,
+        typer.Argument(metavar="CONNECTION", help="Of Flower's config.toml, as for `flwr run`; default its default."),
+    ] = "",
+    hours: Annotated[float, typer.Option(help="How long it lasts, at most 744.")] = 12.0,
+) -> None:
+    """Log in to a server that takes commands of owners alone; `flwr` sends the login from then on."""
+    with failing_clearly():
+        owner = read_owner_key(path)
+        from ..nodes.servers.control_api import log_in
+
+        address, until = log_in(owner, connection or None, hours)
+    say(f"server    {address}: takes this owner's commands, from `flwr` on this account")
+    say(f"until     {shown_time(until)}")
+
+
+@owner_cli.command()
+def permit(
+    path: KeyPath,
+    session: Annotated[
+        str, typer.Option(help="The session it is for, letters and digits; default a fresh name.", show_default=False)
+    ] = "",
+    days: Annotated[float, typer.Option(help="How long it lasts.")] = 7.0,
+    begin: Annotated[
+        str,
+        typer.Option("--from", help="When it begins, YYYY-MM-DDTHH:MM, local time; default now.", show_default=False),
+    ] = "",
+    bundle: Annotated[
+        str, typer.Option(help="The bundle it is for (`murmurfl owner bundle`); default any.", show_default=False)
+    ] = "",
+    mean: Annotated[bool, typer.Option("--mean", help="Also for the mean of the features.")] = False,
+    evaluation: Annotated[bool, typer.Option("--evaluation", help="Also for the private evaluation.")] = False,
+    renew: Annotated[
+        str, typer.Option(help="A permit of this key's, whose sessions and bundle it is for again.", show_default=False)
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="A new file to write it to; default standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """Sign a permit for one run: one line, the run key `permit`."""
+    from ..runs.side_releases import EVALUATION, MEAN, part_session
+
+    with failing_clearly():
+        if renew and (session or bundle or mean or evaluation):
+            raise ConfigurationError("Expected --renew alone: it takes sessions and bundle from the permit.")
+        owner, now = read_owner_key(path), int(time.time())
+        first = _time(begin) if begin else now
+        if renew:
+            # Whoever hands it over may have made it up: renew only what this key has signed.
+            old = verified_permit(renew, [owner.public])
+            sessions, bundle = old.sessions, old.bundle
+        else:
+            name = session or secrets.token_hex(16)
+            parts = [MEAN] * mean + [EVALUATION] * evaluation
+            sessions = (name, *(part_session(name, part) for part in parts))
+        if not 0 < days <= 3660:
+            raise ConfigurationError(f"Expected --days to be a number > 0 and at most 3660, got {days:g}.")
+        begins = first if begin else now - _CLOCKS_DIFFER_S
+        made = owner.permit(sessions, not_before=begins, until=first + round(days * _DAY_S), bundle=bundle)
+        if out is not None:
+            create_private(out, "a permit", f"{made}\n".encode(), error=ConfigurationError)
+    _say_permit(made, err=True)
+    if out is None:
+        typer.echo(made)
+
+
+@owner_cli.command("show")
+def show_permit(
+    text: Annotated[str, typer.Argument(metavar="PERMIT", help="The permit, one line.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Show what a permit says, and whether the owner that it names has signed it."""
+    with failing_clearly():
+        found, signed = read_permit(text), _is_signed(text)
+        if as_json:
+            document = {
+                "owner": found.owner.hex(),
+                "sessions": list(found.sessions),
+                "bundle": found.bundle,
+                "not-before": found.not_before,
+                "until": found.until,
+                "signed": signed,
+            }
+            typer.echo(json.dumps(document, indent=2))
+        else:
+            _say_permit(text)
+        if not signed:
+            raise ConfigurationError("Expected a permit that its owner signed, got another signature: do not use it.")
+
+
+@owner_cli.command()
+def bundle(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The project that `flwr run` is given.", show_default=False)
+    ] = Path(),
+) -> None:
+    """Say the SHA-256 of the bundle that `flwr run FOLDER` sends: for operators' `bundles`, or a permit's --bundle."""
+    with failing_clearly():
+        if not (folder / "pyproject.toml").is_file():
+            raise ConfigurationError(f"Expected a Flower project in {folder}, got a folder without pyproject.toml.")
+        from ..nodes.flower_internals import bundle_of
+
+        content = bundle_of(folder)
+    typer.echo(hashlib.sha256(content).hexdigest())
+
+
+def _time(text: str) -> int:
+    try:
+        return int(datetime.fromisoformat(text).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise ConfigurationError(f"Expected --from as YYYY-MM-DDTHH:MM, got {text!r}.") from None
+
+
+def _is_signed(text: str) -> bool:
+    try:
+        verified_permit(text, [read_permit(text).owner])
+    except PermitError:
+        return False
+    return True
+
+
+def _say_permit(text: str, *, err: bool = False) -> None:
+    found = read_permit(text)
+    say(f"owner     {found.owner.hex()}", err=err)
+    say(f"sessions  {', '.join(found.sessions)}", err=err)
+    say(f"bundle    {found.bundle or 'any'}", err=err)
+    say(f"from      {shown_time(found.not_before)}", err=err)
+    say(f"until     {shown_time(found.until)}", err=err)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,31 +17,30 @@ import typer
 from typer.main import get_command, get_group
 
 from ..version import __version__
-from .completion import in_any_shell
 from .terminal import CommandLine, CommandsWithHint
 
 _COMMANDS = {
     "fit": "fit_command:fit",
     "predict": "fit_command:predict",
     "run": "run_command:run",
-    "search": "search_command:search",
-    "reproduce": "reproduce_command:reproduce",
-    "statistics": "statistics_command:statistics",
-    "report": "report_command:report",
-    "audit": "audit_command:audit",
+    "search": "run_command:search",
+    "reproduce": "results_command:reproduce",
+    "statistics": "table_command:statistics",
+    "report": "results_command:report",
+    "audit": "plan_command:audit",
     "plan": "plan_command:plan",
-    "list": "list_command:list_runs",
-    "names": "keys_command:list_names",
-    "keys": "keys_command:keys",
-    "schema": "schema_command:schema",
+    "list": "results_command:list_runs",
+    "names": "run_options:list_names",
+    "keys": "run_options:keys",
+    "schema": "table_command:schema",
     "node": "node_command:node",
     "helper": "node_command:helper",
     "deploy-demo": "node_command:deploy_demo",
-    "server": "server_command:server",
+    "server": "node_command:server",
     "federation": "federation_command:federation_cli",
     "ledger": "ledger_command:ledger_cli",
-    "roster": "roster_command:roster_cli",
-    "owner": "owner_command:owner_cli",
+    "roster": "federation_command:roster_cli",
+    "owner": "federation_command:owner_cli",
 }
 """Where each command stands: a function, or an application of commands."""
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -80,26 +83,26 @@ class _LateCommands(CommandsWithHint):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show the help."""
-        late, self.commands = self.commands, {name: click.Command(name, help=_sentence(name)) for name in _COMMANDS}
+        places = {name: place.split(":") for name, place in _COMMANDS.items()}
+        helps = {name: _sentences(module)[attribute] for name, (module, attribute) in places.items()}
+        late, self.commands = self.commands, {name: click.Command(name, help=text) for name, text in helps.items()}
         try:
             super().format_help(ctx, formatter)
         finally:
             self.commands = late
 
 
-def _sentence(name: str) -> str:
-    """The docstring of a command's function, or the help of its application, read from its file."""
-    module, _, attribute = _COMMANDS[name].partition(":")
+@cache
+def _sentences(module: str) -> dict[str, str]:
+    """The docstrings of a file's functions and the help of its applications, by name, without importing it."""
+    found = {}
     for part in ast.parse((Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")).body:
-        if isinstance(part, ast.FunctionDef) and part.name == attribute:
-            return ast.get_docstring(part) or ""
-        if (
-            isinstance(part, ast.Assign)
-            and isinstance(part.value, ast.Call)
-            and ast.unparse(part.targets[0]) == attribute
-        ):
-            return next(ast.literal_eval(one.value) for one in part.value.keywords if one.arg == "help")
-    return ""
+        if isinstance(part, ast.FunctionDef):
+            found[part.name] = ast.get_docstring(part) or ""
+        elif isinstance(part, ast.Assign) and isinstance(part.value, ast.Call):
+            helps = [ast.literal_eval(one.value) for one in part.value.keywords if one.arg == "help"]
+            found[ast.unparse(part.targets[0])] = "".join(helps)
+    return found
 
 
 cli = CommandLine(
@@ -127,3 +130,27 @@ def _commands(
 def main() -> None:
     """Entry point of the ``murmurfl`` command."""
     in_any_shell(cli)
+
+
+def in_any_shell(command: Callable[[], None]) -> None:
+    """Run a command, which a shell may have started to ask for completions.
+
+    Bash ends a word at ``=``: it hands over ``--set strategy=mu`` as three words, and expects only what follows the
+    ``=``. Here the three are joined for Typer, and the beginning is removed again.
+    """
+    if os.environ.get("_MURMURFL_COMPLETE") != "complete_bash":
+        command()
+        return
+    words = os.environ.get("COMP_WORDS", "").split("\n")
+    words, rest = words[: int(os.environ.get("COMP_CWORD", "0")) + 1], ""
+    if "=" in words[-2:]:
+        start = len(words) - 1 - words[::-1].index("=")
+        rest = f"{words[start - 1]}="
+        words = [*words[: start - 1], f"{rest}{''.join(words[start + 1 :])}"]
+        os.environ |= {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+    said = io.StringIO()
+    try:
+        with redirect_stdout(said):
+            command()
+    finally:
+        typer.echo("\n".join(line.removeprefix(rest) for line in said.getvalue().splitlines()))

@@ -1,26 +1,124 @@
-"""The commands for real nodes: ``murmurfl node``, ``murmurfl helper`` and ``murmurfl deploy-demo``."""
+"""``murmurfl node``, ``helper``, ``server`` and ``deploy-demo``: what serves until stopped, and how it reports."""
 
 from __future__ import annotations
 
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...privacy import ConfigurationError, MurmurflError
 from .run_options import Assignments, ConfigFile, Verbose, settings_of
-from .serving import (
-    Checked,
-    CheckedAsJson,
-    HealthAddress,
-    LogDetails,
-    LogJSON,
-    MetricsAddress,
-    RunEvery,
-    Serving,
-    refuse_without_check,
-    say_checks_and_end,
-)
-from .terminal import fail, failing_clearly, say
+from .terminal import FAILED, INTERRUPTED, fail, failing_clearly, say
+
+if TYPE_CHECKING:
+    from ..nodes.preflight import Preflight
+    from ..nodes.watching.journal import Journal
+
+
+HealthAddress = Annotated[
+    str, typer.Option(metavar="[HOST:]PORT", help="Answer /health there; a port alone: for this computer only.")
+]
+MetricsAddress = Annotated[
+    str, typer.Option(metavar="[HOST:]PORT", help="Answer /metrics there, for Prometheus; a port alone: as above.")
+]
+
+
+LogJSON = Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")]
+LogDetails = Annotated[
+    bool,
+    typer.Option("--log-details", help="Log what may depend on this machine's data, too: such a log must stay here."),
+]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How a long-running process reports to its operator; fields as the options."""
+
+    log_json: bool = False
+    log_details: bool = False
+    verbose: bool = False
+
+    def start_log(self, *, watched: bool = False) -> None:
+        """Log as a node does from here on, to standard error; with details if somebody looks on (``watched``)."""
+        from ..nodes.watching.journal import LogSettings, start_log
+
+        start_log(LogSettings(as_json=self.log_json, verbose=self.verbose, details=self.log_details or watched))
+
+    def journal(self) -> Journal:
+        """A journal whose entries are in the log."""
+        from ..nodes.watching.journal import EntryWriter, Journal
+
+        journal = Journal()
+        journal.listen(EntryWriter())
+        return journal
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Like :func:`~.terminal.failing_clearly`; a log for programs ends with the reason."""
+        if not self.log_json:
+            with failing_clearly():
+                yield
+            return
+        logger = logging.getLogger(__name__)
+        try:
+            yield
+        except MurmurflError as error:
+            logger.critical("%s", error)
+            sys.exit(FAILED)
+        except OSError as error:
+            logger.critical("%s%s", error.strerror or error, f": {error.filename}" if error.filename else "")
+            sys.exit(FAILED)
+        except KeyboardInterrupt:
+            logger.critical("Interrupted.")
+            sys.exit(INTERRUPTED)
+
+
+Checked = Annotated[
+    bool,
+    typer.Option(
+        "--check", help="Try everything that can be tried before the start, release nothing, and end: a line a check."
+    ),
+]
+RunEvery = Annotated[
+    float | None,
+    typer.Option(metavar="DAYS", help="With --check: how often a run begins; default as often as in the ledger."),
+]
+CheckedAsJson = Annotated[bool, typer.Option("--json", help="With --check: print one JSON document.")]
+
+
+def refuse_without_check(*, check: bool, as_json: bool, run_every: float | None = None) -> None:
+    """Raise if options that only a check reads come without it, or the time is impossible."""
+    if not check and (as_json or run_every is not None):
+        raise ConfigurationError("Expected --json and --run-every with --check only, got one without it.")
+    if run_every is not None and not 0 < run_every < float("inf"):
+        raise ConfigurationError(f"Expected --run-every to be a number of days > 0, got {run_every!r}.")
+
+
+def say_checks_and_end(found: Preflight, *, as_json: bool) -> None:
+    """Print the outcome of checks; exit code 1 if one failed."""
+    failed = [check for check in found.checks if check.state == "failed"]
+    # The reason why a node does not start reads as at a start.
+    first = next((check for check in failed if check.name == "configuration"), None)
+    if as_json:
+        typer.echo(json.dumps(found.document(time.time()), indent=2, allow_nan=False))
+    else:
+        if found.description:
+            say(found.description)
+        for check in found.checks:
+            say(f"{check.name:<14} {check.state:<10} {'See below.' if check is first else check.sentence}")
+    if first is not None:
+        fail(first.sentence)
+    if failed:
+        fail(f"Expected every check to pass, got failures of {', '.join(check.name for check in failed)}: see above.")
+
 
 SuperLink = Annotated[str, typer.Option(help="The SuperLink's HOST:PORT.", show_default=False)]
 RootCertificates = Annotated[Path | None, typer.Option(help="PEM file the SuperLink's certificate is checked against.")]
@@ -62,25 +160,25 @@ def helper(
     metrics_address: MetricsAddress = "",
 ) -> None:
     """Help a server to sums of releases and to nothing smaller: it gets seeds of masks, never a release."""
-    take_part("helper", **locals(), run_every=None)
+    take_part("helper", **locals())
 
 
 def take_part(
     kind: str,
     *,
     config: Path,
-    superlink: str,
-    root_certificates: Path | None,
-    auth_private_key: Path | None,
-    insecure: bool,
-    check: bool,
-    run_every: float | None,
-    as_json: bool,
-    log_json: bool,
-    log_details: bool,
-    verbose: bool,
-    health_address: str,
-    metrics_address: str,
+    superlink: str = "",
+    root_certificates: Path | None = None,
+    auth_private_key: Path | None = None,
+    insecure: bool = False,
+    check: bool = False,
+    run_every: float | None = None,
+    as_json: bool = False,
+    log_json: bool = False,
+    log_details: bool = False,
+    verbose: bool = False,
+    health_address: str = "",
+    metrics_address: str = "",
 ) -> None:
     """Run a node or a helper, or check it; keywords are the commands' options."""
     serving = Serving(log_json, log_details, verbose)
@@ -124,11 +222,11 @@ def deploy_demo(
 ) -> None:
     """Run a private training over real nodes on this machine: TLS, node keys, a ledger each."""
     from ..nodes.deployment import demo_config, ledger_line, record_line, run_demo
-    from ..runs.run_files import folder_for
+    from ..runs.result import folder_for
     from ..runs.run_guarantees import expected_guarantee
     from ..runs.run_summary import summary_lines
-    from ..settings.trust_settings import SECURE
-    from .display import RunDisplay
+    from ..settings.run_config import SECURE
+    from .run_command import RunDisplay
 
     def show(line: str) -> None:
         words = line.removeprefix("INFO :").strip()
@@ -152,3 +250,33 @@ def deploy_demo(
         lines += [record_line(helper, sets) for helper, sets in demonstrated.opened.items()]
         for line in [*summary_lines(demonstrated.outcome, folder), "", *lines]:
             say(line)
+
+
+Figures = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Keeps the counts of rounds when this ends; default: none does.")
+]
+Owners = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Who may submit runs and register nodes (docs/deployment.md); default nobody."),
+]
+
+
+def server(
+    context: typer.Context,
+    owners: Owners = None,
+    health_address: HealthAddress = "",
+    metrics_address: MetricsAddress = "",
+    figures: Figures = None,
+    log_json: LogJSON = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run Flower's SuperLink: takes its options too, starts it again when it ends, shows how it is."""
+    # Details, because a server's log contains no data of a machine.
+    serving = Serving(log_json, log_details=True, verbose=verbose)
+    serving.start_log()
+    with serving.failing():
+        from ..nodes.servers.watched_server import run_server
+        from ..nodes.watching.health import Addresses
+
+        addresses = Addresses(health_address, metrics_address)
+        run_server(context.args, addresses, figures, serving.journal(), owners)

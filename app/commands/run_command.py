@@ -1,17 +1,31 @@
-"""``murmurfl run``: one training on an engine, its files in a folder of its own."""
+"""``murmurfl run`` and ``murmurfl search``: one training, or trials and one; rounds are shown as they come."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Column
 
 from ...privacy import Guarantee
-from ..settings.default_run import started_with
+from ...strategies.rounds.observed import log_forecast
+from ..runs.progress import RoundLine
+from ..settings.layers import started_with
 from ..settings.run_config import RunConfig
-from .run_options import Assignments, ConfigFile, Details, Device, RayAddress, Verbose, Workers, settings_of
-from .terminal import fail, failing_clearly, say
+from .run_options import AsJson, Assignments, ConfigFile, Details, Device, RayAddress, Verbose, Workers, settings_of
+from .terminal import fail, failing_clearly, say, width
 
 ENGINES = ("ray", "inprocess", "cohort")
 _SHORT = 60.0
@@ -46,15 +60,15 @@ def run(
     Without settings it is a good run on the data that come along. Whoever names another task, strategy, model, preset
     or partition starts from the keys' plain defaults.
     """
-    from ..engines.device.backend import checked_device, open_device
+    from ..engines.device.backend import checked_device
     from ..engines.pool import checked_workers
     from ..runs.experiment import prepare
     from ..runs.outcome import CHECKPOINT_NAME, RESULT_NAME, Outcome
-    from ..runs.run_files import PICTURE_NAME, folder_for
+    from ..runs.progress import check_trackers
+    from ..runs.result import PICTURE_NAME, folder_for
     from ..runs.run_guarantees import expected_guarantee
     from ..runs.run_summary import closing_lines, plot_accuracy, short_lines, summary_lines
-    from ..runs.trackers import check_trackers
-    from ..runs.without_noise import add_alone, add_without_noise
+    from ..runs.simulate import add_alone, add_without_noise
 
     with failing_clearly():
         settings = started_with(settings_of(config_file, assignments))
@@ -64,6 +78,8 @@ def run(
         checked_workers(workers, engine, ray)
         checked_device(device, engine, workers, ray)
         if device:
+            from ..engines.device.device_block import open_device
+
             open_device(device)
         with folder_for(out.resolve(), name, config.label) as folder:
             if (folder / RESULT_NAME).exists() or (folder / CHECKPOINT_NAME).exists():
@@ -99,7 +115,6 @@ def _run_on_ray(config: RunConfig, shown: Guarantee | None, folder: Path, timeou
     from ..engines.start import app_folder, num_nodes, ray_environment, ray_overrides
     from ..engines.superlink import run_flower_app
     from ..runs.outcome import RESULT_NAME
-    from .display import RunDisplay
 
     say(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,10 +140,8 @@ def _run_here(config: RunConfig, guarantee: Guarantee, engine: str, folder: Path
     import logging
 
     from ..engines.start import run_cohort, run_in_process
-    from ..runs.progress import Progress, RoundLine
-    from ..runs.run_files import write_record
-    from ..runs.trackers import tracking
-    from .display import RunDisplay
+    from ..runs.progress import Progress, RoundLine, tracking
+    from ..runs.result import write_record
 
     logger, shown = logging.getLogger("flwr"), guarantee if details else None
     logger.setLevel(logging.WARNING)
@@ -144,3 +157,172 @@ def _run_here(config: RunConfig, guarantee: Guarantee, engine: str, folder: Path
         result = start(config, on_progress=show, rehearsed=True, **spread)
         write_record(result, folder, picture=False)
         trackers.result(result.outcome)
+
+
+_LINES = 4
+"""Rounds that are shown elsewhere beside the first."""
+
+
+def is_worrying(line: str) -> bool:
+    """Whether a line of Flower's log is for the eyes of whoever started the run."""
+    return line.startswith(("WARNING :", "ERROR :")) and "flwr 1.32" not in line
+
+
+class RunDisplay:
+    """Rounds as they come, on standard output unless ``console`` is given: a bar on a terminal, a few lines elsewhere.
+
+    With the run's ``guarantee``, it stands above the rounds and each has its epsilon. Without it no epsilon is shown,
+    and no forecast, for the summary has both.
+    """
+
+    def __init__(self, guarantee: Guarantee | None = None, console: Console | None = None) -> None:
+        self._guarantee = guarantee
+        self._console = Console() if console is None else console
+        self._bar = Bar(
+            TextColumn("round"),
+            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9)),
+            BarColumn(bar_width=12),
+            TextColumn("{task.fields[said]}", table_column=Column(no_wrap=False, overflow="fold")),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            transient=False,
+        )
+        self._task = self._bar.add_task("", total=None, said="")
+        self._measured = ""
+        self._edges = 0
+
+    def __enter__(self) -> RunDisplay:
+        if self._guarantee is not None:
+            self.message(self._guarantee.sentence)
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, line: RoundLine) -> None:
+        """One round is done."""
+        if not self._console.is_terminal:
+            if self._guarantee is not None and line.wanted:
+                self.message(line.within(width()))
+            elif self._guarantee is None and (line.server_round == 1 or line.among(_LINES)):
+                self.message(line.measured)
+            return
+        # A round without an evaluation goes on showing the last one's figures.
+        if line.loss is not None:
+            accuracy = "" if line.accuracy is None else f"accuracy {100 * line.accuracy:.1f} %  "
+            self._measured = f"{accuracy}loss {line.loss:.4g}  "
+        left = line.time_left
+        epsilon = "" if self._guarantee is None else f"epsilon {line.epsilon_text}  "
+        said = f"{self._measured}{epsilon}replies {line.aggregated}/{line.asked}{f'  {left} left' if left else ''}"
+        self._bar.update(self._task, completed=line.server_round, total=line.num_rounds, said=said)
+
+    def read(self, text: str) -> bool:
+        """Show a line of a run's log if it is a round's; whether it was."""
+        if (line := RoundLine.read(text)) is not None:
+            self.show(line)
+        return line is not None
+
+    def log_line(self, line: str, *, verbose: bool) -> None:
+        """Show what matters of a line of Flower's log: rounds as such, and warnings; with verbose all as it is."""
+        if verbose:
+            self.message(line)
+        elif self._guarantee is None and self._of_forecast(line):
+            return
+        elif not self.read(line.removeprefix("INFO :").strip()) and is_worrying(line):
+            self.message(line, error=True)
+
+    def _of_forecast(self, line: str) -> bool:
+        """Whether a line of a log is of a forecast's banner, which is between three lines of equal signs."""
+        if not line.startswith("WARNING :"):
+            return False
+        edge = line.endswith("=" * 20)
+        self._edges += edge
+        return edge or self._edges % 3 != 0
+
+    @contextmanager
+    def of_log(self, logger: logging.Logger) -> Iterator[None]:
+        """Hold a forecast back from a logger of this process where the summary has it, until the block ends."""
+
+        def kept(record: logging.LogRecord) -> bool:
+            return self._guarantee is not None or record.funcName != log_forecast.__name__
+
+        logger.addFilter(kept)
+        try:
+            yield
+        finally:
+            logger.removeFilter(kept)
+
+    def message(self, text: str, *, error: bool = False) -> None:
+        """Something else to say, above the bar."""
+        if self._console.is_terminal and not error:
+            self._console.print(text, markup=False, highlight=False)
+        elif error or self._console.file is sys.stdout:
+            say(text, err=error)
+        else:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+Multiples = Annotated[str, typer.Option(help="Multiples of the preset's, separated by commas.")]
+
+
+def search(
+    assignments: Assignments = None,
+    config_file: ConfigFile = None,
+    clip_norm: Multiples = "1",
+    learning_rate: Multiples = "0.5,1,2",
+    share: Annotated[float, typer.Option(help="Of mu^2, for all trials together.")] = 0.3,
+    counting: Annotated[float, typer.Option(help="Of a trial's part, for its count of correct predictions.")] = 0.1,
+    public: Annotated[
+        bool, typer.Option(help="Whether samples that runs are evaluated on are public, and choose without a count.")
+    ] = False,
+    workers: Workers = None,
+    ray: RayAddress = "",
+    as_json: AsJson = False,
+) -> None:
+    """Try multiples of the preset's clip and step in simulation, and train with the best: mu is that of everything."""
+    import logging
+
+    from ..planning.private_search import MULTIPLES, Trial
+    from ..planning.private_search import search as run_search
+
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    with failing_clearly():
+        tried = itertools.product(_numbers("clip-norm", clip_norm), _numbers("learning-rate", learning_rate))
+        candidates = [dict(zip(MULTIPLES, multiples, strict=True)) for multiples in tried]
+        candidates = [{name: one for name, one in each.items() if one != 1} for each in candidates]
+
+        def show(trial: Trial) -> None:
+            if not as_json:
+                how = "on public samples" if public else "by a private count"
+                say(f"clip {trial.clip_norm:.4g}, step {trial.learning_rate:.4g}: {trial.score:.1%} {how}")
+
+        config = RunConfig.from_mapping(settings_of(config_file, assignments))
+        where = {"workers": workers, "ray_address": ray, "say": partial(say, err=True)}
+        found = run_search(config, candidates, share=share, counting=counting, public=public, on_trial=show, **where)
+    values, accuracy = found.result.experiment.values, found.result.progress[-1].accuracy
+    if as_json:
+        trials = [vars(trial) for trial in found.trials]
+        document = {
+            "trials": trials,
+            "chosen": found.chosen,
+            "clip_norm": values.clip_norm,
+            "learning_rate": values.learning_rate,
+            "accuracy": accuracy,
+            "privacy": found.guarantee.document(),
+        }
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+        return
+    say(f"Chosen: clip {values.clip_norm:.4g}, step {values.learning_rate:.4g} for the last training.")
+    if accuracy is not None:
+        say(f"Test accuracy: {accuracy:.1%}")
+    say(found.guarantee.sentence)
+
+
+def _numbers(name: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        fail(f"Expected --{name} to be numbers separated by commas, got {text!r}.")

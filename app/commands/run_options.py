@@ -1,15 +1,75 @@
-"""Options of what is run, for every command that runs, plans or measures."""
+"""Options of what is run, their completions, and ``murmurfl keys`` and ``names``, which list what they may be."""
 
 from __future__ import annotations
 
+import json
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...privacy.setting import Value
+from ...privacy.setting import Setting, Value, unknown_key
+from ..settings.catalogue import CATALOGUE, Shelf, config_schema, expected, key_schema, key_toml, readers, shown
 from ..settings.layers import layered, names_own, parse_assignments, read_settings, search_here
-from .completion import complete_assignment
+from ..settings.run_config import readers_of, run_keys
+from .terminal import failing_clearly, say
+
+if TYPE_CHECKING:
+    from ...privacy.setting import Setting
+
+
+_LONGEST_HELP = 60
+"""Characters; Typer wraps longer help at 80 columns, and shells take the second line for another completion."""
+
+Completion = tuple[str, str]
+"""A text and its help, for shells that show it."""
+
+
+def _completion(text: str, sentence: str) -> Completion:
+    return text, textwrap.shorten(sentence, _LONGEST_HELP, placeholder=" ...")
+
+
+def complete_assignment(incomplete: str) -> Iterator[Completion]:
+    """Completions of ``--set``: keys, and behind the ``=`` of a key its values."""
+    from ..settings.run_config import run_keys
+
+    name, equals, typed = incomplete.partition("=")
+    if not equals:
+        yield from ((f"{key}=", sentence) for key, sentence in complete_key(name))
+    elif name in run_keys():
+        for choice, sentence in choices(run_keys()[name]):
+            if choice.startswith(typed):
+                yield _completion(f"{name}={choice}", sentence)
+
+
+def complete_key(incomplete: str) -> Iterator[Completion]:
+    """Keys that begin with ``incomplete``."""
+    from ..settings.run_config import run_keys
+
+    for one in run_keys().values():
+        if one.name.startswith(incomplete):
+            yield _completion(one.name, one.sentence)
+
+
+def complete_paper(incomplete: str) -> Iterator[Completion]:
+    """Papers that begin with ``incomplete``."""
+    from ..settings.catalogue import CATALOGUE
+
+    papers = CATALOGUE["paper"]
+    return (_completion(name, papers.sentence(name)) for name in papers.names() if name.startswith(incomplete))
+
+
+def choices(one: Setting) -> list[Completion]:
+    """The names or texts that a key may be, each with its sentence if it has one."""
+    from ..settings.catalogue import CATALOGUE
+
+    if one.kind == "bool":
+        return [("true", ""), ("false", "")]
+    shelf = CATALOGUE.get(one.name)
+    return [(name, shelf.sentence(name) if shelf else "") for name in one.known if name]
+
 
 Assignments = Annotated[
     list[str] | None,
@@ -67,3 +127,76 @@ def settings_of(file: Path | None, assignments: list[str] | None) -> dict[str, V
     if names_own(made):
         search_here()
     return made
+
+
+def keys(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="One key, such as mu; default all.", show_default=False, autocompletion=complete_key
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON schema of a run configuration.")] = False,
+    as_toml: Annotated[
+        bool, typer.Option("--toml", help="Print every key with its default, as a file for --config.")
+    ] = False,
+) -> None:
+    """The keys of a run configuration: default, what each may be, who reads it, and what it is."""
+    with failing_clearly():
+        if name is not None:
+            if name not in run_keys():
+                raise unknown_key(name, run_keys())
+            _say_one(run_keys()[name], as_json)
+        elif as_json:
+            typer.echo(json.dumps(config_schema(), indent=2))
+        elif as_toml:
+            typer.echo(key_toml(), nl=False)
+        else:
+            _say_all()
+
+
+def _say_one(one: Setting, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(key_schema(one), indent=2))
+        return
+    say(f"{one.name}: {one.sentence}")
+    say(f"  default  {shown(one.default) or 'empty'}")
+    say(f"  may be   {expected(one)}")
+    say(f"  read by  {readers(one)}")
+    named = [(choice, sentence) for choice, sentence in choices(one) if sentence]
+    if named:
+        say("")
+    for choice, sentence in named:
+        say(f"  {choice:<{max(len(name) for name, _ in named)}}  {sentence}")
+
+
+def _say_all() -> None:
+    widest = max(map(len, run_keys()))
+    for one in run_keys().values():
+        read = f" Read by {readers(one)}." if readers_of(one) else ""
+        default, values = shown(one.default), expected(one)
+        default = f"default {default}" if default else "empty by default"
+        say(f"{one.name:<{widest}}  {one.sentence} {values[:1].upper()}{values[1:]}; {default}.{read}")
+
+
+def say_shelf(shelf: Shelf) -> None:
+    """Print the things of one kind, each with its sentence."""
+    names = list(shelf.names())
+    widest = max(map(len, names))
+    say(f"{shelf.title}: {shelf.how}")
+    for name in names:
+        say(f"  {name:<{widest}}  {shelf.sentence(name).rstrip('.')}")
+
+
+def list_names(as_json: AsJson = False) -> None:
+    """What there is by name: methods, tasks, features, partitions, models, mechanisms and papers."""
+    with failing_clearly():
+        if as_json:
+            made = {key: {name: shelf.sentence(name) for name in shelf.names()} for key, shelf in CATALOGUE.items()}
+            typer.echo(json.dumps(made, indent=2))
+            return
+        for number, shelf in enumerate(CATALOGUE.values()):
+            if number:
+                say("")
+            say_shelf(shelf)
+        say("\nOne of your own, package.module:Thing, may stand for each: docs/own.md.")

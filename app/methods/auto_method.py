@@ -6,8 +6,7 @@ from ...clients import Mu2Client
 from ...privacy import ConfigurationError
 from ...privacy.setting import refusal
 from ...strategies import Mu2
-from ..settings.run_config import RunConfig
-from ..settings.trust_settings import SECURE
+from ..settings.run_config import SECURE, RunConfig
 from .method import Method
 
 AUTO = "auto"

@@ -32,8 +32,7 @@ from ...privacy.setting import refusal
 from ...strategies import ReleaseStrategy
 from ..models.model import Model
 from ..settings.registry import known_mechanism, registry
-from ..settings.run_config import RunConfig, run_keys
-from ..settings.trust_settings import SECURE, refused_trust
+from ..settings.run_config import SECURE, RunConfig, refused_trust, run_keys
 from .presets import plan_or_largest_mu, sgd_preset
 from .problem import Hyperparameters, Problem
 

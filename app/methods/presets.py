@@ -16,8 +16,7 @@ from ...privacy import NO_NOISE, ConfigurationError, NoisePlan, PrivacyPolicy
 from ..data.task import SYNTHETIC_FEATURE_BOUND, Task, Tuned
 from ..models.model import Model
 from ..settings.registry import registry
-from ..settings.run_config import RunConfig
-from ..settings.side_settings import is_centred
+from ..settings.run_config import RunConfig, is_centred
 from .problem import Hyperparameters
 
 

@@ -12,12 +12,10 @@ from ...clients.side.evaluation_client import held_out_samples
 from ...privacy import ConfigurationError, derived_seed
 from ...privacy.sums.roster import Roster
 from ...strategies import SecureAggregation
-from ..data.shards import shard_sizes
+from ..data.partition import shard_sizes
 from ..data.task import Dataset, Shard
 from ..models.model import Model
-from ..settings.run_config import RunConfig
-from ..settings.side_settings import is_centred, is_evaluated, trained_config
-from ..settings.trust_settings import SECURE, helper_names
+from ..settings.run_config import SECURE, RunConfig, helper_names, is_centred, is_evaluated, trained_config
 
 _FOR_EVER = 2**31
 """Rounds in which helpers are waited for, where that is never given up."""

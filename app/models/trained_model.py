@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from ...clients.records.drafting import document
-from ...clients.records.machine_records import Table, table_file, table_rows
+from ...clients.records.machine_records import Rows, table_file, table_rows
 from ...clients.records.schema import Schema
 from ...privacy import ConfigurationError
 from ...privacy.errors import MisfitError
@@ -33,22 +33,9 @@ _FORMAT = 1
 class TrainedModel:
     """A model's arrays and how rows become its inputs.
 
-    Parameters
-    ----------
-    kind : str
-        The name of the model, or ``package.module:Kind``.
-    num_features, num_classes : int
-        Of its inputs, a constant beside them counted; one class: numbers.
-    feature_bound : float
-        R of linear models.
-    constant : bool
-        Whether inputs have a constant in the place of a bias.
-    arrays : mapping of str to ndarray
-        Its parameters, and what its inputs are seen from, if they were centred.
-    schema : Schema, optional
-        How rows of a table are read.
-    card : mapping
-        What it was made from and what was promised.
+    ``num_features`` counts a constant that stands beside the inputs in the place of a bias; one class stands for
+    numbers. ``arrays`` are its parameters and, if its inputs were centred, what they are seen from. ``card`` says what
+    it was made from and what was promised.
     """
 
     kind: str
@@ -143,13 +130,7 @@ class TrainedModel:
 
     @classmethod
     def read(cls, folder: Path | str) -> TrainedModel:
-        """The model of a folder.
-
-        Raises
-        ------
-        ConfigurationError
-            If it is no folder that :meth:`save` wrote.
-        """
+        """The model of a folder; raises ConfigurationError if :meth:`save` did not write it."""
         where = Path(folder).expanduser()
         try:
             card = json.loads((where / CARD).read_text(encoding="utf-8"))
@@ -177,7 +158,7 @@ class TrainedModel:
 
 def _read(rows: Any, schema: Schema) -> NDArray[np.float32]:
     """Rows of a table without a label as numbers; NaN throughout where a row does not fit."""
-    found: Table | list[dict[str, Any]]
+    found: Rows | list[dict[str, Any]]
     if isinstance(rows, np.ndarray):
         found = [dict(zip(schema.columns, row, strict=True)) for row in rows.tolist()]
     elif isinstance(rows, str | Path):

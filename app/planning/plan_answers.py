@@ -11,8 +11,7 @@ from ...privacy.setting import Value
 from ..methods.auto_method import AUTO
 from ..runs.experiment import Experiment, situation_of, worked_out
 from ..runs.run_guarantees import configured_figures, run_guarantee
-from ..settings.default_run import started_with
-from ..settings.layers import layered
+from ..settings.layers import layered, started_with
 from ..settings.run_config import RunConfig, without_unread
 from .deciding import Decision, decide
 from .noise_plans import Person, Plan, PlanRequest, make_plan, persons_of, request_of, request_of_decided

@@ -11,8 +11,7 @@ from ...privacy import Forecast, gdp_epsilon, rounded_up
 from ...privacy.accounting.noise_forecast import rounded_count, shortest
 from ..methods import METHODS
 from ..reports.table import Column, Table
-from ..settings.run_config import RunConfig, run_keys
-from ..settings.trust_settings import SECURE, nothing_gained
+from ..settings.run_config import SECURE, RunConfig, nothing_gained, run_keys
 from .deciding import FEW_POINTS, Decision, Option
 from .noise_plans import Person, Plan
 from .plan_answers import Answer, Choice

@@ -18,7 +18,7 @@ from ...privacy import (
     gdp_mu,
     stated_noise,
 )
-from ..settings.trust_settings import SECURE, cohort_floor, honest_machines
+from ..settings.run_config import SECURE, cohort_floor, honest_machines
 
 _EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Epsilons that are shown beside the one asked for."""

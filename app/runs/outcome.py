@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 from ...privacy import RELATIONS, TRUST_MODELS, UNITS, Guarantee, MurmurflError
 from ...privacy.accounting.noise_forecast import VERDICTS
 from ...strategies import RoundReport
-from ..settings.key_reference import key_schema
+from ..settings.catalogue import key_schema
 from ..settings.run_config import run_keys
 from ..version import __version__
 from .machine_statements import MOST_NAMED
@@ -357,15 +357,7 @@ class Outcome(_Part):
         measured: Mapping[int, Mapping[str, Any]],
         **more: Any,
     ) -> Self:
-        """The outcome of a training that has just ended.
-
-        Parameters
-        ----------
-        measured : mapping
-            What central evaluations gave, by round: ``accuracy``, ``auc`` and ``loss``.
-        **more
-            Other fields.
-        """
+        """The outcome of a training that has just ended; ``measured`` is what central evaluations gave, by round."""
         privacy = guarantee.document()
         rounds = []
         for report in history:
@@ -399,13 +391,7 @@ class Outcome(_Part):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The outcome in the folder of a run.
-
-        Raises
-        ------
-        ReportError
-            If the folder holds no finished run, or its file is damaged or of another format.
-        """
+        """The outcome in the folder of a run; raises ReportError if it holds no finished run of this format."""
         path = folder / RESULT_NAME
         if not path.is_file():
             raise ReportError(f"Expected the folder of a finished run, got {folder}: {what_is_there(folder)}.")

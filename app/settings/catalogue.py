@@ -1,17 +1,22 @@
-"""All named things with a sentence each: methods, tasks, features, partitions, models, mechanisms, papers.
+"""All run-config keys and all named things, for people and programs: a table, a TOML file, a JSON schema, sentences.
 
-Everything here is asked of those who know it: the registries, and the docstrings of the mechanisms.
+Everything here is asked of those who know it: the declarations of keys, the registries, and the docstrings of the
+mechanisms.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ...privacy import MECHANISMS, NO_NOISE
+from ...privacy.setting import Setting, Value
 from .registry import registry
+from .run_config import readers_of, run_keys
 
 _REFERENCE = re.compile(r" \([^()]*ALGORITHMS[^()]*\)")
 """The reference to the papers in a mechanism's docstring."""
@@ -19,19 +24,7 @@ _REFERENCE = re.compile(r" \([^()]*ALGORITHMS[^()]*\)")
 
 @dataclass(frozen=True)
 class Shelf:
-    """Things of one kind.
-
-    Parameters
-    ----------
-    how : str
-        How one of them is asked for.
-    own : bool
-        Whether one may bring one's own, as ``package.module:Thing``.
-    names : callable
-        The built-in names, in their order.
-    sentence : callable
-        What a name stands for; empty for a name that is not built in.
-    """
+    """Things of one kind: how one is asked for, the built-in names, and a sentence for each."""
 
     title: str
     how: str
@@ -78,3 +71,66 @@ CATALOGUE: dict[str, Shelf] = {
     "paper": Shelf("Papers", "murmurfl reproduce NAME", _papers, _paper_sentence),
 }
 """All named things, by the run-config key that names them, and ``paper``."""
+
+
+def key_schema(one: Setting) -> dict[str, Any]:
+    """A key as a JSON schema."""
+    schema = {**one.reader.json_schema(), "default": one.default, "description": one.sentence}
+    if one.known and one.kind == "str":
+        own = [{"pattern": r"^[\w.]+:[\w.]+$"}] if one.names or one.own else []
+        own += [{"pattern": rf"{re.escape(suffix)}$"}] if (suffix := _suffix(one)) else []
+        schema |= {"anyOf": [{"enum": list(one.known)}, *own]} if own else {"enum": list(one.known)}
+    return schema
+
+
+def shown(value: Value) -> str:
+    """A value as it is typed; nothing for an empty text."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def expected(one: Setting) -> str:
+    """The values that a key may have, in words; names may also be things of one's own."""
+    names = [name for name in one.known if name]
+    if one.kind != "str" or not names:
+        words = one.expected
+        return f"{words} (empty: {one.zero})" if one.kind == "str" and one.zero else words
+    own = ", or one of your own, package.module:Thing" if one.names or one.own else ""
+    file = f" or path/to/file{suffix}" if (suffix := _suffix(one)) else ""
+    return f"one of {', '.join(names)}{own}{file}"
+
+
+def _suffix(one: Setting) -> str:
+    """The suffix of files that a key may name."""
+    return registry(one.name).suffix if one.names else ""
+
+
+def readers(one: Setting) -> str:
+    """Who reads a key."""
+    return ", ".join(readers_of(one)) or ("every run" if not one.read_by else f"no built-in {one.read_by}")
+
+
+def key_table() -> str:
+    """Every key, as a table in Markdown: the documentation's."""
+    lines = ["| key | default | what it may be | read by | what it is |", "|---|---|---|---|---|"]
+    for one in run_keys().values():
+        default = shown(one.default)
+        cells = (f"`{one.name}`", f"`{default}`" if default else "", expected(one), readers(one), one.sentence)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def key_toml() -> str:
+    """Every key with its default as TOML, such as ``[tool.flwr.app.config]`` holds them."""
+    # JSON's words for the four types of values are TOML's too.
+    return "".join(f"{name} = {json.dumps(one.default)}\n" for name, one in run_keys().items())
+
+
+def config_schema() -> Mapping[str, Any]:
+    """A run configuration as a JSON schema: any of its keys, and no others."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A run configuration of murmurfl",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {name: key_schema(one) for name, one in run_keys().items()},
+    }

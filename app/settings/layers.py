@@ -1,7 +1,7 @@
 """Settings of a run from several places: a TOML file of run-config keys, a command line, a program's own.
 
 What comes later wins. ``mu`` and ``epsilon`` say the same thing in two ways, so a later one of the two puts an earlier
-other one out of force; both in one place are refused.
+other one out of force; both in one place are refused. Where nothing is asked for it is the default run.
 """
 
 from __future__ import annotations
@@ -50,11 +50,8 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
 def read_settings(path: Path) -> dict[str, Value]:
     """The settings of a TOML file: hyphenated run-config keys, by themselves or in their tables.
 
-    Raises
-    ------
-    ConfigurationError
-        If the file cannot be read, a key is unknown, or a value of another type or out of its range; it names the file
-        and the key. What goes together is checked where a :class:`~murmurfl.app.settings.run_config.RunConfig` is made.
+    A refusal names the file and the key. What goes together is checked where a
+    :class:`~murmurfl.app.settings.run_config.RunConfig` is made.
     """
     try:
         found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -101,3 +98,45 @@ def environment_for(config: RunConfig) -> dict[str, str]:
         return {}
     before = os.environ.get("PYTHONPATH", "")
     return {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *([before] if before else [])])}
+
+
+DEFAULT_RUN: Mapping[str, Value] = {
+    "mu": 1.0,
+    "features": "soft-gradients",
+    "passes": 4,
+    "mechanism": "decay",
+    "decay": 0.5,  # samples return: more of the noise is better kept than where each is used once
+}
+"""Settings of the default run beside ``batch-size``; how they were chosen: docs/tuning.md."""
+
+RELEASES_A_PASS = 2
+"""Its ``batch-size`` is half of a machine's samples, however many machines there are."""
+
+_SAMPLES = 1438
+"""Training samples of scikit-learn's digits."""
+_OF_ANOTHER = ("strategy", "task", "model", "preset", "partition", "max-participations")
+"""Keys of which another value makes another run."""
+
+
+def started_with(settings: Mapping[str, Value]) -> dict[str, Value]:
+    """Settings of a run, with the default run's where it is that one with a few changes; what was given wins."""
+    if not is_default_run(settings):
+        return dict(settings)
+    own: dict[str, Value] = {**DEFAULT_RUN, "batch-size": _batch_size(settings)}
+    if "mechanism" in settings:  # and with it go its options
+        own = {name: value for name, value in own.items() if run_keys()[name].read_by != "mechanism"}
+    return layered(own, settings)
+
+
+def is_default_run(settings: Mapping[str, Value]) -> bool:
+    """Whether settings are those of the default run, up to changes that leave it the same run."""
+    return all(_given(settings, name) == run_keys()[name].default for name in _OF_ANOTHER)
+
+
+def _batch_size(settings: Mapping[str, Value]) -> int:
+    samples = int(_given(settings, "training-samples")) or _SAMPLES - int(_given(settings, "validation-samples"))
+    return max(samples // (RELEASES_A_PASS * max(int(_given(settings, "num-clients")), 1)), 1)
+
+
+def _given(settings: Mapping[str, Value], name: str) -> Value:
+    return settings.get(name, run_keys()[name].default)

@@ -4,6 +4,8 @@ Its keys are those of ``[tool.flwr.app.config]`` in pyproject.toml; ``flwr run .
 ``murmurfl run --set mu=2 --set num-clients=20`` override them. Each key is declared once (:mod:`.run_keys`) and
 described nowhere else. A method, task, partition, model or mechanism says itself what it reads beyond the common keys;
 a key that none of the chosen ones reads must be left at its default.
+
+Checks of several keys together stand below: those of secure aggregation and those of side releases.
 """
 
 from __future__ import annotations
@@ -11,26 +13,19 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
-from ...privacy import MECHANISMS, NO_NOISE, TRUST_MODELS, ConfigurationError, Trust, gdp_mu
+from ...privacy import CENTRING_SHARE, MECHANISMS, NO_NOISE, ConfigurationError, Trust, divided_mu, gdp_mu
+from ...privacy.machine.policy import MOST_MACHINES, MOST_SUMMED
+from ...privacy.machine.tables import HELD_OUT, PRIVATE
 from ...privacy.setting import Setting, mu_and_epsilon, refusal, settings_of, table, unknown_key
 from ...strategies.rounds.attendance import Attendance
 from .registry import mechanism_options_of, registry
 from .run_keys import PRESETS as PRESETS
 from .run_keys import RunKeys
-from .side_settings import check_sides
-from .trust_settings import (
-    SECURE,
-    check_cohorts,
-    check_end_of_rounds,
-    check_lost_replies,
-    cohort_floor,
-    honest_machines,
-    keys_of_trust,
-)
 
 _LONGEST_RUN_NAME = 200
 """Bytes; file systems take 255, and files that are being written have longer names for a moment."""
@@ -246,7 +241,7 @@ def _is_read(one: Setting, mechanism: str, trust: str, reads: frozenset[str]) ->
     if one.read_by == "mechanism":
         return one.name in mechanism_options_of(mechanism)
     if one.read_by == "trust":
-        return one.name in keys_of_trust(trust)
+        return trust == SECURE
     return not one.read_by or one.name in reads
 
 
@@ -255,5 +250,173 @@ def readers_of(one: Setting) -> list[str]:
     if one.read_by == "mechanism":
         return [name for name in MECHANISMS if one.name in mechanism_options_of(name)]
     if one.read_by == "trust":
-        return [name for name in TRUST_MODELS if one.name in keys_of_trust(name)]
+        return [SECURE]
     return registry(one.read_by).reading(one.name) if one.read_by else []
+
+
+SECURE: Trust = "secure-aggregation"
+_ROUNDING = 1e-9
+
+
+def helper_names(helpers: int) -> tuple[str, ...]:
+    """The names of a simulation's helpers."""
+    return tuple(f"helper-{number}" for number in range(helpers))
+
+
+def cohort_floor(clients_per_round: int, min_cohort: int) -> int:
+    """The fewest releases of a sum: as set, or four fifths of the machines asked, rounded up."""
+    return min_cohort or -(-4 * clients_per_round // 5)
+
+
+def honest_machines(clients_per_round: int, floor: int, colluders: int) -> int:
+    """h: of the fewest releases of a sum (``floor``), those of machines that do not work with the server.
+
+    Negative ``colluders`` leave half of the machines asked honest. It is an assumption, which nobody can check: mu
+    holds if it does.
+    """
+    return floor - colluders if colluders >= 0 else max(clients_per_round // 2, 1)
+
+
+def check_cohorts(num_clients: int, clients_per_round: int, asked: int, min_cohort: int, colluders: int) -> None:
+    """Refuse numbers of machines with which no sum could be opened, or in which nobody would be honest.
+
+    A sum has at most the ``asked`` machines of a round: ``ask`` times ``clients_per_round``.
+    """
+    if num_clients > MOST_MACHINES:
+        raise refusal("num_clients", f"at most {MOST_MACHINES} with trust = {SECURE!r}", num_clients)
+    if asked > MOST_SUMMED:
+        expected = f"at most {MOST_SUMMED} machines a round, with ask, for trust = {SECURE!r}, or sums could wrap"
+        raise refusal("clients_per_round", expected, asked)
+    if min_cohort > clients_per_round:
+        raise refusal("min_cohort", f"at most clients-per-round = {clients_per_round}", min_cohort)
+    floor = cohort_floor(clients_per_round, min_cohort)
+    if colluders >= floor:
+        raise refusal("colluders", f"below the {floor} releases of the smallest sum: one of them is honest", colluders)
+    half = honest_machines(clients_per_round, floor, -1)
+    if colluders < 0 and floor < half:
+        raise ConfigurationError(
+            f"Expected colluders beside min-cohort = {floor}, which is below the {half} honest machines that are "
+            f"assumed where it is left out: set colluders to a number below {floor}, or min-cohort to {half} at least."
+        )
+
+
+def check_lost_replies(clients_per_round: int, floor: int, lost_replies: float) -> None:
+    """Refuse so many lost replies that the usual round would have too few releases for a sum."""
+    expected = clients_per_round * (1 - lost_replies)
+    if expected >= floor - _ROUNDING:
+        return
+    most = math.floor(1000 * (clients_per_round - floor) / clients_per_round) / 1000
+    raise ConfigurationError(
+        f"Expected replies for a sum of min-cohort = {floor}, got {expected:.4g} of {clients_per_round} a round with "
+        f"lost-replies = {lost_replies:g}: most rounds would stay closed. Here lost-replies may be at most {most:g}, "
+        f"or min-cohort at most {math.floor(expected + _ROUNDING)}."
+    )
+
+
+def check_end_of_rounds(needed: int, floor: int) -> None:
+    """Refuse rounds that wait for fewer machines than a sum must have."""
+    if needed < floor:
+        raise ConfigurationError(
+            f"Expected rounds that wait for at least min-cohort = {floor} machines, got wait-for x clients-per-round = "
+            f"{needed}: raise wait-for, or lower min-cohort."
+        )
+
+
+def nothing_gained(min_honest: int) -> str:
+    """The warning if ``min_honest`` is 1, else an empty string."""
+    if min_honest > 1:
+        return ""
+    return (
+        "Secure aggregation saves no noise here: of each sum one machine only is taken to be honest (h = min-cohort - "
+        "colluders = 1), so mu is what each machine's own noise gives without it. Lower colluders, raise min-cohort, "
+        "or leave trust out."
+    )
+
+
+def refused_trust(trust: str, strategy: str, able: Iterable[str], others: Iterable[str]) -> ConfigurationError:
+    """The refusal of a trust model: what the method serves instead, and which built-in methods serve this one."""
+    served = " or ".join(repr(one) if one else "left out" for one in able)
+    return ConfigurationError(
+        f"Expected trust to be {served} with strategy = {strategy!r}, got {trust!r}; that is served by "
+        f"{', '.join(others)}."
+    )
+
+
+Config = TypeVar("Config", bound=RunKeys)
+
+
+def is_centred(config: RunKeys) -> bool:
+    """Whether machines release the mean of their features first: as set, or else as the features want it."""
+    if config.centring:
+        return config.centring == PRIVATE
+    if config.samples_per_owner:  # the mean counts samples, not owners
+        return False
+    return centred_by_default(config.strategy, config.features, secret_order=config.secret_order)
+
+
+def centred_by_default(strategy: str, features: str, *, secret_order: bool) -> bool:
+    """Whether features want centring where nothing is set, and the method can have it."""
+    wanted = registry("features")[features].centring == PRIVATE
+    return wanted and registry("strategy")[strategy].centres and not secret_order
+
+
+def is_evaluated(config: RunKeys) -> bool:
+    """Whether machines say privately, after the training, how good the model is."""
+    return config.private_evaluation > 0
+
+
+def trained_config(config: Config) -> Config:
+    """The run configuration with the mu that side releases leave for the training."""
+    shares = config.centring_share if is_centred(config) else 0.0
+    shares += config.private_evaluation
+    return replace(config, mu=divided_mu(config.mu, shares)[1]) if shares else config
+
+
+def check_sides(config: RunKeys) -> None:
+    """Refuse a side release that the method cannot have, and keys of one that nobody asked for."""
+    method = registry("strategy")[config.strategy]
+    if config.centring == PRIVATE:
+        if not method.centres:
+            able = ", ".join(name for name, one in registry("strategy").items() if one.centres)
+            expected = (
+                f"'none' or empty with strategy = {config.strategy!r}, which takes samples as they come or has public "
+                f"ones beside them (strategies with centring: {able})"
+            )
+            raise refusal("centring", expected, config.centring)
+        if config.secret_order:
+            raise refusal("centring", "'none' or empty with secret-order = true: the mean shows every sample", PRIVATE)
+        if config.samples_per_owner:
+            raise refusal("centring", "'none' or empty with samples-per-owner: the mean is one of samples", PRIVATE)
+    if config.centring_share != CENTRING_SHARE and not is_centred(config):
+        raise refusal("centring_share", f"{CENTRING_SHARE} without centring = {PRIVATE!r}", config.centring_share)
+    if not is_evaluated(config):
+        if config.held_out != HELD_OUT:
+            raise refusal("held_out", f"{HELD_OUT} without private-evaluation", config.held_out)
+        if config.score_bins:
+            raise refusal("score_bins", "0 without private-evaluation", config.score_bins)
+        return
+    mean = config.centring_share if is_centred(config) else 0.0
+    expected = ""
+    if not method.evaluates:
+        able = ", ".join(name for name, one in registry("strategy").items() if one.evaluates)
+        expected = (
+            f"0 with strategy = {config.strategy!r}, whose epochs go through all samples (strategies with a private "
+            f"evaluation: {able})"
+        )
+    elif config.samples_per_owner:
+        expected = "0 with samples-per-owner: an evaluation counts samples"
+    elif config.secret_order:
+        expected = "0 with secret-order = true: the evaluation shows every sample"
+    elif mean + config.private_evaluation >= 1:
+        expected = f"below {1 - mean:g}, what centring-share leaves of mu^2"
+    if expected:
+        raise refusal("private_evaluation", expected, config.private_evaluation)
+
+
+def check_classes(config: RunKeys, num_classes: int) -> None:
+    """Refuse an evaluation of data without classes, and scores of more than two."""
+    if is_evaluated(config) and num_classes < 2:
+        expected = f"0 for task = {config.task!r}, which has no classes"
+        raise refusal("private_evaluation", expected, config.private_evaluation)
+    if config.score_bins and num_classes != 2:
+        raise refusal("score_bins", f"0 for {num_classes} classes: an AUC is of two", config.score_bins)

@@ -1,20 +1,47 @@
-"""The server's state in one file, written after every round and replaced atomically.
+"""The server's state in one file, written after every round and replaced atomically, and a trusted server's beside it.
 
 A checkpoint of a trusted server holds the un-noised momentum, which is private data: the file is readable by its owner
-only, and belongs where the server's own data is.
+only, and belongs where the server's own data is. Beside it lie its noise key, and a high-water mark that notices a
+rollback.
+
+A training that went on from a checkpoint of a backup would publish the same sums under other noise, and whoever has
+both versions sees them with less noise than was promised. So the file ``NAME.mark`` says how far the checkpoint
+``NAME`` has come, and a checkpoint behind its mark is refused. The file ``NAME.key`` holds the server's key, because
+noise that is drawn again after a restart (of old nodes of a tree) must be the same; its nonces are in the checkpoint.
+All three have mode 600.
+
+Order of writing
+----------------
+Before the first request: a mark of no checkpoint, the key, the first checkpoint, its mark. After every round: the
+checkpoint, its mark, and only then may anybody see the new model. A crash is harmless wherever it comes:
+
+* before the first checkpoint: nobody was asked; a mark of no checkpoint is no training, and mark and key are made anew;
+* in a round, before its checkpoint: the noise of that round is forgotten, and nobody has seen the model made with it;
+  the round is asked again and gets other noise, with a fresh nonce;
+* between checkpoint and mark: the checkpoint is one ahead of its mark, which is no rollback; its model was not seen.
+  The resume moves the mark first, and goes on from that model: noise was put on its sums once;
+* after the mark: both agree, and the model is the only one of its round, whether it was seen or not.
+
+Every resume saves the checkpoint again before anything else, and no server saves when somebody else has moved the mark.
+So of two servers that go on from one checkpoint, the second to save stops before it publishes. The mark is never two
+saves behind, unless it was itself copied back. Nobody can tell then what was published, so that is refused too.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...privacy import MurmurflError
+from ...privacy.files import check_private, create_private, replace_durably
+from ...privacy.noise import KEY_BYTES
 
 _FORMAT = 1
 
@@ -91,3 +118,197 @@ def load_checkpoint(path: Path, settings: Mapping[str, Any], expected: Iterable[
             f"Expected a whole checkpoint at {path}, got one without {', '.join(missing)}; remove it to start anew."
         )
     return state
+
+
+_MARK_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class CheckpointMark:
+    """Which checkpoint is the newest."""
+
+    training: str  # its random name
+    saves: int = 0  # checkpoints saved so far
+    stamp: str = ""  # random name of the last one, in which two histories with as many saves differ
+    server_round: int = 0  # the round it was saved after, for readers of the file
+
+    def following(self, server_round: int) -> CheckpointMark:
+        """The mark of the next checkpoint."""
+        return CheckpointMark(self.training, self.saves + 1, secrets.token_hex(16), server_round)
+
+
+class TrustedCheckpoint:
+    """The files of a trusted server's training, with the noise key among them unless the caller brings one.
+
+    Notes
+    -----
+    **Formal guarantees.** A training goes on only from the newest checkpoint it has saved, with the key it was begun
+    with, as far as the disk keeps what it says it has written and mark and checkpoint were not both copied back: that
+    cannot be noticed here.
+    """
+
+    def __init__(self, path: Path, *, keeps_key: bool) -> None:
+        self.path = path
+        self.mark_path = path.with_name(path.name + ".mark")
+        self.key_path = path.with_name(path.name + ".key")
+        self._keeps_key = keeps_key
+        self._mark: CheckpointMark | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether a training, new or resumed, has taken these files."""
+        return self._mark is not None
+
+    def check_new(self) -> None:
+        """Refuse to begin where another training was begun and its checkpoint is gone."""
+        if self.mark_path.exists():
+            mark = self._read_mark()
+            if mark.saves:
+                raise CheckpointError(
+                    f"Expected a checkpoint at {self.path}, got only its high-water mark {self.mark_path}, which knows "
+                    f"of {mark.saves} saves, the last after round {mark.server_round}: a training has published "
+                    f"models here. Put its newest checkpoint back. {self._anew}"
+                )
+        elif self._keeps_key and self.key_path.exists():
+            raise CheckpointError(
+                f"Expected no trace of an earlier training, got a noise key at {self.key_path} without its checkpoint "
+                f"and high-water mark. Put both back. {self._anew}"
+            )
+
+    def begin(self, secret_key: bytes) -> None:
+        """Make mark and key of a new training, before anybody is asked."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            raise CheckpointError(f"Expected no checkpoint at {self.path}, got one that was made meanwhile.")
+        self.check_new()
+        mark = CheckpointMark(secrets.token_hex(16))
+        again = self.mark_path.exists()
+        self._write_mark(mark)
+        if self._keeps_key:
+            if again:  # the key of a start that was cut off before its first checkpoint
+                self.key_path.unlink(missing_ok=True)
+            create_private(self.key_path, "a server's noise key", secret_key, error=CheckpointError)
+        self._mark = mark
+
+    def resume(self, saved: Mapping[str, Any] | None) -> None:
+        """Take up a training by the mark in its checkpoint, if that is the newest, and move the mark up to it."""
+        check_private(self.path, "a trusted server's checkpoint", missing="", error=CheckpointError)
+        ours = _mark_of(saved)
+        if ours is None:
+            raise CheckpointError(
+                f"Expected a checkpoint of a trusted server with real keys at {self.path}, got one without a mark of "
+                f"its own, from a simulation. {self._anew}"
+            )
+        mark = self._read_mark()
+        if mark.training != ours.training:
+            raise CheckpointError(
+                f"Expected the high-water mark of {self.path} at {self.mark_path}, got that of another training. Put "
+                f"the right one back. {self._anew}"
+            )
+        if ours.saves < mark.saves or (ours.saves == mark.saves and ours != mark):
+            beside = " of another history" if ours.saves == mark.saves else ""
+            raise CheckpointError(
+                f"Expected {self.path} at save {mark.saves} of its high-water mark (round {mark.server_round}), got "
+                f"save {ours.saves}{beside} (round {ours.server_round}): it was copied back from a backup, and going "
+                "on from it would publish the same sums under other noise. Put the newest checkpoint back. "
+                f"{self._anew}"
+            )
+        if ours.saves > mark.saves + 1:
+            raise CheckpointError(
+                f"Expected {self.mark_path} at most one save behind its checkpoint, got save {mark.saves} beside "
+                f"{ours.saves}: the mark was copied back, and nobody can tell whether the checkpoint was too. Put the "
+                f"newest mark back. {self._anew}"
+            )
+        if ours.saves > mark.saves:
+            self._write_mark(ours)
+        self._mark = ours
+
+    def key(self) -> bytes:
+        """The noise key the training was begun with; refused if its file is missing, damaged or open to others."""
+        check_private(
+            self.key_path,
+            "the noise key of this training",
+            missing="Without it the noise that was published cannot be made again. Put the key back, or pass "
+            f"noise_keys if the training was begun with keys of its own. {self._anew}",
+            error=CheckpointError,
+        )
+        key = self.key_path.read_bytes()
+        if len(key) != KEY_BYTES:
+            raise CheckpointError(
+                f"Expected a noise key of {KEY_BYTES} bytes at {self.key_path}, got {len(key)}. Put the right one "
+                f"back. {self._anew}"
+            )
+        return key
+
+    def check_key(self, fits: bool) -> None:
+        """Refuse another key than that of the training."""
+        if not fits:
+            where = f"at {self.key_path}" if self._keeps_key else "in noise_keys"
+            raise CheckpointError(
+                f"Expected the noise key that the training in {self.path} was begun with {where}, got another: noise "
+                f"that was published would be drawn a second time. Put the right one back. {self._anew}"
+            )
+
+    def next_mark(self, server_round: int) -> CheckpointMark:
+        """The mark for the next checkpoint; refused if the one on disk is not as this server left it."""
+        if self._mark is None:
+            raise CheckpointError("Expected a training that was begun or resumed before its checkpoint is saved.")
+        if self._read_mark() != self._mark:
+            raise CheckpointError(
+                f"Expected the high-water mark {self.mark_path} as this server left it, got another: a second server "
+                f"goes on from {self.path}, or files were copied. Nothing of this round was published. Let only one "
+                "server use it."
+            )
+        return self._mark.following(server_round)
+
+    def saved(self, mark: CheckpointMark) -> None:
+        """Move the mark up to the saved checkpoint, whose model may be seen from then on."""
+        self._write_mark(mark)
+        self._mark = mark
+
+    @property
+    def _anew(self) -> str:
+        files = f"{self.path}, {self.mark_path.name}" + (f" and {self.key_path.name}" if self._keeps_key else "")
+        return (
+            f"Or start anew: remove {files}; that is a new training under a new session, which machines count against "
+            "their budgets once more."
+        )
+
+    def _read_mark(self) -> CheckpointMark:
+        check_private(
+            self.mark_path,
+            "the checkpoint's high-water mark",
+            missing="Without it nobody can tell whether the checkpoint was copied back from a backup. Put the mark "
+            f"back. {self._anew}",
+            error=CheckpointError,
+        )
+        try:
+            document = json.loads(self.mark_path.read_text())
+            if (version := document.pop("murmurfl-checkpoint-mark")) != _MARK_FORMAT:
+                raise CheckpointError(
+                    f"Expected a checkpoint's high-water mark of format {_MARK_FORMAT} at {self.mark_path}, got one of "
+                    f"format {version!r}; it was left alone. {ANOTHER_FORMAT}"
+                )
+            mark = _mark_of(document)
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            mark = None
+        if mark is None:
+            raise CheckpointError(
+                f"Expected the checkpoint's high-water mark at {self.mark_path}, got a file that is damaged or "
+                f"something else. Put the mark back. {self._anew}"
+            )
+        return mark
+
+    def _write_mark(self, mark: CheckpointMark) -> None:
+        document = {"murmurfl-checkpoint-mark": _MARK_FORMAT, **asdict(mark)}
+        replace_durably(self.mark_path, json.dumps(document, indent=1).encode() + b"\n", error=CheckpointError)
+
+
+def _mark_of(values: Mapping[str, Any] | None) -> CheckpointMark | None:
+    """A mark from plain values, or None if they are none."""
+    try:
+        mark = CheckpointMark(**(values or {}))
+    except TypeError:
+        return None
+    kinds = (mark.training, str), (mark.saves, int), (mark.stamp, str), (mark.server_round, int)
+    return mark if all(type(value) is kind for value, kind in kinds) else None

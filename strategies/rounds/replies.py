@@ -1,31 +1,82 @@
 """A round's requests, how they are sent, and which replies to believe.
 
-A reply comes from a machine that may be broken, a node that may be somebody else's, and a network that may duplicate or
-delay: it is read as a whole, or dropped.
+A model travels as named arrays; update rules see it as one vector of float64 values. A reply comes from a machine that
+may be broken, a node that may be somebody else's, and a network that may duplicate or delay: it is read as a whole, or
+dropped.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Release, protocol
-from ...privacy.arrays import read_array
-from ...privacy.machine.clipping_figures import TrainingFigures
+from ...privacy.machine.clipping import TrainingFigures
 from ...privacy.machine.policy import MOST_SUMMED
+from ...privacy.protocol import dtype_name, read_array, write_array
 from ...privacy.sums.masking import MaskedRelease, Sealed
-from .layout import Layout, Vector
 
 logger = logging.getLogger("flwr")
+
+Vector = NDArray[np.float64]
+Layout = Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]
+"""Name, shape and dtype of each of the model's arrays, in order."""
+
+_MOST_NAMED = 3
+_STYPE = "numpy.ndarray"  # Flower's name of the format of numpy.save
+
+_WHOLE_STATE = (
+    ": it cannot be trained. Of a PyTorch module send what is trained, trainable_arrays(module), in place of its "
+    "state_dict."
+)
+
+
+def model_vector(arrays: ArrayRecord) -> tuple[Layout, Vector]:
+    """The layout of a model and its values as one vector, shape (d,); refuses arrays that are not finite floats."""
+    values = {name: array.numpy() for name, array in arrays.items()}
+    if not values or all(value.dtype.kind in "iub" for value in values.values()):
+        got = ", ".join(f"{value.dtype} in {name!r}" for name, value in list(values.items())[:_MOST_NAMED])
+        raise ConfigurationError(
+            "Expected a model with floating-point arrays, to which noise can be added, got "
+            f"{got or 'an empty ArrayRecord'}. Trees (XGBoost, LightGBM, random forests) and models that travel as "
+            "bytes have none. Train a model with weights on the same features, such as LogisticRegression or a small "
+            "network (private_client_app takes both); or grow the trees on public data and train their leaf values "
+            "alone, as one array of floats."
+        )
+    for name, value in values.items():
+        if value.dtype.kind != "f" or not np.isfinite(value).all():
+            raise ConfigurationError(
+                f"Expected finite floating-point initial arrays, got {value.dtype} in {name!r}"
+                f"{_WHOLE_STATE if value.dtype.kind != 'f' else ' with values that are not finite.'}"
+            )
+    layout = [(name, value.shape, value.dtype) for name, value in values.items()]
+    return layout, np.concatenate([np.asarray(value, dtype=np.float64).ravel() for value in values.values()])
+
+
+def array_record(vector: Vector, layout: Layout) -> ArrayRecord:
+    """The arrays of a model from its vector, each cast to its own dtype."""
+    record, start = ArrayRecord(), 0
+    for name, shape, dtype in layout:
+        size = math.prod(shape)
+        values = np.asarray(vector[start : start + size].reshape(shape), dtype=dtype)
+        record[name] = Array(dtype_name(values), values.shape, _STYPE, write_array(values))
+        start += size
+    return record
+
+
+def vector_size(layout: Layout) -> int:
+    """d, the number of values in all arrays."""
+    return sum(math.prod(shape) for _, shape, _ in layout)
+
 
 LARGEST_VALUE = 1e100
 """Largest value of a release: sums of finite but huge values could become infinite, and then NaN."""
@@ -107,6 +158,8 @@ class RoundRequest:
     """Further entries of the request to every machine, plain values."""
     sums_suffice: bool = False
     """Whether replies of several machines may come as :class:`SummedReplies`."""
+    skipped: Collection[str] = ()
+    """The machines whose last acknowledged release was in a sum that was skipped."""
 
 
 @dataclass(frozen=True)
@@ -351,7 +404,8 @@ def request_messages(
     content = RecordDict(dict(points))
     messages: list[Message] = []
     for name, ack in request.acks.items():
-        own = _put(entries.copy(), {protocol.MACHINE: name, protocol.ACK: ack})
+        said = {protocol.SKIPPED: 1} if name in request.skipped else {}
+        own = _put(entries.copy(), {protocol.MACHINE: name, protocol.ACK: ack, **said})
         records = _put(content.copy(), {protocol.CONFIG: own})
         alike = _alike(messages[0], records, nodes[name]) if messages else None
         messages.append(alike or Message(records, dst_node_id=nodes[name], message_type=message_type))

@@ -11,7 +11,7 @@ from murmurfl.app.engines import superlink
 from murmurfl.app.engines.loopback import executable, free_port
 from murmurfl.app.nodes.deployment import deployment
 from murmurfl.app.nodes.watching.health import figures_of
-from murmurfl.strategies.rounds.monitor_file import read_figures
+from murmurfl.strategies.rounds.observed import read_figures
 
 pytestmark = pytest.mark.deployment
 

@@ -26,9 +26,9 @@ from murmurfl.strategies import (
     reduced_tree_momentum,
     tree_momentum,
 )
+from murmurfl.strategies.rounds import server_trust
 from murmurfl.strategies.rounds import strategy as rounds
-from murmurfl.strategies.trust import server_trust
-from murmurfl.strategies.trust.trusted_checkpoint import TrustedCheckpoint
+from murmurfl.strategies.rounds.checkpoint import TrustedCheckpoint
 
 MACHINES, BATCHES, PASSES, D = 2, 5, 4, 200
 ROUNDS = BATCHES * PASSES

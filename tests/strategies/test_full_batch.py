@@ -16,7 +16,7 @@ from murmurfl.strategies import (
     full_batch_step,
 )
 from murmurfl.strategies.full_batch import query_point
-from murmurfl.strategies.trust.server_trust import FreshNoise
+from murmurfl.strategies.rounds.server_trust import FreshNoise
 
 D, T = 5, 6
 POLICY = PrivacyPolicy(

@@ -16,8 +16,7 @@ from murmurfl.strategies import (
     ServerMomentum,
     ServerYogi,
 )
-from murmurfl.strategies.correlated_fedavg import AverageState, optimizer_step
-from murmurfl.strategies.optimizers import momentum_step
+from murmurfl.strategies.correlated_fedavg import AverageState, momentum_step, optimizer_step
 
 from tests.harness.grid import NodesGrid, Reliable
 

@@ -25,7 +25,7 @@ from murmurfl.strategies import (
     online_step,
     sample_machines,
 )
-from murmurfl.strategies.projected import project_to_ball
+from murmurfl.strategies.mu2 import project_to_ball
 
 rng = np.random.Generator(np.random.Philox(key=21))
 

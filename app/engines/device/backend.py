@@ -1,15 +1,33 @@
-"""The PyTorch device that a run names."""
+"""The PyTorch device that a run names, and PyTorch itself, imported at its first use.
+
+An installation without PyTorch still imports every module.
+"""
 
 from __future__ import annotations
 
+import importlib
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ....privacy import ConfigurationError
-from ....privacy.errors import check_installed
+
+
+class _ImportedLate:
+    """A module's names, each looked up once."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(importlib.import_module(self._name), name)
+        setattr(self, name, found)
+        return found
+
 
 if TYPE_CHECKING:
     import torch
+else:
+    torch = _ImportedLate("torch")
 
 NUMPY = ""
 """No device: the cohort engine computes in NumPy."""
@@ -43,47 +61,4 @@ def checked_device(name: str, engine: str = "cohort", workers: int | None = None
         raise ConfigurationError(
             f"Expected no workers beside device {name!r}, got {'a Ray cluster' if ray_address else workers}: a device "
             "computes all machines in one process. Leave out one of the two."
-        )
-
-
-def open_device(name: str) -> torch.device:
-    """The device of a name, once its integers have passed a check.
-
-    Parameters
-    ----------
-    name : str
-        ``cuda``, ``cuda:1`` and so on, or ``torch-cpu``.
-
-    Raises
-    ------
-    ConfigurationError
-        If PyTorch is not installed, has no such device, or computes other than the published words.
-    """
-    check_device_name(name)
-    check_installed("torch", "torch", f"device {name!r}")
-    import torch
-
-    from .device_normals import check_known_answers
-
-    if name == TORCH_CPU:
-        device = torch.device("cpu")
-    else:
-        _check_cuda(name)
-        device = torch.device(name if ":" in name else f"{name}:0")
-    check_known_answers(device)
-    return device
-
-
-def _check_cuda(name: str) -> None:
-    import torch
-
-    built = f"PyTorch {torch.__version__}" + (" with CUDA" if torch.version.cuda else " without CUDA")
-    other = f"leave the device empty to compute with NumPy, or name {TORCH_CPU!r} to try this path without a GPU"
-    if not torch.cuda.is_available():
-        cure = "see that its driver is installed" if torch.version.cuda else "install a build of PyTorch with CUDA"
-        raise ConfigurationError(f"Expected a GPU for device {name!r}, got {built}, which finds none: {cure}, {other}.")
-    count, (_, _, number) = torch.cuda.device_count(), name.partition(":")
-    if number and int(number) >= count:
-        raise ConfigurationError(
-            f"Expected device {CUDA + ':0'!r} to {CUDA}:{count - 1}, got {name!r}: {built} finds {count}; {other}."
         )

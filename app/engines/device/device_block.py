@@ -8,28 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....clients import PrivateClient
 from ....privacy import ConfigurationError, MemoryLedger
-from ....privacy.ledger.ledger_block import StreamBlock
+from ....privacy.errors import check_installed
+from ....privacy.ledger.ledger_records import StreamBlock
 from ....privacy.machine.clipping import StackedContributions
 from ....privacy.machine.prefix_sums import ReleaseRule
 from ...runs.experiment import Experiment
-from ...settings.side_settings import is_centred
+from ...settings.run_config import is_centred
 from ..cohort import CohortMachines
-from .backend import open_device
-from .device_counts import DeviceContributions, clipped_counts
-from .device_gradients import DeviceShards, gradients_on
-from .device_noise import DeviceNoise, RowTable, check_mechanism_on_device
-
-if TYPE_CHECKING:
-    import torch
-else:
-    from .late_torch import torch
+from .backend import CUDA, TORCH_CPU, check_device_name, torch
+from .device_gradients import DeviceContributions, DeviceShards, clipped_counts, gradients_on
+from .device_noise import DeviceNoise, RowTable, check_known_answers, check_mechanism_on_device
 
 _SHARE_OF_MEMORY = 0.25
 _CPU_BYTES = 256 << 20
@@ -111,6 +106,43 @@ def _room(device: torch.device) -> int:
         return _CPU_BYTES
     free, _ = torch.cuda.mem_get_info(device)
     return int(_SHARE_OF_MEMORY * free)
+
+
+def open_device(name: str) -> torch.device:
+    """The device of a name, once its integers have passed a check.
+
+    Parameters
+    ----------
+    name : str
+        ``cuda``, ``cuda:1`` and so on, or ``torch-cpu``.
+
+    Raises
+    ------
+    ConfigurationError
+        If PyTorch is not installed, has no such device, or computes other than the published words.
+    """
+    check_device_name(name)
+    check_installed("torch", "torch", f"device {name!r}")
+    if name == TORCH_CPU:
+        device = torch.device("cpu")
+    else:
+        _check_cuda(name)
+        device = torch.device(name if ":" in name else f"{name}:0")
+    check_known_answers(device)
+    return device
+
+
+def _check_cuda(name: str) -> None:
+    built = f"PyTorch {torch.__version__}" + (" with CUDA" if torch.version.cuda else " without CUDA")
+    other = f"leave the device empty to compute with NumPy, or name {TORCH_CPU!r} to try this path without a GPU"
+    if not torch.cuda.is_available():
+        cure = "see that its driver is installed" if torch.version.cuda else "install a build of PyTorch with CUDA"
+        raise ConfigurationError(f"Expected a GPU for device {name!r}, got {built}, which finds none: {cure}, {other}.")
+    count, (_, _, number) = torch.cuda.device_count(), name.partition(":")
+    if number and int(number) >= count:
+        raise ConfigurationError(
+            f"Expected device {CUDA + ':0'!r} to {CUDA}:{count - 1}, got {name!r}: {built} finds {count}; {other}."
+        )
 
 
 def machines_on(experiment: Experiment, device: str) -> CohortMachines:

@@ -5,14 +5,14 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from murmurfl.app.engines import compiled
-from murmurfl.app.engines.compiled import CompiledRows, compiled_rows, worth_compiling
+from murmurfl.app.engines import cohort as compiled
+from murmurfl.app.engines.cohort import CompiledRows, compiled_rows, worth_compiling
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.adapters.per_sample_gradients import OuterProducts
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, RowCache, SimulatedKeys
-from murmurfl.privacy.ledger.ledger_block import BlockLedger
+from murmurfl.privacy.ledger.ledger_records import BlockLedger
 from murmurfl.privacy.machine.clipping import DenseContributions
 from murmurfl.privacy.machine.machine_block import MachineBlock
 

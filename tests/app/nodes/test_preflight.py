@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from murmurfl.app.commands.main import cli
-from murmurfl.app.commands.serving import Serving
+from murmurfl.app.commands.node_command import Serving
 from murmurfl.app.engines.loopback import free_port, toml_document
 from murmurfl.app.nodes.connection import Connection, Given
 from murmurfl.app.nodes.diagnosis import CAUSES, Diagnosis

@@ -13,8 +13,7 @@ from murmurfl.app.planning.plan_answers import choice_of_numbers, choice_of_run
 from murmurfl.app.planning.plan_lines import reasons, rows_of
 from murmurfl.app.planning.variations import AS_SET, DEFAULT, tried_out, variations_of
 from murmurfl.app.runs.experiment import prepare, situation_of
-from murmurfl.app.settings.default_run import started_with
-from murmurfl.app.settings.layers import parse_assignments
+from murmurfl.app.settings.layers import parse_assignments, started_with
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import gdp_mu
 from typer.testing import CliRunner

@@ -4,9 +4,9 @@ import time
 
 import pytest
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.runs.permitted_run import check_permit
+from murmurfl.app.runs.side_releases import check_permit
 from murmurfl.app.runs.training_run import check_deployed
-from murmurfl.app.settings.key_reference import key_toml
+from murmurfl.app.settings.catalogue import key_toml
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.permits import OwnerKey

@@ -37,8 +37,8 @@ from dataclasses import replace
 from pathlib import Path
 from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.app.settings.layers import parse_assignments, read_settings
-from murmurfl.app.settings.key_reference import config_schema, key_table
-from murmurfl.app.commands.completion import complete_key
+from murmurfl.app.settings.catalogue import config_schema, key_table
+from murmurfl.app.commands.run_options import complete_key
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.privacy import ConfigurationError
 

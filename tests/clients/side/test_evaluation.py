@@ -32,7 +32,7 @@ from murmurfl.privacy import (
 )
 
 from tests.harness.machines import DurableLedger, FixedNonces, Labelled, concatenated, training_config
-from tests.harness.secure_aggregation import masking_of, roster_of, unmasked
+from tests.harness.secure import masking_of, roster_of, unmasked
 
 K, COUNT, HELD, MU = 3, 12, 4, 2.0
 OWN_MU, REST_MU = divided_mu(MU, 0.1)
@@ -329,7 +329,7 @@ def test_samples_are_seen_from_the_centre_where_a_machine_has_one():
         subject.fit(*request(np.zeros(K + 1)))
     centre = np.full(K, 0.5, np.float32)
     subject.fit(*request(np.zeros(K + 1), **{protocol.CENTRE: centre.astype("<f4").tobytes()}))
-    assert np.array_equal(np.concatenate(seen), subject.centring.batch(DATA[COUNT - HELD :], centre)[0])
+    assert np.array_equal(np.concatenate(seen), subject.centred.centring.batch(DATA[COUNT - HELD :], centre)[0])
     # What is set aside is not in the mean either.
     _, examples, _ = subject.fit([], training_config(session="mean", **{protocol.RELEASE_OF: protocol.OF_MEAN}))
     assert examples == COUNT - HELD

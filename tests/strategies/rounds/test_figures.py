@@ -10,13 +10,7 @@ import pytest
 from flwr.app import ArrayRecord
 from murmurfl.clients import Mu2Client
 from murmurfl.strategies import Mu2, RoundReport
-from murmurfl.strategies.rounds.monitor_file import (
-    FIGURES_VARIABLE,
-    FigureFile,
-    ServerFigures,
-    _locked,
-    read_figures,
-)
+from murmurfl.strategies.rounds.observed import FIGURES_VARIABLE, FigureFile, ServerFigures, _locked, read_figures
 
 from tests.harness.grid import NodesGrid
 from tests.harness.machines import normal_samples, simulated_app
@@ -103,7 +97,7 @@ def test_runs_that_note_their_rounds_at_the_same_time_lose_none(tmp_path):
 
 
 def test_no_run_waits_for_another_that_keeps_the_lock(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("murmurfl.strategies.rounds.monitor_file._LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr("murmurfl.strategies.rounds.observed._LONGEST_WAIT_S", 0.05)
     with _locked(tmp_path):
         FigureFile(tmp_path).note(REPORT, 7)
     assert read_figures(tmp_path) is None

@@ -22,7 +22,7 @@ from murmurfl.strategies import (
     TrustedMu2,
     sample_machines,
 )
-from murmurfl.strategies.rounds.flower_arguments import UnexpectedArgumentError
+from murmurfl.strategies.rounds.options import UnexpectedArgumentError
 
 from tests.harness.grid import NodesGrid
 from tests.harness.machines import normal_samples, simulated_app

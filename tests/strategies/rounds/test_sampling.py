@@ -6,17 +6,12 @@ import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, derived_seed
 from murmurfl.strategies import sample_machines
+from murmurfl.strategies.rounds.attendance import _dealer, first_asked_too_often, rounds_possible, sample_numbers
 from murmurfl.strategies.rounds.known_machines import (
     NumberedNames,
     in_order,
     plain_names,
     restored_names,
-)
-from murmurfl.strategies.rounds.sampling import (
-    _dealer,
-    first_asked_too_often,
-    rounds_possible,
-    sample_numbers,
 )
 
 

@@ -19,7 +19,7 @@ from murmurfl.strategies import (
 )
 from murmurfl.strategies.rounds import known_machines as machines
 from murmurfl.strategies.rounds.known_machines import Attending, Needed, pointless, shortage
-from murmurfl.strategies.rounds.look_ahead import is_hopeless
+from murmurfl.strategies.rounds.observed import is_hopeless
 from murmurfl.strategies.rounds.replies import RoundReport
 
 from tests.harness.grid import NodesGrid, ask_real_node

@@ -5,11 +5,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.strategies import EvaluationResult
-from murmurfl.strategies.side.evaluation_figures import (
-    EVALUATION_FIGURES,
-    noisy_auc,
-    noisy_share_interval,
-)
+from murmurfl.strategies.side.private_evaluation import EVALUATION_FIGURES, noisy_auc, noisy_share_interval
 from scipy.stats import rankdata
 
 DRAWS = 4000

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from murmurfl.app.engines.device import backend
-from murmurfl.app.engines.device.backend import check_device_name, open_device
+from murmurfl.app.engines.device import device_block
+from murmurfl.app.engines.device.backend import check_device_name
+from murmurfl.app.engines.device.device_block import open_device
 from murmurfl.privacy import ConfigurationError
 
 
@@ -44,6 +45,6 @@ def test_without_pytorch_the_refusal_says_what_to_install(monkeypatch):
     def missing(*_):
         raise ConfigurationError("Expected the package torch for device 'cuda'.")
 
-    monkeypatch.setattr(backend, "check_installed", missing)
+    monkeypatch.setattr(device_block, "check_installed", missing)
     with pytest.raises(ConfigurationError, match="Expected the package torch for device 'cuda'"):
         open_device("cuda")

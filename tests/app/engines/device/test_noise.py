@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 import torch
 from murmurfl.app.engines.device import device_noise as noise_module
-from murmurfl.app.engines.device.device_noise import DeviceNoise, RowTable, check_mechanism_on_device, factors_of
-from murmurfl.app.engines.device.device_normals import standard_normal_rows
+from murmurfl.app.engines.device.device_noise import (
+    DeviceNoise,
+    RowTable,
+    check_mechanism_on_device,
+    factors_of,
+    standard_normal_rows,
+)
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, row_key
 from murmurfl.privacy.mechanisms import MECHANISMS, make_mechanism
 

@@ -12,8 +12,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from murmurfl.app.engines.device import device_normals as normals
-from murmurfl.app.engines.device.device_normals import standard_normal_rows
+from murmurfl.app.engines.device import device_noise as normals
+from murmurfl.app.engines.device.device_noise import standard_normal_rows
 from murmurfl.privacy import ConfigurationError, row_key, standard_normals
 from scipy import stats
 
@@ -74,7 +74,7 @@ def test_rows_are_what_they_were_when_this_was_written():
 def test_rows_have_the_same_bits_on_every_set_of_instructions():
     """The backend's kernels without vectors, in a process of their own, and the best that this processor has."""
     program = (
-        "import hashlib, torch; from murmurfl.app.engines.device.device_normals import standard_normal_rows as rows; "
+        "import hashlib, torch; from murmurfl.app.engines.device.device_noise import standard_normal_rows as rows; "
         "print(hashlib.sha256(rows([bytes([i]) * 32 for i in range(5)], 7851, torch.device('cpu')).contiguous()"
         ".numpy().tobytes()).hexdigest())"
     )

@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 import torch
-from murmurfl.app.engines.device import device_normals as philox
-from murmurfl.app.engines.device.device_normals import KNOWN_ANSWERS, WORD_MASK, check_known_answers, philox_words
+from murmurfl.app.engines.device import device_noise as philox
+from murmurfl.app.engines.device.device_noise import KNOWN_ANSWERS, WORD_MASK, check_known_answers, philox_words
 from murmurfl.privacy import ConfigurationError
 
 DEVICE = torch.device(os.environ.get("MURMURFL_TEST_DEVICE", "cpu"))

@@ -1,1 +1,0 @@
-"""Baselines of the papers: noisy SGD, ISRL-DP, delayed momentum."""

@@ -1,1 +1,0 @@
-"""Whom machines trust: whose noise is in a sum, and which words, checks and files follow."""
