@@ -135,7 +135,7 @@ def noise_to_signal(
     plan : NoisePlan
         Of one machine; under secure aggregation it has the machine's share.
     longest : float
-        S: no sample's contribution is longer (:attr:`~murmurfl.privacy.RowBound.longest`).
+        S: no sample's contribution is longer (:attr:`~murmurfl.privacy.machine.clipping.RowBound.longest`).
     num_values : int
         d, values of a release.
     rounds, asked, machines : int
