@@ -10,8 +10,7 @@ from typing import Required, get_origin, get_type_hints
 import pytest
 from murmurfl.clients import PrivateClient
 from murmurfl.clients.private_client import ClientOptions
-from murmurfl.strategies import ReleaseStrategy
-from murmurfl.strategies.rounds.options import ReleaseOptions
+from murmurfl.strategies import TrustedMu2
 
 ROOT = Path(__file__).parents[3]
 
@@ -70,11 +69,18 @@ def test_a_type_checker_complains_about_every_wrong_option_and_about_nothing_els
     assert errors == wrong
 
 
-@pytest.mark.parametrize(("options", "kind"), [(ReleaseOptions, ReleaseStrategy), (ClientOptions, PrivateClient)])
-def test_the_typed_options_are_those_that_the_constructor_takes(options, kind):
-    parameters = inspect.signature(kind).parameters.values()
+def test_the_typed_options_are_those_that_the_constructor_takes():
+    parameters = inspect.signature(PrivateClient).parameters.values()
     keywords = {parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
-    typed = get_type_hints(options, include_extras=True)
+    typed = get_type_hints(ClientOptions, include_extras=True)
     assert typed.keys() == {parameter.name for parameter in keywords}
     required = {name for name, hint in typed.items() if get_origin(hint) is Required}
     assert required == {parameter.name for parameter in keywords if parameter.default is inspect.Parameter.empty}
+
+
+def test_a_strategys_constructor_is_its_options():
+    parameters = inspect.signature(TrustedMu2).parameters
+    assert {"num_clients", "sampling", "learning_rate", "diameter", "policy", "noise_keys"} <= parameters.keys()
+    assert {one.kind for one in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    missing = {name for name, one in parameters.items() if one.default is inspect.Parameter.empty}
+    assert missing == {"learning_rate", "policy", "num_rounds"}
