@@ -84,8 +84,11 @@ test-flower: $(STAMP)
 	  if $(BIN)/python -m pip list --format freeze | grep -qx "flwr==$$version"; then continue; fi; \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	    --target build/flwr-$$version "flwr==$$version"; \
-	  PYTHONPATH=$(CURDIR)/build/flwr-$$version $(BIN)/python -m pytest -n 2 --dist loadfile tests/clients \
-	    tests/strategies tests/app/engines/test_ray.py tests/app/engines/test_launch.py tests/deployment tests/test_packaging.py $(ARGS); \
+	  PYTHONPATH=$(CURDIR)/build/flwr-$$version $(BIN)/python -m pytest -n 2 --dist loadfile \
+	    $$(grep -rlE "^(from|import) flwr" --include="test_*.py" tests/clients tests/strategies) $(ARGS); \
+	  PYTHONPATH=$(CURDIR)/build/flwr-$$version $(BIN)/python -m pytest -n 2 --dist loadfile \
+	    -m "not deployment and not docs" tests/app/engines/test_ray.py tests/app/engines/test_launch.py tests/deployment \
+	    tests/test_packaging.py $(ARGS); \
 	done
 
 # The notebooks' cells, in a kernel of this environment: minutes.
@@ -111,7 +114,7 @@ lint: $(STAMP)
 	git grep -nE '^(<{7}|>{7}|[|]{7})( |$$)'; test $$? -eq 1  # merge markers; 1: none in a tracked file
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	set -e; for version in $(PYTHONS); do $(BIN)/basedpyright --pythonversion $$version; done
+	printf '%s\n' $(PYTHONS) | xargs -n 1 -P 2 $(BIN)/basedpyright --pythonversion
 
 format: $(STAMP)
 	$(BIN)/ruff format .

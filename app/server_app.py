@@ -13,11 +13,10 @@ from ..privacy import ConfigurationError, MurmurflError
 from .nodes.flower_internals import simulation_grid
 from .runs.experiment import prepare
 from .runs.outcome import CHECKPOINT_NAME, RESULT_NAME
-from .runs.progress import Progress, RoundLine
-from .runs.run_files import write_failure, write_record
+from .runs.progress import Progress, RoundLine, tracking
+from .runs.result import write_failure, write_record
 from .runs.run_guarantees import expected_guarantee
 from .runs.run_summary import meaning_lines, summary_lines
-from .runs.trackers import tracking
 from .runs.training_run import check_deployed, run_experiment
 from .settings.run_config import RunConfig
 

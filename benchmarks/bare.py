@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.models.model import Batch, Parameters
-from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.privacy.machine.clipping import DenseContributions
 from numpy.typing import NDArray
 

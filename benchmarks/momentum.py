@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 from murmurfl.privacy import PrivacyPolicy, SimulatedKeys, make_mechanism
-from murmurfl.privacy.mechanisms.momentum_tree import MomentumTree
-from murmurfl.privacy.mechanisms.reconstruction import Changes, ReconstructionTrees, best_gamma
+from murmurfl.privacy.mechanisms.momentum_tree import Changes, MomentumTree, ReconstructionTrees, best_gamma
 from murmurfl.strategies import ReducedTreeMomentum, TreeMomentum
 from numpy.typing import NDArray
 

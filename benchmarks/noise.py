@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from murmurfl.privacy import MECHANISMS, make_mechanism, row_key, standard_normals
-from murmurfl.privacy.noise.keyed_noise import NoiseQuality, each_normal_row
+from murmurfl.privacy.noise import NoiseQuality, each_normal_row
 from numpy.typing import NDArray
 
 ROWS_AT_ONCE = {7_850: 50, 100_000: 1, 1_000_000: 1}
@@ -45,7 +45,7 @@ def medians(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, f
 def version_1(key: bytes, size: int) -> NDArray[np.float64]:
     """Normals as murmurfl 0.1 made them, with 53 bits in the radius: what today's cost is measured against.
 
-    An observer of both halves of a pair could refute a data set under them (tests/privacy/noise/test_normals.py).
+    An observer of both halves of a pair could refute a data set under them (tests/privacy/test_noise.py).
     """
     pairs = (size + 1) // 2
     normals, block = np.empty(2 * pairs), 1 << 14

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from murmurfl.app.papers import PAPERS
-from murmurfl.app.papers.accuracy import ALONE, accuracy_rows, with_alone
+from murmurfl.app.papers.accuracy import ALONE, AccuracyTable, with_alone
 from murmurfl.app.papers.best_accuracy import BEST
-from murmurfl.app.papers.captions import cell_guarantees
-from murmurfl.app.papers.reproduction import tables_of
+from murmurfl.app.papers.reproduction import cell_guarantees, tables_of
 from murmurfl.app.reports.table import spread
 from murmurfl.privacy import gdp_epsilon, rounded_up
 from murmurfl.privacy.accounting.guarantee import WHATEVER_HAPPENS
@@ -106,7 +105,7 @@ def told_of(drawn: Mapping[picture.Line, Sequence[Mapping[str, Any]]]) -> str:
 def terms(made: Mapping[str, Any], *, in_columns: bool = False) -> str:
     """What a table's epsilons are true of, in a sentence for each kind of trust.
 
-    :func:`~murmurfl.app.papers.captions.table_caption` names every line's mechanism as well; the JSON has that.
+    :func:`~murmurfl.app.papers.reproduction.table_caption` names every line's mechanism as well; the JSON has that.
     """
     guarantees, noiseless = cell_guarantees(made)
     groups: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
@@ -190,7 +189,7 @@ def _lines(cells: Sequence[Mapping[str, Any]]) -> str:
     labels = list(dict.fromkeys(label for cell in cells for label in cell["algorithms"]))
     lines = [f"| | mu | ε | {' | '.join(labels)} |", f"|---|---|---|{'---|' * len(labels)}"]
     for cell in cells:
-        rows = {row["algorithm"]: row for row in accuracy_rows({"cells": [cell]})}
+        rows = {row["algorithm"]: row for row in AccuracyTable().rows({"cells": [cell]})}
         any_row = next(iter(rows.values()))
         where = f"{any_row['asked']} of {any_row['machines']}"
         if cell["table"] != "paper's constants":

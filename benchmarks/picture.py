@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from murmurfl.app.papers.accuracy import ALONE
-from murmurfl.app.papers.best_accuracy import BEST, FULL, NOISY_SGD, SECURE, WITHOUT, best_rows
+from murmurfl.app.papers.best_accuracy import BEST, FULL, NOISY_SGD, SECURE, WITHOUT, BestTable
 from murmurfl.app.reports.figures import empty_figure
 from murmurfl.app.reports.table import spread
 from murmurfl.privacy import SIMULATED, Guarantee, rounded_up
@@ -33,7 +33,9 @@ class Line(NamedTuple):
 
     def rows(self, document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Its rows of the reproduction with one machine alone, the strictest epsilon first."""
-        found = [row for row in best_rows(document) if (row["table"], row["algorithm"]) == (BEST, self.algorithm)]
+        found = [
+            row for row in BestTable().rows(document) if (row["table"], row["algorithm"]) == (BEST, self.algorithm)
+        ]
         return sorted(found, key=lambda row: row["epsilon"] or 0.0)
 
 

@@ -101,7 +101,7 @@ def run_row(machines: int, per_round: int, features: int, rounds: int, samples: 
 
     from murmurfl.app.engines.cohort import CohortMachines
     from murmurfl.app.runs.experiment import prepare
-    from murmurfl.app.runs.run_files import write_record
+    from murmurfl.app.runs.result import write_record
     from murmurfl.app.runs.training_run import run_experiment
     from murmurfl.app.settings.run_config import RunConfig
     from threadpoolctl import threadpool_limits

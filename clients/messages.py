@@ -39,9 +39,9 @@ from ..privacy import (
     stated_noise,
 )
 from ..privacy.accounting.noise_forecast import rounded_count, shortest
-from ..privacy.arrays import dtype_name, write_array
 from ..privacy.errors import is_interrupt
-from ..privacy.machine.clipping_figures import TrainingFigures, observer_around
+from ..privacy.machine.clipping import TrainingFigures, observer_around
+from ..privacy.protocol import dtype_name, write_array
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import unflatten
 
@@ -67,6 +67,8 @@ class Request:
     """The kind of release: :data:`GRADIENTS`, or a side release (:mod:`murmurfl.clients.side`)."""
     centre: NDArray[np.float32] | None = None
     """The centre, shape (k,), that the machine sees its samples from, where it is configured for centring."""
+    skipped: bool = False
+    """Whether the sum with release ``ack`` was skipped."""
 
 
 def malformed(reason: str) -> RefusedError:
@@ -83,6 +85,11 @@ def check_version(config: Mapping[str, Any]) -> None:
             protocol.PROTOCOL_MISMATCH,
             f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states {stated}",
         )
+
+
+def skipped_entry(config: Mapping[str, Any]) -> bool:
+    """Whether the request says that the sum with the acknowledged release was skipped."""
+    return protocol.SKIPPED in config and integer_entry(config, protocol.SKIPPED, 0, 1) == 1
 
 
 def integer_entry(config: Mapping[str, Any], key: str, low: int, high: int) -> int:

@@ -1,7 +1,7 @@
 """Machines of a single release, asked at no point: what it says depends on their samples alone.
 
 * **One shot**: the second moments of all samples. The machine hands features and marks of classes to the machine of
-  releases (:mod:`murmurfl.privacy.machine.second_moments`), which bounds them and makes rows of them by itself.
+  releases (:mod:`murmurfl.privacy.machine.clipping`), which bounds them and makes rows of them by itself.
 * **Statistics** of a table, as a run of its own. Beside a training they are a side release
   (:class:`~murmurfl.clients.Counting`).
 """
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy, protocol
-from ..privacy.machine.second_moments import Moments
+from ..privacy.machine.clipping import Moments
 from ..privacy.mechanisms import noise_stands_alone
 from .adapters.per_sample_gradients import PerSampleGradients
 from .messages import Request

@@ -32,12 +32,11 @@ from ..privacy import (
     RowCache,
     protocol,
 )
-from ..privacy.arrays import read_array
-from ..privacy.machine.clipping import StackedContributions
-from ..privacy.machine.clipping_figures import observing
-from ..privacy.machine.data_digest import known_by
-from ..privacy.machine.record_owners import check_owned
+from ..privacy.machine.clipping import StackedContributions, observing
+from ..privacy.machine.known_samples import known_by
+from ..privacy.machine.policy import check_owned
 from ..privacy.mechanisms import State
+from ..privacy.protocol import read_array
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import (
     PerSampleGradients,
@@ -63,6 +62,7 @@ from .messages import (
     read_points,
     reply_content,
     session_entry,
+    skipped_entry,
     statement_entries,
     training_entries,
 )
@@ -268,7 +268,7 @@ class PrivateClient(NumPyClient):
         tuple
             The release in the model's shapes, the samples it counts for (a public number), and the entries of the
             reply: none of them but the release depends on data. Simulated machines in another process add entries that
-            do (:mod:`murmurfl.privacy.machine.clipping_figures`). Under secure aggregation the release is masked, in
+            do (:mod:`murmurfl.privacy.machine.clipping`). Under secure aggregation the release is masked, in
             uint64, and its header, seals and signature are among the entries.
 
         Raises
@@ -315,6 +315,7 @@ class PrivateClient(NumPyClient):
             protocol.MACHINE: self.name,
             **self.public_entries(of),
             **entries,
+            **({protocol.MENDED: 1} if release.mended else {}),
             **others,
         }
         return sent, release.samples, metrics
@@ -346,7 +347,10 @@ class PrivateClient(NumPyClient):
         Proof: docs/proofs/secure-aggregation.md.
         """
         return self.machine.release(
-            request.session, request.ack, lambda samples: self._contribution_of(request, samples)
+            request.session,
+            request.ack,
+            lambda samples: self._contribution_of(request, samples),
+            skipped=request.skipped,
         )
 
     def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating] | StackedContributions:
@@ -434,7 +438,8 @@ class PrivateClient(NumPyClient):
         shapes, count = self._shapes, self.query_points
         if part is not None:
             shapes, count = part.asked_at or self._shapes, 0 if part.asked_at is None else 1
-        return Request(server_round, session, ack, read_points(parameters, shapes, count), of, centre)
+        points = read_points(parameters, shapes, count)
+        return Request(server_round, session, ack, points, of, centre, skipped_entry(config))
 
 
 _NEEDS_CENTRE = "this machine is configured for centring: a request for gradients must bring a centre"

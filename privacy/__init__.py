@@ -1,7 +1,6 @@
 """Mechanisms, accounting, clipping, keyed noise, the ledger and the release rule; knows nothing of Flower or torch."""
 
-from .accounting.allocation import allocation_delta, allocation_epsilon
-from .accounting.amplification import Amplification, amplification_of
+from .accounting.amplification import Amplification, allocation_delta, allocation_epsilon, amplification_of
 from .accounting.gdp import compose_gdp, gdp_best_guess, gdp_delta, gdp_epsilon, gdp_mu, rdp_epsilon, rdp_mu
 from .accounting.guarantee import (
     FAST_NOISE,
@@ -14,36 +13,23 @@ from .accounting.guarantee import (
     Unit,
     caption,
     mechanism_words,
+    person_mu,
     policy_guarantee,
     rounded_up,
     server_guarantee,
 )
 from .accounting.noise_forecast import Forecast, StatedNoise, forecast_of, stated_noise
-from .accounting.noise_plan import NoisePlan
-from .accounting.noise_words import NO_NOISE_WORDS, epoch_words, noise_words, server_noise_words, stated_words
+from .accounting.noise_plan import NO_NOISE_WORDS, NoisePlan, epoch_words, noise_words, server_noise_words, stated_words
 from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
-from .ledger import (
-    Account,
-    Ledger,
-    LedgerPage,
-    LedgerSummary,
-    MemoryLedger,
-    SessionSummary,
-    SQLiteLedger,
-    StreamRecord,
-    accept_rollback,
-    new_mark,
-    read_ledger,
-    rotate_key,
-    set_local_budget,
-)
+from .ledger.ledger_history import LedgerSummary, SessionSummary, read_ledger
+from .ledger.ledger_records import Account, Ledger, LedgerPage, MemoryLedger, StreamRecord
+from .ledger.repair import accept_rollback, new_mark, rotate_key, set_local_budget
+from .ledger.sqlite import SQLiteLedger
 from .machine.clipping import clip_per_sample
-from .machine.data_digest import RowBytes, any_data, row_bytes
-from .machine.ledgered_machine import LedgeredMachine
-from .machine.outgoing import PrivacyStatement, Release
+from .machine.known_samples import Owners, RowBytes, any_data, row_bytes
+from .machine.ledgered_machine import LedgeredMachine, PrivacyStatement, Release
 from .machine.policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit, PrivacyPolicy, Trust
-from .machine.prefix_sums import PrivateMachine
-from .machine.record_owners import Owners, person_mu
+from .machine.prefix_sums import PrivateMachine, RowCache
 from .machine.shuffled_machine import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu
 from .mechanisms import (
     MECHANISMS,
@@ -54,10 +40,7 @@ from .mechanisms import (
     make_mechanism,
     register_mechanism,
 )
-from .noise.grid import Grid
-from .noise.keyed_noise import NOISE_QUALITIES, row_key, standard_normals
-from .noise.noise_keys import NoiseKeys, SimulatedKeys, SystemKeys, derived_seed
-from .noise.noise_stream import RowCache
+from .noise import NOISE_QUALITIES, Grid, NoiseKeys, SimulatedKeys, SystemKeys, derived_seed, row_key, standard_normals
 from .side.centring_query import CENTRING_CONSTANT, CENTRING_SHARE, centred, centring_policy, divided_mu
 from .side.evaluation_query import (
     EVALUATION_SHARE,

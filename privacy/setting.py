@@ -209,7 +209,7 @@ def settings_of(kind: Any) -> Mapping[str, Setting]:
 
 
 def flat(document: Mapping[str, Any], known: Mapping[str, Setting]) -> dict[str, Any]:
-    """The values of a document in which settings may stand by themselves or in their tables, but not in both."""
+    """Return a document's values; a setting stands by itself or in its table, but not in both."""
     tables = {one.table for one in known.values() if one.table}
     found: dict[str, Any] = {}
     for name, value in document.items():
@@ -252,7 +252,7 @@ _ALIASES = {
 
 
 def meant_by(name: str) -> str:
-    """The key of ours for what other programs call so; else the name itself."""
+    """Return our key for another program's name of it; any other name as it is."""
     return _ALIASES.get(name, name)
 
 

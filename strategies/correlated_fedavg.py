@@ -34,7 +34,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, Guarantee, Unit, protocol
-from ..privacy.accounting.asked import check_positive
+from ..privacy.accounting.gdp import check_positive
 from .mu2 import check_finite
 from .rounds.observed import check_evaluations, check_masks
 from .rounds.options import RoundOptions, takes

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, Mechanism, make_mechanism
 from ..privacy.mechanisms import State
-from ..privacy.noise.keyed_noise import NONCE_BYTES
+from ..privacy.noise import NONCE_BYTES
 from .rounds.options import takes
 from .rounds.replies import Vector
 from .tree_momentum import MomentumNoise, MomentumOptions, TrustedMomentum, normalised_step
@@ -101,7 +101,7 @@ class CorrelatedNoise(MomentumNoise):
         before = self._unpacked(state, server_round, scale)
         increment = self.mechanism.increment(before, server_round, self._row(nonces, server_round, size), scale)
         # Sum and noise are on one grid, so that what is published is a rounded Gaussian release
-        # (privacy/noise/grid.py).
+        # (privacy/noise.py).
         counts = grid.counts(release_sum) + grid.counts(np.asarray(increment.added, np.float64))
         if increment.removed is not None:
             counts -= grid.counts(np.asarray(increment.removed, np.float64))

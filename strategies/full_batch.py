@@ -27,7 +27,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from ..privacy import ConfigurationError
-from ..privacy.accounting.asked import check_positive
+from ..privacy.accounting.gdp import check_positive
 from ..privacy.side.clipped_share import QUANTILE_SHARE, CountedRows
 from .mu2 import check_finite
 from .rounds.attendance import LateAnswers

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
-from ..privacy.accounting.asked import check_positive
-from ..privacy.machine.second_moments import Moments
+from ..privacy.accounting.gdp import check_positive
+from ..privacy.machine.clipping import Moments
 from .rounds.attendance import LateAnswers
 from .rounds.options import RoundOptions, takes
 from .rounds.replies import Layout, RoundReport, Vector

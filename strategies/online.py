@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..privacy.accounting.asked import check_count, check_positive
+from ..privacy.accounting.gdp import check_count, check_positive
 from .rounds.options import StepOptions, takes
 from .rounds.replies import Vector
 from .rounds.strategy import ReleaseStrategy

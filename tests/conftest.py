@@ -6,11 +6,12 @@ import functools
 import importlib
 import logging
 import os
+from collections import Counter
 
 import pytest
 import typer.testing
-from murmurfl.privacy.ledger import ledger_file as ledger_format
-from murmurfl.privacy.noise import noise_stream
+from murmurfl.privacy import files as private_files
+from murmurfl.privacy.machine import prefix_sums as noise_stream
 from threadpoolctl import threadpool_limits
 
 # Two workers share the cores, and threads that wait for small matrices spin. The variables are for what is loaded later
@@ -26,10 +27,36 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)
 os.umask(0o022)
 
 SLOW = ("test_readme.py", "test_deployment.py", "test_ray.py", "test_launch.py")
+FIRST_CASES = 3
+MANY_CASES = (
+    "test_differential.py",
+    "test_errors_page.py",
+    "test_fitting.py",
+    "test_forecast.py",
+    "test_killed_nodes.py",
+    "test_liars.py",
+    "test_masked_updates.py",
+    "test_no_noise.py",
+    "test_opening_record.py",
+    "test_own_mechanisms.py",
+    "test_rehearsal.py",
+    "test_secure_aggregation.py",
+    "test_secure_resume.py",
+    "test_secure_screen.py",
+    "test_trusted_resume.py",
+)
+"""Files whose tests train once for each of many cases: after the first ones of a test they are ``long``."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest takes out what is marked
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: SLOW.index(item.path.name) if item.path.name in SLOW else len(SLOW))
+    cases = Counter()
+    for item in items:
+        if item.path.name in MANY_CASES and hasattr(item, "callspec"):
+            cases[item.path, item.originalname] += 1
+            if cases[item.path, item.originalname] > FIRST_CASES:
+                item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,14 +103,14 @@ def _loggers_as_they_were():
 def quick_disk(request, monkeypatch):
     """Waiting for the disk takes long, and a killed process loses nothing it has written, waited for or not."""
     if "real_disk" not in request.fixturenames:
-        real = ledger_format.connect
+        real = private_files.connect
 
         def connect(*arguments):
             connection = real(*arguments)
             connection.execute("PRAGMA synchronous = OFF")
             return connection
 
-        monkeypatch.setattr(ledger_format, "connect", connect)
+        monkeypatch.setattr(private_files, "connect", connect)
         monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 

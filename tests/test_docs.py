@@ -25,7 +25,7 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.nodes.deployment import demo_config
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.papers import PAPERS
-from murmurfl.app.papers.planned_runs import plan_runs
+from murmurfl.app.papers.reproduction import plan_runs
 from murmurfl.app.settings.layers import parse_assignments
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Schema, UpdateNode

@@ -15,7 +15,7 @@ from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.deployment import ledger_line
 from murmurfl.app.nodes.node_config import configured_client
 from murmurfl.app.papers import reproduction as reproduce
-from murmurfl.app.runs import run_files
+from murmurfl.app.runs import result as run_files
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import SQLiteLedger, read_ledger
 from typer.testing import CliRunner
@@ -157,6 +157,7 @@ def test_what_a_plan_says_of_the_updates_of_a_project(trust):
     assert not unexplained(json.loads(invoke(*asked, "--json").stdout))
 
 
+@pytest.mark.long
 def test_what_commands_say_of_sums(world):
     for name, arguments in SUMS.items():
         text = invoke(*arguments).output
@@ -199,6 +200,7 @@ def test_what_a_plan_says_of_a_secret_order(world):
     assert "An estimate guarantees nothing" in " ".join(text.split())
 
 
+@pytest.mark.long
 def test_what_commands_print_and_write(world):
     for name, arguments in SHOWING.items():
         text = invoke(*arguments).output

@@ -60,9 +60,8 @@ NUMBERS = {"float", "NDArray", "Sensitivity"}
 DOORS = {
     "privacy/machine/clipping.py",
     "privacy/ledger/repair.py",
-    "privacy/ledger/key_rotation.py",
-    "privacy/noise/keyed_noise.py",
-    "privacy/machine/secret_order.py",
+    "privacy/noise.py",
+    "privacy/machine/known_samples.py",
     "app/nodes/supernode.py",
     "app/runs/real_fit.py",
 }

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from flwr.common.constant import FAB_MAX_SIZE
-from murmurfl.app.data.features.frozen_net import SHA256
+from murmurfl.app.data.features.learnt import SHA256
 from murmurfl.privacy import MurmurflError, SQLiteLedger, UnsupportedFlowerError, protocol
 from murmurfl.privacy import flower_version as flower
 
@@ -34,6 +34,7 @@ def wheel(tmp_path_factory):
     return packages.wheel(tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.mark.long
 def test_the_wheel_holds_every_module_and_its_types(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder in FOLDERS:
@@ -46,6 +47,7 @@ def test_the_wheel_holds_every_module_and_its_types(wheel):
     assert {name.split("/")[0] for name in names} == {"murmurfl", f"murmurfl-{PROJECT['version']}.dist-info"}
 
 
+@pytest.mark.long
 def test_building_the_wheel_warns_of_nothing(wheel):
     """Pip shows a build's warnings to whoever installs a checkout."""
     said = wheel.with_name("build.log").read_text()
@@ -53,6 +55,7 @@ def test_building_the_wheel_warns_of_nothing(wheel):
     assert not re.findall(r"^.*(?:Warning|Deprecat|ignored).*$", said, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_the_wheel_works_where_there_is_no_checkout(wheel, tmp_path):
     """Unpacked, as pip would, beside the dependencies; no .pth file of this environment is read."""
     packages.unpacked(wheel, tmp_path)
@@ -164,6 +167,7 @@ def brought_by(package):
     return found
 
 
+@pytest.mark.long
 def test_what_is_imported_is_declared():
     """In the base, or, within a function, in one of its extras: a base without extras imports every module."""
     imports = Imports(ROOT)
@@ -223,6 +227,7 @@ def bundle(built, tmp_path_factory):
     return packages.unpacked(built, tmp_path_factory.mktemp("unpacked"))
 
 
+@pytest.mark.long
 def test_the_bundle_is_the_four_packages_and_flower_takes_it(built):
     files = (path for folder in FOLDERS for path in (packages.ROOT / folder).rglob("*.py"))
     modules = {path.relative_to(packages.ROOT).as_posix() for path in files}
@@ -230,6 +235,7 @@ def test_the_bundle_is_the_four_packages_and_flower_takes_it(built):
     assert built.stat().st_size <= FAB_MAX_SIZE
 
 
+@pytest.mark.long
 def test_the_bundle_alone_imports_every_module_and_runs_the_default_run(bundle):
     """Beside the dependencies and no installation."""
     code = """
@@ -288,6 +294,7 @@ def ask_real_machine(bundle, tmp_path, *options, also=None):
     return ran.stdout.split()
 
 
+@pytest.mark.long
 def test_on_a_real_machine_a_bundle_leaves_the_answer_to_the_installed_murmurfl(bundle, tmp_path):
     """And where none is installed it refuses."""
     began, ended, machine = ask_real_machine(bundle, tmp_path)
@@ -300,6 +307,7 @@ def test_on_a_real_machine_a_bundle_leaves_the_answer_to_the_installed_murmurfl(
     assert int(code) == protocol.NOT_CONFIGURED
 
 
+@pytest.mark.long
 def test_a_broken_installation_says_nothing_to_the_server_and_mixes_with_nothing(bundle, tmp_path):
     """Its error would be Flower's reply if it got out of the mod; half of it beside the bundle would be worse."""
     broken = tmp_path / "broken" / "murmurfl"

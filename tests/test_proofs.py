@@ -26,8 +26,8 @@ NAMED = re.compile(r"docs/proofs/([\w-]+\.md)")
 CLAIM = re.compile(r"\bmu\b|GDP|-GDP|\bRDP\b")
 
 WITHOUT_A_PAGE = {
-    "privacy/accounting/asked.py:asked_mu": "arithmetic of privacy/accounting/gdp.py",
-    "privacy/audit/bounds.py:": "measures a claim and makes none",
+    "privacy/accounting/gdp.py:asked_mu": "arithmetic of privacy/accounting/gdp.py",
+    "privacy/audit/many_runs.py:": "measures a claim and makes none",
     "privacy/audit/many_runs.py:AuditResult": "measures a claim and makes none",
     "privacy/audit/many_runs.py:audit_client": "measures a claim and makes none",
     "privacy/accounting/gdp.py:": "arithmetic on a mu that somebody else vouches for; checked against dp-accounting",

@@ -104,6 +104,7 @@ def test_plain_flwr_run_does_what_the_overrides_say(tmp_path):
     assert "epsilon" in log.stdout
 
 
+@pytest.mark.long
 def test_run_and_report(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for line in (RUN, REPORT):
@@ -129,7 +130,7 @@ def test_reproduce_a_cell(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [(PLAN, "Take full-batch: 25 rounds"), pytest.param(AUDIT, "The claim stands", marks=pytest.mark.long)],
+    [(PLAN, "Take full-batch: 25 rounds"), (AUDIT, "The claim stands")],
 )
 def test_plan_and_audit(line, said):
     command = shlex.split(line)

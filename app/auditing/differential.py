@@ -37,10 +37,9 @@ from ...clients.records.drafting import document
 from ...clients.records.machine_records import items_of
 from ...clients.records.schema import Schema
 from ...privacy import ConfigurationError, LedgeredMachine, NoiseKeys, SQLiteLedger, protocol, read_ledger
-from ...privacy.accounting.asked import asked_mu
+from ...privacy.accounting.gdp import asked_mu
 from ...privacy.errors import is_interrupt
-from ...privacy.noise.keyed_noise import NONCE_BYTES
-from ...privacy.noise.noise_keys import derived_bytes
+from ...privacy.noise import NONCE_BYTES, derived_bytes
 from ..engines.inprocess import InProcessGrid
 from ..nodes.node_app import OwnNode, client_of, describe, installed_app
 from ..nodes.node_config import NodeConfig
@@ -59,17 +58,7 @@ _START, _REFUSAL = "whether it starts", "refusal of request"
 
 @dataclass(frozen=True)
 class Found:
-    """The effect of one strange record, at the worst of its places and forms.
-
-    Parameters
-    ----------
-    record : str
-        What is strange about it.
-    ratio : float
-        The mu that it moved over the mu that is charged; above 1 the claim is wrong.
-    differs : tuple of str
-        What else was not the same, and how records were handed over then; empty if everything was.
-    """
+    """The effect of one strange record, at the worst of its places and forms."""
 
     record: str
     ratio: float
@@ -83,23 +72,7 @@ class Found:
 
 @dataclass(frozen=True)
 class DifferentialAudit:
-    """The findings of a differential audit.
-
-    Parameters
-    ----------
-    machine : str
-        The one that was audited, as a node describes itself.
-    unit : str
-        What was replaced: a record, or all records of an owner.
-    sources : tuple of str
-        How records were handed over.
-    trials : int
-        Machines that were made.
-    found : tuple of Found
-        For each strange record.
-    notes : tuple of str
-        What the audit does not see.
-    """
+    """The findings of a differential audit: one for each strange record, and what the audit does not see."""
 
     machine: str
     unit: str

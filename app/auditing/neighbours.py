@@ -39,12 +39,7 @@ Rows = list[Row]
 class Neighbour:
     """Rows that differ from the made-up ones in one record, or in all of one owner's.
 
-    Parameters
-    ----------
-    name : str
-        What is strange about it.
-    again : bool
-        Whether the same was tried in another place, so that one form of it is enough.
+    ``again`` if the same was tried in another place, so that one form of it is enough.
     """
 
     name: str
@@ -71,10 +66,7 @@ def made_up_rows(schema: Schema) -> Rows:
 def neighbours(schema: Schema, *, lines: bool) -> Iterator[Neighbour]:
     """The made-up rows, with one of them, or one owner's, replaced by strange ones.
 
-    Parameters
-    ----------
-    lines : bool
-        Whether a row is a line of CSV, which can be broken as such.
+    With ``lines`` a row is a line of CSV, which can be broken as such.
     """
     rows = made_up_rows(schema)
     yield Neighbour("the same record", rows)

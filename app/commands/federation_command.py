@@ -155,7 +155,15 @@ def start(
         _say_digest(_pin(member, digest))
         if not check and member.make_ledger():
             say(f"ledger    {member.folder}: made, once for these data")
-    _take_part(member, Serving(log_json, verbose=verbose), check, health_address, metrics_address)
+    take_part(
+        member.file.stem,
+        config=member.file,
+        check=check,
+        log_json=log_json,
+        verbose=verbose,
+        health_address=health_address,
+        metrics_address=metrics_address,
+    )
 
 
 @federation_cli.command()
@@ -199,7 +207,7 @@ def status(folder: Folder = Path()) -> None:
             say(f"spent     {_spent(summary.reserved_mu, summary.budget_mu)}{local if member.terms.sums else ''}")
         elif ledger.name:
             say("spent     nothing: the first start makes the ledger")
-    _take_part(member, Serving(), check=True)
+    take_part(member.file.stem, config=member.file, check=True)
 
 
 @federation_cli.command()
@@ -207,7 +215,7 @@ def end(
     run: Annotated[Path, typer.Argument(metavar="FOLDER", help="The run's folder, on the server.", show_default=False)],
 ) -> None:
     """End a training after the round that is under way, on the server: the run completes with its model so far."""
-    from ..runs.run_files import ask_to_end
+    from ..runs.result import ask_to_end
 
     with failing_clearly():
         ask_to_end(run.expanduser())
@@ -253,26 +261,6 @@ def _published(member: Member, pinned: Federation) -> str:
     if digest == pinned.digest:
         return "the server publishes the same"
     return f"the server publishes {digest}: compare it, then start with --digest"
-
-
-def _take_part(member: Member, how: Serving, check: bool, health_address: str = "", metrics_address: str = "") -> None:
-    """Start, or check, what the member's operator's file describes."""
-    take_part(
-        "node" if member.file.name == "node.toml" else "helper",
-        config=member.file,
-        superlink="",
-        root_certificates=None,
-        auth_private_key=None,
-        insecure=False,
-        check=check,
-        run_every=None,
-        as_json=False,
-        log_json=how.log_json,
-        log_details=False,
-        verbose=how.verbose,
-        health_address=health_address,
-        metrics_address=metrics_address,
-    )
 
 
 def _serve(folder: Path, health: str, metrics: str, *, log_json: bool, verbose: bool) -> None:
@@ -501,7 +489,7 @@ def permit(
     ] = None,
 ) -> None:
     """Sign a permit for one run: one line, the run key `permit`."""
-    from ..runs.permitted_run import EVALUATION, MEAN, part_session
+    from ..runs.side_releases import EVALUATION, MEAN, part_session
 
     with failing_clearly():
         if renew and (session or bundle or mean or evaluation):

@@ -79,7 +79,7 @@ def fit(
     """Train a private model of a table, as its sites would together: a rehearsal on this computer, unless --real."""
     from ..runs import fitting
     from ..runs.outcome import RESULT_NAME
-    from ..runs.run_files import folder_for, write_record
+    from ..runs.result import folder_for, write_record
     from ..settings.layers import parse_assignments
 
     with failing_clearly():

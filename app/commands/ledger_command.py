@@ -18,7 +18,7 @@ from ...privacy import (
     read_ledger,
     set_local_budget,
 )
-from ...privacy.ledger.release_history import LedgerHistory, read_history
+from ...privacy.ledger.ledger_history import LedgerHistory, read_history
 from ..nodes.ledger_views import (
     LOCAL_COLUMNS,
     ledger_document,

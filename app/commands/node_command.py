@@ -47,13 +47,7 @@ class Serving:
     verbose: bool = False
 
     def start_log(self, *, watched: bool = False) -> None:
-        """Write everything from here on as a node's log, to standard error.
-
-        Parameters
-        ----------
-        watched : bool
-            Whether somebody looks on and nothing is kept; then details are shown.
-        """
+        """Log as a node does from here on, to standard error; with details if somebody looks on (``watched``)."""
         from ..nodes.watching.journal import LogSettings, start_log
 
         start_log(LogSettings(as_json=self.log_json, verbose=self.verbose, details=self.log_details or watched))
@@ -166,25 +160,25 @@ def helper(
     metrics_address: MetricsAddress = "",
 ) -> None:
     """Help a server to sums of releases and to nothing smaller: it gets seeds of masks, never a release."""
-    take_part("helper", **locals(), run_every=None)
+    take_part("helper", **locals())
 
 
 def take_part(
     kind: str,
     *,
     config: Path,
-    superlink: str,
-    root_certificates: Path | None,
-    auth_private_key: Path | None,
-    insecure: bool,
-    check: bool,
-    run_every: float | None,
-    as_json: bool,
-    log_json: bool,
-    log_details: bool,
-    verbose: bool,
-    health_address: str,
-    metrics_address: str,
+    superlink: str = "",
+    root_certificates: Path | None = None,
+    auth_private_key: Path | None = None,
+    insecure: bool = False,
+    check: bool = False,
+    run_every: float | None = None,
+    as_json: bool = False,
+    log_json: bool = False,
+    log_details: bool = False,
+    verbose: bool = False,
+    health_address: str = "",
+    metrics_address: str = "",
 ) -> None:
     """Run a node or a helper, or check it; keywords are the commands' options."""
     serving = Serving(log_json, log_details, verbose)
@@ -228,7 +222,7 @@ def deploy_demo(
 ) -> None:
     """Run a private training over real nodes on this machine: TLS, node keys, a ledger each."""
     from ..nodes.deployment import demo_config, ledger_line, record_line, run_demo
-    from ..runs.run_files import folder_for
+    from ..runs.result import folder_for
     from ..runs.run_guarantees import expected_guarantee
     from ..runs.run_summary import summary_lines
     from ..settings.run_config import SECURE

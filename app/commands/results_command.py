@@ -180,7 +180,7 @@ def report(
 
 def _make_twins(folders: list[Path]) -> None:
     """Every simulated run's twin without noise; of a run that can have none it is said why."""
-    from ..runs.without_noise import add_alone, add_without_noise
+    from ..runs.simulate import add_alone, add_without_noise
 
     for folder in folders:
         try:
@@ -221,8 +221,7 @@ def reproduce(
     only_list: Annotated[bool, typer.Option("--list", help="Print the papers, and end.")] = False,
 ) -> None:
     """Reproduce a paper's tables, or with --set or --config any other cell of them."""
-    from ..papers.planned_runs import plan_runs, with_twins
-    from ..papers.reproduction import tables_of
+    from ..papers.reproduction import plan_runs, tables_of, with_twins
 
     with failing_clearly():
         if only_list:

@@ -64,11 +64,11 @@ def run(
     from ..engines.pool import checked_workers
     from ..runs.experiment import prepare
     from ..runs.outcome import CHECKPOINT_NAME, RESULT_NAME, Outcome
-    from ..runs.run_files import PICTURE_NAME, folder_for
+    from ..runs.progress import check_trackers
+    from ..runs.result import PICTURE_NAME, folder_for
     from ..runs.run_guarantees import expected_guarantee
     from ..runs.run_summary import closing_lines, plot_accuracy, short_lines, summary_lines
-    from ..runs.trackers import check_trackers
-    from ..runs.without_noise import add_alone, add_without_noise
+    from ..runs.simulate import add_alone, add_without_noise
 
     with failing_clearly():
         settings = started_with(settings_of(config_file, assignments))
@@ -140,9 +140,8 @@ def _run_here(config: RunConfig, guarantee: Guarantee, engine: str, folder: Path
     import logging
 
     from ..engines.start import run_cohort, run_in_process
-    from ..runs.progress import Progress, RoundLine
-    from ..runs.run_files import write_record
-    from ..runs.trackers import tracking
+    from ..runs.progress import Progress, RoundLine, tracking
+    from ..runs.result import write_record
 
     logger, shown = logging.getLogger("flwr"), guarantee if details else None
     logger.setLevel(logging.WARNING)
@@ -170,15 +169,10 @@ def is_worrying(line: str) -> bool:
 
 
 class RunDisplay:
-    """Rounds as they come: a bar on a terminal, a few lines elsewhere.
+    """Rounds as they come, on standard output unless ``console`` is given: a bar on a terminal, a few lines elsewhere.
 
-    Parameters
-    ----------
-    guarantee : Guarantee, optional
-        Of the whole run: it stands above the rounds, and each has its epsilon. Without it no epsilon is shown, and no
-        forecast, for the summary has both.
-    console : Console, optional
-        Default standard output.
+    With the run's ``guarantee``, it stands above the rounds and each has its epsilon. Without it no epsilon is shown,
+    and no forecast, for the summary has both.
     """
 
     def __init__(self, guarantee: Guarantee | None = None, console: Console | None = None) -> None:

@@ -171,13 +171,7 @@ def say_command(text: str) -> None:
 
 
 def aligned(rows: Sequence[Mapping[str, str]], columns: Sequence[str], right: Sequence[str]) -> list[str]:
-    """Columns under their headings, two spaces apart, which takes less room than a table with lines.
-
-    Parameters
-    ----------
-    right : sequence of str
-        Columns of numbers.
-    """
+    """Columns under their headings, two spaces apart, those of numbers flush right: narrower than a table."""
     told = [dict(zip(columns, columns, strict=True)), *rows]
     wide = {name: max(len(row[name]) for row in told) for name in columns}
     lines = [
@@ -188,14 +182,10 @@ def aligned(rows: Sequence[Mapping[str, str]], columns: Sequence[str], right: Se
 
 
 def say_table(title: str, rows: Sequence[Mapping[str, str]], labels: Sequence[str]) -> None:
-    """Print a table; one wider than the terminal comes in parts, each with the columns that label its rows.
+    """Print a table of texts without its empty columns.
 
-    Parameters
-    ----------
-    rows : sequence of mapping
-        Texts with equal keys; columns without any text are left out.
-    labels : sequence of str
-        Columns that label a row; they stand on the left, and may be folded.
+    One wider than the terminal comes in parts, each with the columns (``labels``) that name its rows on the left,
+    folded.
     """
     columns = [name for name in rows[0] if name in labels or any(row[name] for row in rows)]
     available = width()

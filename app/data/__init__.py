@@ -1,13 +1,9 @@
 """Tasks: data sets, their features, and how they are split among machines."""
 
 from ..settings.registry import Registry
-from .digits import Digits
-from .mnist import Mnist, MnistParity
-from .own_task import own_task
+from .built_in_tasks import CreditDefault, Digits, Mnist, MnistParity, Recidivism, Synthetic, SyntheticLogistic
 from .public_samples import PUBLIC_TASKS
-from .synthetic import Synthetic, SyntheticLogistic
-from .tabular import CreditDefault, Recidivism
-from .task import Task
+from .task import Task, own_task
 
 __all__ = ["TASKS"]
 

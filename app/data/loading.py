@@ -16,22 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.records.schema import check_majority
-from ...privacy import ConfigurationError, derived_seed
+from ...privacy import ConfigurationError, clip_per_sample, derived_seed
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
-from .own_task import checked, cut_to
-from .shards import OwnedShards, Parts, Shards
-from .task import Dataset, Shard, Task, settings
+from .partition import OwnedShards, Parts, Shards
+from .task import Dataset, Shard, Task, refuse_text, settings
 
 
 def data_file(root: str, name: str) -> Path:
-    """Path of a file under the data root.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is not there.
-    """
+    """Path of a file under the data root; raises ConfigurationError if it is not there."""
     path = Path(root).expanduser() / name if root else Path(name)
     if not root or not path.is_file():
         raise ConfigurationError(
@@ -50,10 +43,7 @@ def table_rows(path: Path) -> list[list[str]]:
 def load_dataset(config: RunConfig) -> Dataset:
     """The data set of a run configuration; what the task loads is cached in this process.
 
-    Raises
-    ------
-    ConfigurationError
-        If the data are not where the configuration says, or are too few for what it sets aside.
+    Raises ConfigurationError if the data are not where the configuration says, or are too few for what it sets aside.
     """
     dataset = loaded(config)
     if config.validation_samples:
@@ -103,15 +93,8 @@ def public_shard(dataset: Dataset, first: int) -> Shard | None:
 def load_shards(config: RunConfig, dataset: Dataset, *, stated: bool = False) -> Shards | OwnedShards:
     """Every machine's samples, or owners, under the configuration's partition, in an order of its seed.
 
-    Parameters
-    ----------
-    stated : bool
-        Whether machines state themselves how many samples they have; then none of these numbers bounds anything.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are fewer samples than machines, or a machine would have less than one batch.
+    With ``stated`` machines state themselves how many samples they have; then none of these numbers bounds anything.
+    Raises ConfigurationError if there are fewer samples than machines, or a machine would have less than one batch.
     """
     samples = len(dataset.train_labels)
     if config.num_clients > samples:
@@ -219,3 +202,80 @@ def _only(dataset: Dataset, kept: NDArray[np.int64]) -> Dataset:
         machine_of=None if dataset.machine_of is None else dataset.machine_of[kept],
         owner_of=None if dataset.owner_of is None else dataset.owner_of[kept],
     )
+
+
+def checked(dataset: Dataset, setting: str) -> Dataset:
+    """Return a data set in the types that models take, once its arrays fit each other.
+
+    Raises ConfigurationError with the wrong array, ``setting`` and its error; it reveals nothing of any one sample.
+    """
+    if not isinstance(dataset, Dataset):
+        raise ConfigurationError(f"Expected {setting} to give a Dataset, got {type(dataset).__name__}.")
+    classes = dataset.num_classes
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
+        raise ConfigurationError(f"Expected {setting} to have num_classes, an integer >= 1, got {classes!r}.")
+    if (dataset.public_features is None) != (dataset.public_labels is None):
+        raise ConfigurationError(f"Expected {setting} to have public features and public labels, got one of them.")
+    parts: dict[str, tuple[Any, Any]] = {
+        "train": (dataset.train_features, dataset.train_labels),
+        "test": (dataset.test_features, dataset.test_labels),
+    }
+    if dataset.public_features is not None:
+        parts["public"] = dataset.public_features, dataset.public_labels
+    arrays = {}
+    for part, (features, labels) in parts.items():
+        arrays[f"{part}_features"] = _features(features, f"{part}_features of {setting}")
+        arrays[f"{part}_labels"] = _labels(labels, len(features), classes, f"{part}_labels of {setting}")
+        width = np.shape(dataset.train_features)[1]
+        if np.shape(features)[1] != width:
+            raise ConfigurationError(
+                f"Expected {part}_features of {setting} to have {width} columns as train_features, got "
+                f"{np.shape(features)[1]}."
+            )
+    count = len(dataset.train_labels)
+    for name, whose in (("machine_of", dataset.machine_of), ("owner_of", dataset.owner_of)):
+        if whose is not None and (np.shape(whose) != (count,) or np.asarray(whose).dtype.kind not in "iu"):
+            raise ConfigurationError(
+                f"Expected {name} of {setting} to be integers of shape ({count},), one a training sample, got "
+                f"{np.asarray(whose).dtype} of shape {np.shape(whose)}."
+            )
+    return replace(dataset, **arrays)
+
+
+def cut_to(dataset: Dataset, norm: float) -> Dataset:
+    """A data set whose longer rows of features are scaled down to ``norm``, each by itself."""
+
+    def cut(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        lengths = np.linalg.norm(rows, axis=1)
+        return rows if (lengths <= norm).all() else clip_per_sample(rows, norm).astype(np.float32)
+
+    parts = {
+        name: cut(rows)
+        for name in ("train_features", "test_features", "public_features")
+        if (rows := getattr(dataset, name)) is not None
+    }
+    return replace(dataset, **parts)
+
+
+def _features(values: Any, what: str) -> NDArray[np.float32]:
+    refuse_text(values, what)
+    array = np.asarray(values)
+    if array.ndim != 2 or array.dtype.kind not in "fiub" or not array.size:
+        raise ConfigurationError(
+            f"Expected {what} to be numbers of shape (samples, features), got {array.dtype} of shape {array.shape}."
+        )
+    return np.asarray(array, dtype=np.float32)
+
+
+def _labels(values: Any, count: int, classes: int, what: str) -> NDArray[Any]:
+    array = np.asarray(values)
+    if array.shape != (count,) or array.dtype.kind not in "fiub":
+        raise ConfigurationError(
+            f"Expected {what} to be numbers of shape ({count},), one a sample, got {array.dtype} of shape "
+            f"{array.shape}."
+        )
+    if classes == 1:
+        return array  # numbers to regress on
+    if array.dtype.kind == "f" or array.min() < 0 or array.max() >= classes:
+        raise ConfigurationError(f"Expected {what} to be integers from 0 to {classes - 1}, got others.")
+    return np.asarray(array, dtype=np.int64)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ...privacy import derived_seed
 from ..settings.run_config import RunConfig
+from .built_in_tasks import read_mnist
 from .loading import data_file, table_rows
-from .mnist import read_mnist
 from .task import Dataset, Task
 
 Samples = tuple[NDArray[np.floating], NDArray[Any]]
@@ -28,14 +28,9 @@ _TYPICAL_NORM = 10.0
 
 
 class PublicTask(Task):
-    """A task of the paper.
+    """A task of the paper; ``paper_size`` is its n and d (table 6).
 
-    Attributes
-    ----------
-    num_classes : int
-        1 if there is a number to regress on, or nothing to predict.
-    paper_size : tuple of int
-        n and d of the paper (table 6).
+    ``num_classes`` is 1 if there is a number to regress on, or nothing to predict.
     """
 
     reads = frozenset()

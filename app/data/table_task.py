@@ -27,20 +27,7 @@ _FEWEST_ROWS, _MOST_SAID = 10, 5
 
 @dataclass(frozen=True)
 class ReadTable:
-    """A table and how its rows are read.
-
-    Parameters
-    ----------
-    name : str
-        The file's, or ``table``.
-    rows : Table
-        The rows as they were handed over.
-    schema : Schema
-    drafted : bool
-        Whether the schema was drafted from these very rows.
-    left_out : mapping of str to list of str
-        Columns that the draft left out, by the reason.
-    """
+    """A table, and the schema by which its rows are read; ``drafted`` from these very rows, or given."""
 
     name: str
     rows: Table
@@ -56,10 +43,7 @@ class ReadTable:
     def of(cls, table: Any, *, label: str = "", site: str = "", schema: Schema | Path | str | None = None) -> ReadTable:
         """A file, a DataFrame or a list of mappings, with its schema or a draft of one.
 
-        Raises
-        ------
-        ConfigurationError
-            If there is no such table, or a column that is named is not in it.
+        Raises ConfigurationError if there is no such table, or a column that is named is not in it.
         """
         found = Schema.read_file(Path(schema)) if isinstance(schema, str | Path) else schema
         if found is not None and label not in ("", found.label.column):
@@ -135,36 +119,7 @@ def _site(rows: Table, number: int, column: str) -> str:
 
 @dataclass(frozen=True)
 class FittedTable:
-    """What a model was fitted to.
-
-    Parameters
-    ----------
-    name : str
-        The table's.
-    schema : Schema
-    drafted : bool
-        Whether the schema was drafted from these rows.
-    rows, trained, tested : int
-        Rows of the table, those that were trained on, and those held out.
-    misfits : mapping of str to int
-        How many rows do not fit, by the reason.
-    site : str
-        The column of sites; empty where rows were dealt.
-    left_out : mapping of str to list of str
-        Columns that are not used, by the reason.
-    majority : float
-        What always naming the most frequent class reaches on the rows held out; of numbers 0.
-    variance : float
-        Of the scaled labels held out, for R^2.
-    differing : int
-        Rows held out of which either the model or the most frequent class is right.
-    spellings : sequence of str
-        How classes are written beside their names.
-    scaled : bool
-        Whether bounds of numbers are from private statistics, released before the training.
-    better : str
-        What was rehearsed too and is better, if the model is of no use.
-    """
+    """What a model was fitted to: the table, how its rows were read, and what guessing reaches on the rows held out."""
 
     name: str
     schema: Schema
@@ -205,11 +160,7 @@ class FittedTable:
 class TableTask(Task):
     """A table in this process: a rehearsal on one computer.
 
-    Parameters
-    ----------
-    schema : Schema
-    dataset : Dataset
-        Of a regression labels are scaled from the schema's bounds to [-1, 1], and features have a constant.
+    Of a regression labels are scaled from the schema's bounds to [-1, 1], and features have a constant.
     """
 
     reads = frozenset()

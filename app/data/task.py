@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...clients.records.schema import Schema
 from ...privacy import ConfigurationError
 from ...strategies import Regularizer
 from ..settings.registry import registry
@@ -107,7 +110,7 @@ class Task(ABC):
     """A data set that a run configuration can name.
 
     A user's own is a subclass, named ``package.module:Class``. If there are only data, a function that returns them is
-    enough (:mod:`.own_task`).
+    enough (:class:`FunctionTask`).
 
     Attributes
     ----------
@@ -238,3 +241,91 @@ class ImageTask(Task):
 def settings(reads: frozenset[str] | None, config: RunConfig) -> Hashable:
     """Values of some fields of a run configuration, as a key of what follows from them; all fields if None."""
     return config if reads is None else tuple((name, getattr(config, name)) for name in sorted(reads))
+
+
+_ARRAYS = 4
+
+
+class FunctionTask(Task):
+    """A task made of a user's function, with one parameter, the run configuration, or none.
+
+    An attribute ``feature_bound`` of the function declares R, as the run-config key does, and ``majority`` the most
+    frequent class's share; ``schema``, a :class:`~murmurfl.clients.Schema`, both of them.
+    """
+
+    keys = frozenset({"feature-bound"})
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self.name = name
+        schema = getattr(function, "schema", None)
+        if schema is not None and not isinstance(schema, Schema):
+            raise ConfigurationError(f"Expected schema of task = {name!r} to be a Schema, got {type(schema).__name__}.")
+        bound = 0.0 if schema is None or math.isinf(schema.norm_bound) else schema.norm_bound
+        majority = 0.0 if schema is None else schema.label.majority or 0.0
+        self.feature_bound = float(getattr(function, "feature_bound", bound))
+        self.majority = float(getattr(function, "majority", majority))
+        self.sentence = "data of your own"
+        self._function = function
+
+    def load(self, config: RunConfig, root: str) -> Dataset:
+        setting = f"task = {self.name!r}"
+        try:
+            made = self._function(config) if _takes_config(self._function) else self._function()
+        except ConfigurationError:
+            raise
+        except Exception as error:  # the user's own code
+            raise ConfigurationError(
+                f"Expected {setting} to give a data set, got {type(error).__name__}: {error}."
+            ) from error
+        if isinstance(made, Dataset):
+            return made
+        if not isinstance(made, tuple | list) or len(made) != _ARRAYS:
+            got = f"{len(made)} values" if isinstance(made, tuple | list) else type(made).__name__
+            raise ConfigurationError(
+                f"Expected {setting} to give a Dataset or four arrays (train_features, train_labels, test_features, "
+                f"test_labels), got {got}."
+            )
+        for part, features in (("train_features", made[0]), ("test_features", made[2])):
+            refuse_text(features, f"{part} of {setting}")
+        train_features, train_labels, test_features, test_labels = map(np.asarray, made)
+        return Dataset(train_features, train_labels, test_features, test_labels, _classes(train_labels, test_labels))
+
+
+def own_task(found: Any, name: str) -> Task:
+    """The task of a user's object that is no Task; raises ConfigurationError if it is neither a function nor data."""
+    if isinstance(found, Dataset | tuple | list):
+        return FunctionTask(lambda: found, name)
+    if isinstance(found, type) or not callable(found):
+        kind = found.__name__ if isinstance(found, type) else type(found).__name__
+        raise ConfigurationError(
+            f"Expected task = {name!r} to be a Task, a Dataset, four arrays, or a function that gives one, got {kind}: "
+            "a table with a column of labels is for murmurfl.app.fit(table, label=...)."
+        )
+    return FunctionTask(found, name)
+
+
+def _takes_config(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # no signature
+        return False
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return any(one.default is one.empty or one.name == "config" for one in positional)
+
+
+def _classes(*labels: NDArray[Any]) -> int:
+    """The largest label plus one if labels are integers, else 1: numbers to regress on."""
+    if any(part.dtype.kind not in "iub" or not part.size for part in labels):
+        return 1
+    return int(max(part.max() for part in labels)) + 1
+
+
+def refuse_text(values: Any, what: str) -> None:
+    """Refuse a pandas table with columns that are no numbers; the first of them is named."""
+    if not hasattr(values, "select_dtypes"):
+        return
+    if text := list(values.select_dtypes(exclude=["number", "bool"]).columns):
+        raise ConfigurationError(
+            f"Expected {what} to be numbers, got others in column {text[0]!r}: encode it, or let `murmurfl fit FILE "
+            "--label COLUMN` do so."
+        )

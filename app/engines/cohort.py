@@ -26,23 +26,19 @@ from ...clients import Cohort
 from ...clients.adapters.per_sample_gradients import OuterProducts
 from ...clients.simulation.cohort_machines import BlockAnswer, PartAnswer, stacked_samples
 from ...privacy import Ledger, RefusedError, Release, RowCache, SimulatedKeys, protocol
-from ...privacy.ledger.ledger_block import BlockLedger, Counts, StreamBlock
-from ...privacy.machine.clipping import StackedContributions
-from ...privacy.machine.clipping_figures import observe_releases, observing
-from ...privacy.machine.prefix_sums import ReleaseRule
+from ...privacy.ledger.ledger_records import BlockLedger, Counts, StreamBlock
+from ...privacy.machine.clipping import StackedContributions, observe_releases, observing
+from ...privacy.machine.machine_block import RowByRow
+from ...privacy.machine.prefix_sums import Past, ReleaseRule
 from ...privacy.mechanisms import CancellingNoise
-from ...privacy.noise.block_values import RowByRow
-from ...privacy.noise.grid import MARK
-from ...privacy.noise.keyed_noise import KEY_BYTES, NoiseQuality, each_normal_row, row_key, standard_normal_rows
-from ...privacy.noise.noise_stream import Past
+from ...privacy.noise import KEY_BYTES, MARK, NoiseQuality, each_normal_row, row_key, standard_normal_rows
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
 from ...strategies.rounds.known_machines import NumberedNames
 from ...strategies.rounds.replies import LARGEST_COUNT, SummedReplies
-from ..data.shards import Shards
+from ..data.partition import Shards
 from ..data.task import Shard
-from ..runs.experiment import Experiment
+from ..runs.experiment import Experiment, reply_is_lost
 from ..runs.machine_statements import GroupedStatements, said_alike
-from ..runs.possible_rounds import reply_is_lost
 
 DEFAULT_ROW_CACHE_MIB = 256.0
 """Memory for noise rows until they are removed again, in MiB; rows beyond it are regenerated."""
@@ -277,7 +273,7 @@ class CompiledRows(RowByRow):
 
     Notes
     -----
-    Its counts equal those of :class:`~murmurfl.privacy.noise.block_values.RowByRow` to the bit.
+    Its counts equal those of :class:`~murmurfl.privacy.machine.machine_block.RowByRow` to the bit.
     """
 
     def __init__(self, rule: ReleaseRule) -> None:

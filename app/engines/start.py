@@ -13,7 +13,7 @@ from typing import Any
 
 from ...privacy import ConfigurationError
 from ..client_app import app
-from ..data.features.frozen_net import FOLDER, WEIGHTS_VARIABLE
+from ..data.features.learnt import FOLDER, WEIGHTS_VARIABLE
 from ..runs.experiment import prepare
 from ..runs.outcome import RESULT_NAME
 from ..runs.progress import Progress, participant_names

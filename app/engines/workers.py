@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import MemoryLedger, protocol
-from ...privacy.machine.clipping_figures import ObservedFigures, TrainingFigures
-from ...privacy.machine.outgoing import Release
+from ...privacy.machine.clipping import ObservedFigures, TrainingFigures
+from ...privacy.machine.ledgered_machine import Release
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
 from ...strategies.rounds.known_machines import NumberedNames
 from ...strategies.rounds.replies import SummedReplies

@@ -13,7 +13,7 @@ from typing import Any
 from ...clients import OneShotClient, PrivateClient
 from ...clients.one_shot_client import LabelledFeatures
 from ...privacy import PrivacyPolicy
-from ...privacy.machine.second_moments import Moments
+from ...privacy.machine.clipping import Moments
 from ...privacy.setting import refusal
 from ...strategies import OneShot, ReleaseStrategy
 from ..models.model import Model

@@ -12,7 +12,7 @@ from ...clients.side.evaluation_client import held_out_samples
 from ...privacy import ConfigurationError, derived_seed
 from ...privacy.sums.roster import Roster
 from ...strategies import SecureAggregation
-from ..data.shards import shard_sizes
+from ..data.partition import shard_sizes
 from ..data.task import Dataset, Shard
 from ..models.model import Model
 from ..settings.run_config import SECURE, RunConfig, helper_names, is_centred, is_evaluated, trained_config

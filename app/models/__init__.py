@@ -5,11 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ..settings.registry import Registry
-from .linear import LINEAR
+from .linear import LINEAR, Softmax
 from .model import Model, ModelKind
-from .own_model import own_model
-from .softmax import Softmax
-from .torch_networks import NETWORKS
+from .torch_networks import NETWORKS, own_model
 
 __all__ = ["MODELS", "make_model"]
 
@@ -23,17 +21,8 @@ def make_model(
 ) -> Model:
     """The model of a run configuration, cached: every message of a simulation asks for it.
 
-    Parameters
-    ----------
-    feature_bound : float
-        R of the linear models.
-    constant : bool
-        Whether the features have a constant, which replaces a bias.
-
-    Raises
-    ------
-    ConfigurationError
-        If the name is unknown or the model does not fit the data.
+    With a ``constant`` among the features it has no bias. Raises ConfigurationError if the name is unknown or the model
+    does not fit the data.
     """
     kind = MODELS[name]
     return (kind.make_biasless if constant else kind.make)(num_features, num_classes, feature_bound)

@@ -112,15 +112,7 @@ class Model(ABC):
 def area_under_curve(scores: NDArray[np.floating], labels: NDArray[Any]) -> float:
     """How often a sample of class 1 scores higher than one of class 0; equal scores count half.
 
-    Parameters
-    ----------
-    labels : ndarray of shape (samples,)
-        0 or 1.
-
-    Returns
-    -------
-    float
-        NaN if a class has no sample, or a score is not finite.
+    NaN if a class has no sample, or a score is not finite.
     """
     positive = np.asarray(labels) == 1
     ones, zeros = int(positive.sum()), int((~positive).sum())

@@ -12,7 +12,9 @@ the other, with intermediate values in the processor's cache.
 
 from __future__ import annotations
 
+import copy
 import math
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 
 from ...clients import TorchGradients
 from ...clients.adapters.per_sample_gradients import combined_gradients
+from ...clients.adapters.torch_checks import check_layers
 from ...privacy import ConfigurationError, derived_seed
 from ...privacy.errors import check_installed
 from ...privacy.machine.clipping import DenseContributions
@@ -30,6 +33,7 @@ from .model import SAMPLES_AT_A_TIME, Batch, Model, ModelKind, Parameters, unifo
 
 if TYPE_CHECKING:
     import torch
+
 
 Values = NDArray[np.float32]
 
@@ -42,14 +46,7 @@ class PooledConvolution:
     """A 3 x 3 convolution of one image, then 2 x 2 max-pooling and ReLU; keeps what its gradient needs.
 
     Position (i, j) of the convolution lies at i x side + j, as in the image. The values between the rows are computed
-    and never used: a few more products, but long runs of memory.
-
-    Parameters
-    ----------
-    channels : int
-        Of the image.
-    side : int
-        Its height and width; pooling drops an odd last row or column of the convolution.
+    and never used: a few more products, but long runs of memory. Pooling drops an odd last row or column.
     """
 
     def __init__(self, channels: int, side: int, filters: int) -> None:
@@ -111,17 +108,9 @@ class PooledConvolution:
 class ConvolutionalGradients:
     """Gradients of the cross-entropy of two pooled convolutions and three dense layers, with ReLU in between.
 
-    Parameters
-    ----------
-    shapes : sequence of tuple of int
-        Weight and bias of each of the five layers, as in a PyTorch module.
-    side : int
-        Height and width of the grey images.
-
-    Notes
-    -----
-    In float32. If several values of a pooling window are largest, the first one gets the derivative, as in PyTorch. An
-    object serves one thread at a time.
+    ``shapes`` are those of weight and bias of each of the five layers, as in a PyTorch module; images are grey, of
+    ``side`` by ``side`` pixels. In float32. If several values of a pooling window are largest, the first one gets the
+    derivative, as in PyTorch. An object serves one thread at a time.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], side: int) -> None:
@@ -170,15 +159,7 @@ _FEW_VALUES = 1 << 21
 
 
 class SteadyRows:
-    """A network's gradients, computed for at least four samples: missing ones are filled up and dropped again.
-
-    Parameters
-    ----------
-    gradients : callable
-        As :class:`~murmurfl.clients.PerSampleGradients`; a batch is a pair of arrays.
-    num_parameters : int
-        d.
-    """
+    """A network's gradients, computed for at least four samples: missing ones are filled up and dropped again."""
 
     def __init__(
         self,
@@ -249,15 +230,11 @@ class MultilayerPerceptron(_InPyTorch):
 
 
 class ConvolutionalNetwork(Model):
-    """The CNN of zhang-2025, section V-B: two convolutions of 32 filters 3 x 3, each with ReLU and 2 x 2 max-pooling,
-    then dense layers of 64, 32 and 10 with ReLU between them.
+    """The CNN of zhang-2025, section V-B, on square grey images.
 
-    The paper's words leave open whether there is one pooling layer or two; with two, d = 63,242 on 28 x 28 images.
-
-    Parameters
-    ----------
-    num_features : int
-        Pixels of a square grey image.
+    Two convolutions of 32 filters 3 x 3, each with ReLU and 2 x 2 max-pooling, then dense layers of 64, 32 and 10 with
+    ReLU between them. The paper's words leave open whether there is one pooling layer or two; with two, d = 63,242 on
+    28 x 28 images.
     """
 
     most_samples = _MOST_SAMPLES
@@ -361,15 +338,7 @@ def _as_torch_wants(samples: Batch) -> Batch:
 
 
 class TorchModel(_InPyTorch):
-    """A user's own module, with the cross-entropy of its scores.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-        Takes rows of ``num_features`` values and gives ``num_classes`` scores.
-    make : callable
-        Makes another one.
-    """
+    """A user's own module, with the cross-entropy of its scores; ``make`` makes another one."""
 
     most_samples = _MOST_SAMPLES
 
@@ -431,3 +400,92 @@ NETWORKS = (
     Network("mlp", "a perceptron with one hidden layer of 32 tanh units, in PyTorch", MultilayerPerceptron),
     Network("cnn", "two convolutions and three dense layers, in PyTorch (zhang-2025)", ConvolutionalNetwork),
 )
+
+
+class FunctionKind(ModelKind):
+    """Models made by a user's function, ``function(num_features, num_classes)``.
+
+    Every guarantee needs row i of the gradients to depend on sample i alone. :class:`~murmurfl.clients.TorchGradients`
+    ensures that for a module; for a Model it is the user's own promise.
+    """
+
+    keys = frozenset({"gradient-memory-mib"})
+
+    def __init__(self, function: Callable[[int, int], Any], name: str) -> None:
+        self.name = name
+        self.sentence = "a model of your own"
+        self._function = function
+
+    def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
+        made = self._made(num_features, num_classes)
+        if _is_module(made):
+            check_layers(made)
+            made = TorchModel(made, num_features, num_classes, lambda: self._made(num_features, num_classes))
+        if not isinstance(made, Model):
+            raise ConfigurationError(
+                f"Expected model = {self.name!r} to give a Model or a torch.nn.Module, got {type(made).__name__}."
+            )
+        self._check(made, num_features, num_classes)
+        return made
+
+    def _made(self, num_features: int, num_classes: int) -> Any:
+        try:
+            return self._function(num_features, num_classes)
+        except ConfigurationError:
+            raise
+        except Exception as error:  # the user's own code
+            raise ConfigurationError(
+                f"Expected model = {self.name!r} to make a model of {num_features} features and {num_classes} classes, "
+                f"got {type(error).__name__}: {error}."
+            ) from error
+
+    def _check(self, model: Model, num_features: int, num_classes: int) -> None:
+        """Try the model on one sample of zeros."""
+        try:
+            start = model.initial_parameters(1)
+            shapes = [np.shape(values) for values in start]
+            sample = np.zeros((1, num_features), np.float32), np.zeros(1, np.int64)
+            gradients, scores = np.shape(model(start, sample)), np.shape(model.logits(start, sample[0]))
+        except Exception as error:  # the user's own code
+            raise ConfigurationError(
+                f"Expected model = {self.name!r} to give scores and a gradient for one sample of {num_features} "
+                f"values, got {type(error).__name__}: {error}."
+            ) from error
+        if not shapes or shapes != [tuple(shape) for shape in model.shapes] or len(set(model.names)) != len(shapes):
+            raise ConfigurationError(
+                f"Expected model = {self.name!r} to start from one named array for each of its shapes "
+                f"{list(model.shapes)}, got names {list(model.names)} and arrays of shapes {shapes}."
+            )
+        if gradients != (1, model.num_parameters):
+            raise ConfigurationError(
+                f"Expected model = {self.name!r} to give a gradient of shape (1, {model.num_parameters}) for one "
+                f"sample, got {gradients}."
+            )
+        if scores != (1, num_classes):
+            raise ConfigurationError(
+                f"Expected model = {self.name!r} to give scores of shape (1, {num_classes}) for one sample, got "
+                f"{scores}."
+            )
+
+
+def own_model(found: Any, name: str) -> ModelKind:
+    """The model kind of a user's object that is no ModelKind itself.
+
+    Raises ConfigurationError if it is neither a function nor a module of this process.
+    """
+    # One that was given in this process has its class's name; imported, each process would start from another.
+    if _is_module(found) and name.startswith(f"{type(found).__module__}:{type(found).__qualname__}"):
+        return FunctionKind(lambda *_: copy.deepcopy(found), name)
+    if isinstance(found, type) or not callable(found) or _is_module(found):
+        kind = found.__name__ if isinstance(found, type) else type(found).__name__
+        raise ConfigurationError(
+            f"Expected model = {name!r} to be a function of the numbers of features and classes, which gives a Model "
+            f"or a torch.nn.Module, got {kind}. scikit-learn's logistic regression is model 'softmax'; in a project "
+            "of your own, private_client_app takes LinearEstimator(LogisticRegression(), ...)."
+        )
+    return FunctionKind(found, name)
+
+
+def _is_module(found: Any) -> bool:
+    torch = sys.modules.get("torch")  # whoever made a module has imported it
+    return torch is not None and isinstance(found, torch.nn.Module)

@@ -33,22 +33,9 @@ _FORMAT = 1
 class TrainedModel:
     """A model's arrays and how rows become its inputs.
 
-    Parameters
-    ----------
-    kind : str
-        The name of the model, or ``package.module:Kind``.
-    num_features, num_classes : int
-        Of its inputs, a constant beside them counted; one class: numbers.
-    feature_bound : float
-        R of linear models.
-    constant : bool
-        Whether inputs have a constant in the place of a bias.
-    arrays : mapping of str to ndarray
-        Its parameters, and what its inputs are seen from, if they were centred.
-    schema : Schema, optional
-        How rows of a table are read.
-    card : mapping
-        What it was made from and what was promised.
+    ``num_features`` counts a constant that stands beside the inputs in the place of a bias; one class stands for
+    numbers. ``arrays`` are its parameters and, if its inputs were centred, what they are seen from. ``card`` says what
+    it was made from and what was promised.
     """
 
     kind: str
@@ -143,13 +130,7 @@ class TrainedModel:
 
     @classmethod
     def read(cls, folder: Path | str) -> TrainedModel:
-        """The model of a folder.
-
-        Raises
-        ------
-        ConfigurationError
-            If it is no folder that :meth:`save` wrote.
-        """
+        """The model of a folder; raises ConfigurationError if :meth:`save` did not write it."""
         where = Path(folder).expanduser()
         try:
             card = json.loads((where / CARD).read_text(encoding="utf-8"))

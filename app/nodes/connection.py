@@ -56,13 +56,7 @@ class Connection:
 
     @classmethod
     def table(cls, path: Path) -> dict[str, Any]:
-        """The table ``[connection]`` of an operator's file, by field name; empty if there is none.
-
-        Raises
-        ------
-        ConfigurationError
-            If it is no table, or a key or a value is impossible.
-        """
+        """The table ``[connection]`` of an operator's file, by field name; empty if there is none."""
         values = operators_values(path.expanduser().absolute()).get(CONNECTION_TABLE, {})
         if not isinstance(values, Mapping):
             raise ConfigurationError(f"Expected a table [connection] in {path}, got {values!r}.")
@@ -88,15 +82,7 @@ class Given:
     insecure: bool = False
 
     def connection(self, path: Path) -> Connection | None:
-        """The connection by these options and an operator's file; None if neither names a SuperLink.
-
-        Relative paths in the file are taken from its folder.
-
-        Raises
-        ------
-        ConfigurationError
-            If a value is impossible.
-        """
+        """The connection by these options and an operator's file; None if neither names a SuperLink."""
         values = Connection.table(path) | {name: value for name, value in vars(self).items() if value}
         return Connection(**values) if values.get("superlink") else None
 
@@ -141,13 +127,7 @@ class Presented:
 
 
 def tls_context(root_certificates: Path | None) -> ssl.SSLContext:
-    """The context that checks a SuperLink's certificate, made as Flower's SuperNode makes it.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file holds no certificate.
-    """
+    """The context that checks a SuperLink's certificate, made as Flower's SuperNode makes it."""
     if root_certificates is None:
         return httpx.create_ssl_context()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -173,13 +153,7 @@ def expiries(path: Path | None) -> list[float]:
 
 
 def presented_by(host: str, port: int, timeout_s: float) -> Presented | None:
-    """The certificate that a host shows, unchecked; None if none comes.
-
-    Parameters
-    ----------
-    timeout_s : float
-        For connecting, and again for the TLS handshake.
-    """
+    """The certificate that a host shows, unchecked; None if none comes in time, for connecting and for TLS each."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:

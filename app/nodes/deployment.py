@@ -68,17 +68,7 @@ class NodeFiles:
 
 
 class Deployment(Launch):
-    """Real processes on the loopback interface; :func:`deployment` starts and stops one.
-
-    Parameters
-    ----------
-    folder : Path
-        For node configurations, ledgers and logs.
-    timeout_s : float
-        For everything but the stopping.
-    on_line : callable
-        Receives the lines of the runs' logs.
-    """
+    """Real processes on the loopback interface; :func:`deployment` starts and stops one."""
 
     def __init__(self, folder: Path, timeout_s: float, on_line: Callable[[str], None]) -> None:
         super().__init__(app_folder(), time.monotonic() + timeout_s, timeout_s, on_line)
@@ -118,12 +108,8 @@ class Deployment(Launch):
     def add_nodes(self, configs: Mapping[str, Mapping[str, Scalar]], helpers: Sequence[str] = ()) -> None:
         """Give each node its file, its ledger and its key, and register the keys with the SuperLink.
 
-        Parameters
-        ----------
-        configs : mapping
-            Each node's configuration by name, with budget and delta, but without machine, ledger, roster and keys.
-        helpers : sequence of str
-            Names of helpers. With any, they get keys and records, and they and all nodes one roster.
+        ``configs`` has each node's file, with budget and delta, without machine, ledger, roster and keys. Helpers get
+        keys and records, and they and all nodes one roster.
         """
         shared = self._make_roster(list(configs), helpers)
         for name, values in configs.items():
@@ -192,13 +178,7 @@ class Deployment(Launch):
         return self.running[name]
 
     def submit(self, run_config: Mapping[str, Scalar], app_dir: Path | None = None) -> tuple[int, str]:
-        """Complete a run of an app over the nodes; return its id and status.
-
-        Raises
-        ------
-        LaunchError
-            If the run was refused or did not complete.
-        """
+        """Complete a run of an app over the nodes; return its id and status, or raise a ``LaunchError``."""
         self.app_dir = self.app_dir if app_dir is None else app_dir
         (self.scratch() / "run-config.toml").write_text(toml_document(run_config), encoding="utf-8")
         return self.run("", has_overrides=bool(run_config))
@@ -216,23 +196,10 @@ def deployment(
     on_line: Callable[[str], None] = lambda line: None,  # noqa: ARG005 - nobody reads along
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Deployment]:
-    """A SuperLink that answers; whatever was started is stopped when the block ends.
+    """A SuperLink that answers, its nodes' files in ``folder``; what was started is stopped when the block ends.
 
-    Parameters
-    ----------
-    folder : Path
-        For node configurations, ledgers and logs.
-    timeout_s : float
-        For everything but the stopping, in seconds.
-    on_line : callable
-        Receives the lines of the runs' logs.
-    environment : mapping, optional
-        Further environment variables of all processes.
-
-    Raises
-    ------
-    LaunchError
-        If the SuperLink does not start, or a process could not be stopped.
+    The time is for everything but the stopping; ``on_line`` gets the runs' log. A process that could not be started or
+    stopped is a ``LaunchError``.
     """
     deployed = Deployment(folder, timeout_s, on_line)
     with interrupts_as_keyboard_interrupt() as protect:
@@ -263,13 +230,7 @@ _OF_SUMS: dict[str, Scalar] = {"num-clients": 6, "clients-per-round": 6}
 
 
 def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
-    """Settings of a node that agree with a run configuration on data, model and policy.
-
-    Raises
-    ------
-    ConfigurationError
-        If a real node has no such settings.
-    """
+    """Settings of a node that agree with a run configuration on data, model and policy, if it can have such."""
     config, policy = experiment.config, experiment.policy(machine)
     if not experiment.method.on_real_nodes:
         raise ConfigurationError(
@@ -351,21 +312,8 @@ class Demonstrated:
 def run_demo(config: RunConfig, folder: Path, *, timeout_s: float, on_line: Callable[[str], None]) -> Demonstrated:
     """Deploy a node for each machine of a run configuration, and its helpers, and complete the run over them.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Its out-dir and run-name must give ``folder``.
-    folder : Path
-        The run's.
-    timeout_s : float
-        For everything but the stopping, in seconds.
-    on_line : callable
-        Receives the lines of the run's log.
-
-    Raises
-    ------
-    MurmurflError
-        If the deployment or the run failed, or a ledger has fewer releases than the server aggregated.
+    Out-dir and run-name of ``config`` give ``folder``. Raise if a ledger has fewer releases than the server aggregated,
+    or a helper's record fewer sums than there were rounds.
     """
     experiment = prepare(config)
     settings = {f"node-{machine}": node_settings(experiment, machine) for machine in range(config.num_clients)}

@@ -53,7 +53,8 @@ from .connection import (
     tls_context,
     utc,
 )
-from .watching.journal import Entry, Journal
+from .flower_process import Pauses
+from .watching.journal import Entry, Journal, Repeated
 
 logger = logging.getLogger(__name__)
 
@@ -82,13 +83,7 @@ class FleetApi:
         self._public = public_key_to_bytes(key.public_key())
 
     def may_begin(self, now: float) -> Answer:
-        """Ask for a session that must be refused.
-
-        Parameters
-        ----------
-        now : float
-            The time to sign, in seconds since 1970.
-        """
+        """Ask for a session that must be refused; the request is signed for the time ``now``."""
         request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=_NEVER_ALLOWED_S)
         answer = self._post("activate-node", request, now)
         node = _node(answer, ActivateNodeResponse)
@@ -226,20 +221,11 @@ _DATES_S = 2.0  # the precision of HTTP dates
 def diagnose(
     connection: Connection, timeout_s: float = 5.0, *, refused: bool = False, clock: Callable[[], float] = time.time
 ) -> Diagnosis:
-    """Try a connection as a SuperNode would, step by step.
+    """Try a connection as a SuperNode would, step by step, within about ``timeout_s``.
 
-    Parameters
-    ----------
-    timeout_s : float
-        For all steps together, about.
-    refused : bool
-        Whether a SuperNode with this connection was turned away just now. If nothing else is wrong, its old session is
-        still open.
-    clock : callable
-        This machine's time, in seconds since 1970.
+    ``refused``: whether a SuperNode with this connection was turned away just now. If nothing else is wrong, its old
+    session is still open.
 
-    Notes
-    -----
     Releases nothing and reads neither data nor ledger. It sends what a SuperNode sends to sign in, and one question
     that a server answers only its owners; both depend on the connection, the time and the key alone.
     """
@@ -447,24 +433,8 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 15.0
-SETTLED_S = 60.0
-_SAY_AGAIN_S = 3600.0
-
-
 class Reconnecting:
-    """Reports why a connection fails, and how long to wait before the next try.
-
-    Parameters
-    ----------
-    journal : Journal
-        Receives every end, and reports every contact.
-    trying : callable
-        As :func:`~murmurfl.app.nodes.diagnosis.diagnose`.
-    clock : callable
-        Monotonic seconds.
-    """
+    """Reports to log and journal why a connection fails, and says how long to wait before the next try."""
 
     def __init__(
         self,
@@ -475,8 +445,8 @@ class Reconnecting:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection, self._journal, self._trying, self._clock = connection, journal, trying, clock
-        self._pause, self._started_at, self._turned_away = FIRST_PAUSE_S, clock(), False
-        self._said: tuple[str, float] | None = None
+        self._pauses, self._started_at, self._turned_away = Pauses(), clock(), False
+        self._said = Repeated(clock)
         self._looking = threading.Lock()
         journal.listen(self._heard)
 
@@ -486,13 +456,9 @@ class Reconnecting:
         self._journal.note("connecting", superlink=self._connection.superlink)
 
     def ended(self) -> float:
-        """Note and log why a SuperNode ended; return the seconds to wait before the next start.
-
-        The wait doubles each time, until a SuperNode has lasted for a minute.
-        """
+        """Note and log why a SuperNode ended; return the seconds to wait before the next start."""
         ended_at = self._clock()
-        pause = FIRST_PAUSE_S if ended_at - self._started_at > SETTLED_S else self._pause
-        self._pause = min(2 * pause, LONGEST_PAUSE_S)
+        pause = self._pauses.after(ended_at - self._started_at)
         found = self._trying(self._connection, refused=self._turned_away)
         cause = "ended" if found.cause == "reached" else found.cause
         self._journal.note("disconnected", superlink=self._connection.superlink, cause=cause, retry_s=pause)
@@ -506,7 +472,7 @@ class Reconnecting:
 
     def _heard(self, entry: Entry) -> None:
         if entry.kind == "connected":
-            self._said = None
+            self._said.forget()
         elif entry.kind == "turned-away":
             self._turned_away = True
         elif entry.kind == "disconnected" and "retry_s" not in entry.facts:
@@ -525,7 +491,5 @@ class Reconnecting:
 
     def _say(self, cause: str, sentence: str, when: str) -> None:
         """Log one line; repeat it for the same cause only after an hour."""
-        now = self._clock()
-        if self._said is None or self._said[0] != cause or now - self._said[1] >= _SAY_AGAIN_S:
-            self._said = (cause, now)
+        if not self._said.is_repeated(cause):
             logger.warning("%s (%s; %s.)", sentence, cause, when)

@@ -82,20 +82,7 @@ def environment_of_large_blocks() -> dict[str, str]:
 
 
 def pulled_message(tree: ObjectTree, pull: Callable[[str], bytes]) -> Message:
-    """Pull and assemble the message of an object tree.
-
-    Parameters
-    ----------
-    tree : ObjectTree
-        From a server that is not trusted.
-    pull : callable
-        Returns the content of an object by its id.
-
-    Raises
-    ------
-    TypeError, ValueError, KeyError
-        If the objects are not those of a message.
-    """
+    """Pull and assemble the message of an untrusted server's object tree; ``pull`` gets an object by its id."""
     message = _made(tree, pull, {})
     if not isinstance(message, Message):
         raise TypeError(f"Expected the objects of a message, got those of a {type(message).__name__}.")
@@ -127,18 +114,11 @@ def pause_s(idle_s: float) -> float:
 
 
 class LocalExecutor:
-    """The executor of one SuperNode.
+    """The executor of one SuperNode: ``app`` answers every message, of whatever run.
 
-    Parameters
-    ----------
-    app : callable
-        Answers every message, of whatever run.
-    address : str
-        Host and port of the SuperNode's Runtime API, on the loopback interface.
-    secret : bytes
-        The SuperNode's ``--superexec-auth-secret-file``: without it, other programs of the machine get no messages.
-    reached : callable
-        Called at every answer of the SuperNode.
+    ``address`` is the SuperNode's Runtime API on the loopback interface, ``secret`` its
+    ``--superexec-auth-secret-file``: without it, other programs of the machine get no messages. ``reached`` is called
+    at every answer of the SuperNode.
 
     Notes
     -----

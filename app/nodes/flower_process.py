@@ -33,6 +33,8 @@ import httpx
 from .connection import cause_of
 from .watching.journal import Journal, flower_line, plain
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S, SETTLED_S = 1.0, 15.0, 60.0
+
 EVENTS_VARIABLE = "MURMURFL_SUPERNODE_EVENTS"
 """Environment variable of the SuperNode's process: the file descriptor of the pipe."""
 
@@ -49,14 +51,32 @@ _GRACE_S = 10.0
 _ENDED = 1
 
 
-def follow_lines(stream: IO[bytes], say: Callable[[int, str], None] = flower_line) -> threading.Thread:
-    """Pass on what a process prints, line by line, in a thread that ends with the stream.
+class Pauses:
+    """Seconds to wait before a process is started again: twice as long each time, until one has lasted for a minute."""
 
-    Parameters
-    ----------
-    say : callable
-        Receives each line's level, as :mod:`logging` counts, and its text.
+    def __init__(self) -> None:
+        self._next = FIRST_PAUSE_S
+
+    def after(self, lasted_s: float) -> float:
+        """The wait after a process that lasted so long."""
+        pause = FIRST_PAUSE_S if lasted_s > SETTLED_S else self._next
+        self._next = min(2 * pause, LONGEST_PAUSE_S)
+        return pause
+
+
+def open_process(
+    start: Callable[..., subprocess.Popen[bytes]], command: Sequence[str], environment: Mapping[str, str], **more: Any
+) -> subprocess.Popen[bytes]:
+    """Start a process whose lines can be followed.
+
+    It has a session of its own: Ctrl-C in the terminal reaches only this process, which then stops the other.
     """
+    lines = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return start(list(command), env=dict(environment), start_new_session=True, **lines, **more)
+
+
+def follow_lines(stream: IO[bytes], say: Callable[[int, str], None] = flower_line) -> threading.Thread:
+    """Pass on level and text of each line that a process prints, in a thread that ends with the stream."""
 
     def follow() -> None:
         level = logging.WARNING
@@ -81,7 +101,7 @@ def _levelled(line: str, before: int) -> tuple[int, str]:
 
 
 def follow_contact(pipe: int, journal: Journal, superlink: str) -> threading.Thread:
-    """Note a SuperNode's reports (:mod:`.fleet_contact`) in a journal, in a thread that closes the pipe in the end."""
+    """Note a SuperNode's reports (:class:`Contact`) in a journal, in a thread that closes the pipe in the end."""
 
     def follow() -> None:
         with os.fdopen(pipe, "rb") as stream, suppress(ValueError, OSError):
@@ -120,16 +140,8 @@ def followed(
     """Start a SuperNode's process with its lines logged and its contact noted; the caller ends it."""
     reading, writing = os.pipe()
     try:
-        process = start(
-            list(command),
-            env={**environment, EVENTS_VARIABLE: str(writing), "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(writing,),
-            # A session of its own: Ctrl-C in the terminal reaches only this process, which then stops the other.
-            start_new_session=True,
-        )
+        environment = {**environment, EVENTS_VARIABLE: str(writing), "PYTHONUNBUFFERED": "1"}
+        process = open_process(start, command, environment, pass_fds=(writing,))
     except BaseException:
         os.close(reading)
         raise
@@ -151,12 +163,7 @@ _NO = 412  # the key is unknown, or the session open
 class Contact:
     """Reports changes of a SuperNode's contact with its SuperLink.
 
-    Parameters
-    ----------
-    tell : callable
-        Receives an event, ``connected``, ``contact``, ``turned-away`` or ``lost``, and for ``lost`` its cause.
-    clock : callable
-        Monotonic seconds.
+    ``tell`` receives an event, ``connected``, ``contact``, ``turned-away`` or ``lost``, and for ``lost`` its cause.
     """
 
     def __init__(self, tell: Callable[[str, str], None], clock: Callable[[], float] = time.monotonic) -> None:

@@ -12,12 +12,11 @@ from typing import Any
 from ...clients import PrivateClient, UpdateNode
 from ...clients.adapters.noise_mod import machine_behind
 from ...clients.adapters.update_policy import UpdatePolicy
-from ...clients.nodes.machine_file import SampleNode
 from ...privacy import Guarantee, LedgerSummary, SessionSummary, Unit, gdp_epsilon, rotate_key, rounded_up
 from ...privacy.accounting.guarantee import SESSION
-from ...privacy.ledger.release_history import LedgerHistory, ReleaseLine
+from ...privacy.ledger.ledger_history import LedgerHistory, ReleaseLine
 from ...privacy.machine.admission import ROUNDING
-from .node_app import OwnNode, own_client
+from .node_app import OwnNode, client_of
 from .node_config import NodeConfig
 
 _NOTHING_AGAINST_IT = "Against the server nothing is guaranteed: it got contributions without noise."
@@ -25,15 +24,8 @@ _ONLY_TRUSTED = " under a trusted server, and for no other"
 
 
 def ledger_document(summary: LedgerSummary, path: Path) -> dict[str, Any]:
-    """A ledger's summary as a JSON document; null stands for no bound.
+    """A ledger's summary, read at ``path``, as a JSON document; null stands for no bound.
 
-    Parameters
-    ----------
-    path : Path
-        Where it was read.
-
-    Notes
-    -----
     ``spent`` is the joint guarantee of all releases of all sessions opened so far, made or not, against whom
     ``guarantee`` says: with a session under a trusted server, against everybody but that one. ``local`` is the same
     whatever other machines and helpers do; null if no session is under secure aggregation and no budget was decided for
@@ -110,12 +102,7 @@ def ledger_guarantee(summary: LedgerSummary) -> Guarantee:
 
 
 def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
-    """Guarantee of one session on a ledger, by the terms it was opened with.
-
-    Parameters
-    ----------
-    delta : float
-        The ledger's.
+    """Guarantee of one session on a ledger, at the ledger's delta, by the terms it was opened with.
 
     Notes
     -----
@@ -222,7 +209,7 @@ _SHORTEST_NAME = 8
 def releases_document(history: LedgerHistory, summary: LedgerSummary) -> dict[str, Any]:
     """A ledger's releases as entries of a JSON document; null stands for no bound.
 
-    ``mu_so_far`` and ``mu_reserved`` are as in :func:`~murmurfl.privacy.ledger.release_history.read_history`.
+    ``mu_so_far`` and ``mu_reserved`` are as in :func:`~murmurfl.privacy.ledger.ledger_history.read_history`.
     """
     terms = {session.session: session.terms for session in summary.sessions}
     return {
@@ -243,13 +230,7 @@ def releases_document(history: LedgerHistory, summary: LedgerSummary) -> dict[st
 
 
 def releases_rows(history: LedgerHistory, summary: LedgerSummary, *, short: bool) -> list[dict[str, str]]:
-    """A ledger's releases, each a row of texts.
-
-    Parameters
-    ----------
-    short : bool
-        Whether to cut names of sessions as far as they stay distinct.
-    """
+    """A ledger's releases, each a row of texts; ``short`` cuts names of sessions as far as they stay distinct."""
     known, columns = {session.session: session for session in summary.sessions}, (*COLUMNS[-2:], *LOCAL_COLUMNS)
     shown = _shortened(list(known)) if short else {}
     return [
@@ -265,13 +246,7 @@ def releases_rows(history: LedgerHistory, summary: LedgerSummary, *, short: bool
 
 
 def releases_notes(history: LedgerHistory, summary: LedgerSummary, *, local_shown: bool) -> list[str]:
-    """What must be known of the figures, in sentences.
-
-    Parameters
-    ----------
-    local_shown : bool
-        Whether the table shows what holds whatever others do.
-    """
+    """What must be known of the figures, in sentences; ``local_shown``: the table has what holds whatever others do."""
     notes = [
         "mu so far: of the releases up to a line that was chosen beforehand. Of a server that stops where it likes "
         "what it has seen, mu reserved holds: every session above counts with all the releases that it may make."
@@ -323,24 +298,9 @@ def _shortened(names: list[str]) -> dict[str, str]:
 def rotate_key_of(node: NodeConfig | OwnNode, key_file: Path | None) -> int:
     """Exchange the noise key of a machine's ledger; return how many sessions it closed.
 
-    Parameters
-    ----------
-    node : NodeConfig, UpdateNode or SampleNode
-        Names the data, whose digest the ledger keeps under the key.
-    key_file : Path, optional
-        A new file for the new key.
-
-    Raises
-    ------
-    ConfigurationError, LedgerError
-        If the machine cannot be made from its file, or as :func:`~murmurfl.privacy.rotate_key`.
+    The ledger keeps the digest of the machine's data under the key. ``key_file`` is a new file for the new key.
     """
-    if isinstance(node, UpdateNode):
-        machine = machine_behind(node)
-    elif isinstance(node, SampleNode):
-        machine = own_client(node)[1].machine
-    else:
-        machine = node.client().machine
+    machine = machine_behind(node) if isinstance(node, UpdateNode) else client_of(node)[1].machine
     return rotate_key(node.ledger, machine.row_bytes, machine.num_rows, key_file=key_file)
 
 
@@ -447,15 +407,7 @@ _RETIRED = "a ledger's budget is never raised; new data get a ledger of their ow
 
 
 def allowance_of(summary: LedgerSummary, costs: Costs, run_every_days: float | None, now: float) -> Allowance:
-    """What is left of a machine's budget and samples.
-
-    Parameters
-    ----------
-    run_every_days : float, optional
-        Days between the beginnings of runs; default as in the ledger.
-    now : float
-        Seconds since 1970.
-    """
+    """What is left of a machine's budget and samples; by default, runs begin as often as in the ledger."""
     releases = None if costs.samples is None else max(costs.samples - summary.samples_used, 0) // costs.batch_size
     by_budget = _runs(costs.budget_mu, summary.reserved_mu, costs.mu)
     if costs.mu_local is not None:

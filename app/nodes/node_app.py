@@ -34,17 +34,8 @@ OwnNode = UpdateNode | SampleNode
 def read_node(path: Path, *, runs_kept: bool = False) -> NodeConfig | OwnNode:
     """Read an operator's file: a machine with murmurfl's clients or, with ``app``, one with its own ClientApp.
 
-    With ``method`` as well, the app is a ``private_client_app``.
-
-    Parameters
-    ----------
-    runs_kept : bool
-        As for :meth:`~murmurfl.clients.nodes.operators_file.OperatorsFile.read`.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is neither.
+    With ``method`` as well, the app is a ``private_client_app``. ``runs_kept`` is as for
+    :meth:`~murmurfl.clients.nodes.operators_file.OperatorsFile.read`.
 
     Notes
     -----
@@ -63,13 +54,7 @@ def read_node(path: Path, *, runs_kept: bool = False) -> NodeConfig | OwnNode:
 
 
 def installed_app(name: str) -> ClientApp:
-    """Import the installed ClientApp ``MODULE:NAME``.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none.
-    """
+    """Import the installed ClientApp ``MODULE:NAME``."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -86,13 +71,6 @@ def installed_app(name: str) -> ClientApp:
 def own_app(node: UpdateNode) -> Answers:
     """The callable that answers messages to a machine with its own ClientApp.
 
-    Raises
-    ------
-    ConfigurationError, LedgerError
-        If the app or the ledger is missing, or the ledger does not cover a run.
-
-    Notes
-    -----
     Every message goes to the mod, which takes policy, budget and ledger from ``node``; what the app returns leaves only
     through it. A mod inside the app lets messages pass.
     """
@@ -116,75 +94,39 @@ def own_app(node: UpdateNode) -> Answers:
     return answer
 
 
-def own_client(
-    node: SampleNode, *, ledger: SQLiteLedger | None = None, items: Items | None = None
-) -> tuple[Answers, PrivateClient]:
-    """The callable that answers messages to a machine of a ``private_client_app``, and its client.
-
-    Parameters
-    ----------
-    ledger, items : optional
-        An audit's (:meth:`.PrivateClientApp.real_machine`).
-
-    Raises
-    ------
-    ConfigurationError, LedgerError
-        If app, samples or ledger are missing, or the ledger does not cover a run.
-
-    Notes
-    -----
-    **Formal guarantees.** Under the trust of the policy of ``node``, everything the client returns is mu-GDP for
-    replacement of one record. The app's own policy is ignored.
-    """
-    app = installed_app(node.app)
-    if not isinstance(app, PrivateClientApp):
-        raise ConfigurationError(
-            f"Expected a private_client_app at {node.app} for method = {node.method!r}, got another ClientApp: leave "
-            "method out, and its updates are released behind the noise mod."
-        )
-    client = app.real_machine(node, ledger=ledger, items=items)
-    app.answer_as(client)
-    return app, client
-
-
-def machine_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
-    """The callable that answers messages to a machine, and the machine in one sentence.
-
-    Raises
-    ------
-    ConfigurationError, LedgerError
-        If the machine cannot be made from its configuration.
-    """
-    if isinstance(config, UpdateNode):
-        return own_app(config), describe_own(config)
-    answers, client = client_of(config)
-    return answers, describe(client)
-
-
 def client_of(
     config: NodeConfig | SampleNode, *, ledger: SQLiteLedger | None = None, items: Items | None = None
 ) -> tuple[Answers, PrivateClient]:
     """The callable that answers messages to a machine that bounds samples, and its client.
 
-    Parameters
-    ----------
-    ledger, items : optional
-        An audit's, instead of the file's ledger and an app's own samples.
-
-    Raises
-    ------
-    ConfigurationError, LedgerError
-        If the machine cannot be made from its configuration.
+    The policy of a ``private_client_app`` is ignored. An audit brings a ledger and items of its own, instead of the
+    file's ledger and the app's samples (:meth:`.PrivateClientApp.real_machine`).
 
     Notes
     -----
-    **Formal guarantees.** Everything the client returns is mu-GDP for replacement of one record, under the policy of
-    the node's file.
+    **Formal guarantees.** Everything the client returns is mu-GDP for replacement of one record, under the policy and
+    the trust of the node's file.
     """
-    if isinstance(config, SampleNode):
-        return own_client(config, ledger=ledger, items=items)
-    client = config.client(ledger)
-    return numpy_client_app(lambda context: client), client  # noqa: ARG005
+    if isinstance(config, NodeConfig):
+        client = config.client(ledger)
+        return numpy_client_app(lambda context: client), client  # noqa: ARG005
+    app = installed_app(config.app)
+    if not isinstance(app, PrivateClientApp):
+        raise ConfigurationError(
+            f"Expected a private_client_app at {config.app} for method = {config.method!r}, got another ClientApp: "
+            "leave method out, and its updates are released behind the noise mod."
+        )
+    client = app.real_machine(config, ledger=ledger, items=items)
+    app.answer_as(client)
+    return app, client
+
+
+def machine_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
+    """The callable that answers messages to a machine, and the machine in one sentence."""
+    if isinstance(config, UpdateNode):
+        return own_app(config), describe_own(config)
+    answers, client = client_of(config)
+    return answers, describe(client)
 
 
 def describe(client: PrivateClient) -> str:

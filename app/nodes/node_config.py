@@ -36,7 +36,7 @@ from ...privacy.setting import refusal, setting, table, unknown_name
 from ...privacy.side.centring_query import CENTRING_CONSTANT, CENTRING_SHARE
 from ...privacy.side.clipped_share import COUNTED_CLIP_NORM
 from ..data.loading import load_dataset, load_shards
-from ..data.shards import OwnedShards
+from ..data.partition import OwnedShards
 from ..methods import METHODS, Method
 from ..methods.method import bounding
 from ..methods.presets import feature_bound
@@ -170,13 +170,7 @@ class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
 
     @property
     def method(self) -> Method:
-        """What this machine takes part in.
-
-        Raises
-        ------
-        ConfigurationError
-            If a real machine cannot.
-        """
+        """What this machine takes part in; refused if a real machine cannot."""
         method = METHODS[self.strategy]
         self._check("strategy", method.on_real_nodes, f"one for real nodes, one of {', '.join(node_strategies())}")
         return method
@@ -318,15 +312,8 @@ class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
     def load_samples(self, secret: bytes = b"") -> tuple[Samples, int, int]:
         """The machine's own samples, their number of features and of classes; with owners, a row for each of them.
 
-        Parameters
-        ----------
-        secret : bytes
-            With owners: of the machine's ledger (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`).
-
-        Raises
-        ------
-        ConfigurationError
-            If they are not there, or not what was promised; the text says nothing of any one sample.
+        ``secret`` is, with owners, the machine's ledger's (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`). No
+        refusal says anything of any one sample.
         """
         if self.samples:
             schema = Schema.read_file(Path(self.schema))
@@ -419,13 +406,7 @@ class HelperConfig(Pinned):
     )
 
     def keys(self) -> HelperKey:
-        """The helper's private keys.
-
-        Raises
-        ------
-        ConfigurationError
-            If they are not there, others could read them, or they are another helper's.
-        """
+        """The helper's private keys; refused if others could read them, or they are another helper's."""
         name, key = read_helper_key(Path(self.key))
         if name != self.helper:
             raise ConfigurationError(
@@ -437,13 +418,6 @@ class HelperConfig(Pinned):
     def opener(self) -> Opener:
         """What opens sums: the pinned roster, the helper's keys and its record.
 
-        Raises
-        ------
-        ConfigurationError, MurmurflError
-            If one of them is not there, is not what was pinned, or does not fit the others; nothing was opened.
-
-        Notes
-        -----
         The record outlives the process and is never made here: a fresh one would have forgotten what was opened.
         """
         roster = read_roster(Path(self.roster), self.roster_digest)

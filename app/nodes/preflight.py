@@ -28,7 +28,7 @@ from .connection import Connection, Given, expiries, utc
 from .diagnosis import AHEAD_S, BEHIND_S, Diagnosis, diagnose
 from .federation.keys_and_cards import Card, cards_of
 from .ledger_views import DAY_S, Allowance, Costs, allowance_of
-from .node_app import OwnNode, describe, describe_helper, describe_own, own_app, own_client, read_node
+from .node_app import OwnNode, client_of, describe, describe_helper, describe_own, own_app, read_node
 from .node_config import HelperConfig, NodeConfig
 from .taken_runs import TakenRuns
 
@@ -87,17 +87,8 @@ class Preflight:
 def check_node(
     path: Path, given: Given, *, run_every_days: float | None = None, clock: Callable[[], float] = time.time
 ) -> Preflight:
-    """Check everything that can be known of a node before it starts.
+    """Check everything that can be known of a node before it starts, at a run in ``run_every_days`` if that is said.
 
-    Parameters
-    ----------
-    run_every_days : float, optional
-        Days between the beginnings of runs; default as in the ledger.
-    clock : callable
-        Seconds since 1970.
-
-    Notes
-    -----
     Releases and spends nothing: ledger and mark stay as they are. The samples are read as when the node starts, and one
     sentence depends on what is in them: ``records`` says how many fit the schema and why the others do not. It is for
     the operator alone; neither it nor the exit code of ``--check`` belongs anywhere that a server can see. A node that
@@ -182,36 +173,29 @@ def _connection(path: Path, given: Given, clock: Callable[[], float]) -> list[Ch
 
 
 def _machine_checks(config: NodeConfig | OwnNode, run_every_days: float | None, now: float) -> Preflight:
+    """Checks of the machine, made as when the node starts: what would be refused then is refused here."""
+    parameters, records = 0, None  # the size of an app's updates is unknown before the first
     try:
-        machine = _Machine.of(config)
+        if isinstance(config, UpdateNode):
+            own_app(config)
+            description, costs = describe_own(config), Costs.of_updates(config.policy(SQLiteLedger(config.ledger)))
+        else:
+            _, client = client_of(config)
+            description, costs = describe(client), Costs.of_client(client)
+            parameters, records = client.machine.num_parameters, _read(client, config)
         summary = read_ledger(config.ledger)
     except (MurmurflError, OSError) as error:
         # It may have failed for want of room.
         disk = _disk([Path(config.ledger)], 0)
         return Preflight(checks=[Check("configuration", "failed", _told(error)), disk])
-    checks = [Check("configuration", "ok", "Configuration, data and ledger are in order."), *_records(machine.records)]
-    left = allowance_of(summary, machine.costs, run_every_days, now)
-    disk = _disk([Path(config.ledger), Path(summary.mark)], machine.num_parameters)
-    checks += [Check("budget", left.state, left.sentence(now)), disk]
-    return Preflight(machine.description, checks, left)
-
-
-@dataclass(frozen=True)
-class _Machine:
-    description: str
-    costs: Costs
-    num_parameters: int
-    records: Records | None = None
-
-    @classmethod
-    def of(cls, config: NodeConfig | OwnNode) -> _Machine:
-        """Make the machine as when the node starts: what would be refused then is refused here."""
-        if isinstance(config, UpdateNode):
-            own_app(config)
-            costs = Costs.of_updates(config.policy(SQLiteLedger(config.ledger)))
-            return cls(describe_own(config), costs, 0)  # the size of its updates is unknown before the first
-        client: PrivateClient = own_client(config)[1] if isinstance(config, SampleNode) else config.client()
-        return cls(describe(client), Costs.of_client(client), client.machine.num_parameters, _read(client, config))
+    left = allowance_of(summary, costs, run_every_days, now)
+    checks = [
+        Check("configuration", "ok", "Configuration, data and ledger are in order."),
+        *_records(records),
+        Check("budget", left.state, left.sentence(now)),
+        _disk([Path(config.ledger), Path(summary.mark)], parameters),
+    ]
+    return Preflight(description, checks, left)
 
 
 def _read(client: PrivateClient, config: NodeConfig | SampleNode) -> Records | None:
@@ -293,18 +277,10 @@ class Finding:
 
 
 def check_operators_file(path: Path) -> Iterator[Finding]:
-    """Check everything that the file of a machine or a helper states of a roster.
+    """Check everything that the file of a machine or a helper states of a roster; changes nothing.
 
-    Raises
-    ------
-    ConfigurationError
-        If ``path`` is no operator's file.
-
-    Notes
-    -----
-    Changes nothing. A file in order shows that *this* operator's key is in the pinned roster. Once every operator has
-    seen that for the same digest, each key belongs to the operator with its name: nobody has put a key in somebody
-    else's place.
+    A file in order shows that *this* operator's key is in the pinned roster. Once every operator has seen that for the
+    same digest, each key belongs to the operator with its name: nobody has put a key in somebody else's place.
     """
     if "helper" in operators_values(path.expanduser()):
         yield from _helper_findings(HelperConfig.read(path, runs_kept=True))
@@ -420,17 +396,7 @@ def connection_checks(
     trying: Callable[..., Diagnosis] = diagnose,
     clock: Callable[[], float] = time.time,
 ) -> list[Check]:
-    """Try a connection and report each step.
-
-    Releases nothing. A running node with the same key keeps its session.
-
-    Parameters
-    ----------
-    trying : callable
-        As :func:`~murmurfl.app.nodes.diagnosis.diagnose`.
-    clock : callable
-        Seconds since 1970.
-    """
+    """Try a connection and report each step; a running node with the same key keeps its session."""
     found = trying(connection)
     if found.cause == "key-unusable" and connection.private_key is not None:  # the rest can be tried without it
         rest = connection_checks(replace(connection, private_key=None), trying=trying, clock=clock)

@@ -33,13 +33,7 @@ _DAY_MINUTES = 24 * 60
 
 @dataclass(frozen=True)
 class Hours:
-    """Hours of some days.
-
-    Raises
-    ------
-    ConfigurationError
-        If the hours, days or zone do not exist.
-    """
+    """Hours of some days."""
 
     span: str = WHOLE_DAY  # ``HH:MM-HH:MM``, the end excluded; past midnight if the end is the earlier one
     days: tuple[str, ...] = DAYS  # on which they begin
@@ -130,13 +124,7 @@ class TakenRuns:
 
     @classmethod
     def read(cls, path: Path) -> TakenRuns | None:
-        """Read the table ``[runs]`` of an operator's file; None if there is none.
-
-        Raises
-        ------
-        ConfigurationError
-            If it is no table, is empty, or a key or a value is impossible.
-        """
+        """Read the table ``[runs]`` of an operator's file; None if there is none. An empty one is refused."""
         values = operators_values(path.expanduser().absolute()).get(RUNS_TABLE)
         if values is None:
             return None
@@ -160,15 +148,7 @@ class TakenRuns:
         return cls(tuple(map(public_owner_key, owners)), frozenset(bundles), None if always else hours)
 
     def why_not(self, message: Message, bundle: Callable[[], str], now: float) -> str:
-        """Reason for refusing a request, for the operator's own log; empty if it is answered.
-
-        Parameters
-        ----------
-        bundle : callable
-            Returns the SHA-256 of the bundle's bytes.
-        now : float
-            This machine's clock, in seconds since 1970.
-        """
+        """Reason for refusing a request, for the operator's own log; empty if it is answered."""
         if self.hours is not None and not self.hours.has(now):
             return f"runs are taken {self.hours.sentence()}"
         if self.bundles and bundle() not in self.bundles:

@@ -1,18 +1,16 @@
 """The papers' tables and figures: what is run, what the paper prints, and how both are shown.
 
-A paper is one object, and so is the kind of its tables (:mod:`.kind`). ``murmurfl reproduce package.module:PAPER`` runs
-a user's own. The command names the papers in its help, so nothing that takes long is imported here.
+A paper is one object, and so is the kind of its tables. ``murmurfl reproduce package.module:PAPER`` runs a user's own.
+The command names the papers in its help, so nothing that takes long is imported here.
 """
 
 from ..settings.registry import Registry
+from .accuracy import TableKind
 from .best_accuracy import BestAccuracy, ManySites
-from .cell import Cell
 from .jiang_2026 import LASSO, MEAN, RIDGE
-from .kind import TableKind
-from .paper import Paper
+from .paper import Cell, Paper
 from .plan_grid import PlanGrid, PlanGridMnist
-from .reshef_levy_2024 import ReshefLevy2024
-from .reshef_levy_2025 import ReshefLevy2025
+from .reshef_levy import ReshefLevy2024, ReshefLevy2025
 from .sums_on_mnist import SecureAggregation
 from .tran_cutkosky_2022 import TranCutkosky2022
 from .zhang_2025 import Zhang2025Cnn, Zhang2025Logistic

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...privacy import rounded_up
 from ..reports.table import Column, Row, Table, statistics
 from ..settings.run_config import NO_NOISE
-from .accuracy import ACCURACY, EPSILON, NOISE, SECONDS, accuracy_rows, percent
-from .cell import JUDGED_AT_THE_END, Cell, Overrides, Settings
-from .kind import TableKind, Trial
-from .paper import Paper
-from .paper_figures import accuracy_axis, add_legend, colours, panels, save
+from .accuracy import (
+    ACCURACY,
+    ALGORITHM,
+    EPSILON,
+    MU,
+    NOISE,
+    SECONDS,
+    Document,
+    TableKind,
+    Trial,
+    accuracy_axis,
+    add_legend,
+    at_the_end,
+    caption_of,
+    colours,
+    draw_by_epsilon,
+    panels,
+    percent,
+    save,
+)
+from .paper import JUDGED_AT_THE_END, Cell, Overrides, Paper, Settings, everybody
 
 _AUC = "auc"
 _ERRORS = (1.5, 2, 3, 5, 10, 20, 40)
 """Ticks of the accuracy axis, in percent wrong."""
+_FEATURES = Column("table", "the features, or the part of the table that the line belongs to", label=True)
 
 
 class BestTable(TableKind):
@@ -29,9 +47,9 @@ class BestTable(TableKind):
     has_alone = True
 
     columns = (
-        Column("table", "the features, or the part of the table that the line belongs to", label=True),
-        Column("algorithm", "what was run", label=True),
-        Column("mu", "what every run of the line guarantees, in the terms above", form=rounded_up, missing="none"),
+        _FEATURES,
+        ALGORITHM,
+        replace(MU, missing="none"),
         EPSILON,
         ACCURACY,
         Column("AUC %", "area under the ROC curve, likewise", form=".1f", spread="± AUC"),
@@ -40,22 +58,27 @@ class BestTable(TableKind):
         SECONDS,
     )
 
-    def curves(self, document: Mapping[str, Any]) -> dict[str, Any]:
+    def curves(self, document: Document) -> dict[str, Any]:
         """The AUC at the end."""
-        return {_AUC: {"rounds": [document["rounds"]], "values": [document["auc"]]}}
+        return {_AUC: at_the_end(document, document["auc"])}
 
     def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The AUC."""
         return {_AUC: statistics([run["curves"][_AUC]["values"][-1] for run in best.runs])}
 
-    def table(self, document: Mapping[str, Any], title: str = "") -> Table:
-        """A line for each algorithm of each cell."""
-        rows, caption = best_rows(document), str(document.get("guarantee", ""))
-        return Table(title, self.columns, rows, caption, draw=lambda path: _draw(document, title, caption, path))
+    def row(self, cell: Document, label: str, entry: Document) -> dict[str, Any]:
+        """Accuracy and AUC, and the releases of a machine."""
+        row = super().row(cell, label, entry)
+        return {
+            **row,
+            "AUC %": percent(entry[_AUC]["mean"]),
+            "± AUC": percent(entry[_AUC]["std"]) if row["runs"] > 1 else None,
+            "releases a machine": entry["releases"]["mean"] / row["machines"],
+        }
 
-    def further_tables(self, document: Mapping[str, Any]) -> list[Table]:
+    def further_tables(self, document: Document) -> list[Table]:
         """A line for each features and method, accuracies beside each other by epsilon; the same of AUCs."""
-        rows, caption = best_rows(document), str(document.get("guarantee", ""))
+        rows, caption = self.rows(document), caption_of(document)
         images = [row for row in rows if row["AUC %"] is None]
         tables = [row for row in rows if row["AUC %"] is not None]
         made = [
@@ -64,43 +87,42 @@ class BestTable(TableKind):
         ]
         return [_crosswise(title, part, value, std, caption) for title, part, value, std in made if part]
 
-
-def best_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One flat row for each algorithm of each cell."""
-    entries = [entry for cell in document["cells"] for entry in cell["algorithms"].values()]
-    return [
-        {
-            **row,
-            "AUC %": percent(entry[_AUC]["mean"]),
-            "± AUC": percent(entry[_AUC]["std"]) if row["runs"] > 1 else None,
-            "releases a machine": entry["releases"]["mean"] / row["machines"],
-        }
-        for row, entry in zip(accuracy_rows(document), entries, strict=True)
-    ]
+    def draw(self, document: Document, title: str, path: Path) -> None:
+        """A panel for each part of the table: accuracy, or AUC, against epsilon, a line for each algorithm."""
+        colour = colours(document)
+        tables: dict[str, list[Row]] = {}
+        for row in self.rows(document):
+            tables.setdefault(row["table"], []).append(row)
+        figure, grid, columns = panels(len(tables), 3, (4.4, 3.2), 1.4)
+        for axes, (name, shown) in zip(grid, tables.items(), strict=True):
+            measure, std = ("accuracy %", "± std") if shown[0]["AUC %"] is None else ("AUC %", "± AUC")
+            for label in dict.fromkeys(row["algorithm"] for row in shown):
+                rows = [row for row in shown if row["algorithm"] == label]
+                draw_by_epsilon(axes, rows, colour[label], measure, std, markersize=3.5)
+            axes.set_title(name, fontsize=9)
+            axes.set_xlabel(f"epsilon at delta = {shown[0]['delta']:g}", fontsize=8)
+            axes.set_ylabel("test accuracy [%]" if measure == "accuracy %" else measure, fontsize=8)
+            axes.grid(alpha=0.3)
+            if measure == "accuracy %":
+                accuracy_axis(axes, _ERRORS)
+        add_legend(figure, list(figure.axes), columns=3)
+        heading = f"{title}: mean and standard deviation over {document['seeds']} runs"
+        save(figure, path, heading, document, 60 * columns)
 
 
 def _crosswise(title: str, rows: Sequence[Row], value: str, std: str, caption: str) -> Table:
+    """A line for each features and method, a column for each epsilon."""
     by_epsilon = {row["epsilon"]: epsilon_name(row["epsilon"]) for row in rows}
-    known = sorted(by_epsilon, key=lambda epsilon: float("inf") if epsilon is None else epsilon)
+    names = [by_epsilon[one] for one in sorted(by_epsilon, key=lambda one: float("inf") if one is None else one)]
+    empty = {**dict.fromkeys(names), **dict.fromkeys(f"± {name}" for name in names)}
     lines: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
-        place = row["table"], row["algorithm"]
-        line = lines.setdefault(place, {"table": place[0], "algorithm": place[1]})
+        place = {"table": row["table"], "algorithm": row["algorithm"]}
         name = by_epsilon[row["epsilon"]]
-        line |= {name: row[value], f"± {name}": row[std]}
-    columns = [
-        Column("table", "the features, or the part of the table that the line belongs to", label=True),
-        Column("algorithm", "what was run", label=True),
-        *(
-            Column(by_epsilon[one], "mean ± standard deviation over seeds", form=".1f", spread=f"± {by_epsilon[one]}")
-            for one in known
-        ),
-    ]
-    full = [
-        {**{column.name: None for column in columns[2:]}, **{f"± {c.name}": None for c in columns[2:]}, **line}
-        for line in lines.values()
-    ]
-    return Table(title, columns, full, caption)
+        lines.setdefault(tuple(place.values()), {**empty, **place}).update({name: row[value], f"± {name}": row[std]})
+    meaning = "mean ± standard deviation over seeds"
+    columns = [Column(name, meaning, form=".1f", spread=f"± {name}") for name in names]
+    return Table(title, [_FEATURES, ALGORITHM, *columns], list(lines.values()), caption)
 
 
 def epsilon_name(epsilon: float | None) -> str:
@@ -108,69 +130,24 @@ def epsilon_name(epsilon: float | None) -> str:
     return "no noise" if epsilon is None else f"epsilon {rounded_up(epsilon)}"
 
 
-def _draw(document: Mapping[str, Any], title: str, caption: str, path: Path) -> None:
-    """A panel for each part of the table: accuracy, or AUC, against epsilon, a line for each algorithm."""
-    rows, colour = best_rows(document), colours(document)
-    tables: dict[str, list[Row]] = {}
-    for row in rows:
-        tables.setdefault(row["table"], []).append(row)
-    figure, grid, columns = panels(len(tables), 3, (4.4, 3.2), 1.4)
-    for axes, (name, shown) in zip(grid, tables.items(), strict=True):
-        measure = "accuracy %" if shown[0]["AUC %"] is None else "AUC %"
-        for label in dict.fromkeys(row["algorithm"] for row in shown):
-            _draw_line(axes, [row for row in shown if row["algorithm"] == label], measure, colour[label])
-        axes.set_title(name, fontsize=9)
-        axes.set_xlabel(f"epsilon at delta = {shown[0]['delta']:g}", fontsize=8)
-        axes.set_ylabel("test accuracy [%]" if measure == "accuracy %" else measure, fontsize=8)
-        axes.grid(alpha=0.3)
-        if measure == "accuracy %":
-            accuracy_axis(axes, _ERRORS)
-    add_legend(figure, list(figure.axes), columns=3)
-    save(figure, path, f"{title}: mean and standard deviation over {document['seeds']} runs", caption, 60 * columns)
-
-
-def _draw_line(axes: Any, rows: Sequence[Row], measure: str, colour: Any) -> None:
-    """One algorithm in one panel; without noise it is a line across."""
-    height = (lambda value: 100 - value) if measure == "accuracy %" else float
-    noisy = sorted((row for row in rows if row["epsilon"] is not None), key=lambda row: row["epsilon"])
-    for row in rows:
-        if row["epsilon"] is None:
-            axes.axhline(height(row[measure]), color=colour, linestyle=":", label=row["algorithm"])
-    if noisy:
-        axes.set_xscale("log")
-        std = "± std" if measure == "accuracy %" else "± AUC"
-        axes.errorbar(
-            [row["epsilon"] for row in noisy],
-            [height(row[measure]) for row in noisy],
-            yerr=[row[std] or 0.0 for row in noisy],
-            color=colour,
-            label=noisy[0]["algorithm"],
-            marker="o",
-            markersize=3.5,
-            capsize=2,
-        )
-
-
-_SHARED: Settings = {
-    "num-clients": 100,
-    "clients-per-round": 100,
-    **JUDGED_AT_THE_END,
-}
+_SHARED: Settings = {**everybody(100), **JUDGED_AT_THE_END}
 SOFT, STROKES, BEST = "soft-gradients", "strokes", "scattering+strokes"
 MUS = (0.1, 0.25, 0.5, 1.0, 2.0)
 
 FULL_BATCH: Overrides = {"strategy": "full-batch"}
 ONE_SHOT: Overrides = {"strategy": "one-shot"}
-_HONEST = 70
-SUMS: Overrides = {
-    "strategy": "full-batch",
-    "trust": "secure-aggregation",
-    "min-cohort": 100,
-    "colluders": 100 - _HONEST,
-}
+
+
+def _sums_of(machines: int) -> tuple[str, Overrides]:
+    """Sums of which seven tenths are honest, and their name."""
+    honest = machines * 7 // 10
+    cohort = {"trust": "secure-aggregation", "min-cohort": machines, "colluders": machines - honest}
+    return f"full batches, sums of {honest} honest machines", {**FULL_BATCH, **cohort}
+
 
 FULL, ONE_PASS, NOISY_SGD, SHOT = "full batches", "one pass of mu2", "one pass of noisy SGD", "one shot"
-SECURE, WITHOUT = f"full batches, sums of {_HONEST} honest machines", "full batches without noise"
+WITHOUT = "full batches without noise"
+SECURE, SUMS = _sums_of(100)
 
 
 _BATCHES = {
@@ -213,19 +190,19 @@ def _noiseless() -> list[Cell]:
     return [Cell(features, _images(features, mechanism=NO_NOISE), {WITHOUT: FULL_BATCH}) for features in (SOFT, BEST)]
 
 
-_SKEWED: Settings = {"partition": "dirichlet", "dirichlet-alpha": 0.1}
-_UNEQUAL: Settings = {"partition": "unequal"}
 _FITTING_BATCH = 12
 """No larger than the smallest of unequal machines; skewed ones may have a single sample, which is none for one pass."""
 
 
 def _partitions() -> list[Cell]:
     one_pass = {ONE_PASS: _one_pass(_FITTING_BATCH)[ONE_PASS]}
+    skewed: Settings = {"partition": "dirichlet", "dirichlet-alpha": 0.1}
+    unequal: Settings = {"partition": "unequal"}
     return [
         Cell(f"{features}, {name}", {**_images(features, mu=mu), **partition}, {FULL: FULL_BATCH, **others})
         for name, partition, others in (
-            ("labels skewed (Dirichlet 0.1)", _SKEWED, {}),
-            ("machines of unequal size", _UNEQUAL, one_pass),
+            ("labels skewed (Dirichlet 0.1)", skewed, {}),
+            ("machines of unequal size", unequal, one_pass),
         )
         for features in (SOFT, BEST)
         for mu in (0.25, 1.0)
@@ -234,13 +211,7 @@ def _partitions() -> list[Cell]:
 
 _TABLES = {"credit-default": 48, "recidivism": 28}
 """Tables of people, and how many samples there are in a release of one pass: the best of three on held-out people."""
-
-
-_UNCLIPPED: Overrides = {"clip-norm": 2.0}
-_NOISELESS_STEPS: dict[str, Overrides] = {
-    "credit-default": {"learning-rate": 10.0},
-    "recidivism": {"learning-rate": 3.0},
-}
+_NOISELESS_STEPS = {"credit-default": 10.0, "recidivism": 3.0}
 """The preset's clip and step are for noise; tables of people are small enough that it shows without."""
 
 
@@ -250,20 +221,18 @@ def _tables() -> list[Cell]:
         for task, batch_size in _TABLES.items()
         for mu in (0.25, 1.0)
     ]
-    return noisy + [
-        Cell(task, {**_SHARED, "task": task, "mechanism": NO_NOISE}, {WITHOUT: {**FULL_BATCH, **_UNCLIPPED, **step}})
+    noiseless = [
+        Cell(
+            task,
+            {**_SHARED, "task": task, "mechanism": NO_NOISE},
+            {WITHOUT: {**FULL_BATCH, "clip-norm": 2.0, "learning-rate": step}},
+        )
         for task, step in _NOISELESS_STEPS.items()
     ]
+    return noisy + noiseless
 
 
 _EPSILONS = (0.3, 0.5, 0.7, 1.0, 2.0, 4.0, 8.0)
-
-
-def _sums_of(machines: int) -> tuple[str, Overrides]:
-    """Sums of which seven tenths are honest, and their name."""
-    honest = machines * 7 // 10
-    name = f"full batches, sums of {honest} honest machines"
-    return name, {**SUMS, "min-cohort": machines, "colluders": machines - honest}
 
 
 def _ways(machines: int) -> dict[str, Overrides]:
@@ -280,7 +249,7 @@ class ManySites(Paper):
 
     def cells(self) -> list[Cell]:
         """Images by epsilon; then tables of people."""
-        many = {**_images(BEST), "num-clients": 1_000, "clients-per-round": 1_000}
+        many = {**_images(BEST), **everybody(1_000)}
         images = [Cell("1,000 machines of 60", {**many, "epsilon": epsilon}, _ways(1_000)) for epsilon in _EPSILONS]
         people = [
             Cell(f"{task}, 100 sites", {**_SHARED, "task": task, "epsilon": epsilon}, _ways(100))

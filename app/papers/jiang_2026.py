@@ -11,21 +11,27 @@ from typing import Any
 from ...privacy import gdp_mu, rounded_up
 from ..reports.table import Column, Marked, Row, Table, curve_statistics, short, spread, statistics
 from ..settings.run_config import RunConfig
-from .accuracy import NOISE
-from .cell import Cell, is_without_noise
-from .kind import TableKind, Trial
-from .paper import Paper
-from .paper_figures import add_legend, colours, draw_band, panels, save
+from .accuracy import (
+    NOISE,
+    PART,
+    Document,
+    TableKind,
+    Trial,
+    add_legend,
+    colours,
+    draw_band,
+    measured_rounds,
+    panels,
+    save,
+)
+from .paper import Cell, Overrides, Paper, everybody, is_without_noise
 
 
 @dataclass(frozen=True)
 class ExcessRiskTable(TableKind):
     """A line for each cell: the excess risk of every algorithm at the best of its steps that the guarantee covers.
 
-    Parameters
-    ----------
-    paper_sizes : mapping of str to (int, int)
-        n and d of the paper's data, by task.
+    ``paper_sizes`` are n and d of the paper's data, by task.
     """
 
     name = "excess-risk"
@@ -36,10 +42,9 @@ class ExcessRiskTable(TableKind):
 
     paper_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
-    def curves(self, document: Mapping[str, Any]) -> dict[str, Any]:
+    def curves(self, document: Document) -> dict[str, Any]:
         """The objective after every epoch."""
-        entries = [entry for entry in document["per_round"] if entry["loss"] is not None]
-        return {"loss": {"rounds": [e["round"] for e in entries], "values": [e["loss"] for e in entries]}}
+        return {"loss": measured_rounds(document, "loss")}
 
     def best(self, trials: Sequence[Trial]) -> Trial:
         """The step of least mean excess risk, of those that the guarantee covers if it covers any."""
@@ -77,16 +82,16 @@ class ExcessRiskTable(TableKind):
             },
         }
 
-    def table(self, document: Mapping[str, Any], title: str = "") -> Table:
+    def table(self, document: Document, title: str = "") -> Table:
         """A line for each cell, a column for each algorithm; the figures have a row for each of both."""
-        figures, caption = self._figures(document), str(document.get("guarantee", ""))
+        figures = self.rows(document)
         cells: dict[str, dict[str, Row]] = {}
         for row in figures:
             cells.setdefault(row["table"], {})[row["algorithm"]] = row
         labels = list(dict.fromkeys(label for cell in cells.values() for label in cell))
         meaning = "excess risk, mean ± standard deviation over seeds, and the step; the best private one stands out"
         columns = (
-            Column("setting", "the part of the table that the line belongs to", label=True),
+            replace(PART, name="setting"),
             Column("n (paper)", "samples of the silo", _size("n")),
             Column("d (paper)", "values in the model", _size("d")),
             Column("epsilon", "what the private runs of the line guarantee, in the terms above", _epsilons),
@@ -95,37 +100,57 @@ class ExcessRiskTable(TableKind):
             Column("beyond", "a better step that the guarantee does not cover; no result", _beyond),
         )
         lines = [{"setting": name, "cell": cell, "best": _least_private(cell)} for name, cell in cells.items()]
-        return Table(title, columns, lines, caption, figures, lambda path: _draw(document, title, caption, path))
+        made = super().table(document, title)
+        return replace(made, columns=columns, rows=lines, figures=figures)
 
-    def _figures(self, document: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """One flat row for each algorithm of each cell."""
-        rows = []
-        for cell in document["cells"]:
-            settings = {**RunConfig().to_mapping(), **cell["settings"]}
-            samples, parameters = self.paper_sizes.get(settings["task"], (None, None))
+    def row(self, cell: Document, label: str, entry: Document) -> dict[str, Any]:
+        """Sizes, step and excess risk, and the step beyond the guarantee."""
+        settings = {**RunConfig().to_mapping(), **cell["settings"]}
+        samples, parameters = self.paper_sizes.get(settings["task"], (None, None))
+        beyond, runs = entry["beyond"], len(entry["loss"]["runs"])
+        return {
+            "table": cell["table"],
+            "n": entry["samples"],
+            "paper n": samples,
+            "d": entry["parameters"],
+            "paper d": parameters,
+            "algorithm": label,
+            "step": entry["learning-rate"],
+            "excess risk": short(entry["excess"]["mean"]),
+            "± std": short(entry["excess"]["std"]) if runs > 1 else None,
+            "epsilon": entry["epsilon"]["mean"],
+            "delta": entry["delta"]["mean"],
+            "noise": settings["noise-quality"],
+            "not private": is_without_noise({**settings, **entry["settings"]}),
+            "uncovered step": None if beyond is None else beyond["step"],
+            "its excess risk": None if beyond is None else short(beyond["mean"]),
+            "runs": runs,
+        }
+
+    def draw(self, document: Document, title: str, path: Path) -> None:
+        """A panel a cell: excess risk after every epoch, mean and band, as the paper's figures 2 to 6."""
+        cells, colour = document["cells"], colours(document)
+        figure, grid, width = panels(len(cells), 4, (3.7, 2.9), 0.8)
+        for cell, axes in zip(cells, grid, strict=True):
             for label, entry in cell["algorithms"].items():
-                beyond, runs = entry["beyond"], len(entry["loss"]["runs"])
-                rows.append(
-                    {
-                        "table": cell["table"],
-                        "n": entry["samples"],
-                        "paper n": samples,
-                        "d": entry["parameters"],
-                        "paper d": parameters,
-                        "algorithm": label,
-                        "step": entry["learning-rate"],
-                        "excess risk": short(entry["excess"]["mean"]),
-                        "± std": short(entry["excess"]["std"]) if runs > 1 else None,
-                        "epsilon": entry["epsilon"]["mean"],
-                        "delta": entry["delta"]["mean"],
-                        "noise": settings["noise-quality"],
-                        "not private": is_without_noise({**settings, **entry["settings"]}),
-                        "uncovered step": None if beyond is None else beyond["step"],
-                        "its excess risk": None if beyond is None else short(beyond["mean"]),
-                        "runs": runs,
-                    }
-                )
-        return rows
+                curve = entry["curves"]["excess"]
+                floor = [max(value, _LOWEST) for value in curve["mean"]]
+                low = [max(m - s, 0.5 * f) for m, s, f in zip(curve["mean"], curve["std"], floor, strict=True)]
+                high = [m + s for m, s in zip(floor, curve["std"], strict=True)]
+                draw_band(axes, curve["rounds"], floor, (low, high), color=colour[label], label=label)
+            axes.set_title(cell["table"], fontsize=8)
+            axes.set_yscale("log")
+            axes.grid(alpha=0.3)
+            axes.tick_params(labelsize=7, which="both")
+        for axes in grid[-width:]:
+            axes.set_xlabel("epoch", fontsize=8)
+        add_legend(figure, [grid[0]])
+        heading = f"{title}: empirical excess risk, mean and standard deviation over {document['seeds']} runs"
+        save(figure, path, heading, document, 45 * width)
+
+
+_LOWEST = 1e-9
+"""The end of the logarithmic axis: an excess risk may be 0 up to rounding."""
 
 
 def _least(trials: Sequence[Trial]) -> float:
@@ -195,32 +220,6 @@ def _beyond(line: Row) -> str:
     )
 
 
-_LOWEST = 1e-9
-"""The end of the logarithmic axis: an excess risk may be 0 up to rounding."""
-
-
-def _draw(document: Mapping[str, Any], title: str, caption: str, path: Path) -> None:
-    """A panel a cell: excess risk after every epoch, mean and band, as the paper's figures 2 to 6."""
-    cells, colour = document["cells"], colours(document)
-    figure, grid, width = panels(len(cells), 4, (3.7, 2.9), 0.8)
-    for cell, axes in zip(cells, grid, strict=True):
-        for label, entry in cell["algorithms"].items():
-            curve = entry["curves"]["excess"]
-            floor = [max(value, _LOWEST) for value in curve["mean"]]
-            low = [max(m - s, 0.5 * f) for m, s, f in zip(curve["mean"], curve["std"], floor, strict=True)]
-            high = [m + s for m, s in zip(floor, curve["std"], strict=True)]
-            draw_band(axes, curve["rounds"], floor, (low, high), color=colour[label], label=label)
-        axes.set_title(cell["table"], fontsize=8)
-        axes.set_yscale("log")
-        axes.grid(alpha=0.3)
-        axes.tick_params(labelsize=7, which="both")
-    for axes in grid[-width:]:
-        axes.set_xlabel("epoch", fontsize=8)
-    add_legend(figure, [grid[0]])
-    heading = f"{title}: empirical excess risk, mean and standard deviation over {document['seeds']} runs"
-    save(figure, path, heading, caption, 45 * width)
-
-
 SIZES = {
     "mnist-69": (1000, 784),
     "cifar10-ridge": (1000, 3072),
@@ -232,12 +231,9 @@ SIZES = {
 
 _STEPS = tuple(float(f"{digit}e-{power}") for power in range(1, 10) for digit in (5, 1))
 _DELTA = 1e-6
-_ALGORITHMS = {
-    "Interleaved": "interleaved",
-    "Priv-Pub": "priv-pub",
-    "Pub-Priv": "pub-priv",
-    "DP-ShuffleG": "dp-shuffleg",
-    "Public-Only": "public-only",
+_ALGORITHMS: dict[str, Overrides] = {
+    name: {"strategy": "shuffled", "variant": name.lower()}
+    for name in ("Interleaved", "Priv-Pub", "Pub-Priv", "DP-ShuffleG", "Public-Only")
 }
 
 
@@ -252,8 +248,7 @@ def _cells(
                 "preset": "practical",
                 "task": task,
                 "model": model,
-                "num-clients": 1,
-                "clients-per-round": 1,
+                **everybody(1),
                 "num-rounds": 50,
                 "clip-norm": 10.0,
                 "delta": _DELTA,
@@ -263,7 +258,7 @@ def _cells(
                 "noise-quality": "fast",
                 "checkpoint": False,
             },
-            {label: {"strategy": "shuffled", "variant": variant} for label, variant in _ALGORITHMS.items()},
+            _ALGORITHMS,
             steps=_STEPS,
         )
         for order, share in settings

@@ -1,15 +1,80 @@
-"""A paper whose tables are reproduced, as one object; a user's own is one more."""
+"""A paper whose tables are reproduced, as one object, and the cells of its tables; a user's own is one more."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from ...privacy import gdp_mu
+from ...privacy import NO_NOISE, gdp_mu
 from ..settings.run_config import RunConfig, without_unread
-from .cell import Cell, Overrides, Settings
-from .kind import TableKind
+from .accuracy import TableKind
+
+Overrides = Mapping[str, bool | int | float | str]
+Settings = dict[str, bool | int | float | str]
+
+LONG_RUN: Settings = {"noise-quality": "fast", "checkpoint": False, "node-deadline-s": 600.0}
+"""Settings of long simulations in large numbers: fast noise, no files, patience with busy cores."""
+JUDGED_AT_THE_END: Settings = {**LONG_RUN, "evaluate-every": 1_000_000}
+"""The same where only the last model is evaluated."""
+
+VALIDATION_SEEDS = (101,)
+"""Seeds of the runs that choose a step; no result is made with them."""
+
+
+def hyphenated(**values: bool | float | str) -> Settings:
+    """Settings by the names of run-config keys, with underscores for hyphens."""
+    return {name.replace("_", "-"): value for name, value in values.items()}
+
+
+def everybody(machines: int) -> Settings:
+    """Settings of so many machines, all of them in every round."""
+    return {"num-clients": machines, "clients-per-round": machines}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table.
+
+    Parameters
+    ----------
+    table : str
+        The table it belongs to.
+    settings : mapping
+        Run-config overrides beside those of the algorithm. All algorithms of the cell read them; what only some of them
+        read stands among the algorithms' own.
+    algorithms : mapping of str to mapping
+        Overrides of each algorithm in the cell.
+    paper : mapping of str to mapping
+        What the paper prints, by algorithm: ``accuracy`` in percent, ``loss``.
+    steps : tuple of float
+        Learning rates each algorithm is run with, all of them with every seed; the kind of table says which of them is
+        its result (:meth:`TableKind.best`).
+    grids : mapping of str to tuple of float
+        Learning rates to choose from, by algorithm. Runs of their own, with the seeds of ``VALIDATION_SEEDS``, try
+        them, and the one that is best by the measure of the kind of table is used.
+    validation : mapping
+        Overrides of the runs that choose a step, such as ``validation-samples``, how many samples are held out for
+        them.
+    """
+
+    table: str
+    settings: Overrides
+    algorithms: Mapping[str, Overrides]
+    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    steps: tuple[float, ...] = ()
+    grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    validation: Overrides = field(default_factory=dict)
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether the runs that choose a step are judged on samples that are held out for it."""
+        return bool(self.validation.get("validation-samples"))
+
+
+def is_without_noise(settings: Mapping[str, object]) -> bool:
+    """Whether an algorithm's settings, its cell's among them, are those of a run without noise."""
+    return settings.get("mechanism") == NO_NOISE
 
 
 class Paper(ABC):
@@ -69,7 +134,7 @@ class Paper(ABC):
 
 
 def _with_mu(settings: Settings) -> Settings:
-    """Settings in which an epsilon is the mu it stands for, in the place of the cell's own."""
+    """Settings with the mu that an epsilon stands for, in place of the cell's own."""
     epsilon = settings.pop("epsilon", 0.0)
     if epsilon:
         settings["mu"] = gdp_mu(float(epsilon), float(settings.get("delta", RunConfig().delta)))
@@ -77,7 +142,7 @@ def _with_mu(settings: Settings) -> Settings:
 
 
 def _still_read(cell: Cell, overrides: Overrides) -> Settings:
-    """A cell's settings that still mean something under others: not those of a task, a model or a mu that is gone."""
+    """A cell's settings without those of a task, a model or a mu that the overrides replace."""
     method = next(iter(cell.algorithms.values()))  # a cell's settings are read by all its algorithms
     read = without_unread({**cell.settings, "strategy": method["strategy"], **overrides})
     return {
@@ -92,10 +157,10 @@ def _preset(cell: Cell) -> object:
 
 
 def _is_of_some(key: str, base: Cell, algorithms: Mapping[str, Overrides]) -> bool:
-    """Whether a setting is one that only some algorithms read, the same for all of them.
+    """Whether only some algorithms read a setting, with one value for all of them.
 
-    Then it is theirs, and the others, which would refuse it, do not get it. Settings in which algorithms differ make
-    them the algorithms they are, and stay.
+    Then it goes to those alone: the others would refuse it. Settings in which algorithms differ make them the
+    algorithms they are, and stay.
     """
     values = {options[key] for options in algorithms.values() if key in options}
     return key != "strategy" and key not in base.settings and len(values) == 1

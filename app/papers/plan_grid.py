@@ -7,15 +7,14 @@ samples; the grid was fixed before :mod:`murmurfl.app.planning` was tried on it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ...privacy import rounded_up
 from ..methods.auto_method import AUTO
 from ..reports.table import Column, Table, statistics
 from ..settings.run_config import RunConfig
-from .cell import JUDGED_AT_THE_END, Cell, Overrides, Settings
-from .kind import TableKind, Trial
-from .paper import Paper
+from .accuracy import AT_DELTA, MU, Document, TableKind, Trial, at_the_end, caption_of
+from .paper import JUDGED_AT_THE_END, Cell, Overrides, Paper, Settings, everybody, hyphenated
 
 _AUC = "auc"
 _TABULAR = ("credit-default", "recidivism")
@@ -32,8 +31,8 @@ class GridTable(TableKind):
 
     columns = (
         Column("data", "what was learnt, and on how many machines", label=True),
-        Column("mu", "what every run of the line guarantees, in the terms above", form=rounded_up),
-        Column("epsilon", "the same at delta", form=rounded_up),
+        MU,
+        AT_DELTA,
         Column("auto took", "the strategy that was chosen from sizes alone", "took"),
         Column("score", "test accuracy in percent, or AUC x 100; mean over seeds", form=".1f", spread="± std"),
         Column("best of the grid", "what else was run and scored highest", "best"),
@@ -48,11 +47,11 @@ class GridTable(TableKind):
         Column("rounds", "T"),
     )
 
-    def curves(self, document: Mapping[str, Any]) -> dict[str, Any]:
+    def curves(self, document: Document) -> dict[str, Any]:
         """The AUC at the end, where there are two classes, and the number of rounds."""
-        kept = {"rounds-made": {"rounds": [document["rounds"]], "values": [float(document["rounds"])]}}
+        kept = {"rounds-made": at_the_end(document, float(document["rounds"]))}
         auc = document.get(_AUC)
-        return kept if auc is None else {**kept, _AUC: {"rounds": [document["rounds"]], "values": [auc]}}
+        return kept if auc is None else {**kept, _AUC: at_the_end(document, auc)}
 
     def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The score and the rounds; of ``auto``, the settings of what it took: captions are about those."""
@@ -68,14 +67,17 @@ class GridTable(TableKind):
             told["chosen_by"] = AUTO
         return told
 
-    def table(self, document: Mapping[str, Any], title: str = "") -> Table:
-        """A line for each kind of data and mu: what ``auto`` took beside the best of the grid."""
-        return Table(title, self.columns, choice_rows(document), str(document.get("guarantee", "")))
+    def rows(self, document: Document) -> list[dict[str, Any]]:
+        """A row for each cell: the best of its grid, and what ``auto`` took where it was run."""
+        return [_choice(cell) for cell in document["cells"]]
 
-    def further_tables(self, document: Mapping[str, Any]) -> list[Table]:
+    def table(self, document: Document, title: str = "") -> Table:
+        """A line for each kind of data and mu: what ``auto`` took beside the best of the grid; it has no picture."""
+        return replace(super().table(document, title), draw=None)
+
+    def further_tables(self, document: Document) -> list[Table]:
         """A line for each algorithm of each cell, the best first."""
-        caption = str(document.get("guarantee", ""))
-        return [Table("the whole grid", self.grid_columns, grid_rows(document), caption)]
+        return [Table("the whole grid", self.grid_columns, grid_rows(document), caption_of(document))]
 
 
 def chosen_settings(config: RunConfig) -> dict[str, Any]:
@@ -87,51 +89,49 @@ def chosen_settings(config: RunConfig) -> dict[str, Any]:
     return {name: value for name, value in chosen.items() if value != asked[name]}
 
 
-def grid_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _score(entry: Document) -> float:
+    return entry["score"]["mean"]
+
+
+def _best_of_grid(cell: Document) -> tuple[str, Document]:
+    grid = {label: entry for label, entry in cell["algorithms"].items() if "chosen_by" not in entry}
+    return max(grid.items(), key=lambda item: _score(item[1]))
+
+
+def grid_rows(document: Document) -> list[dict[str, Any]]:
     """One flat row for each algorithm, the best of each cell first."""
-    rows = []
-    for cell in document["cells"]:
-        found = sorted(cell["algorithms"].items(), key=lambda item: -item[1]["score"]["mean"])
-        most = max(entry["score"]["mean"] for label, entry in found if "chosen_by" not in entry)
-        rows += [
-            {
-                "data": cell["table"],
-                "mu": entry["mu"]["mean"],
-                "epsilon": entry["epsilon"]["mean"],
-                "algorithm": f"{label}: {entry['settings']['strategy']}" if "chosen_by" in entry else label,
-                "score": entry["score"]["mean"],
-                "± std": _deviation(entry),
-                "behind": most - entry["score"]["mean"],
-                "rounds": round(entry["rounds"]),
-            }
-            for label, entry in found
-        ]
-    return rows
+    return [
+        {
+            "data": cell["table"],
+            "mu": entry["mu"]["mean"],
+            "epsilon": entry["epsilon"]["mean"],
+            "algorithm": f"{label}: {entry['settings']['strategy']}" if "chosen_by" in entry else label,
+            "score": _score(entry),
+            "± std": _deviation(entry),
+            "behind": _score(_best_of_grid(cell)[1]) - _score(entry),
+            "rounds": round(entry["rounds"]),
+        }
+        for cell in document["cells"]
+        for label, entry in sorted(cell["algorithms"].items(), key=lambda item: -_score(item[1]))
+    ]
 
 
-def choice_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One flat row for each cell: the best of its grid, and what ``auto`` took where it was run."""
-    rows = []
-    for cell in document["cells"]:
-        entries = cell["algorithms"]
-        grid = {label: entry for label, entry in entries.items() if "chosen_by" not in entry}
-        label, best = max(grid.items(), key=lambda item: item[1]["score"]["mean"])
-        taken = next((entry for entry in entries.values() if "chosen_by" in entry), best)
-        rows.append(
-            {
-                "data": cell["table"],
-                "mu": taken["mu"]["mean"],
-                "epsilon": taken["epsilon"]["mean"],
-                "took": _named(cell, taken["settings"]),
-                "score": taken["score"]["mean"],
-                "± std": _deviation(taken),
-                "best": label,
-                "best score": best["score"]["mean"],
-                "± best": _deviation(best),
-                "behind": best["score"]["mean"] - taken["score"]["mean"],
-            }
-        )
-    return rows
+def _choice(cell: Document) -> dict[str, Any]:
+    """The flat row of a cell: the best of its grid, and what ``auto`` took where it was run."""
+    label, best = _best_of_grid(cell)
+    taken = next((entry for entry in cell["algorithms"].values() if "chosen_by" in entry), best)
+    return {
+        "data": cell["table"],
+        "mu": taken["mu"]["mean"],
+        "epsilon": taken["epsilon"]["mean"],
+        "took": _named(cell, taken["settings"]),
+        "score": _score(taken),
+        "± std": _deviation(taken),
+        "best": label,
+        "best score": _score(best),
+        "± best": _deviation(best),
+        "behind": _score(best) - _score(taken),
+    }
 
 
 def _named(cell: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
@@ -146,39 +146,34 @@ def _deviation(entry: Mapping[str, Any]) -> float | None:
     return entry["score"]["std"] if len(entry["score"]["runs"]) > 1 else None
 
 
-_COMMON: Settings = {"preset": "practical", **JUDGED_AT_THE_END}
-
-
 _CHOSEN: dict[str, Overrides] = {"auto": {"strategy": "auto"}}
 
 
-def _everybody(machines: int, **more: object) -> Settings:
-    settings = {name.replace("_", "-"): value for name, value in more.items()}
-    return {**_COMMON, "num-clients": machines, "clients-per-round": machines, **settings}  # type: ignore[dict-item]
+def _setting(machines: int, **more: Any) -> Settings:
+    return {"preset": "practical", **JUDGED_AT_THE_END, **everybody(machines), **hyphenated(**more)}
 
 
-def _full(**more: object) -> Overrides:
-    return {"strategy": "full-batch", **{name.replace("_", "-"): value for name, value in more.items()}}  # type: ignore[dict-item]
+def _full(**more: Any) -> Overrides:
+    return {"strategy": "full-batch", **hyphenated(**more)}
 
 
-def _mu2(batch: int, rounds: int, clip: float, rate: float, **more: object) -> Overrides:
+def _stepping(strategy: str, batch: int, clip: float, rate: float, **more: Any) -> Overrides:
+    settings = hyphenated(batch_size=batch, clip_norm=clip, learning_rate=rate, **more)
+    return {"strategy": strategy, **settings}
+
+
+def _mu2(batch: int, rounds: int, clip: float, rate: float, **more: Any) -> Overrides:
     """One pass with a step of rate / T^2."""
-    eta = rate / rounds**2
-    own = {name.replace("_", "-"): value for name, value in more.items()}
-    shared = {"batch-size": batch, "clip-norm": clip, "learning-rate": eta, "mechanism": "cancelling"}
-    return {"strategy": "mu2", **shared, **own}  # type: ignore[dict-item]
+    return _stepping("mu2", batch, clip, rate / rounds**2, **{"mechanism": "cancelling", **more})
 
 
-def _sgd(batch: int, clip: float, eta: float, **more: object) -> Overrides:
-    own = {name.replace("_", "-"): value for name, value in more.items()}
-    return {"strategy": "noisy-sgd", "batch-size": batch, "clip-norm": clip, "learning-rate": eta, **own}  # type: ignore[dict-item]
+def _sgd(batch: int, clip: float, rate: float, **more: Any) -> Overrides:
+    return _stepping("noisy-sgd", batch, clip, rate, **more)
 
 
-def _whole(samples: int, passes: int, clip: float, eta: float, **more: object) -> Overrides:
+def _whole(samples: int, passes: int, clip: float, rate: float, **more: Any) -> Overrides:
     """ISRL-DP with all samples of a machine as its batch."""
-    own = {name.replace("_", "-"): value for name, value in more.items()}
-    settings = {"batch-size": samples, "passes": passes, "clip-norm": clip, "learning-rate": eta, **own}
-    return {"strategy": "isrl-dp-accelerated", **settings}  # type: ignore[dict-item]
+    return _stepping("isrl-dp-accelerated", samples, clip, rate, passes=passes, **more)
 
 
 def _digits() -> list[Cell]:
@@ -187,7 +182,7 @@ def _digits() -> list[Cell]:
     return [
         Cell(
             "digits, 10 machines",
-            _everybody(10, task="digits", mu=mu),
+            _setting(10, task="digits", mu=mu),
             {
                 "full batch": _full(),
                 "full batch, T = 4": _full(num_rounds=4),
@@ -215,7 +210,7 @@ def _tables(table: str, task: str, samples: int) -> list[Cell]:
     return [
         Cell(
             f"{table}, 100 machines",
-            _everybody(100, task=task, mu=mu),
+            _setting(100, task=task, mu=mu),
             {
                 "full batch": _full(),
                 "full batch, T = 2": _full(num_rounds=2),
@@ -245,7 +240,7 @@ def _stream() -> list[Cell]:
     return [
         Cell(
             "stream of zhang-2025, 20 machines",
-            _everybody(
+            _setting(
                 20,
                 task="synthetic-logistic",
                 partition="own",
@@ -302,7 +297,7 @@ class PlanGridMnist(Paper):
         return [
             Cell(
                 "MNIST, 100 machines",
-                _everybody(100, task="mnist", mu=mu),
+                _setting(100, task="mnist", mu=mu),
                 {
                     "full batch": _full(**soft),
                     "full batch, T = 4": _full(num_rounds=4, **soft),

@@ -5,20 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...privacy import rounded_up
 from ..reports.table import Column, Row, Table, statistics
 from ..settings.run_config import RunConfig
-from .accuracy import ACCURACY, NOISE, SECONDS, accuracy_rows
-from .cell import JUDGED_AT_THE_END, Cell, Overrides, Settings
-from .kind import TableKind, Trial
-from .paper import Paper
-from .paper_figures import accuracy_axis, add_legend, colours, panels, save
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+from .accuracy import (
+    ACCURACY,
+    ASKED,
+    AT_DELTA,
+    MU,
+    NOISE,
+    PART,
+    SECONDS,
+    Document,
+    TableKind,
+    Trial,
+    accuracy_axis,
+    add_legend,
+    caption_of,
+    colours,
+    draw_by_epsilon,
+    panels,
+    save,
+)
+from .paper import JUDGED_AT_THE_END, Cell, Overrides, Paper, Settings
 
 _CLOSED = "closed"
 _ERRORS = (2.5, 5, 10, 20, 40)
@@ -34,18 +45,14 @@ class TrustTable(TableKind):
     honest_in_columns = True
 
     columns = (
-        Column("table", "the part of the table that the line belongs to", label=True),
-        Column(
-            "asked of machines",
-            "machines asked in a round, of all there are",
-            lambda row: f"{row['asked']} of {row['machines']}",
-        ),
+        PART,
+        ASKED,
         Column("trust", "who is trusted with what", "algorithm", label=True),
         Column("honest", "h, machines of every sum that do not work with the server", form="d", missing="-"),
         Column("in a sum", "the fewest releases that are opened together", "min cohort", "d", missing="-"),
         ACCURACY,
-        Column("mu", "what every run of the line guarantees, in the terms above", form=rounded_up),
-        Column("epsilon", "the same at delta", form=rounded_up),
+        MU,
+        AT_DELTA,
         Column("mu whatever happens", "what holds if nobody else is honest", "mu_local", rounded_up, missing="nothing"),
         Column("epsilon whatever happens", "the same at delta", "epsilon_local", rounded_up, missing="nothing"),
         Column("closed", "rounds that too few releases came in, mean over seeds", "closed", ".1f"),
@@ -53,7 +60,7 @@ class TrustTable(TableKind):
         SECONDS,
     )
 
-    def curves(self, document: Mapping[str, Any]) -> dict[str, Any]:
+    def curves(self, document: Document) -> dict[str, Any]:
         """The rounds in which no sum was opened, because too few releases came."""
         rounds = document["per_round"]
         closed = [float(bool(entry[_CLOSED])) for entry in rounds]
@@ -63,29 +70,66 @@ class TrustTable(TableKind):
         """The number of closed rounds."""
         return {"closed": statistics([sum(run["curves"][_CLOSED]["values"]) for run in best.runs])}
 
-    def table(self, document: Mapping[str, Any], title: str = "") -> Table:
-        """A line for each algorithm of each cell."""
-        rows, caption = trust_rows(document), str(document.get("guarantee", ""))
-        return Table(title, self.columns, rows, caption, draw=lambda path: _draw(document, title, caption, path))
+    def row(self, cell: Document, label: str, entry: Document) -> dict[str, Any]:
+        """Accuracy, whom the figures rest on, and what holds whatever happens."""
+        config = RunConfig.from_mapping({**cell["settings"], **entry["settings"]})
+        summed = config.secure
+        # What a machine releases for itself holds anyway; a trusted server's noise is nobody's but the server's.
+        others = summed or config.trust_model == "trusted-server"
+        return {
+            **super().row(cell, label, entry),
+            "honest": config.min_honest if summed else None,
+            "min cohort": config.cohort_floor if summed else None,
+            **{f"{name}_local": entry[f"{name}_local" if others else name]["mean"] for name in ("mu", "epsilon")},
+            "lost": config.lost_replies,
+            "closed": entry["closed"]["mean"],
+        }
 
-    def further_tables(self, document: Mapping[str, Any]) -> list[Table]:
+    def further_tables(self, document: Document) -> list[Table]:
         """A line for each cell: accuracies beside each other, then what holds whatever happens."""
-        rows, caption = trust_rows(document), str(document.get("guarantee", ""))
+        rows, caption = self.rows(document), caption_of(document)
         labels = list(dict.fromkeys(row["algorithm"] for row in rows))
-        part = Column("table", "the part of the table that the line belongs to", label=True)
-        accuracies = [part, *_COMMON, *(Column(one, "accuracy", form=".1f", spread=f"± {one}") for one in labels)]
-        local = [*_COMMON, *(Column(one, "epsilon whatever happens", form=_or_nothing) for one in labels)]
+        common = [replace(ASKED, value="", label=True), MU, AT_DELTA]
+        accuracies = [PART, *common, *(Column(one, "accuracy", form=".1f", spread=f"± {one}") for one in labels)]
+        local = [*common, *(Column(one, "epsilon whatever happens", form=_or_nothing) for one in labels)]
         return [
             Table("test accuracy in percent", accuracies, _crosswise(rows, "table", value="accuracy %"), caption),
             Table("epsilon whatever happens", local, _crosswise(rows, value="epsilon_local"), caption),
         ]
 
+    def draw(self, document: Document, title: str, path: Path) -> None:
+        """A panel for each features and number of machines asked: accuracy against epsilon, a line for each trust."""
+        rows, colour = self.rows(document), colours(document)
+        default = RunConfig().features
+        features = [cell["settings"].get("features", default) for cell in document["cells"] for _ in cell["algorithms"]]
+        parts: dict[tuple[Any, ...], list[Row]] = {}
+        for name, row in zip(features, rows, strict=True):
+            parts.setdefault((name, row["asked"], row["machines"]), []).append(row)
+        figure, grid, columns = panels(len(parts), 2, (5.2, 3.6), 1.6)
+        for axes, ((name, asked, machines), shown) in zip(grid, parts.items(), strict=True):
+            for lost in sorted({row["lost"] for row in shown}):
+                for label in colour:
+                    lines = [row for row in shown if (row["algorithm"], row["lost"]) == (label, lost)]
+                    draw_by_epsilon(axes, lines, colour[label], **_style(colour[label], lost))
+            axes.set_title(f"{name.replace('-', ' ')}, {asked} of {machines} machines asked", fontsize=9)
+            axes.set_xscale("log")
+            ticks = sorted({row["epsilon"] for row in shown if row["epsilon"] is not None})
+            axes.set_xticks(ticks, [rounded_up(tick, 3) for tick in ticks])
+            axes.set_xticks([], minor=True)
+            axes.set_xlabel(f"epsilon at delta = {shown[0]['delta']:g}")
+            accuracy_axis(axes, _ERRORS)
+            axes.set_ylabel("test accuracy [%]")
+            axes.grid(alpha=0.3)
+        add_legend(figure, list(figure.axes))
+        heading = f"{title}: mean and standard deviation over {document['seeds']} runs; dashed: replies lost"
+        save(figure, path, heading, document, 75 * columns)
 
-_COMMON = (
-    Column("asked of machines", "machines asked in a round, of all there are", label=True),
-    Column("mu", "what every run of the line guarantees, in the terms above", form=rounded_up),
-    Column("epsilon", "the same at delta", form=rounded_up),
-)
+
+def _style(colour: Any, lost: float) -> dict[str, Any]:
+    """Solid where every reply came; where some were lost dashed, with hollow marks and no entry in the legend."""
+    if lost:
+        return {"label": None, "linestyle": "--", "linewidth": 1.0, "markersize": 4, "markerfacecolor": "white"}
+    return {"linestyle": "-", "linewidth": 1.6, "markersize": 4, "markerfacecolor": colour}
 
 
 def _or_nothing(value: float | str) -> str:
@@ -97,90 +141,12 @@ def _crosswise(rows: Sequence[Row], *parts: str, value: str) -> list[dict[str, A
     cells: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         asked = f"{row['asked']} of {row['machines']}"
-        shared = {"asked of machines": asked, "mu": row["mu"], "epsilon": row["epsilon"]}
+        shared = {ASKED.name: asked, "mu": row["mu"], "epsilon": row["epsilon"]}
         named = {part: row[part] for part in parts}
         cell = cells.setdefault((asked, row["mu asked"], *named.values()), {**named, **shared})
         found = row[value]
         cell |= {row["algorithm"]: "nothing" if found is None else found, f"± {row['algorithm']}": row["± std"]}
     return list(cells.values())
-
-
-def trust_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One flat row for each algorithm of each cell."""
-    entries = [(cell, entry) for cell in document["cells"] for entry in cell["algorithms"].values()]
-    return [
-        {**row, **_trusted(cell, entry)} for row, (cell, entry) in zip(accuracy_rows(document), entries, strict=True)
-    ]
-
-
-def _trusted(cell: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    config = RunConfig.from_mapping({**cell["settings"], **entry["settings"]})
-    summed = config.secure
-    # What a machine releases for itself holds anyway; a trusted server's noise is nobody's but the server's.
-    own = "mu", "epsilon"
-    local = {
-        f"{name}_local": entry[f"{name}_local" if summed or config.trust_model == "trusted-server" else name]["mean"]
-        for name in own
-    }
-    return {
-        "honest": config.min_honest if summed else None,
-        "min cohort": config.cohort_floor if summed else None,
-        **local,
-        "lost": config.lost_replies,
-        "closed": entry["closed"]["mean"],
-    }
-
-
-def _draw(document: Mapping[str, Any], title: str, caption: str, path: Path) -> None:
-    """A panel for each features and number of machines asked: accuracy against epsilon, a line for each trust."""
-    rows, colour = trust_rows(document), colours(document)
-    settings = [{**RunConfig().to_mapping(), **cell["settings"]} for cell in document["cells"]]
-    places = [one for cell, one in zip(document["cells"], settings, strict=True) for _ in cell["algorithms"]]
-    parts: dict[tuple[Any, ...], list[Row]] = {}
-    for place, row in zip(places, rows, strict=True):
-        parts.setdefault((place["features"], row["asked"], row["machines"]), []).append(row)
-    figure, grid, columns = panels(len(parts), 2, (5.2, 3.6), 1.6)
-    for axes, (place, shown) in zip(grid, parts.items(), strict=True):
-        features, asked, machines = place
-        for lost in sorted({row["lost"] for row in shown}):
-            for label in colour:
-                _draw_line(axes, [r for r in shown if (r["algorithm"], r["lost"]) == (label, lost)], colour[label])
-        axes.set_title(f"{features.replace('-', ' ')}, {asked} of {machines} machines asked", fontsize=9)
-        axes.set_xscale("log")
-        ticks = sorted({row["epsilon"] for row in shown if row["epsilon"] is not None})
-        axes.set_xticks(ticks, [rounded_up(tick, 3) for tick in ticks])
-        axes.set_xticks([], minor=True)
-        axes.set_xlabel(f"epsilon at delta = {shown[0]['delta']:g}")
-        accuracy_axis(axes, _ERRORS)
-        axes.set_ylabel("test accuracy [%]")
-        axes.grid(alpha=0.3)
-    add_legend(figure, list(figure.axes))
-    heading = f"{title}: mean and standard deviation over {document['seeds']} runs; dashed: replies lost"
-    save(figure, path, heading, caption, 75 * columns)
-
-
-def _draw_line(axes: Axes, rows: Sequence[Row], colour: Any) -> None:
-    """One trust in one panel: solid where every reply came, dashed with hollow marks where some were lost."""
-    for row in rows:
-        if row["epsilon"] is None:  # without noise: a line across
-            axes.axhline(100 - row["accuracy %"], color=colour, linestyle=":", label=row["algorithm"])
-    rows = sorted((row for row in rows if row["epsilon"] is not None), key=lambda row: row["epsilon"])
-    if not rows:
-        return
-    lossy = bool(rows[0]["lost"])
-    axes.errorbar(
-        [row["epsilon"] for row in rows],
-        [100 - row["accuracy %"] for row in rows],
-        yerr=[row["± std"] or 0.0 for row in rows],
-        color=colour,
-        label=None if lossy else rows[0]["algorithm"],
-        linestyle="--" if lossy else "-",
-        linewidth=1.0 if lossy else 1.6,
-        marker="o",
-        markersize=4,
-        markerfacecolor="white" if lossy else colour,
-        capsize=2,
-    )
 
 
 _MNIST: Settings = {

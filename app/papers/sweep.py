@@ -58,13 +58,9 @@ class _Columns:
 
 
 def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
-    """The figures of several runs and their objectives after every epoch, as plain values.
+    """The figures of several runs and their objectives after every epoch, as plain values, in their order.
 
-    Returns
-    -------
-    list of dict
-        In their order; epsilon and mu are None for a run that is not covered
-        (:meth:`~murmurfl.app.methods.Method.covers`).
+    Epsilon and mu are None for a run that is not covered (:meth:`~murmurfl.app.methods.Method.covers`).
     """
     if len({sweep_of(config) for config in configs}) != 1 or not all(
         METHODS[config.strategy].sweeps(config) for config in configs

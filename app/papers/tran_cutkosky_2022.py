@@ -15,11 +15,25 @@ from ...privacy import ConfigurationError, gdp_mu
 from ..reports.figures import empty_figure
 from ..reports.table import Column, Row, Table, curve_statistics, short, spread, statistics
 from ..settings.run_config import RunConfig
-from .accuracy import ACCURACY, EPSILON, NOISE, SECONDS, percent
-from .cell import Cell, Settings
-from .kind import Measure, Run, TableKind, Trial
-from .paper import Paper
-from .paper_figures import add_legend, colours, save
+from .accuracy import (
+    ACCURACY,
+    ALGORITHM,
+    EPSILON,
+    NOISE,
+    SECONDS,
+    Document,
+    Measure,
+    Run,
+    TableKind,
+    Trial,
+    accuracy_row,
+    add_legend,
+    caption_of,
+    colours,
+    entries_of,
+    save,
+)
+from .paper import Cell, Paper, Settings, everybody, hyphenated
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,12 +56,8 @@ class _Point(NamedTuple):
 class GradientNormTable(TableKind):
     """A line for each algorithm: its gradient norms; and the powers of epsilon and N that they go with.
 
-    Parameters
-    ----------
-    rates : mapping of str to float
-        The theorems' powers of epsilon N, by algorithm.
-    model_names : mapping of str to str
-        What the table of powers calls a model.
+    ``rates`` are the theorems' powers of epsilon N by algorithm, ``model_names`` what the table of powers calls a
+    model.
     """
 
     name = "gradient-norm"
@@ -55,7 +65,7 @@ class GradientNormTable(TableKind):
     curves_needed = frozenset({"gradient-norm"})
     columns = (
         Column("setting", "the part of the table that the line belongs to", "table", label=True),
-        Column("algorithm", "what was run", label=True),
+        ALGORITHM,
         Column("step", "the learning rate", form=".3g"),
         Column(
             "gradient norm, mean over rounds",
@@ -78,7 +88,7 @@ class GradientNormTable(TableKind):
         if not config.gradient_norm:
             raise ConfigurationError("Expected gradient-norm = true for a table of gradient norms, got false.")
 
-    def curves(self, document: Mapping[str, Any]) -> dict[str, Any]:
+    def curves(self, document: Document) -> dict[str, Any]:
         """The gradient norms."""
         return {"gradient-norm": document["gradient_norms"]}
 
@@ -102,36 +112,41 @@ class GradientNormTable(TableKind):
             },
         }
 
-    def summary(self, document: Mapping[str, Any]) -> dict[str, Any]:
+    def summary(self, document: Document) -> dict[str, Any]:
         """The fitted powers, under ``slopes``."""
         return {"slopes": self.slopes(document)}
 
-    def table(self, document: Mapping[str, Any], title: str = "") -> Table:
-        """A line for each algorithm of each cell."""
-        entries = [(cell, label, e) for cell in document["cells"] for label, e in cell["algorithms"].items()]
-        rows, caption = [_row(*entry) for entry in entries], str(document.get("guarantee", ""))
-        return Table(title, self.columns, rows, caption, draw=lambda path: self._draw(document, title, caption, path))
+    def row(self, cell: Document, label: str, entry: Document) -> dict[str, Any]:
+        """Step, gradient norms and accuracy."""
+        made = accuracy_row(cell, label, entry)
+        settings = {**cell["settings"], **entry["settings"]}
+        norms = {"gradient norm": entry["gradient_norm"], "last gradient norm": entry["last_gradient_norm"]}
+        row = {"table": made["table"], "algorithm": label, "step": settings.get("learning-rate")}
+        for name, found in norms.items():
+            row |= {name: found["mean"], f"± {name}": found["std"] if made["runs"] > 1 else None}
+        row |= {name: made[name] for name in ("accuracy %", "± std", "loss", "mu", "epsilon", "delta")}
+        quality = settings.get("noise-quality", RunConfig().noise_quality)
+        return {**row, "noise": quality, "seconds": made["seconds"], "runs": made["runs"]}
 
-    def further_tables(self, document: Mapping[str, Any]) -> list[Table]:
+    def further_tables(self, document: Document) -> list[Table]:
         """The fitted powers, if there are any."""
         return [self.powers(document)] if document["slopes"] else []
 
-    def powers(self, document: Mapping[str, Any]) -> Table:
+    def powers(self, document: Document) -> Table:
         """A line for each line that was fitted."""
-        caption = str(document.get("guarantee", ""))
         rows = [{**line, "model": self.model_names.get(line["model"], line["model"])} for line in document["slopes"]]
         columns = (
             Column("task", "what is trained", "model", label=True),
-            Column("algorithm", "what was run", label=True),
+            ALGORITHM,
             Column("gradient norm against", "what varies, and in brackets what does not", _against, label=True),
             Column("points", "cells the line goes through"),
             Column("power, mean over rounds", "the line's slope ± its standard error", "mean", _power),
             Column("power, last round", "the same in the end", "last", _power),
             Column("theorem", "the theorem's power", "theory", ".2f"),
         )
-        return Table("Powers", columns, rows, caption)
+        return Table("Powers", columns, rows, caption_of(document))
 
-    def slopes(self, document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def slopes(self, document: Document) -> list[dict[str, Any]]:
         """Powers of epsilon and of the number of samples that gradient norms go with, by task and algorithm.
 
         A line through log(gradient norm) of every run against the logarithm of one of the two, the other fixed, by
@@ -149,7 +164,7 @@ class GradientNormTable(TableKind):
                     lines.append({**about, "points": len(chosen), **fits, "theory": self.rates.get(label)})
         return lines
 
-    def _draw(self, document: Mapping[str, Any], title: str, caption: str, path: Path) -> None:
+    def draw(self, document: Document, title: str, path: Path) -> None:
         """Gradient norm and accuracy against epsilon and N, log by log, with the theorems' slopes."""
         shown, colour = _panels(document), colours(document)
         figure = empty_figure(3.9 * len(shown), 6.4)
@@ -159,9 +174,7 @@ class GradientNormTable(TableKind):
                 self._draw_line(grid[0, column], cells, against, label, "gradient_norm", colour[label])
                 self._draw_line(grid[1, column], cells, against, label, "accuracy", colour[label])
             for axes, words in zip(grid[:, column], ("gradient norm", "test accuracy [%]"), strict=True):
-                x = sorted(
-                    {place for cell in cells for e in cell["algorithms"].values() for place in _at(cell, e, against)}
-                )
+                x = sorted({place for cell, _, e in entries_of({"cells": cells}) for place in _at(cell, e, against)})
                 axes.set_xscale("log")
                 axes.set_xticks(x, [f"{value:g}" for value in x], fontsize=8)
                 axes.minorticks_off()
@@ -173,10 +186,10 @@ class GradientNormTable(TableKind):
             grid[0, column].set_title(f"{model}, {known}", fontsize=9)
         add_legend(figure, list(grid[0]))
         over = f"mean and standard deviation over {document['seeds']} runs; dotted: the theorems' powers"
-        save(figure, path, f"{title}: {over}", caption, 50 * len(shown))
+        save(figure, path, f"{title}: {over}", document, 50 * len(shown))
 
     def _draw_line(
-        self, axes: Axes, cells: Sequence[Mapping[str, Any]], against: str, label: str, name: str, colour: Any
+        self, axes: Axes, cells: Sequence[Document], against: str, label: str, name: str, colour: Any
     ) -> None:
         factor = 100 if name == "accuracy" else 1
         points = sorted(
@@ -217,25 +230,19 @@ def _fit(points: Sequence[_Point], against: str, name: str) -> dict[str, float]:
     return fitted_slope(x, y)
 
 
-def _points(document: Mapping[str, Any]) -> dict[tuple[str, str], list[_Point]]:
+def _points(document: Document) -> dict[tuple[str, str], list[_Point]]:
     """The points of fitted lines, by model and algorithm; runs without an epsilon have none."""
     points: dict[tuple[str, str], list[_Point]] = {}
-    for cell in document["cells"]:
-        for label, entry in cell["algorithms"].items():
-            if entry["epsilon"]["mean"] is not None:
-                point = _Point(
-                    epsilon=float(entry["epsilon"]["mean"]),
-                    samples=_samples(cell),
-                    mean=entry["gradient_norm"]["runs"],
-                    last=entry["last_gradient_norm"]["runs"],
-                )
-                points.setdefault((_model(cell), label), []).append(point)
+    for cell, label, entry in entries_of(document):
+        if (epsilon := entry["epsilon"]["mean"]) is not None:
+            norms = entry["gradient_norm"]["runs"], entry["last_gradient_norm"]["runs"]
+            points.setdefault((_model(cell), label), []).append(_Point(float(epsilon), _samples(cell), *norms))
     return points
 
 
-def _panels(document: Mapping[str, Any]) -> dict[tuple[str, str, float, tuple[str, ...]], list[Mapping[str, Any]]]:
+def _panels(document: Document) -> dict[tuple[str, str, float, tuple[str, ...]], list[Document]]:
     """The cells of each panel, by model, what varies in it, what does not, and its algorithms."""
-    groups: dict[tuple[str, str, float, tuple[str, ...]], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, str, float, tuple[str, ...]], list[Document]] = {}
     for cell in document["cells"]:
         epsilons = [entry["epsilon"]["mean"] for entry in cell["algorithms"].values()]
         algorithms = tuple(cell["algorithms"])
@@ -245,41 +252,18 @@ def _panels(document: Mapping[str, Any]) -> dict[tuple[str, str, float, tuple[st
     return {key: cells for key, cells in groups.items() if len(cells) > 1} or dict([next(iter(groups.items()))])
 
 
-def _model(cell: Mapping[str, Any]) -> str:
+def _model(cell: Document) -> str:
     return str(cell["settings"].get("model", RunConfig().model))
 
 
-def _samples(cell: Mapping[str, Any]) -> float:
+def _samples(cell: Document) -> float:
     return float(cell["settings"].get("training-samples", 0))
 
 
-def _at(cell: Mapping[str, Any], entry: Mapping[str, Any], against: str) -> list[float]:
+def _at(cell: Document, entry: Document, against: str) -> list[float]:
     """The place of an entry on a panel's axis; empty if that is not known."""
     place = entry["epsilon"]["mean"] if against == "epsilon" else _samples(cell)
     return [place] if place else []
-
-
-def _row(cell: Mapping[str, Any], label: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    settings = {**cell["settings"], **entry["settings"]}
-    runs = len(entry["accuracy"]["runs"])
-    return {
-        "table": cell["table"],
-        "algorithm": label,
-        "step": settings.get("learning-rate"),
-        "gradient norm": entry["gradient_norm"]["mean"],
-        "± gradient norm": entry["gradient_norm"]["std"] if runs > 1 else None,
-        "last gradient norm": entry["last_gradient_norm"]["mean"],
-        "± last gradient norm": entry["last_gradient_norm"]["std"] if runs > 1 else None,
-        "accuracy %": percent(entry["accuracy"]["mean"]),
-        "± std": percent(entry["accuracy"]["std"]) if runs > 1 else None,
-        "loss": entry["loss"]["mean"],
-        "mu": entry["mu"]["mean"],
-        "epsilon": entry["epsilon"]["mean"],
-        "delta": entry["delta"]["mean"],
-        "noise": settings.get("noise-quality", RunConfig().noise_quality),
-        "seconds": entry["seconds"]["mean"],
-        "runs": runs,
-    }
 
 
 def _against(line: Row) -> str:
@@ -308,7 +292,7 @@ _LOGISTIC_SAMPLES = 6000
 """Training samples where epsilon varies."""
 
 
-def _settings(**settings: Any) -> Settings:
+def _settings(machines: int, **settings: Any) -> Settings:
     return {
         "preset": "practical",
         "delta": _DELTA,
@@ -316,24 +300,22 @@ def _settings(**settings: Any) -> Settings:
         "checkpoint": False,
         "gradient-norm": True,
         "node-deadline-s": 600.0,
-        **settings,
+        **everybody(machines),
+        **hyphenated(**settings),
     }
 
 
 def _logistic(epsilon: float, samples: int, **settings: Any) -> Settings:
     return _settings(
-        **{
-            "task": "mnist-parity",
-            "features": "means-4x4",
-            "model": "nonconvex-logistic",
-            "num-clients": 1,
-            "clients-per-round": 1,
-            "training-samples": samples,
-            "feature-bound": 1.0,
-            "clip-norm": 1.05,  # the model's own bound, R + lambda 3 sqrt(3 d) / 8, is 1.045: nothing is clipped
-            "mu": gdp_mu(epsilon, _DELTA),
-            **settings,
-        }
+        1,
+        task="mnist-parity",
+        features="means-4x4",
+        model="nonconvex-logistic",
+        training_samples=samples,
+        feature_bound=1.0,
+        clip_norm=1.05,  # the model's own bound, R + lambda 3 sqrt(3 d) / 8, is 1.045: nothing is clipped
+        mu=gdp_mu(epsilon, _DELTA),
+        **settings,
     )
 
 
@@ -355,19 +337,18 @@ def _theorem_6(epsilon: float, samples: int, parameters: int) -> Cell:
     for _ in range(100):  # T = epsilon N^2 / (log2(T) spread)
         rounds = epsilon * samples**2 / (math.log2(max(rounds, 2.0)) * spread)
     num_rounds = max(round(rounds), 2)
-    settings = {
-        "batch-size": 1,
-        "passes": max(math.ceil(num_rounds / samples), 2),
-        "num-rounds": num_rounds,
-        "alpha": min(epsilon * samples / (num_rounds * math.log2(num_rounds) * spread), 1.0),
-        "learning-rate": 1 / math.sqrt(samples * num_rounds),
-        "evaluate-every": max(num_rounds // 20, 1),
-    }
-    return Cell(
-        f"logistic, theorem 6, epsilon = {epsilon:g}, N = {samples}",
-        _logistic(epsilon, samples, **settings),
-        {"algorithm 1, theorem 6": {"strategy": "tree-momentum"}},
+    settings = _logistic(
+        epsilon,
+        samples,
+        batch_size=1,
+        passes=max(math.ceil(num_rounds / samples), 2),
+        num_rounds=num_rounds,
+        alpha=min(epsilon * samples / (num_rounds * math.log2(num_rounds) * spread), 1.0),
+        learning_rate=1 / math.sqrt(samples * num_rounds),
+        evaluate_every=max(num_rounds // 20, 1),
     )
+    name = f"logistic, theorem 6, epsilon = {epsilon:g}, N = {samples}"
+    return Cell(name, settings, {"algorithm 1, theorem 6": {"strategy": "tree-momentum"}})
 
 
 class TranCutkosky2022(Paper):
@@ -384,38 +365,46 @@ class TranCutkosky2022(Paper):
 
     def cells(self) -> list[Cell]:
         """Our own cells: the paper has no experiments; these show what its rates say at sizes one can run."""
-        cells = []
-        batch, passes = 100, 10
-        varied = [(epsilon, _LOGISTIC_SAMPLES) for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0)]
-        varied += [(1.0, samples) for samples in (750, 1500, 3000, 12_000)]
-        for epsilon, samples in varied:
-            rounds = passes * (samples // batch)
-            settings = {"batch-size": batch, "passes": passes, "evaluate-every": max(rounds // 20, 1)}
-            cells.append(
-                Cell(
-                    f"logistic, epsilon = {epsilon:g}, N = {samples}",
-                    _logistic(epsilon, samples, **settings),
-                    _algorithms(0.03),
-                    grids=_grids(rounds, (3.0, 10.0, 30.0, 100.0), (0.02, 0.1, 0.5, 2.5)),
-                )
-            )
-        for samples in (250, 500, 1000):
-            cells.append(_theorem_6(2.0, samples, 49))
-        batch, passes, machines, samples = 60, 2, 10, 12_000
-        rounds = passes * (samples // (batch * machines))
-        settings = {"batch-size": batch, "passes": passes, "evaluate-every": rounds // 4}
-        settings |= {"task": "mnist", "features": "means-2x2", "model": "cnn", "clip-norm": 1.0}
-        settings |= {"training-samples": samples}
-        settings |= {"num-clients": machines, "clients-per-round": machines}
-        for epsilon in (4.0, 32.0):
-            cells.append(
-                Cell(
-                    f"CNN, epsilon = {epsilon:g}, N = {samples}",
-                    _settings(**settings, mu=gdp_mu(epsilon, _DELTA)),
-                    _algorithms(0.1),
-                    grids=_grids(rounds, (4.0, 10.0, 25.0), (1.0, 4.0, 16.0)),
-                    # A network's gradient is small where it begins: least gradient norm would choose the step of rest.
-                    validation={"validation-samples": 10_000},
-                )
-            )
-        return cells
+        return [
+            *(_varied(epsilon, _LOGISTIC_SAMPLES) for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0)),
+            *(_varied(1.0, samples) for samples in (750, 1500, 3000, 12_000)),
+            *(_theorem_6(2.0, samples, 49) for samples in (250, 500, 1000)),
+            *(_network(epsilon) for epsilon in (4.0, 32.0)),
+        ]
+
+
+def _varied(epsilon: float, samples: int) -> Cell:
+    """Logistic regression with ten passes in batches of 100."""
+    rounds = 10 * (samples // 100)
+    return Cell(
+        f"logistic, epsilon = {epsilon:g}, N = {samples}",
+        _logistic(epsilon, samples, batch_size=100, passes=10, evaluate_every=max(rounds // 20, 1)),
+        _algorithms(0.03),
+        grids=_grids(rounds, (3.0, 10.0, 30.0, 100.0), (0.02, 0.1, 0.5, 2.5)),
+    )
+
+
+def _network(epsilon: float) -> Cell:
+    """A CNN with two passes in batches of 60 on ten machines."""
+    batch, passes, machines, samples = 60, 2, 10, 12_000
+    rounds = passes * (samples // (batch * machines))
+    settings = _settings(
+        machines,
+        batch_size=batch,
+        passes=passes,
+        evaluate_every=rounds // 4,
+        task="mnist",
+        features="means-2x2",
+        model="cnn",
+        clip_norm=1.0,
+        training_samples=samples,
+        mu=gdp_mu(epsilon, _DELTA),
+    )
+    return Cell(
+        f"CNN, epsilon = {epsilon:g}, N = {samples}",
+        settings,
+        _algorithms(0.1),
+        grids=_grids(rounds, (4.0, 10.0, 25.0), (1.0, 4.0, 16.0)),
+        # A network's gradient is small where it begins: least gradient norm would choose the step of rest.
+        validation={"validation-samples": 10_000},
+    )

@@ -8,12 +8,21 @@ from typing import Any
 
 from ...privacy import gdp_mu
 from ..reports.figures import empty_figure
-from ..reports.table import Column, Table, curve_statistics
-from .accuracy import ACCURACY, EPSILON, NOISE, accuracy_rows
-from .cell import LONG_RUN, Cell, Settings
-from .kind import TableKind, Trial
-from .paper import Paper
-from .paper_figures import add_legend, colours, draw_band, save
+from ..reports.table import Column, curve_statistics
+from .accuracy import (
+    ACCURACY,
+    EPSILON,
+    NOISE,
+    Document,
+    TableKind,
+    Trial,
+    add_legend,
+    colours,
+    draw_band,
+    measured_rounds,
+    save,
+)
+from .paper import LONG_RUN, Cell, Paper, Settings, everybody, hyphenated
 
 SUMS = ("cumulative-loss", "dynamic-regret", "static-regret")
 """Curves that are sums over rounds."""
@@ -49,89 +58,78 @@ class RegretTable(TableKind):
         NOISE,
     )
 
-    def curves(self, document: Mapping[str, Any]) -> dict[str, Any]:
+    def curves(self, document: Document) -> dict[str, Any]:
         """The accuracy where it was evaluated, and the sums, where the run is one of online learning."""
-        evaluated = [entry for entry in document["per_round"] if entry["accuracy"] is not None]
-        accuracy = {"rounds": [e["round"] for e in evaluated], "values": [100 * e["accuracy"] for e in evaluated]}
         online = document["online"] or {}
         sums = {
             name: {"rounds": online["rounds"], "values": online[name]} for name in SUMS if online.get(name) is not None
         }
-        return {"accuracy": accuracy, **sums}
+        return {"accuracy": measured_rounds(document, "accuracy", 100), **sums}
 
     def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The curves' means and deviations."""
         return {"curves": curve_statistics([run["curves"] for run in best.runs])}
 
-    def table(self, document: Mapping[str, Any], title: str = "") -> Table:
-        """A line for each algorithm of each cell."""
-        rows = accuracy_rows(document)
-        entries = [(cell, entry) for cell in document["cells"] for entry in cell["algorithms"].values()]
-        for row, (cell, entry) in zip(rows, entries, strict=True):
-            row["step"] = {**cell["settings"], **entry["settings"]}.get("learning-rate")
-            for name in SUMS:
-                curve = entry["curves"].get(name)
-                row[name] = None if curve is None else curve["mean"][-1]
-                row[f"± {name}"] = None if curve is None or row["runs"] < 2 else curve["std"][-1]
-        caption = str(document.get("guarantee", ""))
-        return Table(title, self.columns, rows, caption, draw=lambda path: _draw(document, title, caption, path))
+    def row(self, cell: Document, label: str, entry: Document) -> dict[str, Any]:
+        """Accuracy, step and the sums after the last round."""
+        row = super().row(cell, label, entry)
+        row["step"] = {**cell["settings"], **entry["settings"]}.get("learning-rate")
+        for name in SUMS:
+            curve = entry["curves"].get(name)
+            row[name] = None if curve is None else curve["mean"][-1]
+            row[f"± {name}"] = None if curve is None or row["runs"] < 2 else curve["std"][-1]
+        return row
+
+    def draw(self, document: Document, title: str, path: Path) -> None:
+        """One row of panels a cell: every curve with its band."""
+        cells = document["cells"]
+        names = [name for name in _TITLES if any(name in entry["curves"] for entry in cells[0]["algorithms"].values())]
+        colour = colours(document)
+        figure = empty_figure(4.4 * len(names), 3.1 * len(cells) + 0.7)
+        grid = figure.subplots(len(cells), len(names), squeeze=False)
+        for cell, row in zip(cells, grid, strict=True):
+            for name, axes in zip(names, row, strict=True):
+                drawn = {label: e for label, e in cell["algorithms"].items() if name in e["curves"]}
+                for label, entry in drawn.items():
+                    curve = entry["curves"][name]
+                    low = [mean - std for mean, std in zip(curve["mean"], curve["std"], strict=True)]
+                    high = [mean + std for mean, std in zip(curve["mean"], curve["std"], strict=True)]
+                    dashes = "--" if entry["epsilon"]["mean"] is None else "-"  # nothing is guaranteed
+                    style = {"color": colour[label], "label": label, "linestyle": dashes}
+                    draw_band(axes, curve["rounds"], curve["mean"], (low, high), **style)
+                axes.set_title(f"{cell['table']}: {_TITLES[name]}", fontsize=9)
+                axes.grid(alpha=0.3)
+                if name != "accuracy":
+                    axes.set_yscale("symlog", linthresh=10.0)
+                if name == "cumulative-loss":  # a mean of positive numbers minus their deviation need not be one
+                    axes.set_ylim(bottom=min(min(entry["curves"][name]["mean"]) for entry in drawn.values()) / 2)
+            row[0].set_ylim(top=100)
+        for axes in grid[-1]:
+            axes.set_xlabel("round")
+        add_legend(figure, [grid[0][0]])
+        seeds = document["seeds"]
+        what = f"mean and standard deviation over {seeds} runs" if seeds > 1 else "one run"
+        save(figure, path, f"{title}: {what}", document, 55 * len(names))
 
 
-def _draw(document: Mapping[str, Any], title: str, caption: str, path: Path) -> None:
-    """One row of panels a cell: every curve with its band."""
-    cells = document["cells"]
-    names = [name for name in _TITLES if any(name in entry["curves"] for entry in cells[0]["algorithms"].values())]
-    colour = colours(document)
-    figure = empty_figure(4.4 * len(names), 3.1 * len(cells) + 0.7)
-    grid = figure.subplots(len(cells), len(names), squeeze=False)
-    for cell, row in zip(cells, grid, strict=True):
-        for name, axes in zip(names, row, strict=True):
-            drawn = {label: e for label, e in cell["algorithms"].items() if name in e["curves"]}
-            for label, entry in drawn.items():
-                curve = entry["curves"][name]
-                low = [mean - std for mean, std in zip(curve["mean"], curve["std"], strict=True)]
-                high = [mean + std for mean, std in zip(curve["mean"], curve["std"], strict=True)]
-                dashes = "--" if entry["epsilon"]["mean"] is None else "-"  # nothing is guaranteed
-                draw_band(
-                    axes,
-                    curve["rounds"],
-                    curve["mean"],
-                    (low, high),
-                    color=colour[label],
-                    label=label,
-                    linestyle=dashes,
-                )
-            axes.set_title(f"{cell['table']}: {_TITLES[name]}", fontsize=9)
-            axes.grid(alpha=0.3)
-            if name != "accuracy":
-                axes.set_yscale("symlog", linthresh=10.0)
-            if name == "cumulative-loss":  # a mean of positive numbers minus their deviation need not be one
-                axes.set_ylim(bottom=min(min(entry["curves"][name]["mean"]) for entry in drawn.values()) / 2)
-        row[0].set_ylim(top=100)
-    for axes in grid[-1]:
-        axes.set_xlabel("round")
-    add_legend(figure, [grid[0][0]])
-    seeds = document["seeds"]
-    what = f"mean and standard deviation over {seeds} runs" if seeds > 1 else "one run"
-    save(figure, path, f"{title}: {what}", caption, 55 * len(names))
+def _online(mechanism: str, **more: Any) -> Settings:
+    return {"strategy": "online", "mechanism": mechanism, **hyphenated(**more)}
 
 
-def _online(**extra: Any) -> Settings:
-    return {"strategy": "online", **extra}
-
-
+_NOISELESS = {"noiseless": _online("none")}
 _CORRELATED: dict[str, Settings] = {
-    "(i) tree": _online(mechanism="tree", decoder="dyadic"),
-    "(ii) optimal": _online(mechanism="optimal"),
-    "(iii) sqrt_toeplitz": _online(mechanism="sqrt_toeplitz"),
-    "banded": _online(mechanism="banded"),
-    "blt": _online(mechanism="blt"),
+    "(i) tree": _online("tree", decoder="dyadic"),
+    "(ii) optimal": _online("optimal"),
+    "(iii) sqrt_toeplitz": _online("sqrt_toeplitz"),
+    "banded": _online("banded"),
+    "blt": _online("blt"),
 }
+_INDEPENDENT = {"independent": _online("independent")}
 _DELTA = 1e-3
 
 
-def _settings(**settings: Any) -> Settings:
-    return {"preset": "practical", "delta": _DELTA, **LONG_RUN, **settings}
+def _settings(machines: int, **settings: Any) -> Settings:
+    return {"preset": "practical", "delta": _DELTA, **LONG_RUN, **everybody(machines), **hyphenated(**settings)}
 
 
 class Zhang2025Logistic(Paper):
@@ -148,36 +146,29 @@ class Zhang2025Logistic(Paper):
         The paper prints neither step sizes nor the gradient bound; these were chosen on seeds 101 and up
         (docs/tuning.md).
         """
-        own_step = {2.0: 0.0001, 0.5: 0.0001}
+        own_step = _online("independent", learning_rate=0.0001)
+        algorithms = {**_NOISELESS, **_CORRELATED, **_INDEPENDENT, "independent, own step": own_step}
         return [
             Cell(
                 f"epsilon = {epsilon:g}",
                 _settings(
-                    **{
-                        "task": "synthetic-logistic",
-                        "partition": "own",
-                        "model": "logistic",
-                        "clip-unit": "contractive",
-                        "num-clients": 20,
-                        "clients-per-round": 20,
-                        "batch-size": 5,
-                        "num-rounds": 1000,
-                        "synthetic-samples": 100_000,
-                        "synthetic-features": 100,
-                        "evaluate-every": 20,
-                        "clip-norm": 12.0,
-                        "learning-rate": 0.003,
-                        "mu": gdp_mu(epsilon, _DELTA),
-                    }
+                    20,
+                    task="synthetic-logistic",
+                    partition="own",
+                    model="logistic",
+                    clip_unit="contractive",
+                    batch_size=5,
+                    num_rounds=1000,
+                    synthetic_samples=100_000,
+                    synthetic_features=100,
+                    evaluate_every=20,
+                    clip_norm=12.0,
+                    learning_rate=0.003,
+                    mu=gdp_mu(epsilon, _DELTA),
                 ),
-                {
-                    "noiseless": _online(mechanism="none"),
-                    **_CORRELATED,
-                    "independent": _online(mechanism="independent"),
-                    "independent, own step": _online(mechanism="independent", **{"learning-rate": step}),
-                },
+                algorithms,
             )
-            for epsilon, step in own_step.items()
+            for epsilon in (2.0, 0.5)
         ]
 
 
@@ -196,31 +187,22 @@ class Zhang2025Cnn(Paper):
         holds only for steps that never move two iterates apart. So its noise is that of ``update`` at tau times the mu,
         and the epsilon beside it is the true one of that mu.
         """
-        cells = []
-        for steps in (5, 10):
-            for label, factor, rate in (("update", 1, 0.015 / steps), ("the paper's noise", steps, 0.03)):
-                cells.append(
-                    Cell(
-                        f"tau = {steps}, {label}",
-                        _settings(
-                            **{
-                                "task": "mnist",
-                                "partition": "half-by-label",
-                                "model": "cnn",
-                                "num-clients": 10,
-                                "clients-per-round": 10,
-                                "batch-size": steps,
-                                "evaluate-every": 500 // steps,
-                                "clip-norm": 1.0,
-                                "learning-rate": rate,
-                                "mu": factor * gdp_mu(2.0, _DELTA),
-                            }
-                        ),
-                        {
-                            "noiseless": _online(mechanism="none"),
-                            **_CORRELATED,
-                            "independent": _online(mechanism="independent"),
-                        },
-                    )
-                )
-        return cells
+        return [
+            Cell(
+                f"tau = {steps}, {label}",
+                _settings(
+                    10,
+                    task="mnist",
+                    partition="half-by-label",
+                    model="cnn",
+                    batch_size=steps,
+                    evaluate_every=500 // steps,
+                    clip_norm=1.0,
+                    learning_rate=rate,
+                    mu=factor * gdp_mu(2.0, _DELTA),
+                ),
+                {**_NOISELESS, **_CORRELATED, **_INDEPENDENT},
+            )
+            for steps in (5, 10)
+            for label, factor, rate in (("update", 1, 0.015 / steps), ("the paper's noise", steps, 0.03))
+        ]

@@ -28,7 +28,7 @@ from ...privacy import (
 from ...privacy.accounting.amplification import amplification_of
 from ...privacy.machine.policy import MOST_MACHINES, ClipUnit, ReleaseRule
 from ...privacy.mechanisms import DECODERS, WORKLOADS, noise_stands_alone
-from ...privacy.noise.normals import range_problem, summed_range_problem
+from ...privacy.noise import range_problem, summed_range_problem
 from ..runs.experiment import Experiment, prepare
 from ..settings.run_config import SECURE, RunConfig, cohort_floor, honest_machines
 

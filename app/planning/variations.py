@@ -16,7 +16,7 @@ from ...privacy.setting import Value
 from ..methods import METHODS
 from ..nodes.flower_internals import without_log
 from ..settings.layers import started_with
-from ..settings.run_config import TRUST_KEYS, RunConfig, run_keys
+from ..settings.run_config import RunConfig, run_keys
 from .deciding import Decision, Option, decide, tried
 from .situation import Situation
 
@@ -147,7 +147,7 @@ def _batches(situation: Situation, options: Sequence[Option]) -> list[Variation]
 
 def _other_trusts(situation: Situation) -> Iterator[Option]:
     """The best way under each other kind of trust."""
-    plain = {name.replace("-", "_"): run_keys()[name].default for name in TRUST_KEYS}
+    plain = {one.attribute: one.default for one in run_keys().values() if one.read_by == "trust"}
     for trust in TRUST_MODELS:
         if trust == situation.config.trust_model:
             continue

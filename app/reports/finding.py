@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...privacy import gdp_epsilon
 from ..runs.outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Outcome, ReportError, read_json, what_is_there
-from ..runs.run_files import MACHINES_NAME
+from ..runs.result import MACHINES_NAME
 
 _FILES = {RESULT_NAME, FAILURE_NAME, CHECKPOINT_NAME}
 _DEEPEST = 4

@@ -13,11 +13,11 @@ from typing import Any
 
 from flwr.serverapp.strategy import Result
 
-from ...privacy.accounting.stated import Statements, stated_guarantee, stated_values
+from ...privacy.accounting.guarantee import Statements, stated_guarantee, stated_values
 from ...strategies import ReleaseStrategy
 from ...strategies.side.private_evaluation import EvaluationResult
 from ..runs.outcome import MEASURES, Outcome
-from ..runs.run_files import folder_for, new_folder, write_outcome
+from ..runs.result import folder_for, new_folder, write_outcome
 from ..runs.run_summary import plot_accuracy
 
 _NOT_PRIVATE = "Machines evaluated the model without noise: no epsilon covers what they reported."

@@ -7,7 +7,7 @@ configuration; on real nodes only the strategy is built, and the machines come f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from ...clients import PrivateClient
 from ...clients.records.machine_records import OwnerGradients
-from ...privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys
+from ...privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys, derived_seed
 from ...privacy.machine.policy import check_federation
 from ...privacy.sums.masking import Masking
 from ...privacy.sums.roster import MachineKey
 from ...strategies import ReleaseStrategy
+from ...strategies.rounds.attendance import first_asked_too_often, sample_numbers
 from ..data.loading import load_dataset, load_shards
-from ..data.shards import shard_sizes
+from ..data.partition import shard_sizes
 from ..data.task import Dataset
 from ..methods import METHODS, Method, Problem
 from ..methods.auto_method import AUTO
@@ -34,9 +35,7 @@ from ..models import make_model
 from ..models.model import Model
 from ..planning import Situation, decide
 from ..settings.run_config import RunConfig, check_classes, is_centred, trained_config
-from .permitted_run import session_options
-from .possible_rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
-from .side_releases import EvaluationSide, MeanSide, RunSide, beside_sides
+from .side_releases import EvaluationSide, MeanSide, RunSide, beside_sides, session_options
 
 
 @dataclass(frozen=True)
@@ -142,15 +141,10 @@ class Experiment(Problem):
     def client(
         self, machine: int, ledger: Ledger, rows: RowCache | None = None, *, masked: bool = False
     ) -> PrivateClient:
-        """A simulated machine, with seeded keys. For engines only.
+        """A simulated machine, with seeded keys; for engines only.
 
-        Parameters
-        ----------
-        rows : RowCache, optional
-            Of noise rows.
-        masked : bool
-            Whether it hides its releases under secure aggregation, as it must where it answers messages. Masks cancel
-            exactly, so an engine without messages leaves them out.
+        With ``masked`` it hides its releases under secure aggregation, as it must where it answers messages. Masks
+        cancel exactly, so an engine without messages leaves them out.
         """
         name = str(machine)
         keys = SimulatedKeys(self.config.seed, name)
@@ -168,15 +162,9 @@ class Experiment(Problem):
     ) -> ReleaseStrategy[Any]:
         """The server's half.
 
-        Parameters
-        ----------
-        deployed : bool
-            For real machines. Then the session has a fresh random name, because their ledgers know every session they
-            ever took part in, and a trusted server's noise key comes from the operating system.
-        centre : ndarray, optional
-            What machines see their samples from (:meth:`~murmurfl.app.runs.side_releases.MeanSide.collect`).
-        **options
-            The strategy's own.
+        With ``deployed`` machines are real: the session has a fresh random name, because their ledgers know every
+        session they ever took part in, and a trusted server's noise key comes from the operating system. ``centre`` is
+        what machines see their samples from (:meth:`~murmurfl.app.runs.side_releases.MeanSide.collect`).
         """
         config, values = self.config, self.values
         common = {
@@ -278,12 +266,7 @@ def _chosen(config: RunConfig) -> Experiment:
 
 
 def situation_of(config: RunConfig) -> Situation:
-    """The situation of a run before its strategy is chosen: sizes and wishes.
-
-    Notes
-    -----
-    Of the samples it takes how many each machine has and of which shape they are.
-    """
+    """The situation of a run before its strategy is chosen: wishes and, of the samples, sizes and shapes alone."""
     data = load_dataset(config)
     sizes = tuple(shard_sizes(load_shards(config, data)))
     return Situation(config, sizes, data.num_features, data.num_classes, worked_out)
@@ -320,3 +303,99 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Any], *, deplo
     stated = deployed and "batch-size" in method.keys
     fewest = config.batch_size * max(config.max_participations, num_rounds) if stated else 0
     return Experiment(config, data, shards, model, num_rounds, values, fewest)
+
+
+def reply_is_lost(share: float, seed: int, server_round: int, machine: str) -> bool:
+    """Whether a machine's reply of a round is lost: each reply has a coin of its own, the same on every engine."""
+    if share == 0.0:
+        return False
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("loss", seed, server_round, machine)))
+    return bool(generator.random() < share)
+
+
+_MOST_COINS = 200_000
+"""Replies whose loss is looked at before the first round: seconds."""
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """The machine that first runs out: how many releases it can make, why, and the round that asks for one more."""
+
+    machine: int
+    server_round: int
+    releases: int
+    reason: str
+
+
+def shortage(method: Method, problem: Problem, num_rounds: int) -> Shortage | None:
+    """Which machine runs out first in so many rounds, if one does."""
+    config, sizes = problem.config, problem.sizes
+    rounds = method.asked_rounds(config, num_rounds)
+    fewest = min(sizes)
+    limits = {size: method.releases_of(config, size, fewest) for size in set(sizes)}
+    if all(releases >= len(rounds) for releases, _ in limits.values()):
+        return None  # every machine can answer every round
+    # More releases than rounds are as good as that many; so they need not be finite.
+    most = {size: math.floor(min(releases, len(rounds))) for size, (releases, _) in limits.items()}
+    found = first_asked_too_often(_asked(problem), rounds, np.fromiter((most[size] for size in sizes), np.int64))
+    if found is None:
+        return None
+    server_round, machine = found
+    releases, reason = limits[sizes[machine]]
+    return Shortage(machine, server_round, int(releases), reason)
+
+
+def _asked(problem: Problem) -> Callable[[int], NDArray[np.int64]]:
+    """The machines that a round asks."""
+    config, sampling = problem.config, problem.values.sampling
+
+    def asked(server_round: int) -> NDArray[np.int64]:
+        return sample_numbers(config.num_clients, config.asked_per_round, config.seed, server_round, sampling)  # type: ignore[arg-type]
+
+    return asked
+
+
+def refuse_shortage(method: Method, problem: Problem, found: Shortage) -> ConfigurationError:
+    """The refusal of a run that asks a machine for too many releases; it says how many rounds are possible."""
+    config, num_rounds = problem.config, problem.num_rounds
+    # Which rounds ask machines may depend on how many there are; where all of them do, the answer is known at once.
+    fixed = len(method.asked_rounds(config, num_rounds)) == num_rounds
+    possible = found.server_round - 1 if fixed else num_rounds - 1
+    while shortage(method, problem, possible):
+        possible -= 1
+    ways = ["fewer rounds", "a larger cap" if config.max_participations else "more data, smaller batches, more passes"]
+    if config.asked_per_round < config.num_clients and problem.values.sampling != "balanced":
+        ways.append("sampling = balanced, which asks all machines equally often")
+    if method.may_lose:
+        ways.append("run-dry = true: machines that have nothing left then refuse, and the others go on")
+    return ConfigurationError(
+        f"Expected num-rounds <= {possible}, got {num_rounds}: machine {found.machine} can make {found.releases} "
+        f"releases ({found.reason}), and round {found.server_round} asks it for one more. Use {', or '.join(ways)}."
+    )
+
+
+def replies_left(method: Method, problem: Problem) -> list[int]:
+    """The replies that arrive in each round; of very many rounds, in the first ones."""
+    config = problem.config
+    rounds = method.asked_rounds(config, problem.num_rounds)[: max(_MOST_COINS // config.asked_per_round, 1)]
+    asked = _asked(problem)
+    left = []
+    for server_round in rounds:
+        names = map(str, asked(server_round).tolist())
+        left.append(sum(not reply_is_lost(config.lost_replies, config.seed, server_round, name) for name in names))
+    return left
+
+
+def refuse_closed(problem: Problem, left: list[int]) -> None:
+    """Refuse a run under secure aggregation that would be given up, given the replies left of each round."""
+    config, patience = problem.config, problem.config.give_up_after
+    if not patience or len(left) < patience:
+        return
+    # Of every so many rounds in a row the best one must be opened.
+    possible = min(max(left[i : i + patience]) for i in range(len(left) - patience + 1))
+    if possible < config.cohort_floor:
+        raise ConfigurationError(
+            f"Expected a sum in one of every {patience} rounds, got {patience} rounds in a row with fewer than "
+            f"min-cohort = {config.cohort_floor} replies, with lost-replies = {config.lost_replies:g}: the run would "
+            f"be given up. Here min-cohort may be at most {possible}; or set a larger give-up-after (0: never)."
+        )

@@ -25,8 +25,7 @@ from .outcome import Alone, Outcome, Twin
 from .progress import Progress
 from .real_fit import LEDGER_ENDING, evaluated_privately, fit_for_real, with_spent
 from .result import RunResult
-from .simulate import bar_of_rounds
-from .without_noise import without_noise
+from .simulate import bar_of_rounds, without_noise
 
 MACHINES = 5
 """Machines that rows are dealt to where no column says whose they are."""

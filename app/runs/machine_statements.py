@@ -24,17 +24,7 @@ _DIGITS = 19
 
 @dataclass(frozen=True)
 class StatementGroup:
-    """Machines that say the same.
-
-    Parameters
-    ----------
-    statement : mapping
-        What each of them says.
-    count : int
-        How many they are.
-    first : str
-        The name of the first of them.
-    """
+    """Machines that say the same: what each says, how many they are, and the name of the first."""
 
     statement: Statement
     count: int
@@ -44,11 +34,8 @@ class StatementGroup:
 class GroupedStatements(Mapping[str, dict[str, Any]]):
     """The statements of simulated machines, by name, in the order of their names.
 
-    Parameters
-    ----------
-    parts : iterable of pairs of a statement and an ndarray of int
-        A statement, and the numbers of machines whose it is; a machine is in one of them at most, and a statement may
-        come several times.
+    Made of pairs of a statement and the numbers of machines whose it is; a machine is in one of them at most, and a
+    statement may come several times.
     """
 
     def __init__(self, parts: Iterable[tuple[Statement, NDArray[np.integer]]]) -> None:
@@ -99,14 +86,8 @@ def said_alike(
 ) -> GroupedStatements:
     """The statements of machines, of which one is asked for all that say the same.
 
-    Parameters
-    ----------
-    numbers : ndarray of int
-        Of the machines.
-    columns : iterable of arrays as long
-        What a machine's statement depends on: machines that agree in all of it say the same.
-    said : callable
-        What the machine of a number says.
+    Machines that agree in all ``columns``, arrays as long as ``numbers``, say the same; ``said`` gives what the machine
+    of a number says.
     """
     group = np.zeros(len(numbers), np.int64)
     for column in columns:
@@ -153,3 +134,48 @@ def stated(statements: Mapping[str, Statement]) -> dict[str, Any]:
 def releases_made(statements: Mapping[str, Statement]) -> int:
     """The releases that all machines together say they made."""
     return sum(group.count * int(group.statement["releases"]) for group in statement_groups(statements))
+
+
+_NOTHING = -1
+
+
+class Participation(Mapping[str, "int | None"]):
+    """The machines asked in a round, and the number of the release aggregated of each, or None.
+
+    Held as two arrays: machines' numbers, ascending, and as many releases, -1 for None.
+    """
+
+    def __init__(self, numbers: NDArray[np.integer], releases: NDArray[np.integer]) -> None:
+        self._numbers, self._releases = numbers, releases
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, self._numbers.tolist())
+
+    def __getitem__(self, name: str) -> int | None:
+        place = int(np.searchsorted(self._numbers, int(name))) if name.isascii() and name.isdigit() else len(self)
+        if place == len(self) or str(self._numbers[place]) != name:
+            raise KeyError(name)
+        release = int(self._releases[place])
+        return None if release == _NOTHING else release
+
+    def plain(self) -> dict[str, int | None]:
+        """The mapping as a dict."""
+        releases = (None if release == _NOTHING else release for release in self._releases.tolist())
+        return dict(zip(self, releases, strict=True))
+
+
+def compact(asked: Mapping[str, int | None]) -> Mapping[str, int | None]:
+    """A mapping as two arrays where its names are ascending numbers; otherwise as it is."""
+    if not all(name.isascii() and name.isdigit() for name in asked):
+        return asked
+    try:
+        numbers = np.array([int(name) for name in asked], dtype=np.int32)
+        releases = np.array([_NOTHING if release is None else release for release in asked.values()], dtype=np.int32)
+    except (OverflowError, ValueError):
+        return asked
+    made = Participation(numbers, releases)
+    plain = bool((np.diff(numbers) > 0).all()) and all(map(str.__eq__, made, asked))
+    return made if plain else asked

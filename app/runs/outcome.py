@@ -359,15 +359,7 @@ class Outcome(_Part):
         measured: Mapping[int, Mapping[str, Any]],
         **more: Any,
     ) -> Self:
-        """The outcome of a training that has just ended.
-
-        Parameters
-        ----------
-        measured : mapping
-            What central evaluations gave, by round: ``accuracy``, ``auc`` and ``loss``.
-        **more
-            Other fields.
-        """
+        """The outcome of a training that has just ended; ``measured`` is what central evaluations gave, by round."""
         privacy = guarantee.document()
         rounds = []
         for report in history:
@@ -401,13 +393,7 @@ class Outcome(_Part):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The outcome in the folder of a run.
-
-        Raises
-        ------
-        ReportError
-            If the folder holds no finished run, or its file is damaged or of another format.
-        """
+        """The outcome in the folder of a run; raises ReportError if it holds no finished run of this format."""
         path = folder / RESULT_NAME
         if not path.is_file():
             raise ReportError(f"Expected the folder of a finished run, got {folder}: {what_is_there(folder)}.")

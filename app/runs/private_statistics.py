@@ -32,7 +32,7 @@ from ...privacy import (
     server_guarantee,
     statistics_policy,
 )
-from ...privacy.accounting.asked import check_count
+from ...privacy.accounting.gdp import check_count
 from ...privacy.errors import MisfitError
 from ...strategies import (
     Outcome,

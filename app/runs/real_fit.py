@@ -45,7 +45,6 @@ from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
 from .progress import Progress
 from .result import RunResult
-from .run_guarantees import epsilon_of
 from .side_releases import beside_sides, make_evaluation
 from .training_run import run_experiment
 
@@ -151,7 +150,7 @@ def with_spent(result: RunResult, mu: float, mu_local: float | None = None) -> R
     """
     both = math.hypot(result.mu, mu)
     local = None if result.mu_local is None else math.hypot(result.mu_local, mu_local or 0.0)
-    return replace(result, mu=both, epsilon=epsilon_of(both, result.experiment.config.delta), mu_local=local)
+    return replace(result, figures=replace(result.figures, mu=both, mu_local=local))
 
 
 def _bounds(

@@ -1,11 +1,14 @@
-"""The result of a run: all that its own process has of it, and what of that it leaves."""
+"""The result of a run: all that its own process has of it, and the files that it leaves."""
 
 from __future__ import annotations
 
 import io
+import json
 import math
+import time
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -15,21 +18,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import Forecast, Guarantee
-from ...privacy.machine.clipping_figures import TrainingFigures
+from ...privacy import ConfigurationError, Forecast, Guarantee
+from ...privacy.machine.clipping import TrainingFigures
 from ...privacy.machine.tables import NONE, PRIVATE
 from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy
 from ...strategies.side.private_evaluation import EVALUATION_FIGURES
+from ..data.partition import shard_sizes
 from ..methods.presets import constant_feature, feature_bound, the_task
 from ..models.model import CENTRE_ARRAY, CONSTANT_ARRAY
-from .alone import alone
+from ..settings.run_config import check_run_name
 from .experiment import Experiment
-from .machine_statements import releases_made, stated
-from .outcome import Alone, Outcome
+from .machine_statements import Participation, is_named, releases_made, stated, statement_groups
+from .outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Alone, Outcome
 from .progress import Progress
 from .run_guarantees import Figures, epsilon_of, run_guarantee
 from .run_summary import plot_accuracy, shown, shown_measure
 from .side_releases import FeatureMean
+from .simulated_figures import alone
 
 if TYPE_CHECKING:
     from ..data.table_task import FittedTable
@@ -61,8 +66,8 @@ class RunResult:
         One a round.
     statements : mapping
         What each machine says it has spent, by name.
-    mu, epsilon : float
-        The guarantee, at the configuration's delta.
+    figures : Figures
+        The guarantee in numbers: mu and, under secure aggregation, what it rests on.
     seconds : float
         Wall-clock time of the rounds.
     online : dict or None
@@ -78,10 +83,6 @@ class RunResult:
         What carried the messages: ``cohort``, ``inprocess``, ``ray`` or ``real-nodes``; empty for a grid of one's own.
     device : str
         Which of PyTorch's devices computed gradients and noise; empty for NumPy.
-    mu_local : float or None
-        Under secure aggregation, what holds whatever server, helpers and other machines do; None under another trust.
-    min_honest, min_cohort : int or None
-        Under secure aggregation, h, which mu rests on, and the fewest releases of a sum.
     mean : FeatureMean or None
         With centring, what the model's inputs were seen from: whoever uses the model needs it.
     evaluation : EvaluationResult or None
@@ -104,8 +105,7 @@ class RunResult:
     parameters: list[NDArray[Any]]
     progress: list[Progress]
     statements: Mapping[str, Mapping[str, Any]]
-    mu: float
-    epsilon: float
+    figures: Figures
     seconds: float
     online: dict[str, Any] | None = None
     deployed: bool = False
@@ -113,9 +113,6 @@ class RunResult:
     training: Mapping[int, TrainingFigures] = field(default_factory=dict)
     engine: str = ""
     device: str = ""
-    mu_local: float | None = None
-    min_honest: int | None = None
-    min_cohort: int | None = None
     mean: FeatureMean | None = None
     evaluation: EvaluationResult | None = None
     evaluation_failure: str = ""
@@ -127,6 +124,8 @@ class RunResult:
     releases = _recorded("releases", "Releases that the machines say they made.")
     refusals = _recorded("refusals", "Requests that machines refused.")
     lost_replies = _recorded("lost_replies", "Replies that did not come.")
+    min_honest = _recorded("min_honest", "Under secure aggregation, h, the honest machines of each sum; else None.")
+    min_cohort = _recorded("min_cohort", "Under secure aggregation, the fewest releases of a sum; else None.")
     config = _recorded("config", "The run configuration, with what preset and data made of it.")
     per_round = _recorded("per_round", "What became of every round.")
     accuracy = _recorded("accuracy", "On the test set, after the last round; None where the model has none.")
@@ -162,8 +161,7 @@ class RunResult:
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee, in figures and words; no epsilon is shown without it."""
-        figures = Figures(self.mu, self.mu_local, self.min_honest, self.min_cohort)
-        said = run_guarantee(self.experiment, figures, deployed=self.deployed, statements=self.statements)
+        said = run_guarantee(self.experiment, self.figures, deployed=self.deployed, statements=self.statements)
         return replace(said, notes=(*said.notes, SCALED)) if self.table is not None and self.table.scaled else said
 
     @property
@@ -224,6 +222,21 @@ class RunResult:
         return self.strategy.forecast
 
     @property
+    def mu(self) -> float:
+        """Gaussian-DP parameter of everything that was released; infinite without noise."""
+        return self.figures.mu
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of :attr:`mu`, at the configuration's delta."""
+        return epsilon_of(self.mu, self.experiment.config.delta)
+
+    @property
+    def mu_local(self) -> float | None:
+        """Under secure aggregation, what holds whatever server, helpers and other machines do; else None."""
+        return self.figures.mu_local
+
+    @property
     def epsilon_local(self) -> float | None:
         """Epsilon of :attr:`mu_local`, at the configuration's delta."""
         return epsilon_of(self.mu_local, self.experiment.config.delta)
@@ -250,8 +263,9 @@ class RunResult:
             device=self.device or None,
             chosen_by=experiment.chosen_by or None,
             chosen_because=experiment.chosen_because or None,
-            **{name: getattr(self, name) for name in ("mu", "epsilon", "mu_local", "epsilon_local", "min_honest")},
-            min_cohort=self.min_cohort,
+            **vars(self.figures),
+            epsilon=self.epsilon,
+            epsilon_local=self.epsilon_local,
             helpers=config.helpers if config.secure else None,
             delta=config.delta,
             forecast=None if self.forecast is None else self.forecast.document(),
@@ -347,3 +361,142 @@ class RunResult:
             "rounds": list(self.training),
             **{f"{name}_per_round": [getattr(one, name) for one in figures] for name in names},
         }
+
+
+MACHINES_NAME, PICTURE_NAME, END_NAME = "machines.json", "accuracy.png", "end"
+
+_MOST_POINTS = 200
+
+
+@contextmanager
+def folder_for(out: Path, name: str | None, beginning: str) -> Iterator[Path]:
+    """The folder of a run: ``out / name``, or without a name a new one named by the time.
+
+    The latter is unique even among runs that start in the same second, and is removed if it stays empty. Raises
+    ConfigurationError if the name would leave ``out`` (:func:`~murmurfl.app.settings.run_config.check_run_name`).
+    """
+    if name is not None:
+        check_run_name(name)
+        yield out / name
+        return
+    with new_folder(out / f"{beginning}-{time.strftime('%Y%m%d-%H%M%S')}") as folder:
+        yield folder
+
+
+@contextmanager
+def new_folder(wanted: Path) -> Iterator[Path]:
+    """A new folder: the wanted one, or with a number behind its name; removed if it stays empty."""
+    number, folder, made = 1, wanted, False
+    while not made:
+        try:
+            folder.mkdir(parents=True)
+            made = True
+        except FileExistsError:
+            number += 1
+            folder = wanted.with_name(f"{wanted.name}-{number}")
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # not empty
+            folder.rmdir()
+
+
+def write_record(result: RunResult, folder: Path, *, picture: bool = True) -> dict[str, Any]:
+    """Write what a run leaves into a folder, its ``picture`` too; the contents of ``result.json`` are returned."""
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "model.npz", **result.arrays)
+    if picture:
+        plot_accuracy(result.outcome, folder / PICTURE_NAME)
+    write_machines(result, folder / MACHINES_NAME)
+    write_outcome(result.outcome, folder)  # last: whoever finds a result.json finds a finished run
+    return result.outcome.document()
+
+
+def write_outcome(outcome: Outcome, folder: Path) -> None:
+    """Write ``result.json``, whole or not at all, and remove what an earlier try left."""
+    temporary = folder / f"{RESULT_NAME}.part"
+    temporary.write_text(json.dumps(outcome.document(), indent=2, allow_nan=False) + "\n")
+    temporary.replace(folder / RESULT_NAME)
+    for name in (FAILURE_NAME, END_NAME):
+        (folder / name).unlink(missing_ok=True)
+
+
+def write_failure(error: Exception, folder: Path) -> None:
+    """Leave the reason why a run ended without a result in ``failure.json``; its checkpoint stays where it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = folder / CHECKPOINT_NAME
+    document = {"reason": str(error), "checkpoint": str(checkpoint) if checkpoint.exists() else None}
+    (folder / FAILURE_NAME).write_text(json.dumps(document, indent=2) + "\n")
+
+
+def ask_to_end(folder: Path) -> None:
+    """Ask the run on real machines that writes into a folder to end after its round, with its model so far.
+
+    Raises ConfigurationError if no such run is under way there.
+    """
+    if not (folder / CHECKPOINT_NAME).exists() or (folder / RESULT_NAME).exists():
+        raise ConfigurationError(
+            f"Expected the folder of a run on real machines that has ended a round and goes on, got {folder}: name "
+            "OUT-DIR/RUN-NAME of the run, on the server."
+        )
+    (folder / END_NAME).touch(mode=0o600)
+
+
+def machines_document(result: RunResult) -> dict[str, Any]:
+    """The contents of ``machines.json``: who was asked when, and what a machine's releases cost one after the other.
+
+    A server knows all of it: whom it asked, whose release it aggregated, and the policies that machines state. ``mu``
+    is bookkeeping, true of a number of releases fixed in advance (:meth:`murmurfl.privacy.NoisePlan.spent_mu`).
+    """
+    return {"rounds": dict(_rounds(result)), "streams": _streams(result)}
+
+
+def write_machines(result: RunResult, path: Path) -> None:
+    """Write :func:`machines_document`, a round at a time: all rounds of many machines need not be in memory at once."""
+    with path.open("w") as file:
+        file.write('{"rounds": {')
+        for number, (server_round, asked) in enumerate(_rounds(result)):
+            file.write(f"{', ' if number else ''}{json.dumps(server_round)}: {json.dumps(asked)}")
+        file.write(f'}}, "streams": {json.dumps(_streams(result), allow_nan=False)}}}\n')
+
+
+def _rounds(result: RunResult) -> Iterator[tuple[str, dict[str, int | None]]]:
+    for progress in result.progress:
+        if asked := progress.machines:
+            plain = asked.plain() if isinstance(asked, Participation) else dict(asked)
+            yield str(progress.report.server_round), plain
+
+
+def _streams(result: RunResult) -> list[dict[str, Any]]:
+    """The cost of releases for every kind of noise, with the names of its machines, or of very many their number."""
+    streams: dict[tuple[Any, ...], dict[str, Any]] = {}
+    experiment = result.experiment
+    size = experiment.method.release_size(experiment)
+    machines = {samples: machine for machine, samples in enumerate(shard_sizes(experiment.shards))}.values()
+    for policy in map(experiment.policy, machines):
+        plan, cap = policy.plan(size), policy.max_participations
+        key = (plan.noise_std, plan.sensitivity, cap, policy.mechanism)
+        if not math.isfinite(plan.mu) or key in streams:
+            continue
+        releases = sorted({round(cap * i / _MOST_POINTS) for i in range(_MOST_POINTS + 1)} | {0, 1, cap})
+        streams[key] = {
+            "machines": [],
+            "count": 0,
+            "noise_std": plan.noise_std,
+            "sensitivity": plan.sensitivity,
+            "releases": releases,
+            "mu": [plan.spent_mu(k) for k in releases],
+            "prefix_std": [plan.noise_std * plan.mechanism.row_std(k) if k else 0.0 for k in releases],
+        }
+    for group in statement_groups(result.statements):
+        if (stream := streams.get(_stream_of(group.statement))) is not None:
+            stream["count"] += group.count
+    if is_named(result.statements):
+        for name, statement in result.statements.items():
+            if (stream := streams.get(_stream_of(statement))) is not None:
+                stream["machines"].append(name)
+    return [stream for stream in streams.values() if stream["count"]]
+
+
+def _stream_of(statement: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(statement.get(key) for key in ("noise-std", "sensitivity", "max-participations", "mechanism"))

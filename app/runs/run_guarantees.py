@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import overload
 
 from ...privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, protocol, rounded_up, stated_words
-from ...privacy.accounting.guarantee import RECORDS
-from ...privacy.accounting.stated import Figures, Statements
+from ...privacy.accounting.guarantee import RECORDS, Figures, Statements
 from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
 from .machine_statements import statement_groups

@@ -1,8 +1,8 @@
 """The side releases of a run: the mean of the features before its training, a private evaluation after it.
 
 A run has a list of them (:attr:`~murmurfl.app.runs.experiment.Experiment.sides`). Each knows the machine's half, its
-share of mu^2, its noise, and the server's half with a session of its own. What they are stands in
-:mod:`murmurfl.privacy.side`.
+share of mu^2, its noise, and the server's half with a session of its own, which a permit names too. What they are
+stands in :mod:`murmurfl.privacy.side`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ...clients import Centring, Evaluation
 from ...privacy import (
+    ConfigurationError,
     Measured,
     MurmurflError,
     NoisePlan,
@@ -33,6 +34,7 @@ from ...privacy import (
     divided_mu,
     evaluation_policy,
 )
+from ...privacy.permits import read_permit
 from ...strategies import (
     DirectMachines,
     EvaluationResult,
@@ -42,16 +44,54 @@ from ...strategies import (
     TrustedMeanOfFeatures,
     TrustedPrivateEvaluation,
 )
-from ..data.shards import shard_sizes
+from ..data.partition import shard_sizes
 from ..data.task import Dataset
 from ..methods import Problem
 from ..methods.presets import plan_or_largest_mu
 from ..methods.problem import trained_samples
 from ..models.model import Model
 from ..settings.registry import registry
-from .permitted_run import EVALUATION, MEAN, session_options
+from ..settings.run_config import RunConfig, is_centred, is_evaluated
 
 logger = logging.getLogger("flwr")
+
+MEAN, EVALUATION = "mean", "evaluation"
+"""Suffixes of the sessions of side releases, after the training's name."""
+
+
+def part_session(session: str, part: str) -> str:
+    """The session of a part of a run whose training is in a session; the owner's command names it the same way."""
+    return session + part
+
+
+def session_options(config: RunConfig, simulated: str, part: str = "", *, deployed: bool) -> dict[str, Any]:
+    """The session, the permit and the schema that a strategy of a ``part`` of a run is told; empty for its training.
+
+    A simulation's session is named ``simulated``. Real machines' is named by the permit, or has a fresh name.
+    """
+    if not deployed:
+        return {"session": simulated}
+    told = {"session": None, "schema": config.schema}
+    if not config.permit:
+        return told
+    session = read_permit(config.permit).sessions[0]
+    return {**told, "session": part_session(session, part) if part else session, "permit": config.permit}
+
+
+def check_permit(config: RunConfig) -> None:
+    """Refuse a permit that leaves out a part of the run, before anything is spent."""
+    if not config.permit:
+        return
+    sessions = read_permit(config.permit).sessions
+    parts = [part for part, there in ((MEAN, is_centred(config)), (EVALUATION, is_evaluated(config))) if there]
+    missing = [part for part in parts if part_session(sessions[0], part) not in sessions]
+    if missing:
+        raise ConfigurationError(
+            f"Expected a permit for every part of this run, got one without its {' and its '.join(missing)}: have the "
+            f"owner sign `murmurfl owner permit KEY --session {sessions[0]} "
+            f"{' '.join(f'--{part}' for part in parts)}`."
+        )
+
 
 _KEPT = ("delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu")
 """Fields that the policy of a side release shares with that of everything else on a machine."""
@@ -72,16 +112,8 @@ def beside_sides(policy: PrivacyPolicy, budget_mu: float) -> PrivacyPolicy:
 def features_bound(task: str, features: str, num_features: int, feature_bound: float) -> tuple[float, bool]:
     """The longest that a row of a task's features can be, and whether it has no negative values.
 
-    Parameters
-    ----------
-    num_features : int
-        Values of one sample.
-    feature_bound : float
-        R where the run declares it, else 0: the task's.
-
-    Notes
-    -----
-    Both follow from how features are made, never from data, and machines enforce them on every row.
+    ``feature_bound`` is R where the run declares it, else 0: the task's. Both results follow from how features are
+    made, never from data, and machines enforce them on every row.
     """
     the_task = registry("task")[task]
     declared = feature_bound or the_task.feature_bound
@@ -168,12 +200,7 @@ def _measured(model: Model, parameters: Sequence[NDArray[Any]], samples: Any) ->
 class RunSide(ABC):
     """A side release of a run.
 
-    Parameters
-    ----------
-    problem : Problem
-        The run.
-    policy : callable
-        The policy of everything else on a simulated machine; of None for the machine with the most samples.
+    ``policy`` gives that of everything else on a simulated machine; of None for the machine with the most samples.
     """
 
     problem: Problem
@@ -247,16 +274,9 @@ class RunSide(ABC):
 
 @dataclass(frozen=True)
 class FeatureMean:
-    """The mean that a run with centring saw samples from.
+    """The mean that a run with centring saw samples from, as machines released it in the round of the ``report``.
 
-    Parameters
-    ----------
-    centre : ndarray of shape (k,), float32
-        The mean of the features, as machines released it.
-    constant : float
-        What was appended to features seen from there (:func:`murmurfl.privacy.centred`).
-    report : RoundReport
-        Of the round in which machines released it.
+    ``constant`` was appended to features seen from there (:func:`murmurfl.privacy.centred`).
     """
 
     centre: NDArray[Any]

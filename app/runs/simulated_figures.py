@@ -1,19 +1,26 @@
-"""Regret and gradient norms, which only a simulation can compute: from samples that no server has.
+"""What only a simulation can compute, from samples that no server has: regret, gradient norms, one machine alone.
 
-Neither is a release: where the samples are somebody's, they may not leave the machine.
+None of it is private, and none of it a release: of real machines nothing of it is computed, since no ledger would count
+what it tells of their records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.mechanisms.optimal import cached
-from ..data.task import Dataset, Shard
-from ..models.model import Batch, Model
+from ..data.loading import load_dataset, wanted_by
+from ..data.partition import Parts
+from ..data.task import Dataset, Shard, settings
+from ..models.fitted_linear import logistic, ridge
+from ..models.model import Batch, Model, area_under_curve
+from ..settings.registry import registry
+from ..settings.run_config import RunConfig
+from .outcome import Alone
 
 
 @runtime_checkable
@@ -28,24 +35,14 @@ class ComputableOptima(Protocol):
 class OnlineLosses:
     """Regret of online federated learning: the global models' losses on the samples their round is about to use.
 
-    With f^{r,t}_i the loss on the t-th sample of machine i in round r, and sums over all of them (zhang-2025,
-    section II),
+    With f^{r,t}_i the loss on the t-th sample of machine i in round r, and sums over all of them (zhang-2025, section
+    II),
 
         dynamic regret = sum (f(x^r) - min_x f^r(x)),    static regret = sum (f(x^r) - f(x*)),
 
     where f^r is the mean over round r and x* minimises the mean over all rounds. Models that give no loss with its
-    gradient have a cumulative loss alone.
-
-    Parameters
-    ----------
-    shards : sequence of Shard
-        Every machine's samples, in the order it uses them.
-    local_steps : int
-        tau, samples of a machine and round.
-    num_rounds : int
-        R.
-    data : str
-        Names the data, their order and the model, for optima to be found in the cache on disk.
+    gradient have a cumulative loss alone. ``shards`` are in the order of use, tau = ``local_steps``, R =
+    ``num_rounds``; ``data`` names data, order and model, for optima in the cache on disk.
     """
 
     def __init__(self, model: Model, shards: Sequence[Shard], local_steps: int, num_rounds: int, data: str) -> None:
@@ -63,14 +60,10 @@ class OnlineLosses:
             self.losses[server_round], _ = self._model.evaluate(parameters, self._round(server_round))
 
     def document(self, most_points: int = 200) -> dict[str, Any] | None:
-        """Cumulative loss and regrets after every few rounds, as plain values; None if rounds are missing.
+        """Cumulative loss and regrets after every few ``rounds``, as plain values; None if rounds are missing.
 
-        Returns
-        -------
-        dict
-            ``rounds`` and lists as long: ``cumulative-loss``, ``dynamic-regret`` and ``static-regret`` in sums of
-            losses over samples divided by the number of machines, as the paper has them. The regrets are None where
-            the optima are not known.
+        ``cumulative-loss``, ``dynamic-regret`` and ``static-regret`` are sums of losses over samples divided by the
+        number of machines, as the paper has them. The regrets are None where the optima are not known.
         """
         if len(self.losses) != self._num_rounds:
             return None
@@ -137,10 +130,7 @@ def _minimum(model: ComputableOptima, samples: Batch, start: NDArray[np.float64]
 class GradientNorms:
     """How near a run came to a stationary point: ||grad F(w_t)||, F the mean training loss (tran-cutkosky-2022).
 
-    Parameters
-    ----------
-    dataset : Dataset
-        Whose training samples are used; for a network the first 2,000 of them.
+    Of a network, over the first 2,000 training samples.
     """
 
     def __init__(self, model: Model, dataset: Dataset) -> None:
@@ -156,3 +146,97 @@ class GradientNorms:
     def document(self) -> dict[str, Any]:
         """``rounds`` and ``values``, as plain values."""
         return {"rounds": list(self._norms), "values": list(self._norms.values())}
+
+
+NOTE = "simulation only, and not private"
+_NO_LINEAR_MODEL = "It is made for linear models, which are trained in a moment."
+_MOST_MACHINES, _FEWEST_MACHINES = 20, 5
+_MOST_SAMPLES, _MOST_VALUES = 2_000, 8_000_000
+"""Samples of one machine, and values of all of them: wide features are tried on fewer machines."""
+_STRENGTHS = (1.0, 10.0, 100.0)
+"""How little is shrunk (scikit-learn's C), of features with a root mean square norm of one."""
+
+
+def alone(config: RunConfig) -> Alone:
+    """What one machine of a simulated run reaches without the others; cached, for noise and steps do not matter.
+
+    A linear model is trained on the run's features of each of up to 20 machines, spread evenly, and judged on the test
+    set. Its L2 penalty is the best of three on other machines' samples.
+    """
+    chosen = registry("partition")[config.partition]
+    partition = config.partition, settings(getattr(chosen, "reads", None), config)
+    own = config.model, config.validation_samples, config.training_samples, config.public_samples
+    key = wanted_by(config), partition, own
+    if key not in _made:
+        _made[key] = _measured(config)
+    return _made[key]
+
+
+_made: dict[Hashable, Alone] = {}
+
+
+def _measured(config: RunConfig) -> Alone:
+    from threadpoolctl import threadpool_limits
+
+    data = load_dataset(config)
+    classes = data.num_classes
+    if not (registry("model")[config.model].scores or config.model == "ridge"):
+        return Alone(note=NOTE, reason=_NO_LINEAR_MODEL)
+    parts = Parts.together(registry("partition")[config.partition].parts(data, config))
+    usual = min(int(np.median(parts.sizes)), _MOST_SAMPLES)
+    most = _MOST_VALUES // max(usual * data.num_features, 1)
+    tried = min(max(most, _FEWEST_MACHINES), _MOST_MACHINES, len(parts))
+    machines = np.linspace(0, len(parts) - 1, tried).round().astype(int)
+    kept = [parts[i][:_MOST_SAMPLES] for i in machines if len(parts[i])]
+    batches = [_taken(data, numbers) for numbers in kept]
+    few, test = range(min(_FEWEST_MACHINES, len(kept))), (data.test_features, data.test_labels)
+    others = [np.concatenate(kept[:i] + kept[i + 1 :] or kept)[:_MOST_SAMPLES] for i in few]
+    with threadpool_limits(limits=1):  # its models are small: threads would wait for each other
+        judged = {
+            one: sum(_Trained(batches[i], one, classes).score(_taken(data, others[i])) for i in few)
+            for one in _STRENGTHS
+        }
+        best = max(_STRENGTHS, key=lambda one: judged[one])
+        found = [_Trained(batch, best, classes).figures(test) for batch in batches]
+    figures: dict[str, Any] = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+    return Alone(note=NOTE, machines=len(kept), samples=float(np.mean(list(map(len, kept)))), **figures)
+
+
+def _taken(data: Dataset, numbers: NDArray[np.int64]) -> Batch:
+    return data.train_features[numbers], data.train_labels[numbers]
+
+
+class _Trained:
+    """A linear model, trained on one machine's samples; of numbers ridge regression."""
+
+    def __init__(self, batch: Batch, strength: float, num_classes: int) -> None:
+        features, labels = batch
+        self._num_classes = num_classes
+        self._norm = float(np.sqrt(np.square(_finite(features), dtype=np.float64).sum(axis=1).mean())) or 1.0
+        seen = self._seen(features)
+        of_numbers = num_classes == 1
+        self._model = ridge(seen, labels, 1 / strength) if of_numbers else logistic(seen, labels, strength, num_classes)
+
+    def _seen(self, features: NDArray[Any]) -> NDArray[Any]:
+        return _finite(features) / np.float32(self._norm)
+
+    def score(self, batch: Batch) -> float:
+        """Accuracy, or what is as good to compare by: minus the mean squared error."""
+        figures = self.figures(batch)
+        return figures.get("accuracy", -figures.get("loss", 0.0))
+
+    def figures(self, batch: Batch) -> dict[str, float]:
+        """Accuracy, and AUC of two classes; of numbers the mean squared error."""
+        scores, labels = self._model.scores(self._seen(batch[0])), batch[1]
+        if self._num_classes == 1:
+            return {"loss": float(np.square(scores[:, 0] - labels).mean())}
+        figures = {"accuracy": float((scores.argmax(axis=1) == labels).mean())}
+        if self._num_classes == 2:
+            known = np.isfinite(scores[0]).all()  # or it knows one class alone
+            figures["auc"] = area_under_curve(scores[:, 1] - scores[:, 0] if known else np.zeros(len(labels)), labels)
+        return figures
+
+
+def _finite(features: NDArray[Any]) -> NDArray[Any]:
+    """Features with zero for what is not finite, as a federation counts it."""
+    return np.nan_to_num(features, nan=0.0, posinf=0.0, neginf=0.0)

@@ -5,31 +5,30 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from ...privacy import ConfigurationError, Forecast, MurmurflError
-from ...privacy.accounting.stated import stated_figures
+from ...privacy import ConfigurationError, Forecast, MurmurflError, protocol
+from ...privacy.accounting.guarantee import stated_figures
 from ...strategies import DirectMachines, ReleaseStrategy, RoundReport
 from ..methods.auto_method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
+from ..nodes.flower_internals import Run
 from ..planning.rehearsal import foretold
 from ..settings.run_config import RunConfig, nothing_gained
-from .experiment import Experiment, prepare, worked_out
-from .machine_statements import listed
-from .permitted_run import check_permit
-from .possible_rounds import LossyGrid
-from .progress import Progress, compact
-from .result import RunResult
-from .run_files import END_NAME
+from .experiment import Experiment, prepare, reply_is_lost, worked_out
+from .machine_statements import compact, listed
+from .progress import Progress
+from .result import END_NAME, RunResult
 from .run_guarantees import configured_figures, epsilon_of, refuse_untrue
+from .side_releases import check_permit
 from .simulated_figures import GradientNorms, OnlineLosses
 
 REAL_NODES = "real-nodes"
@@ -158,17 +157,13 @@ def run_experiment(
         parameters=result.arrays.to_numpy_ndarrays(),
         progress=watch.progress,
         statements=listed(statements),
-        mu=figures.mu,
-        epsilon=epsilon_of(figures.mu, config.delta),
+        figures=figures,
         seconds=seconds,
         online=None if watch.regret is None else watch.regret.document(),
         deployed=deployed,
         gradient_norms=None if watch.norms is None else watch.norms.document(),
         training={} if deployed else strategy.training,
         engine=REAL_NODES if deployed else engine,
-        mu_local=figures.mu_local,
-        min_honest=figures.min_honest,
-        min_cohort=figures.min_cohort,
         mean=mean,
         evaluation=evaluation,
         evaluation_failure=failure,
@@ -201,7 +196,7 @@ class _Watch:
         self._silent: list[RoundReport] = []  # rounds in a row that asked for releases and got none
 
     def ends_after(self, folder: Path, server_round: int) -> bool:
-        """Whether somebody has asked the run of a folder to end (:func:`~murmurfl.app.runs.run_files.ask_to_end`)."""
+        """Whether somebody has asked the run of a folder to end (:func:`~murmurfl.app.runs.result.ask_to_end`)."""
         if not (folder / END_NAME).exists():
             return False
         rounds = self.experiment.num_rounds
@@ -330,3 +325,55 @@ def _give_up(silent: list[RoundReport], patience: int) -> None:
         f"{sum(report.lost for report in silent)} replies were lost. See the machines' logs; give-up-after sets how "
         "many such rounds are waited for."
     )
+
+
+class LossyGrid(Grid):
+    """Another grid, whose train replies are lost at random: the machine did its work, the server never hears of it.
+
+    Each is lost by itself with probability ``lost_replies``; the same seed loses the same replies on every engine.
+    """
+
+    def __init__(self, grid: Grid, lost_replies: float, seed: int) -> None:
+        self._grid = grid
+        self._lost_replies = lost_replies
+        self._seed = seed
+
+    def set_run(self, run: Run) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        messages = list(messages)
+        lost = {message.metadata.dst_node_id for message in messages if self._loses(message)}
+        replies = self._grid.send_and_receive(messages, timeout=timeout)
+        return [
+            reply
+            for reply in replies
+            if reply.metadata.message_type != MessageType.TRAIN or reply.metadata.src_node_id not in lost
+        ]
+
+    def _loses(self, message: Message) -> bool:
+        config = message.content.get(protocol.CONFIG, None)
+        if message.metadata.message_type != MessageType.TRAIN or not isinstance(config, ConfigRecord):
+            return False
+        if protocol.ASK in config:  # a query to a noise mod, in a message of this type
+            return False
+        server_round, machine = config[protocol.SERVER_ROUND], config[protocol.MACHINE]
+        return reply_is_lost(self._lost_replies, self._seed, int(server_round), str(machine))  # type: ignore[arg-type]

@@ -24,19 +24,7 @@ _REFERENCE = re.compile(r" \([^()]*ALGORITHMS[^()]*\)")
 
 @dataclass(frozen=True)
 class Shelf:
-    """Things of one kind.
-
-    Parameters
-    ----------
-    how : str
-        How one of them is asked for.
-    own : bool
-        Whether one may bring one's own, as ``package.module:Thing``.
-    names : callable
-        The built-in names, in their order.
-    sentence : callable
-        What a name stands for; empty for a name that is not built in.
-    """
+    """Things of one kind: how one is asked for, the built-in names, and a sentence for each."""
 
     title: str
     how: str

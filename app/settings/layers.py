@@ -50,11 +50,8 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
 def read_settings(path: Path) -> dict[str, Value]:
     """The settings of a TOML file: hyphenated run-config keys, by themselves or in their tables.
 
-    Raises
-    ------
-    ConfigurationError
-        If the file cannot be read, a key is unknown, or a value of another type or out of its range; it names the file
-        and the key. What goes together is checked where a :class:`~murmurfl.app.settings.run_config.RunConfig` is made.
+    A refusal names the file and the key. What goes together is checked where a
+    :class:`~murmurfl.app.settings.run_config.RunConfig` is made.
     """
     try:
         found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -122,17 +119,7 @@ _OF_ANOTHER = ("strategy", "task", "model", "preset", "partition", "max-particip
 
 
 def started_with(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Settings of a run with what the default run sets beside them, where it is that one with a few changes.
-
-    Parameters
-    ----------
-    settings : mapping
-        By hyphenated key, as they were given; they win.
-
-    Notes
-    -----
-    Policies of simulated machines follow from the result as from any settings.
-    """
+    """Settings of a run, with the default run's where it is that one with a few changes; what was given wins."""
     if not is_default_run(settings):
         return dict(settings)
     own: dict[str, Value] = {**DEFAULT_RUN, "batch-size": _batch_size(settings)}

@@ -50,23 +50,11 @@ class Reader(Protocol):
 
 
 class Registry(Mapping[str, ThingT], Generic[ThingT]):
-    """The things of one kind, by name.
+    """The things of one kind, by name, as the run-config key ``key`` names them.
 
-    Parameters
-    ----------
-    key : str
-        The run-config key that names them.
-    kind : type
-        The class of every one of them.
-    things : iterable
-        The built-in ones, each with a ``name``, in the order in which they are listed.
-    adapt : callable, optional
-        Makes a thing of this kind from a user's object that is of another kind, such as a function, given the object
-        and its name; it raises a ``ConfigurationError`` where it cannot. Default: such an object is refused.
-    suffix : str
-        With which the path of a file ends that a thing of this kind may be; empty for none.
-    of_file : callable, optional
-        Makes a thing of such a path.
+    The built-in ones have a ``name`` each and stand in the order in which they are listed. ``adapt`` makes a thing of
+    this kind from a user's object of another kind, such as a function, and its name; without it such an object is
+    refused. ``of_file`` makes one of the path of a file that ends with ``suffix``.
     """
 
     def __init__(
@@ -120,13 +108,7 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         return bool(self.suffix) and name.endswith(self.suffix)
 
     def located(self, name: str, folder: Path | None = None) -> str:
-        """A name that means the same everywhere: the path of a file from the root, if it is one in a folder.
-
-        Parameters
-        ----------
-        folder : Path, optional
-            What a relative path is taken from; the current folder by default.
-        """
+        """A name that means the same everywhere: the path of a file, taken from ``folder`` or here, from the root."""
         if not self.is_file(name):
             return name
         return str((folder or Path.cwd()).resolve() / Path(name).expanduser())
@@ -174,13 +156,7 @@ def registry(key: str) -> Registry[Any]:
 
 
 def imported(name: str, setting: str) -> Any:
-    """The object ``package.module:Thing``.
-
-    Raises
-    ------
-    ConfigurationError
-        If the module cannot be imported or has no such object.
-    """
+    """The object ``package.module:Thing`` that a setting names."""
     module, _, attribute = name.partition(":")
     try:
         found: Any = importlib.import_module(module)

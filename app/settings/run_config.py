@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, TypeVar
 
-from ...privacy import CENTRING_SHARE, MECHANISMS, NO_NOISE, TRUST_MODELS, ConfigurationError, Trust, divided_mu, gdp_mu
+from ...privacy import CENTRING_SHARE, MECHANISMS, NO_NOISE, ConfigurationError, Trust, divided_mu, gdp_mu
 from ...privacy.machine.policy import MOST_MACHINES, MOST_SUMMED
 from ...privacy.machine.tables import HELD_OUT, PRIVATE
 from ...privacy.setting import Setting, mu_and_epsilon, refusal, settings_of, table, unknown_key
@@ -241,7 +241,7 @@ def _is_read(one: Setting, mechanism: str, trust: str, reads: frozenset[str]) ->
     if one.read_by == "mechanism":
         return one.name in mechanism_options_of(mechanism)
     if one.read_by == "trust":
-        return one.name in keys_of_trust(trust)
+        return trust == SECURE
     return not one.read_by or one.name in reads
 
 
@@ -250,20 +250,12 @@ def readers_of(one: Setting) -> list[str]:
     if one.read_by == "mechanism":
         return [name for name in MECHANISMS if one.name in mechanism_options_of(name)]
     if one.read_by == "trust":
-        return [name for name in TRUST_MODELS if one.name in keys_of_trust(name)]
+        return [SECURE]
     return registry(one.read_by).reading(one.name) if one.read_by else []
 
 
 SECURE: Trust = "secure-aggregation"
-TRUST_KEYS = frozenset({"helpers", "min-cohort", "colluders", "culprits", "most-skipped", "most-noise"})
-"""Run-config keys that secure aggregation reads, and no other trust model."""
-
 _ROUNDING = 1e-9
-
-
-def keys_of_trust(trust: object) -> frozenset[str]:
-    """The keys that a trust model reads beyond the common ones."""
-    return TRUST_KEYS if trust == SECURE else frozenset()
 
 
 def helper_names(helpers: int) -> tuple[str, ...]:
@@ -277,20 +269,10 @@ def cohort_floor(clients_per_round: int, min_cohort: int) -> int:
 
 
 def honest_machines(clients_per_round: int, floor: int, colluders: int) -> int:
-    """h: of the fewest releases of a sum, those of machines that do not work with the server.
+    """h: of the fewest releases of a sum (``floor``), those of machines that do not work with the server.
 
-    Parameters
-    ----------
-    clients_per_round : int
-        m.
-    floor : int
-        The fewest releases of a sum.
-    colluders : int
-        Machines that may work with the server; negative for what leaves half of m honest.
-
-    Notes
-    -----
-    It is an assumption, which nobody can check: mu holds if it does.
+    Negative ``colluders`` leave half of the machines asked honest. It is an assumption, which nobody can check: mu
+    holds if it does.
     """
     return floor - colluders if colluders >= 0 else max(clients_per_round // 2, 1)
 
@@ -352,17 +334,7 @@ def nothing_gained(min_honest: int) -> str:
 
 
 def refused_trust(trust: str, strategy: str, able: Iterable[str], others: Iterable[str]) -> ConfigurationError:
-    """The refusal of a trust model that a method does not serve.
-
-    Parameters
-    ----------
-    trust, strategy : str
-        As they were set.
-    able : iterable of str
-        What the method serves.
-    others : iterable of str
-        Built-in methods that serve this one.
-    """
+    """The refusal of a trust model: what the method serves instead, and which built-in methods serve this one."""
     served = " or ".join(repr(one) if one else "left out" for one in able)
     return ConfigurationError(
         f"Expected trust to be {served} with strategy = {strategy!r}, got {trust!r}; that is served by "

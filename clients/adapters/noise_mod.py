@@ -33,9 +33,9 @@ from ...privacy import (
     any_data,
     protocol,
 )
-from ...privacy.arrays import read_array
 from ...privacy.errors import OF_DATA, is_interrupt
-from ...privacy.machine.clipping_figures import TrainingFigures, observing
+from ...privacy.machine.clipping import TrainingFigures, observing
+from ...privacy.protocol import read_array
 from ...privacy.sums.masking import Masking
 from ..messages import (
     answer,
@@ -48,6 +48,7 @@ from ..messages import (
     name_shown,
     outgoing_reply,
     session_entry,
+    skipped_entry,
     statement_entries,
     training_entries,
 )
@@ -388,7 +389,7 @@ def _train(
             return (trained() - start)[None, :]
 
     with observing() as observer:
-        release = private.release(session, ack, contribution)
+        release = private.release(session, ack, contribution, skipped=skipped_entry(config))
     figures = observer.figures()
     _log_release(machine, private, release, figures)
     return _reply(machine, private, release, session, figures, received)
@@ -418,6 +419,7 @@ def _reply(
         protocol.CLIENT_LEVEL: int(machine.policy.unit == "machine"),
         protocol.NUM_EXAMPLES: 1,  # of equal weight: a count could depend on data
         **sums,
+        **({protocol.MENDED: 1} if release.mended else {}),
         **training_entries(machine.name, figures if private.simulated else None),
     }
     return RecordDict(

@@ -21,7 +21,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Measured
-from ...privacy.accounting.asked import check_count
+from ...privacy.accounting.gdp import check_count
 from ...privacy.machine.clipping import DenseContributions, StackedContributions
 from ..records.schema import Label, Part, Schema
 from ..side.evaluation_client import Measure

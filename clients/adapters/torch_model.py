@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Measured
-from ...privacy.accounting.asked import check_count
+from ...privacy.accounting.gdp import check_count
 from ...privacy.errors import check_installed
 from ...privacy.machine.clipping import DenseContributions, StackedContributions
 from .per_sample_gradients import (

@@ -14,7 +14,7 @@ from ...privacy import (
     Unit,
     policy_guarantee,
 )
-from ...privacy.accounting.asked import asked_mu, check_count
+from ...privacy.accounting.gdp import asked_mu, check_count
 from ...privacy.mechanisms import noise_stands_alone
 
 _TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ...privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, gdp_mu, protocol
-from ...privacy.accounting.asked import asked_mu
+from ...privacy.accounting.gdp import asked_mu
 from ...privacy.machine.tables import HELD_OUT, Clip, Evaluating, Noise, Releases, Sums, Wanted
 from ...privacy.setting import Setting, Value, refusal, setting, settings_of, table
 from ...privacy.sums.masking import Masking

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.errors import OF_DATA, ConfigurationError, MisfitError, check_installed, is_interrupt
-from ...privacy.machine.record_owners import Owners
+from ...privacy.machine.known_samples import Owners
 from ..adapters.per_sample_gradients import PerSampleGradients
 from .schema import Record, Schema, stacked
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypedDict
 
 from ...privacy import ConfigurationError, Ledger, LedgeredMachine, NoiseKeys, PrivacyPolicy, PrivateMachine, Release
-from ...privacy.machine.data_digest import RowBytes
-from ...privacy.machine.record_owners import Owners
+from ...privacy.machine.known_samples import Owners, RowBytes
 from ..adapters.per_sample_gradients import Samples
 from ..messages import Request
 

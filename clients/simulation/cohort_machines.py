@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, NoiseKeys, PrivateMachine, RefusedError, Release
-from ...privacy.ledger.ledger_block import BlockLedger
+from ...privacy.ledger.ledger_records import BlockLedger
 from ...privacy.machine.clipping import ChosenContributions, StackedContributions
 from ...privacy.machine.machine_block import BlockAdmission, BlockArithmetic, BlockReleases, MachineBlock
 from ...privacy.machine.prefix_sums import ReleaseRule

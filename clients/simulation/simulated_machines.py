@@ -33,8 +33,8 @@ from ...privacy import (
     StreamRecord,
     protocol,
 )
-from ...privacy.arrays import read_array
 from ...privacy.errors import ANOTHER_FORMAT
+from ...privacy.protocol import read_array
 from ...privacy.sums.masking import Masking
 from ...privacy.sums.opening_rule import LastOpened, OpenedSet, SessionTerms, check_forward
 from ...privacy.sums.roster import HelperKey, MachineKey, Roster

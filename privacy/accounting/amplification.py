@@ -1,11 +1,56 @@
-"""What a policy's secret order is worth: an epsilon where it is proved, an estimate, and called one, where it is not.
+"""A secret order: every sample in one release that nobody but the machine knows, and what that is worth.
 
-For independent noise :mod:`.allocation` has an upper bound on epsilon. For correlated noise whose C is lower triangular
+A machine with independent noise lets each of its samples draw one of K releases, uniformly, and independently of each
+other. Whoever watches does not know in which of the K releases to look. With m the distance by which one sample's
+contribution moves a release, in standard deviations of its noise, what a machine shows of a sample against one without
+it (its contribution is zero in every release) is post-processing of
+
+    (1 / K) sum_j N(m e_j, I)    against    N(0, I)    in K dimensions,
+
+whatever a server chooses from what it has seen (random allocation, Feldman and Shenfeld 2025,
+https://arxiv.org/abs/2502.08202; balls in bins, Chua et al. 2025). The likelihood ratio is the mean of K independent
+log-normals, so with S their sum under N(0, I)
+
+    delta(epsilon) = E max(S / K - e^epsilon, 0)               with the sample against without it,
+    delta(epsilon) = E max(1 - e^epsilon S / K, 0)             without it against with it,
+
+for which there are upper bounds below. Replacing a sample is taking one away
+and adding another: each is half of what the un-amplified mu is for, m = mu / 2, and for every e1 + e2 = epsilon
+
+    delta(epsilon) <= delta_with(e1) + e^e1 delta_without(e2).
+
+For independent noise this is an upper bound on epsilon. For correlated noise whose C is lower triangular
 without negative entries, a machine shows of a sample, against one without it, no more than the mixture of the columns
 of C against nothing (arXiv 2410.06266, for an adaptive server). The delta of that pair is only known by drawing from
 it, so it is an estimate and no guarantee. For other noise nothing is said.
 
 The un-amplified mu holds whatever becomes of the order, and is what ledgers and budgets count.
+
+Sums of likelihood ratios
+-------------------------
+With x a standard normal, W = exp(m x - m^2 / 2) is the likelihood ratio of N(m, 1) against N(0, 1): a log-normal of
+mean 1. A secret order hides behind the sum of K of them : its (epsilon, delta) are expectations of *convex* functions
+of that sum, max(S - c, 0) and max(c - S, 0). So rounding here never makes an expectation of a convex function smaller:
+
+* A value between two points of a grid is split between both such that its mean stays (Jensen). Split W's make larger
+  expectations one by one, and so does a sum of independent ones.
+* A value beyond the last point T is cut to T. That makes max(c - S, 0) larger, and max(S - c, 0) smaller by
+  E max(S - T, 0) at most, which is kept as what was *lost* and is to be added again.
+
+Sums are made by doubling: S_2n from S_n and S_n, every pair of points. All terms are positive, so nothing cancels;
+no transform is used. A grid is as fine as the sum is narrow where its mass is, and coarser towards its tails, where it
+behaves like a single W.
+
+Formal guarantees
+-----------------
+Of epsilon and delta: upper bounds on epsilon and delta, for replacement of one sample that takes part in one session
+and no other, in a release drawn as above, whose contribution is at most clip_norm / b with b a constant that does not
+depend on how many samples share a release. Nobody learns an order, it is never used again, and noise is independent of
+it and from release to release. Proof: docs/proofs/secret-order.md.
+
+Of sums of likelihood ratios: upper bounds, for exact arithmetic. In float64 a mass has a relative error of a few units
+in the last place for each of the steps it goes through, and a point one of a few units; both together stay below
+:data:`ROUNDING`, which whoever uses the figures has to charge. Proof: docs/proofs/secret-order.md.
 """
 
 from __future__ import annotations
@@ -13,17 +58,251 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
+from ..errors import ConfigurationError
 from ..machine.policy import PrivacyPolicy
 from ..mechanisms import noise_stands_alone
-from ..noise.noise_keys import derived_seed
-from .allocation import allocation_epsilon
-from .gdp import gdp_epsilon
+from ..noise import derived_seed
+from .gdp import check_count, gdp_delta, gdp_epsilon
 from .noise_plan import NoisePlan
+
+ROUNDING = 1e-7
+"""The charge for float64, relative to a delta: a million operations' worth of units in the last place."""
+
+_FINENESS = 1.0 / 40.0
+# How many standard deviations of x a grid reaches, and of the log of the sum.
+_REACH = 8.5
+_ROWS_TOGETHER = 128
+
+
+@dataclass(frozen=True)
+class LikelihoodSum:
+    """The distribution of a sum of likelihood ratios: a mass on each point of a grid, ascending from 0.
+
+    ``lost`` is the most that E max(S - c, 0) may exceed what the points say, for any c. Expectations of max(S - c, 0),
+    with ``lost`` added, and of max(c - S, 0) are upper bounds, up to :data:`ROUNDING`.
+    """
+
+    points: NDArray[np.float64]
+    masses: NDArray[np.float64]
+    lost: float
+
+    def above(self, limits: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Upper bounds of E max(S - c, 0), one for each limit c."""
+        first = np.searchsorted(self.points, limits, side="right")
+        masses, parts = self._from_above
+        return np.maximum(parts[first] - limits * masses[first], 0.0) + self.lost
+
+    def below(self, limits: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Upper bounds of E max(c - S, 0), one for each limit c."""
+        first = np.searchsorted(self.points, limits, side="right")
+        masses, parts = self._from_below
+        return np.maximum(limits * masses[first] - parts[first], 0.0)
+
+    @cached_property
+    def _from_above(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mass, and mean times mass, of the points from each on; the smallest are added up first."""
+        return _running(self.masses[::-1])[::-1], _running((self.masses * self.points)[::-1])[::-1]
+
+    @cached_property
+    def _from_below(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mass, and mean times mass, of the points before each."""
+        return _running(self.masses), _running(self.masses * self.points)
+
+
+def _running(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
+@lru_cache(maxsize=32)
+def likelihood_sum(shift: float, count: int) -> LikelihoodSum:
+    """The sum of ``count`` likelihood ratios of N(shift, 1) against N(0, 1) under the latter; 0 < ``shift`` <= 25."""
+    one = _single(shift, _grid(shift, 1))
+    total, n = one, 1
+    for bit in bin(count)[3:]:
+        n *= 2
+        total = _added(total, total, _grid(shift, n))
+        if bit == "1":
+            n += 1
+            total = _added(total, one, _grid(shift, n))
+    return total
+
+
+def _grid(shift: float, count: int) -> NDArray[np.float64]:
+    """Zero, and points whose logarithms are close together where a sum of so many has its mass."""
+    spread = math.expm1(shift * shift) / count  # the variance of the mean
+    width = min(shift, math.sqrt(spread))
+    centre = math.log(count) - 0.5 * math.log1p(spread)
+    lowest = math.log(count) - shift * shift / 2 - _REACH * shift
+    highest = max(shift * (shift + _REACH) - shift * shift / 2, math.log(count) + _REACH * width)
+    up = _steps(highest - centre, width, shift)
+    down = -_steps(centre - lowest, width, shift)[:0:-1]
+    return np.concatenate([[0.0], np.exp(centre + np.concatenate([down, up]))])
+
+
+def _steps(reach: float, narrow: float, wide: float) -> NDArray[np.float64]:
+    """Distances from 0 to beyond ``reach``: steps grow from those for a narrow bulk to those for a wide tail."""
+    steps = [0.0]
+    while steps[-1] < reach:
+        steps.append(steps[-1] + _FINENESS * min(max(steps[-1], narrow), wide))
+    return np.array(steps)
+
+
+def _single(shift: float, points: NDArray[np.float64]) -> LikelihoodSum:
+    """One likelihood ratio: the mass and the mean of every cell are known."""
+    edges = np.concatenate([[-np.inf], np.log(points[1:]) / shift + shift / 2, [np.inf]])
+    mass, part = _between(edges), _between(edges - shift)  # part: mass times mean
+    masses = np.zeros_like(points)
+    masses[-1] = mass[-1]
+    inner = mass[:-1]
+    means = np.divide(part[:-1], inner, out=points[:-1].copy(), where=inner > 0)
+    upper = np.clip((means - points[:-1]) / np.diff(points), 0.0, 1.0)
+    masses[:-1] += inner * (1.0 - upper)
+    masses[1:] += inner * upper
+    return LikelihoodSum(points, masses, float(part[-1]))
+
+
+def _between(edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The probability of a standard normal between neighbouring edges, each from the nearer tail."""
+    return np.where(edges[:-1] > 0, ndtr(-edges[:-1]) - ndtr(-edges[1:]), ndtr(edges[1:]) - ndtr(edges[:-1]))
+
+
+def _added(one: LikelihoodSum, other: LikelihoodSum, points: NDArray[np.float64]) -> LikelihoodSum:
+    """The sum of two independent sums, split onto the points of another grid."""
+    masses, lost, last = np.zeros_like(points), one.lost + other.lost, points[-1]
+    for start in range(0, len(one.points), _ROWS_TOGETHER):
+        rows = slice(start, start + _ROWS_TOGETHER)
+        columns = slice(start if one is other else 0, None)  # of two alike a pair is twice its other order
+        sums = np.add.outer(one.points[rows], other.points[columns]).ravel()
+        weights = np.multiply.outer(one.masses[rows], other.masses[columns])
+        if one is other:
+            weights *= 2.0 - np.eye(*weights.shape)
+            weights *= np.tri(*weights.shape[::-1]).T
+        weights = weights.ravel()
+        lost += float(weights @ np.maximum(sums - last, 0.0))
+        np.minimum(sums, last, out=sums)
+        cells = np.minimum(np.searchsorted(points, sums, side="right"), len(points) - 1) - 1
+        upper = weights * (sums - points[cells]) / (points[cells + 1] - points[cells])
+        masses += np.bincount(cells, weights - upper, len(points))
+        masses += np.bincount(cells + 1, upper, len(points))
+    return LikelihoodSum(points, masses, lost)
+
+
+LARGEST_SHIFT = 25.0
+"""Beyond it a secret order is worth nothing that shows, and its likelihood ratios leave the range of float64."""
+
+EPSILON_ROUNDING = 1e-9
+"""Added to every epsilon, for float64 and for orders that are drawn with 53 bits."""
+
+_LARGEST_EPSILON = 600.0
+"""Beyond it e^epsilon leaves the range of float64; delta there is at most what it is here."""
+_FOR_RESOLUTION = 2.0**-10
+_FOR_RANGE = 2.0**-19
+"""Share of delta set aside for computed normals: twice the most :mod:`~murmurfl.privacy.noise` may charge."""
+_BOUND_SPLITS = 129
+_BOUND_BISECTIONS = 60
+
+
+def zero_out_deltas(shift: float, slots: int, epsilon: float) -> tuple[float, float]:
+    """Bound both deltas at ``epsilon`` from above: a sample in one secret release of ``slots``, against no sample.
+
+    They bound max over events E of P(E) - e^epsilon Q(E), for P with the sample and Q without it, then the other way
+    round. ``shift`` is m: how far its contribution moves a release at most, in standard deviations of the noise.
+
+    Examples
+    --------
+    >>> [f"{delta:.1e}" for delta in zero_out_deltas(0.5, 100, 0.2)]
+    ['1.5e-06', '1.1e-06']
+    """
+    _check(shift, "shift", slots)
+    if shift > LARGEST_SHIFT:
+        raise ConfigurationError(f"Expected shift <= {LARGEST_SHIFT:g}, got {shift!r}: no order hides so much.")
+    if not epsilon >= 0:
+        raise ConfigurationError(f"Expected epsilon >= 0, got {epsilon!r}.")
+    with_it, without_it = _deltas(shift, slots, np.array([epsilon]))
+    return float(with_it[0]), float(without_it[0])
+
+
+def allocation_delta(mu: float, slots: int, epsilon: float) -> float:
+    """Delta at epsilon of samples in a secret order, for independent noise and replacement of one sample.
+
+    ``mu`` is that of one release that a sample is known to be in, ``slots`` is K. The result is never more than
+    :func:`~murmurfl.privacy.gdp_delta`, which holds whoever knows the order.
+    """
+    known = gdp_delta(mu, epsilon)
+    if mu == 0.0:
+        return known
+    _check(mu, "mu", slots)
+    return min(known, _replacement(mu / 2, slots, epsilon)) if mu / 2 <= LARGEST_SHIFT else known
+
+
+def allocation_epsilon(mu: float, slots: int, delta: float, *, resolution_mu: float = 0.0) -> float:
+    """Epsilon at delta of samples in a secret order, for independent noise and replacement of one sample.
+
+    ``mu`` is that of one release that a sample is known to be in, ``slots`` is K. The part ``resolution_mu`` of it
+    (:attr:`~murmurfl.privacy.NoisePlan.resolution_mu`) concerns all releases, so no order hides it. The result is never
+    more than :func:`~murmurfl.privacy.gdp_epsilon`, which holds whoever knows the order.
+
+    Notes
+    -----
+    **Formal guarantees.** An upper bound, under the assumptions of the module. It is an (epsilon, delta) and no mu: mus
+    are what adds up over sessions, and the un-amplified one always holds.
+    Proof: docs/proofs/secret-order.md.
+
+    Examples
+    --------
+    >>> f"{gdp_epsilon(1.0, 1e-5):.2f} known, {allocation_epsilon(1.0, 100, 1e-5):.2f} secret"
+    '4.38 known, 0.37 secret'
+    """
+    known = gdp_epsilon(mu, delta)
+    if known == 0.0:
+        return known
+    _check(mu, "mu", slots)
+    if not 0.0 <= resolution_mu < mu:
+        raise ConfigurationError(f"Expected 0 <= resolution_mu < mu = {mu!r}, got {resolution_mu!r}.")
+    shift = math.sqrt((mu - resolution_mu) * (mu + resolution_mu)) / 2
+    if shift > LARGEST_SHIFT or slots == 1 or known > _LARGEST_EPSILON:
+        return known
+    # What the normals' resolution and range may show is no Gaussian's shift in a secret place: it composes.
+    resolved = gdp_epsilon(resolution_mu, delta * (_FOR_RESOLUTION - _FOR_RANGE)) if resolution_mu else 0.0
+    rest = delta * (1.0 - _FOR_RESOLUTION) if resolution_mu else delta
+    low, high = 0.0, known
+    if _replacement(shift, slots, high) > rest:
+        return known
+    for _ in range(_BOUND_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _replacement(shift, slots, middle) > rest else (low, middle)
+    return min(known, high + resolved + EPSILON_ROUNDING)
+
+
+def _replacement(shift: float, slots: int, epsilon: float) -> float:
+    """Delta of replacing a sample: the best split of epsilon between taking it away and adding another."""
+    epsilon = min(epsilon, _LARGEST_EPSILON)
+    first = np.linspace(0.0, epsilon, _BOUND_SPLITS)
+    with_it, without_it = _deltas(shift, slots, np.concatenate([first, epsilon - first]))
+    split = with_it[:_BOUND_SPLITS] + np.exp(first) * without_it[_BOUND_SPLITS:]
+    return min(float(split.min()), 1.0)
+
+
+def _deltas(shift: float, slots: int, epsilons: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Bound both deltas of zeroing a sample out at each epsilon, float64's errors included."""
+    total, epsilons = likelihood_sum(shift, slots), np.minimum(epsilons, _LARGEST_EPSILON)
+    with_it = total.above(slots * np.exp(epsilons)) / slots
+    without_it = np.exp(epsilons) * total.below(slots * np.exp(-epsilons)) / slots
+    charged = 1.0 + ROUNDING
+    return np.minimum(with_it * charged, 1.0), np.minimum(without_it * charged, 1.0)
+
+
+def _check(value: float, name: str, slots: int) -> None:
+    if not value > 0:
+        raise ConfigurationError(f"Expected {name} > 0, got {value!r}.")
+    check_count("slots", slots)
+
 
 MOST_ESTIMATED = 512
 """Releases of a session beyond which no estimate is made: it would take too long."""
@@ -50,7 +329,7 @@ class Amplification:
     Notes
     -----
     **Formal guarantees.** Where ``proved``, an upper bound on epsilon for replacement of one sample that takes part in
-    one session, in a release that nobody learns (assumptions: :mod:`.allocation`). Where not,
+    one session, in a release that nobody learns (assumptions: module description). Where not,
     nothing is claimed.
     """
 
@@ -61,19 +340,19 @@ class Amplification:
 
 
 def amplification_of(policy: PrivacyPolicy, plan: NoisePlan) -> Amplification | None:
-    """What a policy's secret order is worth; None if it has none, or nothing is known of it.
+    """Return the epsilon under a policy's secret order; None without one, or if nothing is known of it.
 
     Notes
     -----
     **Formal guarantees.** The epsilon bounds what all releases of one session show for replacement of one sample, as
-    long as the order stays secret (:mod:`murmurfl.privacy.accounting.allocation`); under secure aggregation also on
+    long as the order stays secret (:mod:`murmurfl.privacy.accounting.amplification`); under secure aggregation also on
     what mu rests on there. Proof: docs/proofs/secret-order.md.
     """
     return amplification_of_all([(policy, plan)])
 
 
 def amplification_of_all(machines: Sequence[tuple[PrivacyPolicy, NoisePlan]]) -> Amplification | None:
-    """What the secret orders of several machines are worth, for all of them; None if one has none.
+    """Return one epsilon for the secret orders of several machines; None if one has none.
 
     Their policies may differ in their caps only.
 
@@ -107,7 +386,7 @@ def _is_hidden(policy: PrivacyPolicy, plan: NoisePlan) -> bool:
 
 
 def zero_out_shift(policy: PrivacyPolicy, plan: NoisePlan) -> float:
-    """How far one sample moves what a machine shows, against zero in its place, in standard deviations of the noise.
+    """Return how far a sample, against zero in its place, moves a machine's releases, in standard deviations of noise.
 
     Notes
     -----

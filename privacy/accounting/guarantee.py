@@ -4,7 +4,8 @@ A :class:`Guarantee` carries what makes an epsilon mean something: delta, the un
 relation, against whom it holds, and whose noise of which mechanism. Under secure aggregation two figures belong
 together: one if enough machines are honest, one whatever happens. It is said in one way only: by
 :attr:`Guarantee.sentence`, and by :func:`caption` for a table or figure with many of them. The words come from the
-policy that was used (:func:`policy_guarantee`, :func:`server_guarantee`).
+policy that was used (:func:`policy_guarantee`, :func:`server_guarantee`). What machines of a federation state of
+themselves becomes one guarantee that is true of all of them (:func:`stated_guarantee`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from typing import Any, Literal, TypedDict, get_args
 from ..errors import ConfigurationError
 from ..machine.policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
 from .amplification import Amplification
-from .asked import check_count
-from .gdp import gdp_best_guess, gdp_epsilon
-from .noise_words import NOBODY_ASKED, server_noise_words
+from .gdp import check_count, gdp_best_guess, gdp_epsilon
+from .noise_plan import NOBODY_ASKED, server_noise_words, stated_words
 
 _GUESSED = {
     "sample": ("whether one sample of a machine was used, or another in its place,", "every other sample"),
@@ -122,7 +122,7 @@ RECORDS = {
 IN_HIDING = "While nobody learns which of {slots} releases {row} is in, epsilon = {epsilon} at the same delta."
 ESTIMATED = "If nobody learns which of {slots} releases {row} is in, an estimate of epsilon is {epsilon}, no guarantee."
 BEYOND_RANGE = "mu = {mu:g} at delta = {delta:g} is more than this noise can be vouched for."
-"""Note on a policy whose mu is so large that the range of the normals shows (:mod:`murmurfl.privacy.noise.normals`)."""
+"""Note on a policy whose mu is so large that the range of the normals shows (:mod:`murmurfl.privacy.noise`)."""
 
 
 @dataclass(frozen=True)
@@ -224,12 +224,12 @@ class Guarantee:
 
     @property
     def terms(self) -> str:
-        """Everything but the figures, to stand once above a table."""
+        """All terms without the figures, to stand once above a table."""
         return f"{self.protects}; {self.mechanism}; {self.covers}"
 
     @property
     def protects(self) -> str:
-        """The terms without whose noise it is: where epsilon is shown, what is protected, and against whom."""
+        """Where epsilon is shown, what is protected, and against whom: all terms but the mechanism."""
         return self.protected("" if self.min_honest is None else str(self.min_honest))
 
     def protected(self, honest: str) -> str:
@@ -242,7 +242,7 @@ class Guarantee:
 
     @property
     def whatever_happens(self) -> str:
-        """The figures that rest on nobody's honesty, for a sentence; empty but under secure aggregation."""
+        """Figures that need nobody's honesty, for a sentence; empty unless under secure aggregation."""
         if self.mu_local is None or self.epsilon_local is None:
             return ""
         if math.isinf(self.mu_local):
@@ -322,7 +322,7 @@ def policy_guarantee(
     stated: bool = False,
     amplified: Amplification | None = None,
 ) -> Guarantee:
-    """What a mu is true of under a machine's policy, in the policy's own words.
+    """Return the guarantee of a mu under a machine's policy, in the policy's own words.
 
     Under a trusted server a machine alone can vouch for nothing: use :func:`server_guarantee`.
 
@@ -378,7 +378,7 @@ def server_guarantee(
     notes: Iterable[str] = (),
     stated: bool = False,
 ) -> Guarantee:
-    """What a trusted server guarantees towards everybody else, by the policy of the machines, whose mu it has to keep.
+    """Return what a trusted server guarantees to everybody else: the mu of the machines' policy, which it has to keep.
 
     ``mu`` is of all models the server publishes; infinite where its noise cannot serve the policy. ``noise`` is a
     mechanism's name, or ``fresh``; the rest is as for :func:`policy_guarantee`.
@@ -409,7 +409,7 @@ WHATEVER_HAPPENS = "What holds whatever happens rests on nobody else's honesty: 
 
 
 def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = False) -> str:
-    """The terms of many epsilons, to stand once beside their table or figure.
+    """Return the terms of many epsilons, to stand once beside their table or figure.
 
     Parameters
     ----------
@@ -453,3 +453,180 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = F
 def mechanism_words(policy: PrivacyPolicy) -> str:
     """A machine's mechanism and its options in words: :attr:`~murmurfl.privacy.PrivacyPolicy.words`."""
     return policy.words
+
+
+Statements = Mapping[str, Mapping[str, Any]]
+
+_UNCHECKED = "It is what {said} of {all} machines say of themselves, which a server cannot check."
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The guarantee of a run in numbers.
+
+    Parameters
+    ----------
+    mu : float
+        Of everything the run may release; infinite without noise, 0 if nobody is asked.
+    mu_local : float or None
+        Under secure aggregation, what holds whatever server, helpers and other machines do.
+    min_honest, min_cohort : int or None
+        Under secure aggregation, h, which mu rests on, and the fewest releases of a sum.
+
+    Notes
+    -----
+    A :class:`Guarantee` says in words what they are true of.
+    """
+
+    mu: float
+    mu_local: float | None = None
+    min_honest: int | None = None
+    min_cohort: int | None = None
+
+
+def stated_figures(expected: Figures, statements: Statements, num_clients: int) -> Figures:
+    """Return figures that are true of all real machines, from what each states.
+
+    Parameters
+    ----------
+    expected : Figures
+        What the run configuration expects of them: counts for machines that did not answer.
+    statements : mapping
+        What each machine says of itself.
+    num_clients : int
+        Machines in all.
+
+    Notes
+    -----
+    A server cannot check what machines say. Under secure aggregation a machine says its mu for h honest machines of a
+    sum, and machines may differ in h. One sentence names the smallest: what a machine stated for a larger one is worked
+    out again for it, mu sqrt(h), and never more than its mu_local. Where the run configuration does not ask for sums,
+    what a machine states for them is not said of it: its mu_local is.
+    """
+    silent = len(statements) < num_clients
+    stated = [_stated(one) for one in statements.values()]
+    own = (expected.mu, expected.mu if expected.mu_local is None else expected.mu_local, expected.min_honest or 1)
+    claims = [*stated, *([own] if silent or not stated else [])]
+    local = max(mu_local for _, mu_local, _ in claims)
+    if expected.mu_local is None:
+        return Figures(local)
+    named = [int(one["min-honest"]) for one in statements.values() if "min-honest" in one]
+    if expected.min_honest is not None and (silent or not named):
+        named.append(expected.min_honest)
+    fewest = min(named, default=1)
+    cohorts = [int(one["min-cohort"]) for one in statements.values() if "min-cohort" in one]
+    if expected.min_cohort is not None and (silent or not cohorts):
+        cohorts.append(expected.min_cohort)
+    mu = max(min(mu_local, mu * math.sqrt(max(honest / fewest, 1.0))) for mu, mu_local, honest in claims)
+    return Figures(mu, local, fewest, min(cohorts, default=1))
+
+
+def _stated(statement: Mapping[str, Any]) -> tuple[float, float, int]:
+    """Return a machine's mu, mu_local and h; a statement of mu alone rests on no other machine."""
+    mu = float(statement["mu-guaranteed"])
+    return mu, float(statement.get("mu-local", mu)), int(statement.get("min-honest", 1))
+
+
+def stated_guarantee(
+    statements: Statements, num_clients: int, notes: tuple[str, ...] = (), *, masked: bool
+) -> Guarantee:
+    """Return one guarantee that is true of all machines, from what each states.
+
+    Parameters
+    ----------
+    statements : mapping
+        What each machine says of itself.
+    num_clients : int
+        Machines in all.
+    notes : tuple of str
+        Further sentences about what the figure rests on.
+    masked : bool
+        Whether the training had sums of masked releases: without it nothing is said of sums, whatever machines state.
+
+    Raises
+    ------
+    ConfigurationError
+        If no machine states anything, or machines trust their server: what such a server guarantees, they cannot say.
+
+    Notes
+    -----
+    **Formal guarantees.** Mu and its terms are those of the machine that states the weakest, for replacement of its
+    unit; they are said of sums only if all machines hide their releases. A server cannot check statements, and a
+    machine that states nothing is not spoken for: the sentence counts who does.
+    """
+    if not statements:
+        raise ConfigurationError(
+            "Expected what machines state, got nothing: pass strategy.ask_privacy(grid), after the training."
+        )
+    trusts = stated_values(statements, "trust")
+    if "trusted-server" in trusts:
+        raise ConfigurationError(
+            "Expected machines that vouch for their own noise, got trust 'trusted-server': what the server guarantees, "
+            "machines cannot say. Run it with murmurfl's own app (`murmurfl run`), which knows it."
+        )
+    # Only if all of them hide their releases: what is said of sums is not true of a machine without masks.
+    secure = masked and trusts == {"secure-aggregation"}
+    own = max(float(one["mu-guaranteed"]) for one in statements.values())
+    figures = stated_figures(Figures(own, own if secure else None), statements, len(statements))
+    # Whoever protects all data of a machine protects each sample.
+    units = {one.get("unit") for one in statements.values()}
+    unit = "machine" if units == {"machine"} else "owner" if units <= {"machine", "owner"} else "sample"
+    words = stated_words(stated_values(statements, "mechanism"), masked=secure)
+    return Guarantee(
+        min(figures.mu, figures.mu_local or math.inf),
+        min(stated_values(statements, "delta")),
+        words or "noise on each machine, by its own account",
+        trust="secure-aggregation" if secure else "untrusted-server",
+        unit=unit,
+        notes=(_UNCHECKED.format(said=len(statements), all=num_clients), *notes),
+        mu_local=figures.mu_local if secure else None,
+        min_honest=figures.min_honest if secure else None,
+    )
+
+
+def stated_values(statements: Statements, name: str) -> set[Any]:
+    """Return the distinct values that machines state under a name."""
+    return {one[name] for one in statements.values() if name in one}
+
+
+def person_mu(
+    mu: float,
+    *,
+    machines: int = 1,
+    samples: int = 1,
+    trust: Trust = "untrusted-server",
+    mu_local: float | None = None,
+) -> float:
+    """Return the mu of a person with ``samples`` samples on each of ``machines`` machines, from that of one sample.
+
+    ``mu`` and ``trust`` are those of the guarantee, the same on each machine. Under ``secure-aggregation``
+    ``mu_local``, which holds whatever happens, is required.
+
+    Notes
+    -----
+    **Formal guarantees.** For replacement of all of that person's samples by any others, on all these machines at once.
+    Machines that add their own noise are independent, so their mus add in squares: samples x sqrt(machines) x mu.
+    Where mu counts on other machines' noise, or on the server's, one sample after the other is replaced: samples x
+    machines x mu; under secure aggregation no more than samples x sqrt(machines) x mu_local, which needs nobody. All
+    of these are upper bounds that some placement of the samples attains. The machines must be honest, as mu asks of
+    the machine that it is of. Of a secret order's epsilon nothing is said.
+    Proof: docs/proofs/owners.md.
+
+    Examples
+    --------
+    >>> person_mu(1.0, machines=4), person_mu(1.0, samples=3), person_mu(1.0, machines=4, trust="trusted-server")
+    (2.0, 3.0, 4.0)
+    >>> person_mu(1.0, machines=100, trust="secure-aggregation", mu_local=5.0)  # 25 honest machines of each sum
+    50.0
+    """
+    for name, value in (("machines", machines), ("samples", samples)):
+        check_count(name, value)
+    if not mu >= 0:
+        raise ConfigurationError(f"Expected mu >= 0, got {mu!r}.")
+    if trust == "untrusted-server":
+        return samples * math.sqrt(machines) * mu
+    if trust == "trusted-server":
+        return samples * machines * mu
+    if mu_local is None:
+        raise ConfigurationError("Expected mu_local under secure aggregation, got None.")
+    return min(samples * machines * mu, samples * math.sqrt(machines) * mu_local)

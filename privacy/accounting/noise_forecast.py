@@ -279,12 +279,12 @@ class Forecast:
 
     @property
     def is_warning(self) -> bool:
-        """Whether nobody should miss it: more noise than the longest update, or a model that is useless."""
+        """Whether to warn: more noise than the longest update, or a useless model."""
         return (self.ratio > WARNED and self.rehearsed is None) or self.verdict == "useless"
 
     @property
     def machines_needed(self) -> int:
-        """The number of machines like these that make it useful; under sums as large a share of them honest."""
+        """The number of such machines at which it is useful; under sums the same share of them is honest."""
         times = self._excess if self.trust != "untrusted-server" else self._excess**2
         return max(math.ceil(self.machines * times * (1 - 1e-12)), 1)
 
@@ -300,7 +300,7 @@ class Forecast:
 
     @property
     def parameters_needed(self) -> int:
-        """The most values a model can have and be useful; 0 if one is too many."""
+        """The largest number of values of a useful model; 0 if one is too many."""
         if not self._excess:
             return self.num_parameters
         return math.floor(self.num_parameters / self._excess**2 * (1 + 1e-12))
@@ -342,7 +342,7 @@ class Forecast:
         return replace(self, ratio=self.ratio / math.sqrt(honest), trust="secure-aggregation", honest=honest)
 
     def per_sample(self) -> float:
-        """The noise over a typical sum of gradients, if one sample of a machine were protected and not all of them."""
+        """Return the noise over a typical sum of gradients if one sample were protected, not a whole machine."""
         return self.ratio / (self.samples or _SAMPLES) / TYPICAL["sample"]
 
     def document(self) -> dict[str, Any]:
@@ -384,7 +384,7 @@ class Forecast:
 
     @property
     def basis(self) -> str:
-        """The numbers it is made from, in a sentence; the mu as an epsilon too."""
+        """The sentence with the numbers behind the forecast; mu is shown as an epsilon too."""
         epsilon = ""
         if math.isfinite(self.mu):
             epsilon = f" (epsilon = {rounded_up(gdp_epsilon(self.mu, self.delta))} at delta = {self.delta:g})"
@@ -400,7 +400,7 @@ class Forecast:
         return [*textwrap.wrap(self.sentence, width), *textwrap.wrap(self.basis, width), *self.advice()]
 
     def advice(self) -> list[str]:
-        """What to change first, a line each; for a useful model, at most what no forecast knows."""
+        """Return what to change first, one change a line; of a useful model only what no forecast knows."""
         if self.verdict == "useful":
             return list(_NOT_KNOWN) if self.clip_unit == "sample" else []
         rows = [(one.words, shortest(one.ratio)) for one in (Change("as it is", self.typical_ratio), *self.changes())]
@@ -419,7 +419,7 @@ class Forecast:
 def forecast_of(
     stated: Sequence[StatedNoise], *, num_parameters: int, machines: int, per_round: int, rounds: int, samples: int = 0
 ) -> Forecast | None:
-    """The forecast of a training whose machines state this; None if nobody adds noise, or nobody says anything.
+    """Forecast a training from what its machines state; None if nobody adds noise, or nobody states anything.
 
     Parameters
     ----------

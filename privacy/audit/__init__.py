@@ -7,10 +7,19 @@ attack may do better, and no audit protects anybody's data. Both ask the machine
 clipping, noise and release rule.
 """
 
-from .bounds import epsilon_bound, error_bound, mu_bound
-from .many_runs import Answers, AuditResult, Streams, audit_client, likelihood_weights, prefix_sums
+from .many_runs import (
+    Answers,
+    AuditResult,
+    Streams,
+    audit_client,
+    audit_secret_order,
+    epsilon_bound,
+    error_bound,
+    likelihood_weights,
+    mu_bound,
+    prefix_sums,
+)
 from .one_run import OneRunResult, audit_one_run, canary_scores, one_run_epsilon, one_run_p_value
-from .secret_order_audit import audit_secret_order
 
 __all__ = [
     "Answers",

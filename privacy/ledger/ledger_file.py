@@ -1,4 +1,14 @@
-"""The file of a ledger on disk: its tables, how it is opened and read, and everything it is refused for."""
+"""The file of a ledger on disk, with its high-water mark: what stands there, how it is read, what it is refused for.
+
+The high-water mark says how far a ledger had come, outside the file that is backed up. A ledger that was copied back
+from a backup looks like an honest one; only something that was not copied back can show the difference. The mark is a
+small file beside the ledger, or better on another disk: after every commit, before the reply leaves, it takes on the
+ledger's state. A ledger behind its mark has been rolled back, and the mark says what must be counted as spent.
+
+Large arrays are read when they are asked for. A release of a large model is asked for twice, before its gradients are
+computed and when it is recorded, and mostly needs nothing of what was sent before. So what is large stays in the file,
+for as long as the transaction lasts.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +16,254 @@ import hashlib
 import hmac
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..accounting.gdp import compose_gdp, gdp_epsilon
 from ..errors import ANOTHER_FORMAT, LedgerError
-from ..files import check_private
-from .ledger_records import StreamRecord
-from .mark import LedgerState, SessionState
-from .stored import Entry, StoredArray, StoredArrays, StoredState
+from ..files import FileKind, check_private, format_of, replace_durably
+from .ledger_records import StreamRecord, left_of
+
+LARGE_BYTES = 1 << 20
+"""Arrays from here on stay in the file until they are asked for."""
+_PIECE_BYTES = 1 << 20
+
+Place = tuple[str, str, int]
+"""Session, kind and number of an array."""
+
+
+class StoredArray:
+    """An array in a ledger's file, for as long as the transaction of its connection lasts."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        rowid: int,
+        place: Place,
+        dtype: str,
+        shape: tuple[int, ...],
+        errors: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._connection, self._errors = connection, errors
+        self.rowid, self.place = rowid, place
+        self.dtype, self.shape = np.dtype(dtype), shape
+        self._read: weakref.ref[NDArray[Any]] | None = None
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the array's bytes, some at a time."""
+        with self._connection.blobopen("arrays", "content", self.rowid, readonly=True) as blob:
+            while piece := blob.read(_PIECE_BYTES):
+                yield piece
+
+    def values(self) -> NDArray[Any]:
+        """The array, read-only; read once as long as somebody holds it."""
+        known = None if self._read is None else self._read()
+        if known is None:
+            known = self._values()
+            self._read = weakref.ref(known)
+        return known
+
+    def is_read_as(self, values: NDArray[Any]) -> bool:
+        """Whether ``values`` is the array that was read here, and so is unchanged."""
+        return self._read is not None and self._read() is values
+
+    def _values(self) -> NDArray[Any]:
+        values = np.empty(self.shape, self.dtype)
+        room, start = values.reshape(-1).view(np.uint8), 0
+        with self._errors():
+            try:
+                for piece in self.pieces():
+                    room[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
+                    start += len(piece)
+            except sqlite3.ProgrammingError as error:
+                raise LedgerError(
+                    "Expected an array to be read in the transaction in which its ledger gave it, got one that has "
+                    "ended."
+                ) from error
+            if start < room.size:
+                raise ValueError("an array that is too short")
+        values.setflags(write=False)
+        return values
+
+
+Entry = NDArray[Any] | StoredArray
+
+
+def of(entry: Entry) -> NDArray[Any]:
+    """The array of an entry, read from the file if it is there."""
+    return entry.values() if isinstance(entry, StoredArray) else entry
+
+
+class StoredArrays(Mapping[int, NDArray[Any]]):
+    """Arrays by number, the large ones in the file until they are asked for."""
+
+    def __init__(self, entries: Mapping[int, Entry]) -> None:
+        self.entries = entries
+
+    def __getitem__(self, number: int) -> NDArray[Any]:
+        return of(self.entries[number])
+
+    def __contains__(self, number: object) -> bool:
+        return number in self.entries  # without reading it
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+class StoredState(Sequence[NDArray[Any]]):
+    """A mechanism's state, its large arrays in the file until one is used; then it stays in memory."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = entries
+        self._read: tuple[NDArray[Any], ...] | None = None
+
+    @overload
+    def __getitem__(self, index: int) -> NDArray[Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[NDArray[Any], ...]: ...
+
+    def __getitem__(self, index: int | slice) -> NDArray[Any] | tuple[NDArray[Any], ...]:
+        if self._read is None:
+            self._read = tuple(map(of, self.entries))
+        return self._read[index]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SessionState:
+    """How far one session has come."""
+
+    mu: float
+    """Reserved, with a minus sign under a trusted server (:class:`~murmurfl.privacy.Account`)."""
+    releases: int
+    digest: str = ""
+    """Digest of the session's whole stream; empty if it has none."""
+    local: float | None = None
+    """mu_local, reserved under secure aggregation; None otherwise."""
+
+    @property
+    def reserved_local(self) -> float:
+        """The mu reserved for the case that nobody else is honest."""
+        return abs(self.mu) if self.local is None else self.local
+
+
+@dataclass(frozen=True)
+class LedgerState:
+    """How far a ledger has come."""
+
+    ledger: str
+    """The ledger's own random name."""
+    budget_mu: float
+    delta: float
+    counter: int = 0
+    """Commits so far."""
+    samples_used: int = 0
+    sessions: Mapping[str, SessionState] = field(default_factory=dict)
+    data: str = ""
+    """Digest of the samples used up; empty in a ledger that never had one."""
+    budget_local_mu: float | None = None
+    """None until the operator has decided it."""
+    key: str = ""
+    """Check value of the noise key, once it was exchanged; empty in a ledger with its first key."""
+
+    @cached_property
+    def seal(self) -> str:
+        """A digest of the whole state: it does not match if a part was lost or comes from another time."""
+        document = self._document()
+        if not self.data:
+            del document["data"]  # what is not there is not sealed
+        return hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def write_mark(self, path: Path) -> None:
+        """Make this the mark, durably."""
+        document = {"murmurfl-ledger-mark": _FORMAT, "seal": self.seal, **self._document()}
+        replace_durably(path, json.dumps(document, indent=1).encode() + b"\n")
+
+    def _document(self) -> dict[str, Any]:
+        document = asdict(self)
+        if not self.key:
+            del document["key"]
+        for values in (document, *document["sessions"].values()):
+            for name in ("local", "budget_local_mu"):
+                if name in values and values[name] is None:
+                    del values[name]
+        return document
+
+
+def read_mark(path: Path) -> LedgerState:
+    """Read the mark at ``path``; refuse one that is missing, damaged, of another format or open to others."""
+    check_private(
+        path,
+        "the ledger's high-water mark",
+        missing="Without it nobody can tell whether the ledger was copied back, so nothing is released. Put the mark "
+        "back; if it is lost, and this ledger was never copied back, `murmurfl ledger new-mark` makes another.",
+    )
+    try:
+        document = json.loads(path.read_text())
+        if (version := document.pop("murmurfl-ledger-mark")) != _FORMAT:
+            raise LedgerError(
+                f"Expected a high-water mark of format {_FORMAT} at {path}, got one of format {version!r}; it was left "
+                f"alone, and nothing was released. {ANOTHER_FORMAT}"
+            )
+        seal = document.pop("seal")
+        sessions = {name: SessionState(**values) for name, values in document.pop("sessions").items()}
+        state = LedgerState(**document, sessions=sessions)
+        if state.seal != seal:
+            raise ValueError("the seal does not match")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise LedgerError(
+            f"Expected the ledger's high-water mark at {path}, got a file that is damaged or something else ({error}). "
+            "Nothing was released. If the mark is lost, and this ledger was never copied back, remove the file; "
+            "`murmurfl ledger new-mark` makes another."
+        ) from error
+    return state
+
+
+@dataclass(frozen=True)
+class BudgetLeft:
+    """A ledger's budget and what new sessions may still reserve of it."""
+
+    budget_mu: float
+    left_mu: float
+    left_epsilon: float
+    """Epsilon of ``left_mu`` at the ledger's delta."""
+    left_local_mu: float
+    """What is left of the budget that holds whatever other machines and helpers do."""
+    sessions: int
+
+
+def budget_left(mark: Path) -> BudgetLeft:
+    """Read the budget left from a high-water mark; the ledger is neither locked nor touched.
+
+    Notes
+    -----
+    What it returns does not depend on the machine's data: budgets, and what sessions reserved when they were opened.
+    Between a commit and its mark it is what was left before; the ledger alone decides what is released.
+    """
+    state = read_mark(mark)
+    sessions = state.sessions.values()
+    budget_local_mu = state.budget_mu if state.budget_local_mu is None else state.budget_local_mu
+    left = left_of(state.budget_mu, compose_gdp(abs(session.mu) for session in sessions))
+    local = left_of(budget_local_mu, compose_gdp(session.reserved_local for session in sessions))
+    return BudgetLeft(state.budget_mu, left, gdp_epsilon(left, state.delta), local, len(sessions))
+
 
 FORMAT = 3
 ROTATED = 4
@@ -53,156 +297,6 @@ CREATE TABLE releases (
     PRIMARY KEY (session, release)
 ) WITHOUT ROWID;
 """
-
-
-@dataclass(frozen=True)
-class FileKind:
-    """A kind of SQLite file that only its owner may touch, and everything that such a file is refused for.
-
-    A machine's ledger is one, a helper's opening record another.
-    """
-
-    what: str
-    """``"a ledger"``, for the errors."""
-    user: str
-    """Who keeps it: a node or a helper."""
-    done: str
-    """``"nothing was released"``, for the errors."""
-    error: type[LedgerError]
-    application_id: int
-    formats: tuple[int, ...]
-    missing: str
-    """The way out where there is no file."""
-    other_format: str
-    """The way out from a file of another format."""
-    lost: str
-    """The way out from a file that cannot be believed."""
-
-    @property
-    def _noun(self) -> str:
-        return self.what.split(" ", 1)[1]
-
-    @contextmanager
-    def opened(
-        self, path: Path, timeout_s: float, options: str = "mode=rw", *, writable: bool = False
-    ) -> Iterator[sqlite3.Connection]:
-        """Connect to the file at ``path``; refuse one that is missing, not private, of another kind or format."""
-        check_private(path, self.what, missing=self.missing, writable=writable, error=self.error)
-        with self.clear_errors(path, timeout_s):
-            application_id, version = first_numbers(path)
-            if application_id == self.application_id:
-                self._check_version(version, path)
-            connection = connect(path, timeout_s, options)
-        with closing(connection):
-            with self.clear_errors(path, timeout_s):
-                (application_id,) = connection.execute("PRAGMA application_id").fetchone()
-                if application_id != self.application_id:
-                    raise self.error(
-                        f"Expected {self.what} of murmurfl at {path}, got another file or one whose making "
-                        f"was interrupted; it was left alone. Check the path in the {self.user}'s configuration; "
-                        f"{self.done}."
-                    )
-                self._check_version(format_of(connection), path)
-            yield connection
-
-    @contextmanager
-    def connection_to(
-        self, path: Path, timeout_s: float, believe: Callable[[sqlite3.Connection], None]
-    ) -> Iterator[sqlite3.Connection]:
-        """Connect for one transaction: no threads or forks share a connection, and a replaced file is noticed.
-
-        A copy that came back without SQLite's log gets one, unless ``believe`` refuses it.
-        """
-        with self.opened(path, timeout_s, writable=True) as connection:
-            with self.clear_errors(path, timeout_s):
-                if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-                    believe(connection)
-                    connection.execute("PRAGMA journal_mode = WAL")
-            yield connection
-
-    @contextmanager
-    def making(self, path: Path, timeout_s: float, schema: str) -> Iterator[sqlite3.Connection]:
-        """Make the tables of a new file in an empty one; the caller fills them. What is interrupted is no such file."""
-        with self.clear_errors(path, timeout_s), closing(connect(path, timeout_s)) as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.executescript(f"BEGIN; {schema}")
-            yield connection
-            connection.execute(f"PRAGMA application_id = {self.application_id}")
-            connection.execute(f"PRAGMA user_version = {self.formats[0]}")
-            connection.execute("COMMIT")
-
-    def _check_version(self, version: int, path: Path) -> None:
-        if version not in self.formats:
-            formats = " or ".join(map(str, self.formats))
-            raise self.error(
-                f"Expected {self.what} of format {formats} at {path}, got one of format {version}; it was left alone, "
-                f"and {self.done}. {self.other_format}"
-            )
-
-    def check_integrity(self, connection: sqlite3.Connection, path: Path) -> None:
-        """Refuse a file whose pages do not fit together."""
-        with self.clear_errors(path, 0.0):
-            (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-        if verdict != "ok":
-            raise self.damaged(path, str(verdict).splitlines()[0])
-
-    @contextmanager
-    def clear_errors(self, path: Path, timeout_s: float) -> Iterator[None]:
-        """Turn an error of SQLite, of the disk or from a damaged row into one that says what to do."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                raise self.error(
-                    f"Expected {path} to be free within {timeout_s:g} s, but another process is using this "
-                    f"{self._noun}. Let only one {self.user} use it, or wait; {self.done}."
-                ) from error
-            if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-                raise self.error(
-                    f"Expected {path} and its folder to be writable, got: {error}. Nothing can be recorded, so "
-                    f"{self.done}."
-                ) from error
-            if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-                raise self.error(
-                    f"Expected room on a disk that works for {path}, got: {error}. {self.done.capitalize()}."
-                ) from error
-            raise self.damaged(path, str(error)) from error
-        except OSError as error:
-            raise self.error(f"Expected to read {path}, got {error.strerror}. {self.done.capitalize()}.") from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise self.damaged(path, str(error)) from error
-
-    def damaged(self, path: Path, what: str) -> LedgerError:
-        """The error of a file that cannot be believed."""
-        return self.error(
-            f"Expected a readable {self._noun} at {path}, got {what}: it is damaged or no {self._noun}. It was left "
-            f"alone. {self.lost}"
-        )
-
-
-def connect(path: Path, timeout_s: float, options: str = "mode=rw") -> sqlite3.Connection:
-    """Connect to an existing file; a commit waits for the disk."""
-    connection = sqlite3.connect(f"{path.as_uri()}?{options}", timeout=timeout_s, isolation_level=None, uri=True)
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA fullfsync = ON")
-    return connection
-
-
-def format_of(connection: sqlite3.Connection) -> int:
-    """The number of a file's format."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    return version
-
-
-def first_numbers(path: Path) -> tuple[int, int]:
-    """The application's number and that of the format, in a SQLite file's first bytes; 0 where only the log has them.
-
-    They are read before SQLite opens a file, for it may then write what a crash left in the log.
-    """
-    with path.open("rb") as file:
-        first = file.read(100)  # https://www.sqlite.org/fileformat.html#the_database_header
-    return int.from_bytes(first[68:72]), int.from_bytes(first[60:64])
 
 
 LEDGER = FileKind(
@@ -284,7 +378,7 @@ def write_key(connection: sqlite3.Connection, key: bytes, key_file: Path | None)
 
 
 def mark_path(path: Path, mark: str) -> Path:
-    """Where a ledger's high-water mark is: where it was put, or beside the ledger."""
+    """Return the path of a ledger's high-water mark: as configured, or beside the ledger."""
     return Path(mark) if mark else path.with_name(path.name + ".mark")
 
 

@@ -1,4 +1,10 @@
-"""The records that a ledger keeps, and the interface of every ledger."""
+"""The records that a ledger keeps, the interface of every ledger, and the ledgers of many machines at once.
+
+The ledgers of many machines are an array or a list for each entry, with a row for each machine. The release rule works
+on these (:mod:`murmurfl.privacy.machine.admission`, :mod:`murmurfl.privacy.machine.prefix_sums`). A real machine is a
+block of one, read from its ledger and written back to it; the machines of a simulation stand in one
+:class:`BlockLedger`.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +13,18 @@ import hmac
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..accounting.gdp import compose_gdp
+from ..errors import ConfigurationError
 from ..mechanisms import State
-from ..noise.noise_keys import NoiseKeys
+from ..noise import NoiseKeys
 
 
 @dataclass(frozen=True)
@@ -47,23 +54,7 @@ class StreamRecord:
     may still be acknowledged; empty otherwise."""
     order: bytes = b""
     """The nonce from which, with the machine's key, its secret order is made again
-    (:func:`~murmurfl.privacy.machine.secret_order.slots_of`), 16 bytes; empty for other orders."""
-
-    def acknowledged(self, ack: int, pending: Mapping[int, NDArray[np.int64]]) -> StreamRecord:
-        """The stream after an acknowledgement."""
-        ids = {j: name for j, name in self.ids.items() if j >= ack} if self.ids else self.ids
-        return self._changed(ack=ack, pending=pending, ids=ids)
-
-    def released(self, nonces: bytes, pending: Mapping[int, NDArray[np.int64]], noise_state: State) -> StreamRecord:
-        """The stream after one more release."""
-        return self._changed(release=self.release + 1, nonces=nonces, pending=pending, noise_state=noise_state)
-
-    def _changed(self, **changes: Any) -> StreamRecord:
-        # As dataclasses.replace in a quarter of its time: a simulation comes here twice a release.
-        changed = object.__new__(StreamRecord)
-        changed.__dict__.update(self.__dict__)
-        changed.__dict__.update(changes)
-        return changed
+    (:func:`~murmurfl.privacy.machine.known_samples.slots_of`), 16 bytes; empty for other orders."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +69,7 @@ class Account:
     noise, so the figure holds against everybody but that server, and against it nothing does. Infinity: nothing
     holds against anybody, of a simulated machine (mechanism ``none``, or a mu its noise cannot serve)."""
     data: str = ""
-    """Digest of the samples used up (:class:`~murmurfl.privacy.machine.data_digest.DataDigest`); empty where none is
+    """Digest of the samples used up (:class:`~murmurfl.privacy.machine.known_samples.DataDigest`); empty where none is
     kept."""
     reserved_local: Mapping[str, float] = field(default_factory=dict)
     """mu_local of the sessions under secure aggregation: what holds for them whatever happens. For all others that is
@@ -97,7 +88,7 @@ class Account:
 
     @property
     def unbounded(self) -> bool:
-        """Whether a session was opened that has no bound: then the samples used have no guarantee against a server."""
+        """Whether any session has no bound: then the samples used have no guarantee against a server."""
         return any(no_bound(mu) for mu in self.reserved.values())
 
     def bound_of(self, session: str) -> float:
@@ -216,3 +207,290 @@ class MemoryLedger(Ledger, LedgerPage):
     def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
         self._streams[session] = stream
         self._account = account
+
+
+Counts = NDArray[np.int64]
+Pending = Mapping[int, Counts]
+
+NOTHING: Mapping[Any, Any] = {}
+"""An empty mapping that rows share; nobody changes one."""
+
+
+@dataclass
+class _Block:
+    """Columns of equal length."""
+
+    _counted: ClassVar[str]
+    """The column by which rows are counted."""
+
+    def chosen(self, rows: Sequence[int] | NDArray[np.integer]) -> Any:
+        """Copy some of the rows."""
+        index = np.asarray(rows, dtype=np.intp)
+        places = index.tolist()
+        made = object.__new__(type(self))
+        for name, column in vars(self).items():
+            if isinstance(column, list):
+                made.__dict__[name] = [column[i] for i in places]
+            else:
+                made.__dict__[name] = column[index] if isinstance(column, np.ndarray) else column
+        return made
+
+    def put(self, rows: Sequence[int] | NDArray[np.integer], block: Any) -> None:
+        """Replace some of the rows by all rows of another block."""
+        index = np.asarray(rows, dtype=np.intp)
+        places = index.tolist()
+        for name, column in vars(self).items():
+            ours = getattr(block, name)
+            if isinstance(column, list):
+                for i, value in zip(places, ours, strict=True):
+                    column[i] = value
+            elif isinstance(column, np.ndarray):
+                column[index] = ours
+
+    def grow(self, rows: int) -> None:
+        """Grow to so many rows; the new ones are copies of the first."""
+        more = rows - len(vars(self)[self._counted])
+        for name, column in vars(self).items():
+            if isinstance(column, list):
+                column.extend(column[:1] * more)
+            elif isinstance(column, np.ndarray):
+                setattr(self, name, np.concatenate([column, np.repeat(column[:1], more)]))
+
+
+@dataclass
+class StreamBlock(_Block):
+    """The streams of one session of several machines: each column an entry of :class:`StreamRecord`.
+
+    A machine without a stream yet has an empty fingerprint.
+    """
+
+    _counted = "release"
+    session: str
+    release: NDArray[np.int64]
+    ack: NDArray[np.int64]
+    fingerprint: list[str]
+    nonces: list[bytes]
+    pending: list[Pending]
+    noise_state: list[State]
+    terms: list[str]
+    noted: list[State]
+    ids: list[Mapping[int, bytes]]
+    order: list[bytes]
+
+    @classmethod
+    def empty(cls, session: str, machines: int) -> StreamBlock:
+        """A block of so many machines without streams."""
+        numbers = np.zeros((2, machines), np.int64)
+        defaults = ("", b"", NOTHING, (), "", (), NOTHING, b"")
+        return cls(session, numbers[0], numbers[1], *([value] * machines for value in defaults))  # type: ignore[misc]
+
+    @classmethod
+    def of(cls, session: str, stream: StreamRecord | None) -> StreamBlock:
+        """A block of one machine."""
+        block = cls.empty(session, 1)
+        if stream is not None:
+            block.set(0, stream)
+        return block
+
+    def __len__(self) -> int:
+        return len(self.fingerprint)
+
+    def has(self, row: int) -> bool:
+        """Whether a machine has a stream."""
+        return bool(self.fingerprint[row])
+
+    def record(self, row: int) -> StreamRecord:
+        made = object.__new__(StreamRecord)  # its constructor would set every entry by itself, at every release
+        made.__dict__.update({name: getattr(self, name)[row] for name in _STREAM_LISTS})
+        made.__dict__.update(fingerprint=self.fingerprint[row], release=int(self.release[row]), ack=int(self.ack[row]))
+        return made
+
+    def set(self, row: int, stream: StreamRecord) -> None:
+        for name in ("fingerprint", "release", "ack", *_STREAM_LISTS):
+            getattr(self, name)[row] = getattr(stream, name)
+
+
+_STREAM_LISTS = ("nonces", "pending", "noise_state", "terms", "noted", "ids", "order")
+
+
+@dataclass
+class AccountBlock(_Block):
+    """The accounts of several machines: each column an entry of :class:`Account`."""
+
+    _counted = "samples_used"
+    samples_used: NDArray[np.int64]
+    reserved: list[Mapping[str, float]]
+    data: list[str]
+    reserved_local: list[Mapping[str, float]]
+
+    @classmethod
+    def empty(cls, machines: int) -> AccountBlock:
+        """A block of so many machines that have spent nothing."""
+        return cls(np.zeros(machines, np.int64), [NOTHING] * machines, [""] * machines, [NOTHING] * machines)
+
+    @classmethod
+    def of(cls, account: Account) -> AccountBlock:
+        """A block of one machine."""
+        block = cls.empty(1)
+        block.set(0, account)
+        return block
+
+    def record(self, row: int) -> Account:
+        return Account(int(self.samples_used[row]), self.reserved[row], self.data[row], self.reserved_local[row])
+
+    def set(self, row: int, account: Account) -> None:
+        for entry in fields(Account):
+            getattr(self, entry.name)[row] = getattr(account, entry.name)
+
+
+class BlockLedger:
+    """The ledgers of the machines of a simulation, in this process's memory; gone with it.
+
+    Each machine has a row, from 0. One in whose ledger nothing stands yet costs four bytes.
+    """
+
+    def __init__(self, machines: int) -> None:
+        self.machines = machines
+        self._lock = threading.RLock()
+        self._entered: list[NDArray[np.intp]] = []  # the machines of each transaction that is open
+        # Where each machine's entries stand in the columns: at first all of them in row 0, which stays empty.
+        self._place = np.zeros(machines, np.int32)
+        self._used = self._rows = 1
+        self._accounts = AccountBlock.empty(1)
+        self._streams: dict[str, StreamBlock] = {}
+
+    def ledger(self, row: int) -> Ledger:
+        """One machine's ledger."""
+        if not 0 <= row < self.machines:
+            raise IndexError(row)
+        return _RowLedger(self, row)
+
+    def page(self, row: int) -> LedgerPage:
+        """One machine's ledger, within a transaction of all."""
+        return _RowLedger(self, row)
+
+    @contextmanager
+    def exclusive(self, rows: NDArray[np.intp]) -> Iterator[BlockLedger]:
+        """A transaction of some machines together; other threads wait."""
+        with self._lock:
+            # A machine that is named twice, or again by the thread that has it, would make the same release twice.
+            if len(np.unique(rows)) < len(rows) or any(np.isin(rows, others).any() for others in self._entered):
+                raise ConfigurationError(
+                    "Expected every machine once and in one transaction at a time, got one again before its "
+                    "transaction has ended; nothing was released."
+                )
+            self._entered.append(rows)
+            try:
+                yield self
+            finally:
+                # By identity: arrays of equal rows are equal, and transactions may end in any order.
+                self._entered = [others for others in self._entered if others is not rows]
+
+    def streams(self, session: str, rows: NDArray[np.intp]) -> StreamBlock:
+        """Copy some machines' streams of a session."""
+        known = self._streams.get(session)
+        return StreamBlock.empty(session, len(rows)) if known is None else known.chosen(self._place[rows])
+
+    def whole(self, session: str, rows: NDArray[np.intp]) -> tuple[StreamBlock, list[int]] | None:
+        """Return a session's streams uncopied, with the rows of some machines in them; None if the session has none."""
+        known = self._streams.get(session)
+        return None if known is None else (known, self._place[rows].tolist())
+
+    def accounts(self, rows: NDArray[np.intp]) -> AccountBlock:
+        """Copy what some machines have spent."""
+        return self._accounts.chosen(self._place[rows])
+
+    def figures(self, rows: NDArray[np.intp]) -> list[NDArray[np.int64]]:
+        """Return samples used, sessions reserved and releases of each session, from which statements follow."""
+        places = self._place[rows]
+        sessions = np.array([len(reserved) for reserved in self._accounts.reserved], dtype=np.int64)
+        releases = [streams.release[places] for streams in self._streams.values()]
+        return [self._accounts.samples_used[places], sessions[places], *releases]
+
+    def commit(self, rows: NDArray[np.intp], streams: StreamBlock, accounts: AccountBlock | None = None) -> None:
+        """Record streams and accounts together."""
+        places = self._places(rows)
+        if streams.session not in self._streams:
+            self._streams[streams.session] = StreamBlock.empty(streams.session, self._rows)
+        self._streams[streams.session].put(places, streams)
+        if accounts is not None:
+            self._accounts.put(places, accounts)
+
+    def _places(self, rows: NDArray[np.intp]) -> NDArray[np.int32]:
+        """Where the entries of machines stand; a machine that is new gets a place of its own."""
+        new = rows[self._place[rows] == 0]
+        if new.size:
+            needed = self._used + len(new)
+            if needed > self._rows:
+                self._rows = min(max(needed, self._rows + self._rows // 2), self.machines + 1)
+                for block in (self._accounts, *self._streams.values()):
+                    block.grow(self._rows)
+            self._place[new] = np.arange(self._used, needed, dtype=np.int32)
+            self._used = needed
+        return self._place[rows]
+
+
+class _RowLedger(Ledger, LedgerPage):
+    """One machine's row of a :class:`BlockLedger`."""
+
+    def __init__(self, block: BlockLedger, row: int) -> None:
+        self._block, self._row, self._rows = block, row, np.array([row], dtype=np.intp)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[LedgerPage]:
+        with self._block.exclusive(self._rows):
+            yield self
+
+    def account(self) -> Account:
+        return self._block.accounts(self._rows).record(0)
+
+    def stream(self, session: str) -> StreamRecord | None:
+        streams = self._block.streams(session, self._rows)
+        return streams.record(0) if streams.has(0) else None
+
+    def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
+        self._block.commit(self._rows, StreamBlock.of(session, stream), AccountBlock.of(account))
+
+
+class JoinedLedgers:
+    """Separate ledgers of machines, with the interface of a :class:`BlockLedger`."""
+
+    def __init__(self, ledgers: Sequence[Ledger]) -> None:
+        self._ledgers = list(ledgers)
+        self._pages: dict[int, LedgerPage] = {}
+
+    def page(self, row: int) -> LedgerPage:
+        """One machine's ledger, within a transaction."""
+        return self._pages[row]
+
+    @contextmanager
+    def exclusive(self, rows: NDArray[np.intp]) -> Iterator[JoinedLedgers]:
+        """A transaction in the ledger of each of some machines."""
+        with ExitStack() as stack:
+            opened = JoinedLedgers(self._ledgers)
+            for row in rows.tolist():
+                opened._pages[row] = stack.enter_context(self._ledgers[row].exclusive())
+            yield opened
+
+    def streams(self, session: str, rows: NDArray[np.intp]) -> StreamBlock:
+        """Read some machines' streams of a session."""
+        block = StreamBlock.empty(session, len(rows))
+        for place, row in enumerate(rows.tolist()):
+            stream = self._pages[row].stream(session)
+            if stream is not None:
+                block.set(place, stream)
+        return block
+
+    def accounts(self, rows: NDArray[np.intp]) -> AccountBlock:
+        """Read what some machines have spent."""
+        block = AccountBlock.empty(len(rows))
+        for place, row in enumerate(rows.tolist()):
+            block.set(place, self._pages[row].account())
+        return block
+
+    def commit(self, rows: NDArray[np.intp], streams: StreamBlock, accounts: AccountBlock | None = None) -> None:
+        """Record streams and accounts, machine by machine."""
+        for place, row in enumerate(rows.tolist()):
+            page = self._pages[row]
+            account = page.account() if accounts is None else accounts.record(place)
+            page.commit(streams.session, streams.record(place), account)

@@ -2,7 +2,7 @@
 
 One file of mode 600 holds what a node must know again after a loss of power: the account, every session's stream, a
 line for every release, and the noise key (or the name of the file that holds it). A second, small file, the high-water
-mark (:mod:`.mark`), shows when the first was copied back from a backup.
+mark (:func:`.ledger_file.read_mark`), shows when the first was copied back from a backup.
 
 Order of writing
 ----------------
@@ -22,33 +22,278 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import math
 import secrets
+import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ConfigurationError, LedgerError
 from ..files import check_private, create_private, sync_folder
-from ..noise.keyed_noise import KEY_BYTES
-from ..noise.noise_keys import NoiseKeys, SystemKeys
+from ..mechanisms import State
+from ..noise import KEY_BYTES, NoiseKeys, SystemKeys
 from .ledger_file import (
+    CLOSED,
+    LARGE_BYTES,
     LEDGER,
     UNDECIDED,
+    Entry,
     Header,
+    LedgerState,
+    Place,
+    SessionState,
+    StoredArray,
+    StoredArrays,
+    StoredState,
+    arrays_of,
+    bytes_of,
     check_mark,
     clear_errors,
+    damaged,
+    digest_of,
     key_check,
     mark_path,
+    of,
     read_header,
+    read_mark,
+    read_reserved,
     read_state,
+    unsealed_state,
+    write_key,
     write_new,
 )
-from .ledger_page import begun, connection_to
-from .ledger_records import Ledger, LedgerPage
-from .mark import LedgerState, read_mark
+from .ledger_records import Account, Ledger, LedgerPage, StreamRecord, no_bound
+
+
+def connection_to(path: Path, timeout_s: float) -> AbstractContextManager[sqlite3.Connection]:
+    """Connect to a ledger for one transaction."""
+
+    def believe(connection: sqlite3.Connection) -> None:
+        read_state(connection, read_header(connection, path), path)
+
+    return LEDGER.connection_to(path, timeout_s, believe)
+
+
+@contextmanager
+def begun(path: Path, timeout_s: float) -> Iterator[SQLitePage]:
+    """Begin a transaction that nobody else can enter; what is not committed in it is gone."""
+    with connection_to(path, timeout_s) as connection:
+        with clear_errors(path, timeout_s):
+            connection.execute("BEGIN IMMEDIATE")
+            page = SQLitePage(connection, path, timeout_s)
+        yield page
+
+
+class SQLitePage(LedgerPage):
+    """The ledger inside a transaction that has begun; without a commit nothing remains once it is closed."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, timeout_s: float) -> None:
+        self._connection, self._path, self._timeout_s = connection, path, timeout_s
+        self._large: dict[Place, StoredArray] = {}
+        self.header = read_header(connection, path)
+        self.state = read_state(connection, self.header, path)
+
+    def account(self) -> Account:
+        with clear_errors(self._path, self._timeout_s):
+            rows = list(read_reserved(self._connection))
+        reserved = {session: mu for session, mu, _ in rows}
+        reserved_local = {session: local for session, _, local in rows if local is not None}
+        return Account(self.state.samples_used, reserved, self.state.data, reserved_local)
+
+    def stream(self, session: str) -> StreamRecord | None:
+        with clear_errors(self._path, self._timeout_s):
+            row = self._connection.execute(
+                "SELECT fingerprint, release, ack, nonces, terms, digest FROM streams WHERE session = ?", (session,)
+            ).fetchone()
+            if row is None:
+                return None
+            found: dict[str, dict[int, Entry]] = {kind: {} for kind in ("pending", "state", "noted", "ids", "order")}
+            for kind, number, values in self._arrays_of(session):
+                found[kind][number] = values
+            fingerprint, release, ack, nonces, terms, digest = row
+            stream = StreamRecord(
+                fingerprint,
+                release,
+                ack,
+                nonces,
+                pending=_as_needed(found["pending"]),
+                noise_state=_state_as_needed(list(found["state"].values())),
+                terms=terms,
+                noted=tuple(map(of, found["noted"].values())),  # needed outside of the transaction, too
+                ids={i: of(name).tobytes() for i, name in found["ids"].items()},
+                order=b"".join(of(part).tobytes() for part in found["order"].values()),
+            )
+            if digest_of(stream) != digest:
+                raise damaged(self._path, "a stream that does not match its digest")
+        return stream
+
+    def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
+        with clear_errors(self._path, self._timeout_s):
+            before = self.state.sessions.get(session, SessionState(0.0, 0))
+            self._check_forward(session, before, stream, account)
+            self._write_stream(session, stream)
+            self._reserve(account.reserved, account.reserved_local)
+            if stream.release > before.releases:
+                line = (session, stream.release, time.time(), account.samples_used)
+                self._connection.execute("INSERT INTO releases VALUES (?, ?, ?, ?)", line)
+            self._finish(self.state.counter + 1, account.samples_used, account.data)
+
+    def accept_rollback(self, mark: LedgerState) -> int:
+        """Count as spent whatever the mark knows of, and close every session; returns how many."""
+        with clear_errors(self._path, self._timeout_s):
+            known = {**self.state.sessions, **mark.sessions}
+            pairs = {name: [s.sessions.get(name, SessionState(0.0, 0)) for s in (self.state, mark)] for name in known}
+            self._decide(mark.budget_local_mu)  # the copy may be from before it was decided
+            self._reserve(
+                {name: _larger(ours.mu, theirs.mu) for name, (ours, theirs) in pairs.items()},
+                {name: max(s.reserved_local for s in both) for name, both in pairs.items() if _summed(*both)},
+            )
+            for name, (ours, theirs) in pairs.items():
+                self._close(name, max(ours.releases, theirs.releases))
+            # The mark comes first, because max keeps the first of two equals: the mark knows what left last.
+            furthest = max((mark, self.state), key=lambda state: (state.samples_used, bool(state.data)))
+            counter = max(self.state.counter, mark.counter) + 1
+            self._finish(counter, furthest.samples_used, furthest.data)
+        return len(known)
+
+    def exchange_key(self, key: bytes, key_file: Path | None, data: str) -> int:
+        """Replace the noise key, close every session and return how many were open.
+
+        ``key_file`` is None if the key is kept in the ledger; ``data`` is the digest of the used samples under the new
+        key.
+        """
+        with clear_errors(self._path, self._timeout_s):
+            self._connection.execute("PRAGMA secure_delete = ON")  # the old key's bytes, the nonces and the sums go
+            streams = self._connection.execute("SELECT session, fingerprint, release FROM streams").fetchall()
+            for name, _, releases in streams:
+                self._close(name, releases)
+            write_key(self._connection, key, key_file)
+            self.header = read_header(self._connection, self._path)
+            self._finish(self.state.counter + 1, self.state.samples_used, data)
+        return sum(fingerprint != CLOSED for _, fingerprint, _ in streams)
+
+    def _close(self, session: str, releases: int) -> None:
+        """Forget a session's noise and sums; keep what it was and how many releases it made."""
+        before = self.stream(session) or StreamRecord(CLOSED)
+        self._write_stream(session, StreamRecord(CLOSED, releases, before.ack, terms=before.terms, order=before.order))
+
+    def set_local_budget(self, budget_local_mu: float) -> None:
+        with clear_errors(self._path, self._timeout_s):
+            self._decide(budget_local_mu)
+            self._finish(self.state.counter + 1, self.state.samples_used, self.state.data)
+
+    def _decide(self, budget_local_mu: float | None) -> None:
+        if budget_local_mu is not None and self.header.budget_local_mu is None:
+            self._connection.execute("UPDATE ledger SET budget_local_mu = ?", (budget_local_mu,))
+            self.header = read_header(self._connection, self._path)
+
+    def _reserve(self, reserved: Mapping[str, float], reserved_local: Mapping[str, float]) -> None:
+        self._connection.executemany(
+            "INSERT INTO reserved VALUES (?, ?, ?) ON CONFLICT (session) DO UPDATE SET mu = excluded.mu, "
+            "local = excluded.local",
+            ((session, mu, reserved_local.get(session)) for session, mu in reserved.items()),
+        )
+
+    def _check_forward(self, session: str, before: SessionState, stream: StreamRecord, account: Account) -> None:
+        local, past = account.reserved_local, self.state.sessions
+        if (
+            account.samples_used < self.state.samples_used
+            or stream.release < before.releases
+            or any(_forgets(account.reserved.get(name, 0.0), state.mu) for name, state in past.items())
+            or any(local.get(name, -1.0) < state.reserved_local for name, state in past.items() if _summed(state))
+            # Without its name a release cannot be shown to be what the next one is built on.
+            or (session in local and not stream.ids.keys() >= stream.pending.keys())
+        ):
+            raise LedgerError(
+                "Expected a commit that forgets nothing spent, got fewer samples, releases or reserved budget than the "
+                "ledger holds, or releases without their names; nothing was recorded or released."
+            )
+
+    def _arrays_of(self, session: str) -> Iterator[tuple[str, int, Entry]]:
+        """Yield a session's arrays; the large ones stay in the file."""
+        rows = self._connection.execute(
+            "SELECT rowid, kind, number, dtype, shape, CASE WHEN length(content) < ? THEN content END "
+            "FROM arrays WHERE session = ? ORDER BY kind, number",
+            (LARGE_BYTES, session),
+        )
+        for rowid, kind, number, dtype, stated, content in rows:
+            shape, place = tuple(json.loads(stated)), (session, kind, number)
+            if content is not None:
+                yield kind, number, np.frombuffer(content, dtype).reshape(shape)
+                continue
+            self._large[place] = StoredArray(self._connection, rowid, place, dtype, shape, self._errors)
+            yield kind, number, self._large[place]
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return clear_errors(self._path, self._timeout_s)
+
+    def _is_stored(self, place: Place, values: Entry) -> bool:
+        """Whether an array is in the file already, in this place and unchanged."""
+        stored = self._large.get(place)
+        return stored is not None and (stored is values or stored.is_read_as(values))  # type: ignore[arg-type]
+
+    def _write_stream(self, session: str, stream: StreamRecord) -> None:
+        arrays = {(session, kind, number): values for kind, number, values in arrays_of(stream)}
+        stay = {place: self._large[place] for place, values in arrays.items() if self._is_stored(place, values)}
+        new = {place: of(values) for place, values in arrays.items() if place not in stay}
+        marks = ", ".join("?" * len(stay))
+        gone = f"DELETE FROM arrays WHERE session = ? AND rowid NOT IN ({marks})"  # noqa: S608 - question marks
+        self._connection.execute(gone, (session, *(stored.rowid for stored in stay.values())))
+        self._large = stay
+        row = session, stream.fingerprint, stream.release, stream.ack, stream.nonces, stream.terms, digest_of(stream)
+        self._connection.execute("INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        self._connection.executemany(
+            "INSERT INTO arrays VALUES (?, ?, ?, ?, ?, ?)",
+            ((*place, values.dtype.str, json.dumps(values.shape), bytes_of(values)) for place, values in new.items()),
+        )
+
+    def _finish(self, counter: int, samples_used: int, data: str) -> None:
+        row = counter, samples_used, data
+        self._connection.execute("UPDATE state SET counter = ?, samples_used = ?, data = ?", row)
+        state = unsealed_state(self._connection, self.header)
+        self._connection.execute("UPDATE state SET seal = ?", (state.seal,))
+        self._connection.execute("COMMIT")
+        # The mark is moved inside another transaction, so that no other process moves it at the same time. Another
+        # process may have committed in between and moved it further, so the state is read again.
+        self._connection.execute("BEGIN IMMEDIATE")
+        self.state = read_state(self._connection, self.header, self._path)
+        self.state.write_mark(self.header.mark)
+
+
+def _as_needed(entries: Mapping[int, Entry]) -> Mapping[int, NDArray[Any]]:
+    """The arrays, read when they are asked for if any of them is large."""
+    if any(isinstance(entry, StoredArray) for entry in entries.values()):
+        return StoredArrays(entries)
+    return cast("Mapping[int, NDArray[Any]]", entries)
+
+
+def _state_as_needed(entries: Sequence[Entry]) -> State:
+    if any(isinstance(entry, StoredArray) for entry in entries):
+        return cast("State", StoredState(entries))
+    return cast("State", tuple(entries))
+
+
+def _forgets(mu: float, before: float) -> bool:
+    """Whether a session's reserved mu fell, or is no longer marked as a trusted server's."""
+    return abs(mu) < abs(before) or (no_bound(before) and not no_bound(mu))
+
+
+def _larger(one: float, other: float) -> float:
+    """The larger of two entries for a session's reserved mu, marked as a trusted server's if either is."""
+    mu = max(abs(one), abs(other))
+    return -mu if min(one, other) < 0.0 else mu
+
+
+def _summed(*histories: SessionState) -> bool:
+    """Whether any of a session's histories was under secure aggregation."""
+    return any(state.local is not None for state in histories)
 
 
 class SQLiteLedger(Ledger):
@@ -206,7 +451,7 @@ class SQLiteLedger(Ledger):
 
 
 def check_local_budget(budget_local_mu: float | None, budget_mu: float) -> None:
-    """Raise if the budget for what holds whatever happens is less than that for what rests on others."""
+    """Raise if the local budget is smaller than the budget that rests on others' honesty."""
     if budget_local_mu is not None and not (math.isfinite(budget_local_mu) and budget_local_mu >= budget_mu):
         raise ConfigurationError(
             f"Expected budget_local_mu >= budget_mu = {budget_mu:g} and finite, got {budget_local_mu!r}: what holds "

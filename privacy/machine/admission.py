@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +19,8 @@ from numpy.typing import NDArray
 from .. import protocol
 from ..accounting.noise_plan import NoisePlan
 from ..errors import LedgerError, RefusedError
-from ..ledger import Account, LedgerPage, StreamRecord
-from ..ledger.ledger_block import NOTHING, AccountBlock, Pending, StreamBlock
-from ..noise.normals import NOISE_VERSION
+from ..ledger.ledger_records import NOTHING, Account, AccountBlock, LedgerPage, Pending, StreamBlock, StreamRecord
+from ..noise import NOISE_VERSION
 from .policy import NO_NOISE, PrivacyPolicy
 
 logger = logging.getLogger(__name__)
@@ -33,50 +31,31 @@ ROUNDING = 1e-9
 _NO_SAMPLES = protocol.SAMPLES_USED_UP, "no fresh samples are left"
 
 
-class Machines(Protocol):
+@dataclass(frozen=True)
+class Asked:
     """The machines that are asked, a row each, as far as their ledgers do not say it."""
 
-    @property
-    def num_samples(self) -> NDArray[np.int64]:
-        """The number of samples of each."""
-        ...
-
-    @property
-    def fingerprints(self) -> Sequence[str]:
-        """The fingerprint of each machine's policy and key: a session in its ledger belongs to one of these."""
-        ...
-
-    def order_nonce(self, row: int, session: str) -> bytes:
-        """The nonce of a session's secret order: drawn once, and the same until it is recorded."""
-        ...
-
-    def has_secret_order(self, row: int, account: Account) -> bool:
-        """Whether any of a machine's sessions has a secret order."""
-        ...
+    num_samples: NDArray[np.int64]
+    fingerprints: Sequence[str]
+    """Of each machine's policy and key: a session in its ledger belongs to one of these."""
+    order_nonce: Callable[[int, str], bytes]
+    """Given a row and a session, the nonce of its secret order: drawn once, and the same until it is recorded."""
+    has_secret_order: Callable[[int, Account], bool]
+    """Given a row and its account, whether any of the machine's sessions has a secret order."""
 
 
 @dataclass(frozen=True, eq=False)
 class Admissions:
-    """Requests of several machines that may be answered, and from what; nothing is spent yet.
-
-    Parameters
-    ----------
-    rows : ndarray of int
-        Which of the machines that were asked these are; the other columns have a row for each of them.
-    streams : StreamBlock
-        With the acknowledgements applied.
-    accounts : AccountBlock
-        With the session's mu reserved.
-    start, stop : ndarray of int
-        The samples the releases will be made from.
-    refused : dict of int to RefusedError
-        Why the others are refused.
-    """
+    """Requests of several machines that may be answered, and from what; nothing is spent yet."""
 
     rows: NDArray[np.intp]
+    """Which of the machines that were asked; the other columns have a row for each of them."""
     streams: StreamBlock
+    """With the acknowledgements applied."""
     accounts: AccountBlock
+    """With the session's mu reserved."""
     start: NDArray[np.int64]
+    """The samples the releases will be made from, up to ``stop``."""
     stop: NDArray[np.int64]
     refused: Mapping[int, RefusedError]
 
@@ -145,21 +124,11 @@ class AdmissionRule:
     local_budget: float = math.inf
 
     def admit(
-        self, streams: StreamBlock, accounts: AccountBlock, acks: NDArray[np.int64], machines: Machines
+        self, streams: StreamBlock, accounts: AccountBlock, acks: NDArray[np.int64], machines: Asked
     ) -> Admissions:
-        """Admit or refuse the requests of a session's machines.
+        """Admit or refuse the requests of a session's machines; LedgerError if parts of a ledger contradict each other.
 
-        Parameters
-        ----------
-        streams, accounts : StreamBlock, AccountBlock
-            As the ledgers have them, a row for each machine; taken over and changed.
-        acks : ndarray of int
-            The acknowledgement in each request.
-
-        Raises
-        ------
-        LedgerError
-            If the parts of a ledger contradict each other.
+        ``streams`` and ``accounts``, as the ledgers have them, are taken over and changed.
         """
         refused: dict[int, RefusedError] = {}
         self._check(streams, accounts, machines.fingerprints)
@@ -220,7 +189,7 @@ class AdmissionRule:
                 )
 
     def _open(
-        self, streams: StreamBlock, accounts: AccountBlock, machines: Machines, refused: dict[int, RefusedError]
+        self, streams: StreamBlock, accounts: AccountBlock, machines: Asked, refused: dict[int, RefusedError]
     ) -> None:
         """Begin the streams of machines that have none, with the session's mu reserved."""
         reserved: dict[tuple[int, int], Account] = {}  # machines that have spent the same share what they reserve
@@ -243,8 +212,8 @@ class AdmissionRule:
     def _terms(self) -> str:
         return self.policy.terms(self.num_parameters)
 
-    def _check_alone(self, machines: Machines, row: int, account: Account) -> None:
-        """Refuse a new session that would use samples of a secret order, or hide samples that others have used."""
+    def _check_alone(self, machines: Asked, row: int, account: Account) -> None:
+        """Refuse a new session that would reuse samples of a secret order, or hide samples that others have used."""
         # What a secret order is worth is counted for samples that show nowhere else.
         secret = self.policy.order == "secret"
         returning = self.policy.order != "in-turn" or self.policy.sample_participations > 1
@@ -252,7 +221,7 @@ class AdmissionRule:
             raise RefusedError(*_NO_SAMPLES)
 
     def _order(
-        self, streams: StreamBlock, accounts: AccountBlock, machines: Machines, refused: dict[int, RefusedError]
+        self, streams: StreamBlock, accounts: AccountBlock, machines: Asked, refused: dict[int, RefusedError]
     ) -> None:
         """Give streams the nonce of their secret order, drawn once before the first release and recorded with it."""
         for row, reserved in enumerate(accounts.reserved):
@@ -277,14 +246,7 @@ class AdmissionRule:
         return start, start + batch
 
     def acknowledge(self, streams: StreamBlock, row: int, ack: int) -> None:
-        """Apply an acknowledgement to a stream.
-
-        Raises
-        ------
-        RefusedError
-            If there is no stream, the acknowledgement moves backwards, or it names a release that was not made or can
-            no longer be acknowledged.
-        """
+        """Apply an acknowledgement to a stream, or refuse it."""
         if not streams.has(row):
             raise RefusedError(protocol.BAD_ACKNOWLEDGEMENT, "there is nothing to acknowledge in this session")
         before, release, pending = int(streams.ack[row]), int(streams.release[row]), streams.pending[row]
@@ -328,7 +290,7 @@ class AdmissionRule:
         return min(left, (num_samples - account.samples_used) // self.policy.batch_size)
 
     def _samples_of(self, releases: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The least number of samples that so many releases of a session have used."""
+        """Return the fewest samples that a number of releases of one session has used."""
         if self.policy.sums_samples:
             return np.minimum(releases, 1)  # all there were: rows may have been added since
         if self.policy.sample_participations > 1:
@@ -379,12 +341,12 @@ def _changed(terms: str) -> RefusedError:
 
 
 def _nameless(streams: StreamBlock, row: int) -> list[int]:
-    """Releases that helpers must be told by name, and whose names are lost."""
+    """Return the releases without a name that helpers would need."""
     ack = int(streams.ack[row])
     return sorted({*streams.pending[row], *([ack] if ack else [])} - set(streams.ids[row]))
 
 
 def has_secret_order(page: LedgerPage, account: Account) -> bool:
-    """Whether any of a ledger's sessions had a secret order, or may have had one, because its stream is lost."""
+    """Whether any of a ledger's sessions had a secret order, or may have had one (its stream is lost)."""
     streams = (page.stream(session) for session in account.reserved)
     return any(stream is None or stream.order for stream in streams)

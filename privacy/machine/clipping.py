@@ -7,28 +7,361 @@ A bound says how far apart two rows can be, which is what replacing one sample c
     ``nonnegative``  negative entries become zero, then ``clip``. Two rows without negative entries have no negative
                      product, so they are at most sqrt(2) S apart.
     ``moments``      features longer than S are cut to S, and rows are made of them and of a class
-                     (:mod:`.second_moments`).
+                     (:class:`Moments`).
 
 The machine enforces every one of them, whatever the rows are; nothing is refused.
 
 Sums of many rows are made in blocks. The rows of a block are added up in float64, in any order, and the sum of the
 block is rounded to the grid. A sample is in one block, so replacing it moves one rounding, and the float64 errors of
 two sums of at most ``BLOCK_ROWS`` rows (:data:`SUMMING_ERROR`).
+
+Second moments
+--------------
+All that a linear model needs of a sample as one row, so that one release is enough. A sample is its features x, no
+longer than S, and its class c of C. Its row is
+
+    the upper triangle of x x^T, off the diagonal times sqrt(2);    a S (x outer u_c),
+
+with u_1 .. u_C the corners of a regular simplex around zero in C - 1 dimensions, each of length 1; a sample without a
+class has none. The sum of the rows is X^T X and a S X^T U, from which least squares on the classes is solved. Only
+differences between classes are sent: a value added to all classes alike would change no prediction.
+
+Two rows are at most S^2 sqrt(2 + 2 a^2 + a^4 / 2) apart, for a^2 <= 2. The machine itself makes rows from features and
+class, so this structure is there whatever it is handed.
+
+What clipping did
+-----------------
+A training whose gradients are NaN, or hundreds of times as long as the clip, learns nothing, and nobody is told: a row
+that is not finite counts as zero, and a long row is scaled down. These figures would tell, but they are computed from
+private data without noise. So nothing is counted unless somebody is :func:`observing`: a simulation, which marks the
+figures as not private, or a real machine for its own log, which the figures never leave.
+
+Formal guarantees
+-----------------
+Whatever the rows are, two bounded ones are no further apart than the list above says, and one that is not finite counts
+as zero. What :func:`observing` counts has no noise and guarantees nothing: on a real machine it leaves for nothing but
+the machine's own log. Proof: docs/proofs/sensitivities.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import ConfigurationError
-from .clipping_figures import observe
-from .second_moments import Moments
+
+NOT_PRIVATE = "simulation only: computed from private data without noise, not private"
+FAR_BEYOND = 10.0
+"""A median of so many clip norms is worth a warning: clipping leaves next to nothing of such contributions."""
+
+_PREFIX = "simulated-training-"
+_LARGEST_RATIO = 1e300
+
+
+@dataclass(frozen=True)
+class TrainingFigures:
+    """Figures of rows that were clipped: per-sample gradients, local steps, or whole updates. Not private.
+
+    Of ``rows`` in all, ``not_finite`` have a NaN or an infinity and count as zero, ``clipped`` are longer than the clip
+    norm. Ratios are lengths over the clip norm: the median over releases of the median of a release's finite rows, and
+    the largest.
+    """
+
+    rows: int = 0
+    not_finite: int = 0
+    clipped: int = 0
+    median_ratio: float = 0.0
+    largest_ratio: float = 0.0
+
+    @property
+    def worrying(self) -> bool:
+        """Whether the figures are worth a warning to whoever started the run."""
+        return self.not_finite > 0 or self.median_ratio > FAR_BEYOND
+
+    @property
+    def sentence(self) -> str:
+        """The figures in words."""
+        finite = max(self.rows - self.not_finite, 1)
+        return (
+            f"{self.not_finite:,} of {self.rows:,} contributions were not finite and count as zero, "
+            f"{100 * self.clipped / finite:.0f} % of the others were clipped; they were {times(self.median_ratio)} "
+            f"as long as the clip norm in the median, {times(self.largest_ratio)} at most."
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Plain values, marked as not private."""
+        return {"note": NOT_PRIVATE, **self._values()}
+
+    def entries(self) -> dict[str, int | float]:
+        """The figures as entries of a simulated machine's reply."""
+        return {f"{_PREFIX}{name.replace('_', '-')}": value for name, value in self._values().items()}
+
+    def _values(self) -> dict[str, int | float]:
+        return {f.name: getattr(self, f.name) for f in fields(TrainingFigures)}
+
+    @classmethod
+    def read(cls, entries: Mapping[str, Any]) -> TrainingFigures | None:
+        """The figures among a reply's entries; None if one is missing."""
+        values = {f.name: entries.get(f"{_PREFIX}{f.name.replace('_', '-')}") for f in fields(cls)}
+        numbers = [v for v in values.values() if isinstance(v, int | float) and math.isfinite(v) and v >= 0]
+        return cls(**values) if len(numbers) == len(values) else None  # type: ignore[arg-type]
+
+    @classmethod
+    def together(cls, figures: Iterable[TrainingFigures]) -> TrainingFigures:
+        """The figures of several releases, or of several rounds, as one."""
+        figures = list(figures)
+        return cls(
+            sum(one.rows for one in figures),
+            sum(one.not_finite for one in figures),
+            sum(one.clipped for one in figures),
+            float(np.median([one.median_ratio for one in figures])) if figures else 0.0,
+            max((one.largest_ratio for one in figures), default=0.0),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedFigures(TrainingFigures):
+    """Figures with the median of each release, so that those of several processes can be united exactly."""
+
+    medians: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TrainingFigures) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._values().items()))
+
+    @classmethod
+    def united(cls, figures: Sequence[ObservedFigures]) -> ObservedFigures:
+        """Unite the figures of several processes, as one process would have counted them."""
+        medians = np.concatenate([one.medians for one in figures]) if figures else np.empty(0)
+        return cls(
+            sum(one.rows for one in figures),
+            sum(one.not_finite for one in figures),
+            sum(one.clipped for one in figures),
+            _median(medians),
+            max((one.largest_ratio for one in figures), default=0.0),
+            medians,
+        )
+
+
+def _median(medians: NDArray[np.float64]) -> float:
+    if not len(medians):
+        return 0.0
+    ordered, half = np.sort(medians), len(medians) // 2  # in a tenth of numpy.median's time, for a few of them
+    middle = ordered[half] if len(medians) % 2 else (ordered[half - 1] + ordered[half]) / 2.0
+    return min(float(middle), _LARGEST_RATIO)
+
+
+def times(ratio: float) -> str:
+    """A ratio for people, such as ``0.71 times`` or ``4,646 times``."""
+    return f"{ratio:.3g} times" if ratio < 1000 or ratio >= 1e9 else f"{ratio:,.0f} times"
+
+
+class TrainingObserver:
+    """Collects the lengths of rows over their clip norm while :func:`observing`."""
+
+    def __init__(self) -> None:
+        self.machines: dict[str, TrainingFigures] = {}
+        """The norms that machines of this process hand over."""
+        self._ratios: list[NDArray[np.float64]] = []
+
+    def add(self, norms: NDArray[np.float64], clip_norm: float) -> None:
+        """Take note of the norms of rows that are clipped together; NaN for a row that is not finite."""
+        self._ratios.append(norms / clip_norm)
+
+    def add_each(self, norms: NDArray[np.float64], clip_norm: float) -> None:
+        """Take note of the norms of each of several releases, shape (releases, rows)."""
+        self._ratios.extend(norms / clip_norm)
+
+    def figures(self) -> ObservedFigures | None:
+        """The figures since the last call; None if nothing was observed."""
+        ratios, self._ratios = self._ratios, []
+        if not ratios:
+            return None
+        if len(ratios) == 1 and len(ratios[0]) == 1:  # a machine's message with one row in it
+            return _of_one_row(float(ratios[0][0]))
+        rows = np.concatenate(ratios)
+        finite = rows[~np.isnan(rows)]
+        if len(finite) == len(rows) and len({len(one) for one in ratios}) == 1:
+            medians = np.median(rows.reshape(len(ratios), -1), axis=1) if len(rows) > len(ratios) else rows
+        else:
+            known = [one[~np.isnan(one)] for one in ratios]
+            medians = np.array([np.median(one) for one in known if len(one)])
+        return ObservedFigures(
+            len(rows),
+            len(rows) - len(finite),
+            int((finite > 1.0).sum()),
+            _median(medians),
+            min(float(finite.max(initial=0.0)), _LARGEST_RATIO),
+            medians,
+        )
+
+
+def _of_one_row(ratio: float) -> ObservedFigures:
+    """The figures of a single row, in a hundredth of the arrays' time."""
+    if math.isnan(ratio):
+        return ObservedFigures(1, 1)
+    shown = min(ratio, _LARGEST_RATIO)
+    return ObservedFigures(1, 0, int(ratio > 1.0), shown, max(shown, 0.0), np.array([ratio]))
+
+
+_observer: ContextVar[TrainingObserver | None] = ContextVar("murmurfl_training_observer", default=None)
+
+
+@contextmanager
+def observing() -> Iterator[TrainingObserver]:
+    """Count what is clipped inside; the figures are not private and must not leave a real machine."""
+    before, observer = _observer.get(), TrainingObserver()
+    _observer.set(observer)
+    try:
+        yield observer
+    finally:
+        _observer.set(before)
+
+
+def observer_around() -> TrainingObserver | None:
+    """The observer in this process; None if nobody is :func:`observing`."""
+    return _observer.get()
+
+
+def observe(norms: NDArray[np.float64], clip_norm: float) -> None:
+    """Hand the norms of rows that are clipped, shape (rows,), to the observer, if there is one."""
+    observer = _observer.get()
+    if observer is not None:
+        observer.add(norms, clip_norm)
+
+
+def observe_releases(norms: NDArray[np.float64], clip_norm: float) -> None:
+    """Hand the norms of several releases, shape (releases, rows), to the observer, if there is one."""
+    observer = _observer.get()
+    if observer is not None and len(norms):
+        observer.add_each(norms, clip_norm)
+
+
+MOST_CLASS_WEIGHT = math.sqrt(2.0)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The second moments of samples with C = ``classes`` >= 2 classes.
+
+    ``class_weight`` is a, above 0 and at most sqrt(2): how much of the release is about classes. More of it makes them
+    clearer, and all of the noise larger.
+
+    Notes
+    -----
+    **Formal guarantees.** For any two samples with features of at most S, and any classes or none, their rows are at
+    most :meth:`distance` apart in L2. With r = ||x||, r' = ||x'|| and t = <x, x'>, and S = 1: the first parts differ by
+    r^4 + r'^4 - 2 t^2 in squares. The second by a^2 (r^2 + r'^2 - 2 t) if the classes are the same, by a^2 (r^2 + r'^2
+    + 2 t / (C - 1)) if they are not, and by no more than a^2 (r^2 + r'^2) if one has none. Over t, -2 t^2 + 2 |t| a^2
+    is at most a^4 / 2.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    classes: int
+    class_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 2:
+            raise ConfigurationError(f"Expected classes to be an integer >= 2, got {self.classes!r}.")
+        weight = self.class_weight
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= MOST_CLASS_WEIGHT:
+            raise ConfigurationError(f"Expected class_weight > 0 and at most sqrt(2), got {weight!r}.")
+
+    def distance(self, clip_norm: float) -> float:
+        """The L2 distance that two rows can be apart at most, with features of at most ``clip_norm``."""
+        squared = self.class_weight**2
+        return math.nextafter(clip_norm**2 * math.sqrt(2.0 + 2.0 * squared + squared**2 / 2.0), math.inf)
+
+    def longest(self, clip_norm: float) -> float:
+        """The L2 norm of a row at most."""
+        return clip_norm**2 * math.sqrt(1.0 + self.class_weight**2)
+
+    def num_values(self, num_features: int) -> int:
+        """Values of a row, d = k (k + 1) / 2 + k (C - 1)."""
+        return num_features * (num_features + 1) // 2 + num_features * (self.classes - 1)
+
+    def num_features(self, num_values: int) -> int:
+        """The number of features, k, of samples whose rows have ``num_values`` values."""
+        half = self.classes - 0.5
+        features = round(math.sqrt(half**2 + 2.0 * num_values) - half)
+        if features < 1 or self.num_values(features) != num_values:
+            raise ConfigurationError(
+                f"Expected k (k + 1) / 2 + k (C - 1) values for k features and C = {self.classes} classes, got "
+                f"{num_values}."
+            )
+        return features
+
+    def sum(
+        self,
+        features: NDArray[np.float64],
+        marks: NDArray[np.floating],
+        clip_norm: float,
+        weights: NDArray[np.float64] | None = None,
+    ) -> NDArray[np.float64]:
+        """The sum of the rows of some samples, shape (d,), without a row being written.
+
+        ``features``, shape (samples, k), are of at most ``clip_norm`` each; ``marks``, shape (samples, C), are 1 at the
+        class and 0 elsewhere, and a sample with any other marks has no class.
+        """
+        weighted = features if weights is None else features * weights[:, None]
+        products = (features.T @ weighted)[_upper(features.shape[1])]
+        products *= _factors(features.shape[1])
+        corners = _one_class(marks) @ _simplex(self.classes)
+        by_class = weighted.T @ corners
+        by_class *= self.class_weight * clip_norm
+        return np.concatenate([products, by_class.ravel()])
+
+    def read(self, total: NDArray[np.float64], clip_norm: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """X^T X, shape (k, k), and X^T (Y - 1 / C), shape (k, C), from a sum of rows with whatever noise is in it."""
+        features = self.num_features(len(total))
+        split = features * (features + 1) // 2
+        half = np.zeros((features, features))
+        half[_upper(features)] = total[:split] / _factors(features)
+        gram = half + half.T
+        gram[np.diag_indices(features)] /= 2.0
+        corners = total[split:].reshape(features, self.classes - 1) / (self.class_weight * clip_norm)
+        return gram, corners @ _simplex(self.classes).T * ((self.classes - 1) / self.classes)
+
+
+def _one_class(marks: NDArray[np.floating]) -> NDArray[np.float64]:
+    """The marks of rows with exactly one class, a single 1; zeros for all other rows."""
+    chosen = np.asarray(marks) == 1.0
+    clear = (chosen.sum(axis=1) == 1) & ((np.asarray(marks) == 0.0) | chosen).all(axis=1)
+    return (chosen & clear[:, None]).astype(np.float64)
+
+
+@lru_cache(maxsize=8)
+def _upper(features: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    return np.triu_indices(features)
+
+
+@lru_cache(maxsize=8)
+def _factors(features: int) -> NDArray[np.float64]:
+    """The factors of products: an entry off the diagonal stands for two of x x^T."""
+    rows, columns = _upper(features)
+    return np.where(rows == columns, 1.0, math.sqrt(2.0))
+
+
+@lru_cache(maxsize=32)
+def _simplex(classes: int) -> NDArray[np.float64]:
+    """The corners, shape (C, C - 1): each of length 1, each pair with the product -1 / (C - 1)."""
+    corners = np.zeros((classes, classes - 1))
+    for i in range(classes - 1):
+        # Corner i is settled but for its last coordinate, those after it have the same one there.
+        corners[i, i] = math.sqrt(1.0 - corners[i, :i] @ corners[i, :i])
+        corners[i + 1 :, i] = (-1.0 / (classes - 1) - corners[i + 1, :i] @ corners[i, :i]) / corners[i, i]
+    return corners
+
 
 # Rounding of the norm and of the scaling is a few units in the last place of float64; this margin swallows it, so the
 # bound below is true of the numbers, not only of the reals behind them.
@@ -55,7 +388,7 @@ def clip_per_sample(contributions: ArrayLike, clip_norm: float) -> NDArray[np.fl
 
 
 def clip_contributions(contributions: ArrayLike, clip_norm: float) -> NDArray[np.float64]:
-    """Clip rows as :func:`clip_per_sample` for a release; a simulation may observe it (:mod:`.clipping_figures`).
+    """Clip rows as :func:`clip_per_sample` for a release; a simulation may observe it (:func:`observing`).
 
     Notes
     -----
@@ -207,20 +540,7 @@ _ROOT_OF_TWO = math.nextafter(math.sqrt(2.0), 2.0)
 
 @dataclass(frozen=True)
 class RowBound:
-    """The bound of each row.
-
-    Parameters
-    ----------
-    clip_norm : float
-        S, the L2 bound.
-    nonnegative : bool
-        Whether negative entries become zero first.
-    stability : float, optional
-        gamma of ``automatic``, at least ``LEAST_STABILITY``; None for ``clip``.
-    observed : bool
-        Whether a simulation may see what clipping did.
-    moments : Moments, optional
-        Makes rows here from features and marks of a class, k + C values a sample: what is bounded is the features.
+    """The bound S = ``clip_norm`` of each row in L2, and what becomes of rows that are longer.
 
     Notes
     -----
@@ -231,9 +551,13 @@ class RowBound:
 
     clip_norm: float
     nonnegative: bool = False
+    """Whether negative entries become zero first."""
     stability: float | None = None
+    """gamma of ``automatic``, at least ``LEAST_STABILITY``; None for ``clip``."""
     observed: bool = True
+    """Whether a simulation may see what clipping did."""
     moments: Moments | None = None
+    """Makes rows here from features and marks of a class, k + C values a sample: what is bounded is the features."""
 
     def __post_init__(self) -> None:
         if self.stability is not None and not self.stability >= LEAST_STABILITY:
@@ -255,7 +579,7 @@ class RowBound:
         return self.clip_norm if self.moments is None else self.moments.longest(self.clip_norm)
 
     def width(self, num_parameters: int) -> int:
-        """The values that each sample must give, where a release has ``num_parameters``."""
+        """Return the values per sample that make releases of ``num_parameters`` values."""
         if self.moments is None:
             return num_parameters
         return self.moments.num_features(num_parameters) + self.moments.classes

@@ -1,30 +1,88 @@
 """Machines of a simulation that have one policy and one model, asked together: a row each, whole blocks at once.
 
 Admission, noise, recording and acknowledgement are the rules that a machine by itself keeps (:mod:`.admission`,
-:mod:`.prefix_sums`, :mod:`.outgoing`). Here the contributions of many machines come in one piece, whose rows the caller
-vouches for: so keys are simulated ones, and real machines are refused.
+:mod:`.ledgered_machine`, :mod:`.prefix_sums`). Here the contributions of many machines come in one piece, whose rows
+the caller vouches for: so keys are simulated ones, and real machines are refused.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError, RefusedError
-from ..ledger import Account
-from ..ledger.ledger_block import BlockLedger, Counts, JoinedLedgers, StreamBlock
+from ..ledger.ledger_records import BlockLedger, Counts, JoinedLedgers, StreamBlock
 from ..mechanisms import State
-from ..noise.block_values import RowByRow
-from ..noise.noise_keys import NoiseKeys
-from .admission import AdmissionRule, Admissions, has_secret_order
-from .clipping import StackedContributions
-from .outgoing import Release, recorded, release_of, samples_counted, stream_fingerprint
+from ..noise import NoiseKeys, each_normal_row, row_key
+from .admission import AdmissionRule, Admissions, Asked, has_secret_order
+from .clipping import StackedContributions, observe_releases
+from .ledgered_machine import Release, recorded, release_of, samples_counted, stream_fingerprint
 from .prefix_sums import PrivateMachine, ReleaseRule
+
+
+class RowByRow:
+    """The arithmetic of a block (:class:`BlockArithmetic`) in NumPy, one row after the other."""
+
+    def __init__(self, rule: ReleaseRule) -> None:
+        self._rule = rule
+
+    def noised(
+        self, streams: StreamBlock, contributions: StackedContributions, keys: Sequence[bytes], nonces: Sequence[bytes]
+    ) -> list[Counts]:
+        policy, noise = self._rule.policy, self._rule.noise
+        batch = policy.rows_per_release
+        norms = contributions.norms().reshape(len(keys), batch)
+        normals: Iterator[Any] = repeat(None)
+        if all(map(noise.draws_a_row, set((streams.release + 1).tolist()))):
+            drawn = [row_key(key, nonce) for key, nonce in zip(keys, nonces, strict=True)]
+            normals = each_normal_row(drawn, noise.num_parameters, policy.noise_quality)
+        return self._rule.noised(streams, self._counts(contributions, norms), keys, nonces, normals=normals)
+
+    def total(self, counts: Sequence[Counts], places: Sequence[int]) -> Counts:
+        total = counts[places[0]].copy()
+        for place in places[1:]:
+            total += counts[place]
+        return total
+
+    def sent(self, counts: Counts) -> Counts:
+        return counts
+
+    def _counts(self, stack: StackedContributions, norms: NDArray[np.float64]) -> Iterator[Counts]:
+        """The mean of each machine's bounded rows, on the grid; each is rounded by itself."""
+        policy, grid, size = self._rule.policy, self._rule.noise.plan.grid, self._rule.noise.num_parameters
+        bound, clip_norm, share = policy.bound, policy.clip_norm, 1.0 / norms.shape[1]
+        scales: NDArray[np.float64] = np.full_like(norms, math.nan) if bound.nonnegative else bound.scales(norms)
+        # Negative entries, a row that is not finite, or one too large to square: the careful way.
+        plain = np.atleast_1d(np.isfinite(scales).all(axis=1))
+        if bound.observed:
+            observe_releases(norms[plain], clip_norm)
+        factors = scales * (share / grid.spacing)
+        for machine, (simple, theirs) in enumerate(zip(plain.tolist(), factors.tolist(), strict=True)):
+            first = machine * norms.shape[1]
+            if not simple:
+                rows = np.empty((norms.shape[1], size))
+                with np.errstate(all="ignore"):
+                    for i, row in enumerate(rows):
+                        stack.write(first + i, 1.0, row)
+                yield grid.counts(bound.rows(rows), scale=share, bound=clip_norm).sum(axis=0)
+                continue
+            total: Counts | None = None
+            for i, factor in enumerate(theirs):
+                row = np.empty(size)
+                stack.write(first + i, factor, row)
+                counts = grid.rounded(row, clip_norm * share)
+                total = counts if total is None else total.__iadd__(counts)
+            if total is None:
+                raise ConfigurationError("Expected at least one sample in a release.")
+            yield total
+
 
 Contributions = Callable[[list[int], list[slice]], StackedContributions]
 """Given which of the machines that were asked may release, and the fresh samples of each: their per-sample
@@ -54,44 +112,24 @@ class BlockArithmetic(Protocol):
 
 @dataclass(frozen=True)
 class BlockReleases:
-    """The answer of a block.
-
-    Parameters
-    ----------
-    rows : list of int
-        Which of the machines that were asked have released.
-    counts : sequence of ndarray of shape (d,), int64
-        P_k - P_ack of each.
-    streams : StreamBlock
-        Of each, after the release.
-    refused : dict of int to RefusedError
-        Why the others have not.
-    """
+    """The answer of a block."""
 
     rows: list[int]
+    """Which of the machines that were asked have released."""
     counts: Sequence[Any]
+    """P_k - P_ack of each, shape (d,), int64."""
     streams: StreamBlock
+    """Of each, after the release."""
     refused: Mapping[int, RefusedError]
+    """Why the others have not."""
 
 
 class MachineBlock:
     """Machines of one policy and one model.
 
     Real keys are refused: a real machine releases by itself, and its failures must not show.
-
-    Parameters
-    ----------
-    machine : PrivateMachine
-        One of them, with simulated keys.
-    ledgers : BlockLedger or JoinedLedgers
-        Where they record, a row each.
-    num_samples : ndarray of shape (machines,), int64
-        How many samples each of them has.
-    keys : callable
-        Given a row, the machine's simulated keys.
-    arithmetic : callable, optional
-        Given the machines' release rule, what computes the values of a block; by default NumPy, row by row, as long as
-        each stays in a processor's cache.
+    ``machine`` is one of them, ``keys`` gives those of a row's machine. ``arithmetic``, given the release rule, makes
+    what computes the values of a block; by default NumPy, row by row, as long as each stays in a processor's cache.
 
     Notes
     -----
@@ -162,27 +200,22 @@ class MachineBlock:
     def admitted(
         self, session: str, rows: Sequence[int], acks: Sequence[int], here: Sequence[bool] | None = None
     ) -> Iterator[BlockAdmission]:
-        """Hold the ledgers of several machines while what they are asked for is computed.
+        """Hold the ledgers of several machines, none twice, while what they are asked for is computed.
 
-        Parameters
-        ----------
-        rows : sequence of int
-            The machines, none twice.
-        acks : sequence of int
-            One a machine.
-        here : sequence of bool, optional
-            Which of them are computed here. Of the others only what follows from requests alone is recorded: others
-            compute them, and know the same of these.
-
-        Yields
-        ------
-        BlockAdmission
-            Good for one release of each, until the context ends.
+        ``here`` says which of them are computed here. Of the others only what follows from requests alone is recorded:
+        others compute them, and know the same of these. The admission is good for one release of each, until the
+        context ends.
         """
         index = np.asarray(rows, dtype=np.intp)
         with self._ledgers.exclusive(index) as ledgers:
             streams, accounts = ledgers.streams(session, index), ledgers.accounts(index)
-            asked = _Asked(self, index, ledgers)
+            keys = [self._key(row) for row in index.tolist()]
+            asked = Asked(
+                self._num_samples[index],
+                [fingerprint for _, fingerprint in keys],
+                order_nonce=lambda row, session: keys[row][0].nonce(session, 0),
+                has_secret_order=lambda row, account: has_secret_order(ledgers.page(int(index[row])), account),
+            )
             admitted = self._admission.admit(streams, accounts, np.asarray(acks, dtype=np.int64), asked)
             computed = np.ones(len(index), bool) if here is None else np.asarray(here, dtype=bool)
             admission = BlockAdmission(self, ledgers, index, admitted, computed[admitted.rows])
@@ -286,21 +319,6 @@ class BlockAdmission:
 
 
 _ELSEWHERE: Any = np.int64(0)  # in the place of counts that are computed elsewhere
-
-
-class _Asked:
-    """Some machines of a block, as the rule of admission sees them."""
-
-    def __init__(self, block: MachineBlock, index: NDArray[np.intp], ledgers: BlockLedger | JoinedLedgers) -> None:
-        self.block, self.index, self.ledgers = block, index, ledgers
-        self.num_samples: NDArray[np.int64] = block._num_samples[index]
-        self.fingerprints = [block._key(row)[1] for row in index.tolist()]
-
-    def order_nonce(self, row: int, session: str) -> bytes:
-        return self.block._key(int(self.index[row]))[0].nonce(session, 0)
-
-    def has_secret_order(self, row: int, account: Account) -> bool:
-        return has_secret_order(self.ledgers.page(int(self.index[row])), account)
 
 
 def _refuse_real(simulated: bool) -> None:

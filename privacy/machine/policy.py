@@ -12,28 +12,28 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import InitVar, asdict, dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, cast, get_args
 
-from ..accounting.asked import asked_mu, check_count, check_positive
-from ..accounting.noise_plan import NoisePlan, Summing
-from ..accounting.noise_words import NO_NOISE as NO_NOISE
-from ..accounting.noise_words import NO_NOISE_WORDS, TRUSTING_WORDS, noise_words
+from ..accounting.gdp import asked_mu, check_count, check_positive
+from ..accounting.noise_plan import NO_NOISE as NO_NOISE
+from ..accounting.noise_plan import NO_NOISE_WORDS, TRUSTING_WORDS, NoisePlan, Summing, noise_words
 from ..errors import ConfigurationError
 from ..mechanisms import MECHANISMS, Mechanism, make_mechanism, noise_stands_alone
-from ..noise.grid import Grid, power_of_two_at_most
-from ..noise.keyed_noise import NOISE_QUALITIES, NoiseQuality
-from ..noise.normals import (
+from ..noise import (
     FINEST_GRID,
     LARGEST_NORMAL,
+    NOISE_QUALITIES,
     NOISE_VERSION,
+    Grid,
+    NoiseQuality,
     ideal_mu,
+    power_of_two_at_most,
     range_problem,
     resolution_mu,
     summed_range_problem,
 )
-from .clipping import CLIPPINGS, MOST_ROWS, SUMMING_ERROR, Clipping, RowBound
-from .second_moments import Moments
+from .clipping import CLIPPINGS, MOST_ROWS, SUMMING_ERROR, Clipping, Moments, RowBound
 
 ReleaseRule = Literal["acknowledged", "paper"]
 RELEASE_RULES: tuple[ReleaseRule, ...] = get_args(ReleaseRule)
@@ -81,7 +81,7 @@ class PrivacyPolicy:
         as ``sample``, with negative entries of every row set to zero first, Delta = sqrt(2) S / b: for sums of features
         that have none (:mod:`~murmurfl.privacy.machine.clipping`). ``moments``: each sample's features are clipped,
         and the machine makes rows of second moments and class from them, Delta = S^2 sqrt(2 + 2 a^2 + a^4 / 2); only
-        with order ``all`` (:mod:`~murmurfl.privacy.machine.second_moments`).
+        with order ``all`` (:mod:`~murmurfl.privacy.machine.clipping`).
     order : {"in-turn", "again", "all", "secret"}
         Which samples a release is made from. ``in-turn``: the next b that no session has used, so that each is used
         once, ever (or ``sample_participations`` times in a session). ``again``: each session goes through the samples
@@ -251,7 +251,7 @@ class PrivacyPolicy:
 
     @property
     def local_budget(self) -> float:
-        """The most mu this machine may ever spend, counted as if every release were seen by itself."""
+        """The most mu this machine may ever spend if every release is seen by itself."""
         return self.budget * math.sqrt(self.min_honest) if self.budget_local_mu is None else float(self.budget_local_mu)
 
     def make_mechanism(self) -> Mechanism:
@@ -266,7 +266,7 @@ class PrivacyPolicy:
         given = {"schedule": self.schedule, "num_rounds": self.num_rounds}
         return settings | {name: value for name, value in given.items() if value is not None}
 
-    @property
+    @cached_property
     def adds_noise(self) -> bool:
         """Whether the machine's own releases carry noise."""
         return self.trust != "trusted-server" and self.mechanism != NO_NOISE
@@ -281,7 +281,7 @@ class PrivacyPolicy:
             delta *= 1.0 + SUMMING_ERROR
         return delta * (1.0 + CONTRACTIVE_ROUNDING) if self.clip_unit == "contractive" else delta
 
-    @property
+    @cached_property
     def bound(self) -> RowBound:
         """The bound of each row of a contribution before rows are added up."""
         return RowBound(
@@ -294,7 +294,7 @@ class PrivacyPolicy:
             moments=Moments(self.classes, self.class_weight) if self.clip_unit == "moments" else None,
         )
 
-    @property
+    @cached_property
     def clips_samples(self) -> bool:
         """Whether every sample is bounded by itself."""
         return self.clip_unit in ("sample", "nonnegative", "moments")
@@ -304,12 +304,12 @@ class PrivacyPolicy:
         """Whether a row of the machine's data, which is protected as a whole, is a sample or an owner."""
         return "owner" if self.samples_per_owner else "sample"
 
-    @property
+    @cached_property
     def sums_samples(self) -> bool:
         """Whether a release is a weighted sum over all of the machine's samples, and not over b of them."""
         return self.order in ("all", "secret")
 
-    @property
+    @cached_property
     def rows_per_release(self) -> int:
         """Clipped rows whose mean is a release's contribution: b samples, or one update."""
         return self.batch_size if self.clips_samples else 1
@@ -330,7 +330,7 @@ class PrivacyPolicy:
 
     @property
     def participations(self) -> int:
-        """The most releases a sample may be in: a policy may allow more than its cap has room for."""
+        """The most releases a sample may be in, given the cap."""
         return min(self.sample_participations, -(-self.max_participations // self.min_separation))
 
     @property
@@ -465,7 +465,7 @@ def _with_figures(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -
 
 
 def _alone(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tuple[float, str, float]:
-    """The mu of releases each seen by itself, why there is none, and its part for the normals' resolution."""
+    """Return mu of releases seen one by one, why there is none, and the part of the normals' resolution."""
     mu = plan.sensitivity * plan.mechanism.sensitivity(**policy.pattern) / plan.noise_std
     if policy.noise_quality != "exact":
         return mu, "", 0.0
@@ -479,7 +479,7 @@ def _alone(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tuple
 
 
 def _summed(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tuple[float, str, float]:
-    """The mu of releases of which only sums are seen, why there is none, and its part for the normals' resolution."""
+    """Return mu of releases seen in sums only, why there is none, and the part of the normals' resolution."""
     mu = plan.sensitivity * plan.summed_sensitivity() / plan.noise_std
     if policy.noise_quality != "exact":
         return mu, "", 0.0
@@ -512,7 +512,7 @@ def _fingerprint(
 
 
 def _settled(policy: PrivacyPolicy) -> dict[str, Any]:
-    """A policy's fields, without those that were added later and say nothing of it: older sessions go on."""
+    """Return a policy's fields without newer ones at their defaults, so that older sessions go on."""
     fields = asdict(policy)
     if policy.trust != "secure-aggregation":
         for name in ("min_honest", "min_cohort", "budget_local_mu"):
@@ -610,7 +610,7 @@ def _ledger_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
 
 
 def check_federation(policy: PrivacyPolicy, machines: int) -> None:
-    """Raise if a federation of so many machines has sums for which the policy's noise does not pay.
+    """Raise if a federation has more machines than the policy's noise accounts for.
 
     A plan pays for the normals of 2^11 machines. A sample in several releases of one chain may meet as many in each of
     its sums (docs/proofs/secure-aggregation.md, step 15).
@@ -671,7 +671,7 @@ def check_moments(policy: PrivacyPolicy) -> None:
 
 
 def check_owners(policy: PrivacyPolicy) -> None:
-    """Raise if there are owners where a row of the machine's data is not what is clipped."""
+    """Raise if samples are grouped by owner but not clipped by row."""
     held = policy.samples_per_owner
     if isinstance(held, bool) or not isinstance(held, int) or held < 0:
         raise ConfigurationError(f"Expected samples_per_owner to be an integer >= 0, got {held!r}.")
@@ -679,4 +679,15 @@ def check_owners(policy: PrivacyPolicy) -> None:
         raise ConfigurationError(
             f"Expected clip_unit 'sample' with samples_per_owner, got {policy.clip_unit!r}: what is clipped is one row "
             "of gradients an owner."
+        )
+
+
+def check_owned(policy: PrivacyPolicy, samples: Any) -> None:
+    """Raise unless samples are grouped by owner just as the policy says."""
+    held = getattr(samples, "samples_per_owner", 0)
+    if policy.samples_per_owner != held:
+        raise ConfigurationError(
+            f"Expected samples grouped by owner, at most {policy.samples_per_owner} of each, as the policy says, got "
+            f"{f'at most {held} of each' if held else 'samples by themselves'}: group them with OwnedSamples, and set "
+            "samples_per_owner of the policy to the same number (0 for samples by themselves)."
         )

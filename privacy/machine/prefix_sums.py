@@ -7,18 +7,34 @@ reply is lost the next one carries what was missing, contribution and noise, so 
 behind (ALGORITHMS 2.4).
 
 All arithmetic is on int64 counts of a fixed grid. What is remembered between releases is P_j - P_ack, which was sent
-before, so the ledger of a machine whose server is not trusted holds nothing without noise. The rule is made for blocks
-of machines, whose counts may be arrays of another library with the same arithmetic; a real machine, and one that a
-simulation asks alone, is a block of one. Machines asked together are :mod:`.machine_block`.
+before, so the ledger of a machine whose server is not trusted holds nothing without noise. Under secure aggregation it
+also holds the last release's noise by itself, so that the next one can mend what a skipped sum did. The rule is made
+for blocks of machines, whose counts may be arrays of another library with the same arithmetic; a real machine, and one
+that a simulation asks alone, is a block of one. Machines asked together are :mod:`.machine_block`.
+
+The stream's noise
+------------------
+It is B Z, row by row. Release k carries the difference of row k and row k - 1, as int64 counts on the
+machine's grid, so that what a sum of releases should cancel does cancel, to the last bit. Normals are pure functions of
+the machine's secret key and a nonce, so earlier noise is made again from its nonce and never stored.
+
+Formal guarantees
+-----------------
+The counts of releases 1 to k, summed, are row k of noise_std B Z. Each release is rounded to the grid once; where the
+mechanism removes its last row whole, what is removed is the very counts that were added. Z comes from
+:func:`~murmurfl.privacy.standard_normals`, under keys that no two releases share as long as no nonce repeats. What the
+stream guarantees is the mechanism's promise, and the grid's.
+Proof: docs/proofs/grid-and-noise.md.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import repeat
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,19 +42,222 @@ from numpy.typing import NDArray
 from .. import protocol
 from ..accounting.noise_plan import NoisePlan
 from ..errors import OF_DATA, ConfigurationError, MisfitError, RefusedError, is_interrupt
-from ..ledger import Ledger
-from ..ledger.ledger_block import NOTHING, Counts, StreamBlock
-from ..mechanisms import State
-from ..noise.noise_keys import NoiseKeys
-from ..noise.noise_stream import NoiseStream, Past, RowCache
+from ..ledger.ledger_records import NOTHING, Counts, Ledger, StreamBlock, StreamRecord
+from ..mechanisms import Draw, Increment, State
+from ..noise import (
+    LARGEST_NORMAL,
+    MARK,
+    NONCE_BYTES,
+    NoiseKeys,
+    NoiseQuality,
+    row_key,
+    standard_normal_rows,
+    standard_normals,
+)
 from .admission import Admission
 from .clipping import BLOCK_ROWS, FittingContributions, StackedContributions, blocks
-from .data_digest import RowBytes
-from .ledgered_machine import LedgeredMachine
-from .outgoing import Release, release_of
+from .known_samples import Owners, RowBytes, weights_of, weights_of_owners
+from .ledgered_machine import LedgeredMachine, Release, release_of
 from .policy import PrivacyPolicy
-from .record_owners import Owners
-from .secret_order import weights_of, weights_of_owners
+
+# Where a row is made from much of the noise before it, so much is kept by a machine whose caller keeps nothing.
+_OWN_CACHE_BYTES = 256 << 20
+_FROM_NONCES = ("last", "recent", "all")
+
+
+class RowCache:
+    """A cache of arrays made from recent noise, at most ``limit_bytes`` in all.
+
+    The oldest go first, and are made again from their nonces.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._rows: dict[tuple[bytes, bytes], tuple[NDArray[np.generic], ...]] = {}
+        self._bytes = 0
+
+    def keep(self, key: bytes, nonce: bytes, arrays: tuple[NDArray[np.generic], ...]) -> None:
+        """Keep arrays that belong to a key and the nonce of a release."""
+        self._rows[key, nonce] = arrays
+        self._bytes += _nbytes(arrays)
+        while self._bytes > self.limit_bytes and self._rows:
+            self._bytes -= _nbytes(self._rows.pop(next(iter(self._rows))))
+
+    def take(self, key: bytes, nonce: bytes) -> Any:
+        """Return a release's arrays and forget them, because each is needed once; None if they are gone."""
+        arrays = self._rows.pop((key, nonce), None)
+        if arrays is not None:
+            self._bytes -= _nbytes(arrays)
+        return arrays
+
+
+def _nbytes(arrays: tuple[NDArray[np.generic], ...]) -> int:
+    return arrays[0].nbytes if len(arrays) == 1 else sum(values.nbytes for values in arrays)
+
+
+class Past(NamedTuple):
+    """The part of a stream that its next release's noise depends on, as :class:`StreamRecord` has it."""
+
+    release: int
+    nonces: bytes
+    noise_state: State
+
+
+class NoiseStream:
+    """The noise of sessions of the machines of one policy, for models of ``num_parameters`` parameters.
+
+    ``rows`` keeps what the next release will need, for simulations; by default each row is made again when it is taken
+    back out, and 256 MiB are set aside where that would take the noise of several releases.
+    """
+
+    def __init__(
+        self, plan: NoisePlan, num_parameters: int, quality: NoiseQuality, rows: RowCache | None = None
+    ) -> None:
+        if rows is None and plan.mechanism.memory in ("recent", "all"):
+            rows = RowCache(_OWN_CACHE_BYTES)
+        self.plan = plan
+        self.num_parameters = num_parameters
+        self.quality: NoiseQuality = quality
+        self._rows = rows
+        self._mechanism, self._memory = plan.mechanism, plan.mechanism.memory
+        self._silent = plan.noise_std == 0.0
+        self._bounds: dict[int, float | None] = {}
+        self._factors: dict[int, float] = {}
+
+    def add_to(
+        self,
+        counts: NDArray[np.int64],
+        stream: Past | StreamRecord,
+        key: bytes,
+        nonce: bytes,
+        normals: NDArray[np.floating] | None = None,
+    ) -> tuple[bytes, State]:
+        """Put the noise of a stream's next release on its contribution, counts of shape (d,) that are changed in place.
+
+        ``stream`` stands after the release before; the nonce was never used before under the machine's secret key.
+        ``normals`` are those of key and nonce, shape (draws x d,), if they were made already. Returned are the nonces
+        that the noise up to this release is made again from, and the part of it that cannot be made again.
+        """
+        if self._silent:
+            return nonce, stream.noise_state
+        mechanism, memory, release = self._mechanism, self._memory, stream.release + 1
+        state, kept = self._before(stream, release, key)
+        if normals is None:
+            normals = standard_normals(
+                row_key(key, nonce), mechanism.draws(release) * self.num_parameters, self.quality
+            )
+        increment = mechanism.increment(state, release, normals, self._scale)
+        added, removed = self._rounded(increment, release, kept)
+        counts += added
+        # Marked counts carry the grid's mark, which goes with what is removed; without that it goes by itself.
+        counts -= MARK if removed is None else removed
+        self._keep(key, nonce, added, increment)
+        if memory == "last":
+            return nonce, ()
+        left = (increment.state or ()) if memory == "state" else ()
+        return self.nonces_after(stream.nonces, nonce), left
+
+    def nonces_after(self, nonces: bytes, nonce: bytes) -> bytes:
+        """The nonces that the noise up to a release is made again from: those before it, and its own."""
+        if self._silent or self._memory not in ("recent", "all"):
+            return nonce
+        nonces = nonces + nonce
+        return nonces[-NONCE_BYTES * self._mechanism.remembered :] if self._memory == "recent" else nonces
+
+    def last_row(self, stream: Past | StreamRecord, key: bytes) -> tuple[float, NDArray[np.int64] | None]:
+        """The factor from normals to counts of the next row, and the marked counts of the last one.
+
+        For a mechanism that removes its last row. The counts, None before the first release, become the caller's.
+        Stream and key are as for :meth:`add_to`.
+        """
+        release = stream.release + 1
+        state, kept = self._before(stream, release, key)
+        if kept is None and state:
+            kept = self._marked(state[0], self._bound(release))
+        if release not in self._factors:
+            self.plan.grid.marked(np.empty(0), self._bound(release))  # that noise fits the grid
+            self._factors[release] = self._mechanism.row_std(release) * self._scale
+        return self._factors[release], kept
+
+    def kept(self, key: bytes, nonce: bytes, room: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """The array for the marked counts of a release's row, so that the next release can remove them."""
+        row = np.empty(self.num_parameters, np.int64) if room is None else room
+        if self._rows is not None:
+            self._rows.keep(key, nonce, (row,))
+        return row
+
+    def draws_a_row(self, release: int) -> bool:
+        """Whether a release needs one row of normals, which can be made beforehand with those of others."""
+        return self.plan.noise_std > 0.0 and self.plan.mechanism.draws(release) == 1
+
+    def _before(self, stream: Past | StreamRecord, release: int, key: bytes) -> tuple[State, NDArray[np.int64] | None]:
+        """The mechanism's state before a release, or the counts of its last row, if these are what is removed."""
+        mechanism = self._mechanism
+        if release == 1:
+            return mechanism.initial_state(self.num_parameters), None
+        if self._memory not in _FROM_NONCES:
+            return stream.noise_state, None
+        last = stream.nonces[-NONCE_BYTES:]
+        made = None if self._rows is None else self._rows.take(key, last)
+        if made is None:
+            return mechanism.state_after(stream.release, self._draw(stream, key), self._scale), None
+        return ((), made[0]) if mechanism.removes_last else (made, None)
+
+    def _rounded(
+        self, increment: Increment, release: int, kept: NDArray[np.int64] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """The marked counts that a release adds and removes."""
+        mechanism, bound = self._mechanism, self._bound(release)
+        if increment.removed is not None and not mechanism.removes_last:
+            # Only a whole row cancels to the last bit. A part of one, rounded by itself, would make a message depend on
+            # more than the real-valued mechanism releases (docs/proofs/grid-and-noise.md).
+            increment = increment._replace(added=increment.added - increment.removed, removed=None)
+            bound = None if bound is None else 2 * bound
+        added = self._marked(increment.added, bound)
+        if kept is None and increment.removed is not None:
+            kept = self._marked(increment.removed, bound)
+        return added, kept
+
+    def _bound(self, release: int) -> float | None:
+        """The largest value that a release adds or removes; None if that is not known."""
+        if release not in self._bounds:
+            bound = self._mechanism.increment_bound(release)
+            self._bounds[release] = None if bound is None else LARGEST_NORMAL * bound * self.plan.noise_std
+        return self._bounds[release]
+
+    def _keep(self, key: bytes, nonce: bytes, added: NDArray[np.int64], increment: Increment) -> None:
+        """Keep what the next release takes back out, or starts from."""
+        if self._rows is None or self._memory not in _FROM_NONCES:
+            return
+        if self._mechanism.removes_last:
+            self._rows.keep(key, nonce, (added,))
+        elif increment.state is not None:
+            self._rows.keep(key, nonce, increment.state)
+
+    @cached_property
+    def _scale(self) -> float:
+        # Noise is made in units of the grid: its spacing is a power of two, so no digit depends on that.
+        return float(self.plan.grid.factor(self.plan.noise_std))
+
+    def _marked(self, noise: NDArray[np.floating], bound: float | None) -> NDArray[np.int64]:
+        # Not in the mechanism's own memory unless it hands that over: what it adds may be part of its state, which a
+        # cache may hold, or of what it removes.
+        return self.plan.grid.marked(np.asarray(noise), bound, in_place=self._in_place)
+
+    @cached_property
+    def _in_place(self) -> bool:
+        return bool(vars(type(self.plan.mechanism)).get("hands_over", False))
+
+    def _draw(self, stream: Past | StreamRecord, key: bytes) -> Draw:
+        """The normals of earlier releases whose nonces are kept."""
+        first = stream.release - len(stream.nonces) // NONCE_BYTES + 1
+
+        def draw(releases: range) -> NDArray[np.floating]:
+            nonces = [stream.nonces[NONCE_BYTES * (j - first) : NONCE_BYTES * (j - first + 1)] for j in releases]
+            return standard_normal_rows([row_key(key, nonce) for nonce in nonces], self.num_parameters, self.quality)
+
+        return draw
+
 
 # P_j - P_ack is kept for this many of the latest unacknowledged releases. A server that asks again without
 # acknowledging will not use the earlier ones, so an honest server only ever names the last.
@@ -48,7 +267,7 @@ MOST_PENDING = 4
 class ReleaseRule:
     """The rule that makes contributions of machines of one policy into their releases.
 
-    ``rows`` is for simulations (:class:`~murmurfl.privacy.noise.noise_stream.NoiseStream`).
+    ``rows`` is for simulations (:class:`~murmurfl.privacy.machine.prefix_sums.NoiseStream`).
 
     Notes
     -----
@@ -73,20 +292,10 @@ class ReleaseRule:
         normals: Iterable[NDArray[np.floating] | None] = repeat(None),
         note: State | None = None,
     ) -> list[Counts]:
-        """The next release of each of several machines.
+        """The next release of each of several machines, whose streams move on.
 
-        Parameters
-        ----------
-        streams : StreamBlock
-            After the releases before; changed to what they are after these.
-        contributions : iterable of ndarray of shape (d,), int64
-            One a machine, on the grid; taken over and changed.
-        keys, nonces : sequences of bytes
-            The secret key of each machine, and the nonce of its release: never used before under that key.
-        normals : iterable of ndarray, optional
-            Those of these keys and nonces, where they were made already.
-        note : tuple of floating-point arrays, optional
-            What each of them remembers with its release; independent of data.
+        Contributions are int64 counts of shape (d,), on the grid; taken over and changed. A nonce was never used before
+        under its machine's secret key. ``note`` is what each remembers with its release; it must not depend on data.
         """
         made = self.noised(streams, contributions, keys, nonces, normals=normals)
         self.carry(streams, made, note)
@@ -101,7 +310,7 @@ class ReleaseRule:
         *,
         normals: Iterable[NDArray[np.floating] | None] = repeat(None),
     ) -> list[Counts]:
-        """Contributions with what the noise of the next release adds and removes.
+        """Add to contributions what the noise of the next release adds and removes.
 
         Parameters are those of :meth:`advance`; of the streams only what the noise is made again from moves on.
         """
@@ -113,6 +322,56 @@ class ReleaseRule:
             streams.nonces[row], streams.noise_state[row] = self.noise.add_to(counts, before, key, nonce, drawn)
             made.append(counts)
         return made
+
+    @cached_property
+    def mends(self) -> bool:
+        """Whether releases can take out the noise of those whose sums were skipped."""
+        chained = self.policy.trust == "secure-aggregation" and self.policy.builds_on == "last-opened"
+        return chained and self.noise.plan.noise_std > 0.0 and self.noise.plan.mechanism.mends
+
+    def advance_mending(
+        self,
+        streams: StreamBlock,
+        contribution: Counts,
+        key: bytes,
+        nonce: bytes,
+        *,
+        skipped: bool,
+        note: State | None = None,
+    ) -> tuple[Counts, bool]:
+        """The next release of one machine, whose sums may be skipped; also whether it mends what that did.
+
+        With ``skipped`` the sum of the acknowledged release was not used. The noise of that release is then put on this
+        one as well, so that the sum of all that were used has the noise of one prefix, as if nothing had happened; its
+        contributions are lost.
+
+        Notes
+        -----
+        **Formal guarantees.** Of any pattern of skipped releases, whoever says so: a sample moves one release, by no
+        more in units of the noise than where none is skipped (:attr:`~murmurfl.privacy.mechanisms.Mechanism.mends`).
+        Proof: docs/proofs/secure-aggregation.md.
+        """
+        if not self.mends:
+            return self.advance(streams, [contribution], [key], [nonce], note=note)[0], False
+        release, ack = int(streams.release[0]), int(streams.ack[0])
+        kept: Any = streams.noise_state[0]  # the noise in the last release; what that was built on, whether it mended
+        known = len(kept) == 2
+        before, built_on, mended = (kept[0], *kept[1].tolist()) if known else (0, 0, 0)
+        made = contribution.copy()
+        self.noised(streams, [made], [key], [nonce])
+        noise = made - contribution
+        if release > ack:  # the release before is carried over, with whatever it mended
+            known = known and built_on == ack  # else there was an acknowledgement in between
+            noise += before
+        else:
+            mended, known = known and skipped, True
+            if mended:
+                made += before
+                noise += before
+        now: Any = (noise, np.array([ack, mended])) if known else ()
+        streams.noise_state[0] = now
+        self.carry(streams, [made], note)
+        return made, bool(mended)
 
     def carry(self, streams: StreamBlock, releases: Sequence[Any], note: State | None = None) -> None:
         """Add to new releases what was lost before them, and keep what may be lost of them.
@@ -169,7 +428,7 @@ class PrivateMachine(LedgeredMachine):
     contribution can depend on no other sample unless the callable remembers it; with simulated keys, and where
     :attr:`together` vouches for the rows, they are computed together, and that they do not depend on each other is
     assumed. ``exact`` noise makes this true of the numbers
-    actually sent, up to the quality of its pseudorandom normals (:mod:`murmurfl.privacy.noise.keyed_noise`).
+    actually sent, up to the quality of its pseudorandom normals (:mod:`murmurfl.privacy.noise`).
     Under ``secure-aggregation`` plan.mu and budget_mu are guaranteed of *sums* of releases alone. What :meth:`release`
     returns by itself guarantees plan.mu_local, and local_budget over all sessions: whoever calls it must treat it as
     data, and let nothing but its masked form leave.
@@ -223,7 +482,7 @@ class PrivateMachine(LedgeredMachine):
             )
         return super().alike(num_samples, ledger, keys)
 
-    def release(self, session: str, ack: int, contribution: PerSampleContribution) -> Release:
+    def release(self, session: str, ack: int, contribution: PerSampleContribution, *, skipped: bool = False) -> Release:
         """Make the next release of a session, recorded before it is returned.
 
         Parameters
@@ -237,6 +496,9 @@ class PrivateMachine(LedgeredMachine):
             owners one row an owner, of a slice of owners. Rows are clipped here; a non-finite row becomes zero and
             still counts. With real keys it is called for every row by itself, a row it fails on counts as zero, and it
             may be called again for the next samples, if another request took these while it was computing.
+        skipped : bool
+            Under secure aggregation, whether the sum with release ``ack`` was wrong and was not used: where the
+            mechanism allows it, this release mends the noise.
 
         Returns
         -------
@@ -251,7 +513,7 @@ class PrivateMachine(LedgeredMachine):
         LedgerError
             If the ledger cannot be believed.
         """
-        return self._release(session, ack, lambda *_: contribution, None)
+        return self._release(session, ack, lambda *_: contribution, None, skipped=skipped)
 
     def last_release(self, session: str, ack: int, release: int) -> Release:
         """The last release of a session once more, as its ledger has it, for fresh masks under secure aggregation.
@@ -292,21 +554,25 @@ class PrivateMachine(LedgeredMachine):
         """
         return self._release(session, ack, contribution, note)
 
-    def _release(self, session: str, ack: int, contribution: NotedContribution, note: State | None) -> Release:
+    def _release(
+        self, session: str, ack: int, contribution: NotedContribution, note: State | None, *, skipped: bool = False
+    ) -> Release:
         def compute(admission: Admission) -> NDArray[np.int64]:
             rows = contribution(admission.release - 1, admission.streams.noted[0])
             return self._contribution_counts(rows, admission.samples, self._weights(admission))
 
         def record(admission: Admission, counts: NDArray[np.int64]) -> Release:
             nonce = self._keys.nonce(session, admission.release)
-            keys, nonces = [self._keys.secret_key], [nonce]
-            (counts,) = self.release_rule.advance(admission.streams, [counts], keys, nonces, note=note)
-            return self._record(admission, counts)
+            counts, mended = self.release_rule.advance_mending(
+                *(admission.streams, counts, self._keys.secret_key, nonce), skipped=skipped, note=note
+            )
+            made = self._record(admission, counts)
+            return replace(made, mended=True) if mended else made
 
         return self._answer(session, ack, compute, record)
 
     def _weights(self, admission: Admission) -> NDArray[np.float64] | None:
-        """Weight 1 for samples in a release, where that is the machine's secret; None where all of them are."""
+        """Return weight 1 for samples in a release of a secret order; None where all samples are."""
         if self.policy.order != "secret":
             return None
         drawn = self._keys.secret_key, admission.streams.order[0]
@@ -374,7 +640,7 @@ class PrivateMachine(LedgeredMachine):
     def _real_sum(
         self, contribution: PerSampleContribution, part: slice, weights: NDArray[np.float64] | None
     ) -> NDArray[np.float64]:
-        """The sum of some samples' bounded rows; of one that fails zero, and nothing of the others is lost with it."""
+        """Sum some samples' bounded rows; one that fails counts as zero and costs no other."""
         made = self._or_nothing(contribution, part, lambda rows: self._bounded_sum(rows, weights))
         if made is not None:
             return made
@@ -393,7 +659,7 @@ class PrivateMachine(LedgeredMachine):
     def _or_nothing(
         self, contribution: PerSampleContribution, samples: slice, take: Callable[[Any], MadeT]
     ) -> MadeT | None:
-        """What a real machine makes of some samples' rows; None if it fails, which its own log alone says."""
+        """Return what a real machine makes of some samples' rows; None if that fails, which only its log says."""
         try:
             return take(self._rows_of(contribution, samples))
         except MisfitError:

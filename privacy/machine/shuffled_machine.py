@@ -30,20 +30,16 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ..accounting.noise_plan import NoisePlan
-from ..accounting.noise_words import epoch_words
+from ..accounting.noise_plan import NoisePlan, epoch_words
 from ..errors import ConfigurationError
-from ..ledger import Ledger
-from ..noise.keyed_noise import NONCE_BYTES, NoiseQuality, row_key, standard_normal_rows
-from ..noise.noise_keys import NoiseKeys, derived_seed
-from ..noise.noise_stream import RowCache
-from ..noise.normals import LARGEST_NORMAL
+from ..ledger.ledger_records import Ledger
+from ..noise import LARGEST_NORMAL, NONCE_BYTES, NoiseKeys, NoiseQuality, derived_seed, row_key, standard_normal_rows
 from .admission import Admission
 from .clipping import clip_contributions
-from .data_digest import RowBytes
-from .ledgered_machine import LedgeredMachine
-from .outgoing import Release
+from .known_samples import RowBytes
+from .ledgered_machine import LedgeredMachine, Release
 from .policy import NO_NOISE, PrivacyPolicy
+from .prefix_sums import RowCache
 
 Accounting = Literal["amplified", "composed"]
 ACCOUNTINGS: tuple[Accounting, ...] = get_args(Accounting)
@@ -197,7 +193,7 @@ class ShuffledPolicy(PrivacyPolicy):
 
     @property
     def accounting_used(self) -> Accounting:
-        """The account the guarantee rests on: without public steps both are one, and plain composition is its name."""
+        """The account behind the guarantee; without public steps both agree, and it is called composed."""
         return self.accounting if self.public_steps else "composed"
 
     @property
@@ -279,7 +275,8 @@ class ShuffledMachine(LedgeredMachine):
 
         def record(admission: Admission, made: tuple[bytes, NDArray[np.int64]]) -> Release:
             nonce, counts = made
-            admission.streams.set(0, admission.streams.record(0).released(nonce, {}, ()))
+            admission.streams.release += 1
+            admission.streams.nonces[0] = nonce
             return self._record(admission, counts)
 
         return self._answer(session, ack, compute, record)

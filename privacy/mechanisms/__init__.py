@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ConfigurationError
-from .banded_stream import BisrNoise, DecayNoise, best_decay
 from .blt import BltNoise, optimise_blt
 from .cancelling import SCHEDULES, CancellingNoise, Schedule
 from .independent import SHARES, IndependentNoise
-from .mechanism import Draw, Increment, Mechanism, Memory, State
-from .mechanism_check import check_mechanism
+from .mechanism import PATTERNS, Draw, Increment, Mechanism, Memory, Pattern, Sensitivity, State, check_mechanism
 from .optimal import WORKLOADS, OptimalNoise, Workload, optimal_encoder
-from .sensitivity import PATTERNS, Pattern, Sensitivity
-from .sqrt_normalised import SqrtNormalisedNoise
-from .toeplitz import BandedNoise, SqrtToeplitzNoise, optimise_band
+from .toeplitz import (
+    BandedNoise,
+    BisrNoise,
+    DecayNoise,
+    SqrtNormalisedNoise,
+    SqrtToeplitzNoise,
+    best_decay,
+    optimise_band,
+)
 from .tree import DECODERS, Decoder, TreeNoise
 
 MECHANISMS: dict[str, type[Mechanism]] = {
@@ -75,7 +79,7 @@ def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
 
 
 def noise_stands_alone(name: str) -> bool:
-    """Whether the releases of a mechanism's stream have independent noise; what a parent says counts for nothing.
+    """Whether a mechanism's releases have independent noise, as its own class says; a parent's word does not count.
 
     :func:`check_mechanism` holds a mechanism that says so against its C.
     """

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from ..noise.keyed_noise import NONCE_BYTES
+from ..noise import NONCE_BYTES
 from .mechanism import Draw, Increment, Mechanism, State
 
 Schedule = Literal["uniform", "harmonic", "paper"]
@@ -95,6 +95,10 @@ class CancellingNoise(Mechanism):
 
     def state_after(self, release: int, draw: Draw, scale: float = 1.0) -> State:
         return (self._row(release, draw(range(release, release + 1))[0], scale),)
+
+    @property
+    def mends(self) -> bool:
+        return True
 
     def memory_bytes(self, size: int) -> int:
         return NONCE_BYTES

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from .mechanism import Draw, Increment, Mechanism, State
-from .sensitivity import PATTERNS, Pattern, Sensitivity, best_selection
+from .mechanism import PATTERNS, Draw, Increment, Mechanism, Pattern, Sensitivity, State, best_selection
 
 SHARES = ("uniform", "early", "linear", "late", "average")
 """Names of shares of the budget: the same for all releases; falling to the last; rising with k, and with k^2;

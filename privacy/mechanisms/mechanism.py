@@ -1,4 +1,4 @@
-r"""What a correlated-noise mechanism is: a causal factorisation A = B C, and the rows of B Z.
+"""What a correlated-noise mechanism is: a causal factorisation A = B C, and the rows of B Z.
 
 A machine's contributions g_1 .. g_K (rows of G) are released as prefix sums: A is the K x K lower triangle of ones.
 Releasing C G + Z with Z standard normal is a Gaussian mechanism, and multiplying by B turns it into A G + B Z: the
@@ -23,6 +23,19 @@ mechanism           C                                        row k of B Z
 What a machine adds to contribution k is the *increment*, row k of B Z minus row k - 1 (row k of C^{-1} Z where C is
 square); the increments up to k sum to row k.
 
+Sensitivity
+-----------
+A sample that takes part in releases P changes C G by sum_{j in P} c_j u_j^T with ||u_j|| <= 1 and c_j column j of C.
+Its square is at most sum_{i, j in P} |<c_i, c_j>|, with equality where no <c_i, c_j> is negative (all u_j alike). So
+with the Gram matrix G = C^T C:
+
+* no negative entry: the sensitivity is the square root of the largest sum of G over an allowed pattern, *exact*;
+* negative entries: that sum over |G| is an *upper bound*. The plain sum of the columns is then a lower bound, for the
+  u_j may be opposite, and is never used.
+
+Patterns are ``separated`` (at most k releases, any two at least s apart) and ``epochs`` (at most k releases, each s
+after the one before).
+
 Formal guarantees
 -----------------
 With noise of standard deviation ``noise_std`` in front of Z, the whole adaptively chosen stream is mu-GDP with
@@ -36,13 +49,115 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple
+from itertools import combinations
+from math import comb
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from .sensitivity import PATTERNS, Gram, Pattern, Sensitivity, gram_sensitivity
+
+Pattern = Literal["separated", "epochs"]
+PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
+
+Gram = Callable[[NDArray[np.intp]], NDArray[np.float64]]
+"""The rows and columns of C^T C that belong to the given releases, counted from 0: shape (releases, releases)."""
+
+_MOST_PATTERNS = 200_000
+_NEGATIVE = 1e-12
+
+
+class Sensitivity(NamedTuple):
+    """The largest change of C G by one sample, in units of the change of one release.
+
+    ``value`` is the true one where ``exact``, and an upper bound otherwise; ``method`` says how it was found.
+    """
+
+    value: float
+    exact: bool
+    method: str
+
+
+def gram_sensitivity(gram: Gram, n: int, num_participations: int, min_separation: int, pattern: Pattern) -> Sensitivity:
+    """The sensitivity of any encoder whose C^T C is known, where a sample may come back.
+
+    ``gram`` gives entries of C^T C for the first n releases; ``epochs`` asks for those of one pattern at a time.
+
+    Notes
+    -----
+    **Formal guarantees.** The value is an upper bound on the L2 change of C G under replacement of one sample with an
+    allowed pattern, in units of the change of one release; see the module for when it is exact.
+    Proof: docs/proofs/returning-samples.md.
+    """
+    if pattern == "epochs":
+        worst, exact = 0.0, True
+        # A pattern that begins later is part of an earlier one only where k participations reach the end.
+        later = num_participations * min_separation < n
+        for start in range(n if later else min(min_separation, n)):
+            block = gram(np.arange(start, n, min_separation)[:num_participations])
+            worst, exact = max(worst, float(np.abs(block).sum())), exact and _non_negative(block)
+        return Sensitivity(float(np.sqrt(worst)), exact, f"all epoch patterns tried{_why(exact)}")
+    whole = gram(np.arange(n))
+    exact, whole = _non_negative(whole), np.abs(whole)
+    if _count_patterns(n, num_participations, min_separation) <= _MOST_PATTERNS:
+        worst = worst_pattern(whole, num_participations, min_separation)
+        return Sensitivity(float(np.sqrt(worst)), exact, f"all patterns tried{_why(exact)}")
+    worst = pattern_bound(whole, num_participations, min_separation)
+    return Sensitivity(float(np.sqrt(worst)), False, f"bound by the best partners of each release{_why(exact)}")
+
+
+def worst_pattern(gram: NDArray[np.float64], num_participations: int, min_separation: int) -> float:
+    """Largest sum of a non-negative ``gram`` over pairs of a separated pattern, by trying every pattern."""
+    # Shorter ones too: {2} cannot be extended within three releases two apart.
+    n, worst = len(gram), 0.0
+    for size in range(1, min(num_participations, (n - 1) // min_separation + 1) + 1):
+        stretch = np.arange(size) * (min_separation - 1)
+        for compact in combinations(range(n - (size - 1) * (min_separation - 1)), size):
+            chosen = np.array(compact) + stretch
+            worst = max(worst, float(gram[np.ix_(chosen, chosen)].sum()))
+    return worst
+
+
+def pattern_bound(gram: NDArray[np.float64], num_participations: int, min_separation: int) -> float:
+    """An upper bound on :func:`worst_pattern` in O(n^2 k): each release with its best partners, not with common ones.
+
+    With r_i the largest sum of row i of ``gram`` over i and up to k - 1 releases that are separated from i and from
+    each other, the sum over a pattern P is sum_{i in P} sum_{j in P} G_ij <= sum_{i in P} r_i, and the right side is
+    maximised exactly. Both maxima are of separated selections with non-negative weights: dynamic programming.
+    """
+    n = len(gram)
+    distance = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    partners = np.where(distance >= min_separation, gram, 0.0)
+    reach = gram.diagonal() + best_selection(partners, num_participations - 1, min_separation)
+    return float(best_selection(reach[None], num_participations, min_separation)[0])
+
+
+def best_selection(weights: NDArray[np.float64], count: int, separation: int) -> NDArray[np.float64]:
+    """For each row, the largest sum of at most ``count`` non-negative weights at least ``separation`` apart."""
+    rows, n = weights.shape
+    best = np.zeros((rows, n + 1))
+    for _ in range(min(count, (n - 1) // separation + 1)):
+        longer = np.zeros_like(best)
+        for i in range(n):
+            longer[:, i + 1] = np.maximum(longer[:, i], weights[:, i] + best[:, max(i + 1 - separation, 0)])
+        best = longer
+    return best[:, -1]
+
+
+def _count_patterns(n: int, num_participations: int, min_separation: int) -> int:
+    sizes = range(1, min(num_participations, (n - 1) // min_separation + 1) + 1)
+    return sum(comb(n - (size - 1) * (min_separation - 1), size) for size in sizes)
+
+
+def _non_negative(gram: NDArray[np.float64]) -> bool:
+    """Whether no entry is negative beyond rounding; the absolute values are taken in any case."""
+    return bool(gram.min() >= -_NEGATIVE * gram.max())
+
+
+def _why(exact: bool) -> str:
+    return "" if exact else ", of |C^T C| for it has negative entries"
+
 
 State = tuple[NDArray[np.floating], ...]
 """Arrays of the parameters' size, from which the next increment is made."""
@@ -120,11 +235,20 @@ class Mechanism(ABC):
         return np.diff(self.decoder(n), axis=0, prepend=0.0)
 
     def identity(self) -> bytes:
-        """The bytes of what C depends on beside the options: factors an optimiser found, and another version may not.
+        """Return bytes of what C depends on beside the options, such as factors that an optimiser found.
 
         A stream goes on only under the C it was begun with.
         """
         return b""
+
+    @property
+    def mends(self) -> bool:
+        """Whether a release may take out the noise of one before it that was thrown away, at no more mu.
+
+        It may where no entry of C is negative or more than twice the one to its left, on and below the diagonal
+        (docs/proofs/secure-aggregation.md).
+        """
+        return False
 
     @property
     def remembered(self) -> int:
@@ -226,7 +350,7 @@ class Mechanism(ABC):
         n: int | None = None,
         pattern: Pattern = "separated",
     ) -> Sensitivity:
-        """How much C stretches one sample's contributions, and whether that is exact (:mod:`.sensitivity`).
+        """How much C stretches one sample's contributions, and whether that is exact (module description).
 
         It is in units of the change of one release, for noise of standard deviation 1.
 
@@ -281,3 +405,83 @@ class Mechanism(ABC):
         if not 1 <= release <= self.num_releases:
             raise ConfigurationError(f"Expected a release from 1 to {self.num_releases}, got {release}.")
         return release
+
+
+_TOLERANCE = 1e-9
+
+
+def check_mechanism(mechanism: Mechanism) -> None:
+    """Raise if a mechanism's stream, sensitivity, deviations or bounds contradict its C and B.
+
+    All of its ``num_releases`` releases are made, so few are enough. A mechanism that passes releases, for so many
+    releases, A G + B Z with B C = A and causal C and B, so its sensitivity is C's (:meth:`Mechanism.sensitivity`).
+    Proof: docs/proofs/returning-samples.md.
+    """
+    n, name = mechanism.num_releases, mechanism.name
+    encoder, decoder = mechanism.materialize(n), mechanism.decoder(n)
+    counts = [mechanism.draws(k) for k in range(1, n + 1)]
+    drawn = np.cumsum(counts)
+    _expect(encoder.shape == (drawn[-1], n) and decoder.shape == (n, drawn[-1]), name, "C and B of matching shapes")
+    _expect(np.allclose(decoder @ encoder, np.tri(n), atol=_TOLERANCE), name, "B C to be the lower triangle of ones")
+    for k in range(n):
+        _expect(not decoder[k, drawn[k] :].any(), name, "B to use no noise of later releases")
+        first = 0 if k == 0 else drawn[k - 1]
+        _expect(not encoder[first : drawn[k], k + 1 :].any(), name, "C to look at no later release")
+    if vars(type(mechanism)).get("stands_alone", False):
+        diagonal = encoder.shape == (n, n) and np.array_equal(encoder, np.diag(np.diag(encoder)))
+        _expect(diagonal, name, "a diagonal C, for it says that its releases stand alone")
+    _check_sensitivity(mechanism, encoder.T @ encoder)
+    # One value a row of Z: the increments then are rows of the inverse.
+    rows = np.split(np.eye(drawn[-1]), drawn[:-1])
+    inverse, size = mechanism.inverse(n), int(drawn[-1])
+    state, last = mechanism.initial_state(size), None
+    for k in range(1, n + 1):
+        increment = mechanism.increment(state, k, rows[k - 1].ravel(), 2.0)
+        removed = 0.0 if increment.removed is None else increment.removed
+        if mechanism.removes_last:
+            whole = increment.removed is None if last is None else np.array_equal(removed, last)
+            _expect(whole, name, f"increment {k} to remove what the last one added, to the last bit")
+            alone = mechanism.increment((), k, rows[k - 1].ravel(), 2.0)
+            _expect(np.array_equal(alone.added, increment.added), name, "an increment with an empty state, for a cache")
+        last = increment.added.copy()
+        _expect(np.allclose(increment.added - removed, 2.0 * inverse[k - 1], atol=_TOLERANCE), name, f"increment {k}")
+        bound, parts = mechanism.increment_bound(k), (increment.added, removed)
+        largest = max(float(np.abs(part).sum()) for part in parts) / 2.0
+        _expect(bound is None or largest <= bound * (1 + _TOLERANCE), name, f"increment {k} within its bound")
+        _expect(
+            bool(np.isclose(mechanism.row_std(k), np.linalg.norm(decoder[k - 1]), rtol=1e-6)), name, f"row_std({k})"
+        )
+        state = _state(mechanism, increment.state, k, rows)
+
+
+def _check_sensitivity(mechanism: Mechanism, gram: NDArray[np.float64]) -> None:
+    """Check a mechanism's own formula against equal changes, which are possible ones."""
+    n = len(gram)
+    for participations in range(1, n + 1):
+        for separation in range(1, n + 1):
+            chains = [np.arange(start, n, separation)[:participations] for start in range(n)]
+            least = {
+                "epochs": max(float(gram[np.ix_(chosen, chosen)].sum()) for chosen in chains),
+                "separated": worst_pattern(gram, participations, separation),
+            }
+            for pattern in PATTERNS:
+                stated = mechanism.sensitivity(participations, separation, pattern=pattern)
+                enough = stated**2 >= least[pattern] * (1 - _TOLERANCE)
+                _expect(enough, mechanism.name, f"sensitivity({participations}, {separation}, {pattern!r})")
+
+
+def _state(mechanism: Mechanism, kept: State | None, release: int, rows: list[NDArray[np.float64]]) -> State:
+    if mechanism.memory == "state":
+        _expect(kept is not None, mechanism.name, "a state to keep")
+        return kept or ()
+    again = mechanism.state_after(release, lambda chosen: np.stack([rows[k - 1].ravel() for k in chosen]), 2.0)
+    same = kept is None or (
+        len(kept) == len(again) and all(np.array_equal(a, b) for a, b in zip(kept, again, strict=True))
+    )
+    _expect(same, mechanism.name, f"the state after release {release} to be made again to the last bit")
+    return again
+
+
+def _expect(holds: bool, name: str, expected: str) -> None:
+    if not holds:
+        raise ConfigurationError(f"Expected of mechanism {name!r}: {expected}; its matrices and its stream differ.")

@@ -56,7 +56,7 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 from ..errors import ConfigurationError
-from ..noise.keyed_noise import NONCE_BYTES
+from ..noise import NONCE_BYTES
 from .mechanism import Draw, Increment, Mechanism, Memory, State
 
 Arrays = dict[str, NDArray[np.float64]]

@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from .mechanism import Increment, Mechanism, Memory, State
-from .sensitivity import Gram
+from .mechanism import Gram, Increment, Mechanism, Memory, State
 
 Decoder = Literal["least-squares", "dyadic"]
 DECODERS: tuple[Decoder, ...] = get_args(Decoder)

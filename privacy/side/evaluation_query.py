@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from ..machine.outgoing import Release
+from ..machine.ledgered_machine import Release
 from ..machine.policy import NO_NOISE, PrivacyPolicy
 from ..machine.prefix_sums import PrivateMachine
 from ..mechanisms import noise_stands_alone
@@ -180,11 +180,11 @@ class EvaluationRows:
         return rows
 
     def right(self, total: NDArray[np.float64], samples: int) -> float:
-        """The number of right predictions in a sum of rows of so many samples, with whatever noise is in it."""
+        """Return the noisy number of right predictions in a sum of rows of so many samples."""
         return (samples + float(total[0] - total[1]) / self.right_weight) / 2.0
 
     def silent(self, total: NDArray[np.float64], samples: int) -> float:
-        """The number of samples that gave no row, and so count as half right, with whatever noise is in it."""
+        """Return the noisy number of samples that gave no row, which count as half right."""
         return samples - float(total[0] + total[1]) / self.right_weight
 
     def silent_std(self, noise_std: float) -> float:
@@ -196,7 +196,7 @@ class EvaluationRows:
         return noise_std / (math.sqrt(2.0) * self.right_weight)
 
     def histograms(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The counts of class 0 and of class 1 in each bin, shape (2, B), with whatever noise is in them."""
+        """Return the noisy counts of class 0 and class 1 in each bin, shape (2, B)."""
         return total[2:].reshape(2, self.bins) / self.score_weight
 
     def histogram_std(self, noise_std: float) -> float:

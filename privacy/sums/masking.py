@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from .. import protocol
 from ..errors import ConfigurationError, MurmurflError
-from ..machine.outgoing import Release
+from ..machine.ledgered_machine import Release
 from ..machine.policy import MOST_SUMMED, PrivacyPolicy, check_federation
 from .roster import HelperKey, MachineKey, Roster, is_signed, name_proof
 

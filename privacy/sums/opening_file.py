@@ -37,8 +37,8 @@ from typing import ClassVar
 
 from .. import protocol
 from ..errors import ConfigurationError
-from ..files import check_private, create_private, replace_durably, sync_folder
-from ..ledger.ledger_file import FileKind, mark_path
+from ..files import FileKind, check_private, create_private, replace_durably, sync_folder
+from ..ledger.ledger_file import mark_path
 from .opening_rule import (
     LastOpened,
     OpenedSet,

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from .. import protocol
 from ..errors import ConfigurationError, check_format
 from ..machine.policy import MOST_MACHINES
-from ..noise.noise_keys import derived_bytes
+from ..noise import derived_bytes
 
 _PRIME = 2**255 - 19
 _D = -121665 * pow(121666, -1, _PRIME) % _PRIME

@@ -26,7 +26,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, derived_seed
-from ...privacy.accounting.asked import check_count
+from ...privacy.accounting.gdp import check_count
 from .known_machines import MachineDirectory, by_length_and_name
 from .replies import RoundReport, exchange, releases_left
 

@@ -41,7 +41,7 @@ import numpy as np
 
 from ...privacy import MurmurflError
 from ...privacy.files import check_private, create_private, replace_durably
-from ...privacy.noise.keyed_noise import KEY_BYTES
+from ...privacy.noise import KEY_BYTES
 
 _FORMAT = 1
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.accounting.noise_forecast import Forecast
-from ...privacy.machine.clipping_figures import FAR_BEYOND, TrainingFigures, times
+from ...privacy.machine.clipping import FAR_BEYOND, TrainingFigures, times
 from .attendance import rounds_possible
 from .replies import RoundReport, releases_left
 

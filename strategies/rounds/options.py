@@ -23,7 +23,7 @@ from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, protocol
-from ...privacy.accounting.asked import check_count, check_positive
+from ...privacy.accounting.gdp import check_count, check_positive
 from ...privacy.permits import read_permit, shown_time
 from ..sums.secure_aggregation import SecureAggregation
 from .attendance import Attendance

@@ -37,9 +37,7 @@ from ...privacy import (
 from ...privacy.accounting.noise_forecast import StatedNoise, stated_noise
 from ...privacy.machine.clipping import BLOCK_ROWS
 from ...privacy.mechanisms import IndependentNoise
-from ...privacy.noise.grid import power_of_two_at_most
-from ...privacy.noise.keyed_noise import standard_normal_rows
-from ...privacy.noise.normals import FINEST_GRID, ideal_mu, range_problem
+from ...privacy.noise import FINEST_GRID, ideal_mu, power_of_two_at_most, range_problem, standard_normal_rows
 from .checkpoint import CheckpointError, CheckpointMark, TrustedCheckpoint
 from .known_machines import MachineDirectory
 from .options import RoundOptions
@@ -323,7 +321,7 @@ class TrustedServer(UntrustedServer):
         """The grid to which sums and noise are rounded, and on which rounding is charged.
 
         It is the machines' own, or a coarser one where that is finer than large noise can be rounded to without showing
-        (:mod:`murmurfl.privacy.noise.normals`).
+        (:mod:`murmurfl.privacy.noise`).
         """
         if num_parameters not in self._grids:
             spacing = self.policy.plan(num_parameters).grid.spacing
@@ -366,7 +364,7 @@ class TrustedServer(UntrustedServer):
         return self.noisy(total, server_round) - total
 
     def rounded(self, total: NDArray[np.floating], noise: NDArray[np.floating]) -> Vector:
-        """A sum with noise, both on one grid, so that it is a rounded Gaussian release (privacy/noise/grid.py)."""
+        """A sum with noise, both on one grid, so that it is a rounded Gaussian release (privacy/noise.py)."""
         grid = self.noise_grid(len(total))
         return grid.values(grid.counts(total) + grid.counts(noise))
 

@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, protocol
-from ...privacy.accounting.asked import check_count
+from ...privacy.accounting.gdp import check_count
 from ..rounds.attendance import LateAnswers
 from ..rounds.options import RoundOptions, takes
 from ..rounds.replies import DirectMachines, Reply, RoundReport, Vector

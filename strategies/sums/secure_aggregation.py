@@ -25,8 +25,8 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, MurmurflError, protocol
-from ...privacy.arrays import read_array
 from ...privacy.machine.policy import MOST_SUMMED
+from ...privacy.protocol import read_array
 from ...privacy.sums.masking import Header
 from ...privacy.sums.opening_rule import Opening, SignedOpening, View, is_opening, is_view, set_digest
 from ...privacy.sums.roster import MOST_HELPERS, Roster, is_signed, name_proof

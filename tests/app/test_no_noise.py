@@ -16,12 +16,11 @@ from murmurfl.app.nodes.deployment import node_settings
 from murmurfl.app.papers import Cell
 from murmurfl.app.papers import reproduction as reproduce
 from murmurfl.app.papers.accuracy import ALONE, AccuracyTable
-from murmurfl.app.papers.captions import caption_guarantee
-from murmurfl.app.papers.made_runs import make_run
+from murmurfl.app.papers.reproduction import caption_guarantee, make_run
 from murmurfl.app.reports.making import make_report
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import Outcome
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from murmurfl.app.runs.run_guarantees import expected_guarantee
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.runs.training_run import run_experiment

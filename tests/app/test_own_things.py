@@ -20,7 +20,7 @@ from murmurfl.app.papers import PAPERS
 from murmurfl.app.planning.noise_plans import make_plan, request_of
 from murmurfl.app.reports.making import make_report
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import MECHANISMS, ConfigurationError
 from typer.testing import CliRunner
@@ -100,6 +100,7 @@ def test_features_of_ones_own_are_made_of_a_tasks_images():
     assert run_cohort(RunConfig.from_mapping({"features": "mine.features:profiles", "num-rounds": 3})).accuracy > 0
 
 
+@pytest.mark.long
 def test_they_run_from_the_command_line_and_are_reported(settings, folder):
     command(RUN)
     document = json.loads((folder / "runs" / "ours" / "result.json").read_text())
@@ -111,6 +112,7 @@ def test_they_run_from_the_command_line_and_are_reported(settings, folder):
         assert name in page
 
 
+@pytest.mark.long
 def test_a_report_is_made_of_a_record_of_them(config, tmp_path):
     write_record(run_cohort(config), tmp_path / "kept")
     assert "<svg" in make_report([tmp_path / "kept"], tmp_path / "page").read_text()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from murmurfl.clients import LabelledFeatures, OneShotClient
 from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, RefusedError, SimulatedKeys, SystemKeys
-from murmurfl.privacy.machine.second_moments import Moments
+from murmurfl.privacy.machine.clipping import Moments
 
 from tests.harness.machines import DurableLedger, Labelled, training_config
 

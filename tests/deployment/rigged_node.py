@@ -26,9 +26,9 @@ from murmurfl.app.nodes import executor
 from murmurfl.app.nodes import supernode as supernode
 from murmurfl.clients.private_client import PrivateClient
 from murmurfl.privacy import Opener, PrivateMachine, SQLiteLedger, SystemKeys, derived_seed, protocol
-from murmurfl.privacy.ledger import ledger_file as ledger_format
-from murmurfl.privacy.ledger import ledger_page
-from murmurfl.privacy.ledger import mark as ledger_mark
+from murmurfl.privacy import files as private_files
+from murmurfl.privacy.ledger import ledger_file
+from murmurfl.privacy.ledger import sqlite as ledger_page
 from murmurfl.privacy.machine.prefix_sums import ReleaseRule
 from murmurfl.privacy.sums import opening_file
 from murmurfl.privacy.sums import opening_file as opening_mark
@@ -161,9 +161,9 @@ def noted_nonce(self, session, release):
 SystemKeys.nonce = noted_nonce
 around(ReleaseRule, "advance", "noise", "noise made")
 around(ledger_page.SQLitePage, "_write_stream", "write", "written")
-around(ledger_mark.LedgerState, "write_mark", "mark", "marked")
+around(ledger_file.LedgerState, "write_mark", "mark", "marked")
 around(Path, "replace", "mark written", "mark renamed")
-connect = ledger_format.connect
+connect = private_files.connect
 
 
 def traced(*arguments):
@@ -182,7 +182,7 @@ def traced(*arguments):
     return connection
 
 
-ledger_format.connect = traced
+private_files.connect = traced
 
 # A helper's record, and what it opens.
 around(opening_file._SQLitePage, "commit", "record", "recorded")

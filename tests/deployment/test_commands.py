@@ -27,6 +27,8 @@ from murmurfl.app.nodes.federation.keys_and_cards import make_node_key, make_ser
 from murmurfl.app.nodes.servers.gate import server_name
 from murmurfl.privacy.permits import OwnerKey
 
+pytestmark = pytest.mark.long
+
 ANA, EVE = OwnerKey(bytes(range(32))), OwnerKey(bytes(range(1, 33)))
 CALLS = sorted(route.path for route in control.routes)
 READS = ("list-", "get-", "show-", "stream-", "pull-")
@@ -234,7 +236,6 @@ def test_an_owner_may_do_everything(closed):
         assert status not in (403, 415), (call, status, said)
 
 
-@pytest.mark.long
 def test_an_owners_day(closed, tmp_path):
     credentials = closed.folder / "credentials.yaml"
     credentials.unlink(missing_ok=True)
@@ -284,7 +285,6 @@ def test_who_is_taken_out_of_the_list_logs_in_no_more(closed):
         owners.write_text(kept)
 
 
-@pytest.mark.long
 def test_a_node_sees_that_its_server_is_closed(closed):
     public = make_node_key(closed.folder / "third")
     assert closed.flwr("owner", "login", closed.key, "ours", program="murmurfl")[0] == 0
@@ -309,7 +309,6 @@ def reading_here():
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-@pytest.mark.long
 def test_what_owners_submit_reads_neither_key_nor_database_where_another_user_starts_it(tmp_path):
     python = another_user()
     if python is None:

@@ -17,6 +17,8 @@ from tests.harness import packages
 
 ROUNDS = 2
 MU = 0.5
+pytestmark = pytest.mark.long
+
 SETTINGS = {
     "num-clients": 2,
     "clients-per-round": 2,

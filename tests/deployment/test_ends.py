@@ -9,7 +9,7 @@ from murmurfl.app.engines import superlink
 from murmurfl.app.engines.loopback import LaunchError, executable, free_port
 from murmurfl.app.nodes.deployment import deployment
 from murmurfl.app.runs.outcome import CHECKPOINT_NAME
-from murmurfl.app.runs.run_files import ask_to_end
+from murmurfl.app.runs.result import ask_to_end
 
 from tests.deployment.test_metrics import NODE, healthy, script, shown
 from tests.deployment.test_runs import kill_the_server_app

@@ -20,7 +20,7 @@ from murmurfl.privacy import (
 )
 from typer.testing import CliRunner
 
-from tests.harness.examples import EXAMPLES, accuracy
+from tests.harness.packages import EXAMPLES, accuracy
 
 ROOT = Path(__file__).parent.parent.parent
 PROJECTS = (

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from murmurfl.privacy import Guarantee, gdp_mu
 from murmurfl.privacy.accounting.noise_forecast import StatedNoise, forecast_of, stated_noise
 
-from tests.harness.examples import EXAMPLES, accuracy
+from tests.harness.packages import EXAMPLES, accuracy
 
 STATED = Guarantee(gdp_mu(4.0, 1e-5), 1e-5, "noise on each machine, by its own account", unit="machine").sentence
 

@@ -10,7 +10,7 @@ from murmurfl.app.runs.outcome import result_schema
 from murmurfl.privacy import gdp_mu
 from typer.testing import CliRunner
 
-from tests.harness.examples import EXAMPLES, accuracy
+from tests.harness.packages import EXAMPLES, accuracy
 
 
 def test_own_model_leaves_a_report(run_example, tmp_path, monkeypatch):

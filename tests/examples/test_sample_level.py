@@ -12,7 +12,7 @@ import pytest
 from murmurfl.app.engines.superlink import run_flower_app
 from murmurfl.privacy import Guarantee, gdp_mu
 
-from tests.harness.examples import EXAMPLES, accuracy
+from tests.harness.packages import EXAMPLES, accuracy
 
 # What Flower starts must find this checkout, and not the hub.
 ENVIRONMENT = {"PYTHONPATH": str(EXAMPLES.parent), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

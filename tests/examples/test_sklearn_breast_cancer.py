@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from murmurfl.privacy import gdp_epsilon, gdp_mu
 
-from tests.harness.examples import EXAMPLES, accuracy
+from tests.harness.packages import EXAMPLES, accuracy
 
 FOLDER = "sklearn-breast-cancer"
 README = (EXAMPLES / FOLDER / "README.md").read_text()

@@ -1,6 +1,7 @@
 """Machines for tests: requests as a server makes them, data, ledgers and keys, and the noise that must have come."""
 
 import numpy as np
+import pytest
 from murmurfl.clients import ContextLedger, numpy_client_app
 from murmurfl.privacy import (
     MemoryLedger,
@@ -12,6 +13,7 @@ from murmurfl.privacy import (
     row_key,
     standard_normals,
 )
+from murmurfl.strategies import CorrelatedFedAvg, FullBatch, Mu2, NoisySGD
 
 
 class DurableLedger(MemoryLedger):
@@ -120,3 +122,14 @@ def stream_noise(plan, size, key, nonces):
 def concatenated(arrays):
     """Arrays as one vector."""
     return np.concatenate([np.asarray(values).ravel() for values in arrays])
+
+
+each_method = pytest.mark.parametrize(
+    ("method", "strategy", "options"),
+    [
+        ("mu2", Mu2, {"learning_rate": 0.1}),
+        ("noisy-sgd", NoisySGD, {"learning_rate": 0.1}),
+        ("fedavg", CorrelatedFedAvg, {}),
+        ("full-batch", FullBatch, {"learning_rate": 0.1}),
+    ],
+)

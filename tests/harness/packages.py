@@ -1,10 +1,14 @@
-"""What is made of the checkout: the bundle that `flwr run` would send, and the wheel that pip installs."""
+"""What is made of the checkout: the bundle that `flwr run` would send, and the wheel that pip installs.
+
+Tests of examples find here their folder, and the last line of their logs.
+"""
 
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.harness.imports import FOLDERS
@@ -53,3 +57,12 @@ def wheel(folder: Path) -> Path:
         subprocess.run(command, cwd=source, check=True, stdout=log, stderr=subprocess.STDOUT, timeout=120)
     (path,) = folder.glob("*.whl")
     return path
+
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+def accuracy(lines: Sequence[str]) -> float:
+    """The test accuracy that a run's log ends with."""
+    (line,) = [line for line in lines if "Test accuracy" in line]
+    return float(line.split()[-1])

@@ -1,29 +1,60 @@
-"""Machines under masks and helpers that open their sums, on a grid for tests, and the same machines without masks.
+"""Secure aggregation for tests: machines under masks, helpers that open their sums, and whole trainings of them.
 
 Machines are this package's clients; what they release is masked here with ``murmurfl.privacy`` alone, so that a test
-can have a machine do it wrongly. Helpers are real openers, and a test can have one fail at any point.
+can have a machine do it wrongly. Helpers are real openers, and a test can have one fail at any point. The same machines
+and trainings are there without masks.
 """
 
 import json
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from murmurfl.clients import Mu2Client
+from murmurfl.clients import Mu2Client, OnlineClient
 from murmurfl.clients.adapters.per_sample_gradients import unflatten
 from murmurfl.clients.messages import answer
 from murmurfl.clients.sums_helper import answer_helper
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, RefusedError, SimulatedKeys, protocol
-from murmurfl.privacy.sums.masking import Masking
+from murmurfl.privacy.sums.masking import Masking, Sealed, add_mask, checked_header, opened_seal
 from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
-from murmurfl.strategies import Refusal, Reply
+from murmurfl.strategies import Mu2, NothingAggregatedError, OnlineFedSGD, Refusal, Reply, SecureAggregation
 
 from tests.harness.grid import NodesGrid
+from tests.harness.machines import normal_samples
 from tests.harness.models import Data
 
 HELPERS = ("helper-0", "helper-1")
+
+
+def roster_of(machines, helpers=HELPERS, seed=0):
+    """The roster of simulated keys."""
+    return Roster.simulated(seed, tuple(machines), tuple(helpers))
+
+
+def masking_of(name, roster, seed=0):
+    """A machine's masks, with its simulated key."""
+    return Masking(name, MachineKey.simulated(seed, name), roster)
+
+
+def sealed_of(entries):
+    """What helpers are shown of a reply, from its entries."""
+    return Sealed(entries[protocol.HEADER], tuple(entries[protocol.SEALS]), entries[protocol.SIGNATURE])
+
+
+def unmasked(arrays, entries, roster, seed=0):
+    """The counts of one release, by all helpers' keys together: what they must never do, and tests may."""
+    assert all(values.dtype == np.uint64 for values in arrays)
+    counts = np.concatenate([np.asarray(values).ravel() for values in arrays])
+    sealed = sealed_of(entries)
+    header = checked_header(sealed, roster)
+    for name in roster.helper_names:
+        add_mask(counts, opened_seal(sealed, header, name, HelperKey.simulated(seed, name)), subtract=True)
+    return counts.astype(np.int64), header
+
+
 SEED = 3
 
 
@@ -123,6 +154,7 @@ class Machines:
             protocol.MU_LOCAL: client.machine.plan.mu_local,
             protocol.MIN_HONEST: client.machine.policy.min_honest,
             protocol.NUM_EXAMPLES: 1,
+            **({protocol.MENDED: 1} if release.mended else {}),
         }
         return RecordDict(
             {
@@ -228,3 +260,69 @@ def other_header(masked, machine_key, **changes):
 def state_bytes(strategy):
     """All of a strategy's state, to the last bit."""
     return {name: np.asarray(value).tobytes() for name, value in vars(strategy.state).items()}
+
+
+SHAPES = [(2, 3), (4,)]
+D = 10
+START = ArrayRecord([np.zeros(shape) for shape in SHAPES])
+ROUNDS = 6
+ONE_POINT = {"kind": OnlineClient, "options": {"learning_rate": 0.1}, "clip_unit": "update"}
+
+
+def some(name, samples=30):
+    return normal_samples(name, samples, D) / 4
+
+
+def machines(**changes):
+    """Six machines with samples of their own."""
+    return Machines(some, SHAPES, **changes)
+
+
+def build(kind=Mu2, *, secure=None, **options):
+    """A strategy of six machines; ``secure`` holds what differs from sums of at least three releases."""
+    common = {"num_clients": 6, "clients_per_round": 4, "learning_rate": 0.05, "seed": 1, "session": "s"}
+    own = {OnlineFedSGD: {"local_steps": 1}}.get(kind, {})
+    if secure is not None:
+        secure = SecureAggregation(**{"min_cohort": 3, **secure})
+    return kind(**{**common, **own, "node_deadline_s": 0.05, **options}, secure_aggregation=secure)
+
+
+def trained(strategy, grid, rounds=ROUNDS):
+    strategy.start(grid, START, num_rounds=rounds)
+    return strategy
+
+
+def trained_in_vain(strategy, grid, rounds=ROUNDS):
+    """The same where nothing is ever aggregated, which ends a training with an error."""
+    with pytest.raises(NothingAggregatedError, match=rf"got none in {len(strategy.history) or rounds} round"):
+        trained(strategy, grid, rounds)
+    return strategy
+
+
+class Plain(NodesGrid):
+    """The same releases without masks; what comes back of rounds that are ``closed`` elsewhere is lost here."""
+
+    closed = ()
+    rounds = 0
+
+    def tamper(self, replies):
+        if replies and protocol.METRICS not in replies[0].content:  # answers to a query
+            return replies
+        self.rounds += 1
+        return [] if self.rounds in self.closed else replies
+
+
+def plain_run(strategy=Mu2, *, lost=0.0, seed=2, closed=(), **changes):
+    """A training with the very same releases and no masks."""
+    grid = Plain(machines(masked=False, **changes).app, 6, lost=lost, seed=seed)
+    grid.closed = closed
+    return trained(build(strategy, run_dry=True), grid)  # not asked first: their policies are of masked releases
+
+
+def closed_rounds(strategy):
+    return [report.server_round for report in strategy.history if report.closed]
+
+
+def same(strategy, plain):
+    """Whether two trainings ended in the same state, to the last bit."""
+    return state_bytes(strategy) == state_bytes(plain) and strategy.acks == plain.acks

@@ -9,6 +9,8 @@ machines that do not work with the server, and v the change of the sums when one
 infinite where v leaves the range of S, which means that the sums show the sample without noise. Nothing is assumed
 about how sets were chosen: forged ones, several sessions, a release opened twice and differences of sums all have the
 mu they really have. One parameter stands for all, for their noise is alike and independent.
+
+Mechanisms are told by a name and random patterns of losses by a key; what two Gaussian messages tell is exact too.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ import numpy as np
 from murmurfl.privacy import NoisePlan, make_mechanism
 from murmurfl.privacy.sums.masking import NOTHING_OPENED, Header
 from numpy.typing import NDArray
+from scipy.special import log_ndtr, ndtr
+from scipy.stats import norm
 
 ZERO_VARIANCE = 1e-10
 """Of the largest: a direction with less is one without noise. Real ones are above 1e-7 for a thousand sums."""
@@ -64,6 +68,8 @@ class Opened(NamedTuple):
     release: int
     ack: int
     session: str = "s"
+    noise_after: int | None = None
+    """The release after which its noise begins, where that of skipped ones before it is mended; default ``ack``."""
 
 
 class Worst(NamedTuple):
@@ -95,15 +101,16 @@ class Transcript:
         colluders: Collection[str] = (),
     ) -> None:
         self._streams = streams
-        self._terms: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
+        self._terms: dict[tuple[str, str], list[tuple[int, int, int, int]]] = {}
         self._sums = len(sets)
         for row, members in enumerate(sets):
-            for machine, release, ack, session in members:
+            for machine, release, ack, session, after in members:
                 if machine in colluders:
                     continue
                 if not 0 <= ack < release <= len(self._stream(machine).decoder):
                     raise ValueError(f"Expected 0 <= ack < release <= K, got {ack} and {release}.")
-                self._terms.setdefault((machine, session), []).append((row, release, ack))
+                term = (row, release, ack, ack if after is None else after)
+                self._terms.setdefault((machine, session), []).append(term)
 
     def _stream(self, machine: str) -> Stream:
         return self._streams if isinstance(self._streams, Stream) else self._streams[machine]
@@ -111,12 +118,12 @@ class Transcript:
     def _noise(self, machine: str, session: str) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """The sums with this stream in them, and its noise in each: rows of the stream's Z."""
         stream, terms = self._stream(machine), self._terms[machine, session]
-        rows = np.unique([row for row, _, _ in terms])
+        rows = np.unique([row for row, *_ in terms])
         coefficients = np.zeros((len(rows), len(stream.decoder) + 1))
-        for row, release, ack in terms:
+        for row, release, _, after in terms:
             place = np.searchsorted(rows, row)
             coefficients[place, release] += 1.0
-            coefficients[place, ack] -= 1.0
+            coefficients[place, after] -= 1.0
         return rows, stream.noise_std * (coefficients[:, 1:] @ stream.decoder)
 
     @cached_property
@@ -138,7 +145,7 @@ class Transcript:
     def change(self, machine: str, release: int, session: str = "s") -> NDArray[np.float64]:
         """v: how often each sum contains the contribution to a release."""
         change = np.zeros(self._sums)
-        for row, last, ack in self._terms.get((machine, session), ()):
+        for row, last, ack, _ in self._terms.get((machine, session), ()):
             change[row] += ack < release <= last
         return change
 
@@ -240,7 +247,7 @@ def played(patterns: Sequence[Sequence[int]], releases: int | None = None) -> li
     """The opened sets of rounds in which every machine is not asked (0), loses its reply (1) or is opened (2).
 
     Machine i is called str(i); an opened release carries all its machine lost since the last opened one, as the release
-    rule has it.
+    rule has it. A machine may also be opened and be told that its sum was skipped (3): its next release mends that.
 
     Parameters
     ----------
@@ -249,14 +256,79 @@ def played(patterns: Sequence[Sequence[int]], releases: int | None = None) -> li
     releases : int, optional
         K: who has made so many is not asked any more.
     """
-    made, last, sets = [0] * len(patterns), [0] * len(patterns), []
+    made, last, after, sets = *([0] * len(patterns) for _ in range(3)), []
     for states in zip(*patterns, strict=True):
         members = []
         for machine, state in enumerate(states):
             if state and (releases is None or made[machine] < releases):
                 made[machine] += 1
-                if state == 2:
-                    members.append(Opened(str(machine), made[machine], last[machine]))
+                if state >= 2:
+                    mended = after[machine] if after[machine] < last[machine] else None
+                    members.append(Opened(str(machine), made[machine], last[machine], noise_after=mended))
                     last[machine] = made[machine]
+                if state == 2:
+                    after[machine] = made[machine]
         sets.append(members)
     return sets
+
+
+def hockey_stick(shift, epsilon):
+    """Sup over events of P(E) - e^epsilon Q(E) for N(shift, 1) and N(0, 1), any real epsilon."""
+    safe = np.maximum(np.abs(shift), 1e-9)
+    beyond = np.exp(epsilon + log_ndtr(-epsilon / safe - safe / 2))
+    return np.where(safe > 1e-9, ndtr(-epsilon / safe + safe / 2) - beyond, np.maximum(1 - np.exp(epsilon), 0.0))
+
+
+def delta_of_two(first, second, epsilon):
+    """Exact delta of two Gaussian messages, the second's shift a function of the first message: quadrature."""
+    y = np.linspace(-12.0, 14.0, 20_001)
+    loss = first * y - first**2 / 2
+    values = norm.pdf(y - first) * hockey_stick(second(y), epsilon - loss)
+    return float(np.sum(values) * (y[1] - y[0]))
+
+
+MECHANISMS = {
+    "independent": {},
+    "cancelling": {},
+    "cancelling-harmonic": {"schedule": "harmonic"},
+    "cancelling-paper": {"schedule": "paper", "num_rounds": 20},
+    "decay": {},
+    "decay-half": {"decay": 0.5},
+    "tree": {},
+    "tree-dyadic": {"decoder": "dyadic"},
+    "sqrt_toeplitz": {},
+    "sqrt_normalised": {},
+    "bisr": {"bands": 3},
+    "banded": {"bands": 2},
+    "blt": {},
+    "optimal": {},
+}
+ROUNDING = 1 + 1e-9
+"""A bound is exceeded by more than this or not at all."""
+
+
+def mechanism(name, releases):
+    """A mechanism for so many releases; what follows a hyphen is its option."""
+    return make_mechanism(name.partition("-")[0], releases, **MECHANISMS[name])
+
+
+def stream(name, releases):
+    """Its noise, in units of its own and of one change."""
+    return Stream(mechanism(name, releases).decoder())
+
+
+def largest_column(name, releases):
+    """The local mu of one participation, in units of sensitivity / noise_std."""
+    return float(np.linalg.norm(mechanism(name, releases).materialize(), axis=0).max())
+
+
+def generator(key):
+    """A generator of random numbers of its own."""
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def random_patterns(chance, most_machines=6, most_rounds=8):
+    """Patterns with any share of replies lost, and a cap that may end machines early."""
+    rounds, machines = int(chance.integers(2, most_rounds + 1)), int(chance.integers(2, most_machines + 1))
+    patterns = chance.choice(3, size=(machines, rounds), p=chance.dirichlet([1, 1, 2]))
+    return patterns, int(chance.integers(1, rounds + 1))

@@ -16,7 +16,7 @@ from itertools import product
 import numpy as np
 import pytest
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys
-from murmurfl.privacy.noise import noise_stream
+from murmurfl.privacy.machine import prefix_sums as noise_stream
 
 # A unit row is many grid spacings long, so that rounding is in the twelfth digit; below the 2^51 of the grid.
 UNIT = 2.0**20

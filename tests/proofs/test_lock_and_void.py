@@ -19,8 +19,7 @@ from murmurfl.privacy.sums.masking import checked_header, opened_seal
 from murmurfl.privacy.sums.opening_rule import OpenedSet, SignedOpening, set_digest
 
 from tests.harness.masked_releases import HELPERS, ROSTER, opener_of, release_of
-from tests.harness.sums import ROUNDING
-from tests.harness.transcripts import Opened, Stream, Transcript
+from tests.harness.transcripts import ROUNDING, Opened, Stream, Transcript
 
 MACHINES = ("a", "b")
 POLICY = PrivacyPolicy(1.0, 1, 3, 1.5, trust="secure-aggregation", min_honest=2, min_cohort=2, budget_mu=3.0)

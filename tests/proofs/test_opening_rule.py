@@ -13,15 +13,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, RefusedError, SimulatedKeys
-from murmurfl.privacy.machine.outgoing import Release
+from murmurfl.privacy.machine.ledgered_machine import Release
 from murmurfl.privacy.sums import opening_rule as opening
 from murmurfl.privacy.sums import opening_rule as opening_record
 from murmurfl.privacy.sums.masking import NOTHING_OPENED, Header, Masking, add_mask, checked_header, opened_seal
 from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener, OpeningRefusedError
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 
-from tests.harness.sums import ROUNDING, generator
-from tests.harness.transcripts import Stream, Transcript, opened_sets
+from tests.harness.transcripts import ROUNDING, Stream, Transcript, generator, opened_sets
 
 MACHINES, COLLUDERS, HELPERS = ("a", "b", "c", "d"), ("e", "f"), ("honest", "corrupt")
 SESSIONS, K = ("s", "t"), 12

@@ -11,8 +11,19 @@ import numpy as np
 import pytest
 from murmurfl.privacy import compose_gdp, make_mechanism, person_mu
 
-from tests.harness.sums import MECHANISMS, ROUNDING, generator, largest_column, mechanism, stream
-from tests.harness.transcripts import Opened, Stream, Transcript, played, quadratic
+from tests.harness.transcripts import (
+    MECHANISMS,
+    ROUNDING,
+    Opened,
+    Stream,
+    Transcript,
+    generator,
+    largest_column,
+    mechanism,
+    played,
+    quadratic,
+    stream,
+)
 
 RELEASES = 5
 KINDS = [name for name in MECHANISMS if name != "bisr"]  # which takes seconds to begin

@@ -16,11 +16,11 @@ from murmurfl.privacy import (
     gdp_delta,
     gdp_epsilon,
 )
-from murmurfl.privacy.ledger.release_history import ReleaseRow, history_of
+from murmurfl.privacy.ledger.ledger_history import ReleaseRow, history_of
 from murmurfl.privacy.machine.prefix_sums import MOST_PENDING
 from scipy.stats import norm
 
-from tests.harness.two_messages import delta_of_two
+from tests.harness.transcripts import delta_of_two
 
 K, SIZE = 4, 32
 MECHANISMS = [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from murmurfl.clients import UpdatePolicy
 from murmurfl.privacy import MECHANISMS, SHARES, PrivateMachine, make_mechanism
-from murmurfl.privacy.mechanisms.sensitivity import gram_sensitivity
+from murmurfl.privacy.mechanisms.mechanism import gram_sensitivity
 from murmurfl.privacy.mechanisms.toeplitz import ToeplitzMechanism
 
 K = 4

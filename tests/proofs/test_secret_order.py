@@ -8,8 +8,12 @@ import math
 import numpy as np
 import pytest
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, gdp_delta
-from murmurfl.privacy.accounting.allocation import allocation_delta, allocation_epsilon, zero_out_deltas
-from murmurfl.privacy.accounting.amplification import zero_out_shift
+from murmurfl.privacy.accounting.amplification import (
+    allocation_delta,
+    allocation_epsilon,
+    zero_out_deltas,
+    zero_out_shift,
+)
 from scipy.stats import ks_2samp
 
 SLOTS, D = 5, 3

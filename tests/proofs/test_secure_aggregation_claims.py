@@ -13,8 +13,19 @@ import numpy as np
 import pytest
 from murmurfl.privacy import make_mechanism
 
-from tests.harness.sums import MECHANISMS, ROUNDING, generator, largest_column, mechanism, random_patterns, stream
-from tests.harness.transcripts import Opened, Stream, Transcript, played
+from tests.harness.transcripts import (
+    MECHANISMS,
+    ROUNDING,
+    Opened,
+    Stream,
+    Transcript,
+    generator,
+    largest_column,
+    mechanism,
+    played,
+    random_patterns,
+    stream,
+)
 
 ROOT = Path(__file__).parents[2]
 

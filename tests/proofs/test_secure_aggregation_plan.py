@@ -10,8 +10,7 @@ from murmurfl.privacy.sums.masking import Masking, add_mask, checked_header, ope
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from scipy.stats import norm
 
-from tests.harness.sums import ROUNDING, generator
-from tests.harness.transcripts import Opened, Stream, Transcript, opened_sets
+from tests.harness.transcripts import ROUNDING, Opened, Stream, Transcript, generator, opened_sets
 
 HONEST, COHORT, K, D = 3, 5, 6, 20
 

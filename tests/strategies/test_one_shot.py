@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.machine.second_moments import Moments
+from murmurfl.privacy.machine.clipping import Moments
 from murmurfl.strategies import OneShot, RoundReport, ridge_scores
 
 N, K, C, S = 500, 5, 3, 2.0

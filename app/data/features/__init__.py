@@ -2,12 +2,9 @@
 
 from ...settings.registry import Registry
 from .feature_map import Features
-from .features_file import SUFFIX, FileFeatures, save_features
+from .gradients import BlockMeans, OrientedGradients, Pixels, SoftGradients
 from .learnt import LEARNT
-from .oriented_gradients import OrientedGradients
-from .own_features import own_features
-from .pixels import BlockMeans, Pixels
-from .soft_gradients import SoftGradients
+from .own_features import SUFFIX, FileFeatures, own_features, save_features
 
 __all__ = ["FEATURES", "Features", "save_features"]
 

@@ -105,24 +105,10 @@ def kept(
     white: int,
     make: Callable[[NDArray[np.uint8], int], NDArray[np.float32]],
 ) -> NDArray[np.float32]:
-    """Features from the user's folder; if they are not there, they are made and put there.
+    """Features from the user's folder; if they are not there, ``make`` makes them, and they are put there.
 
-    Parameters
-    ----------
-    recipe : sequence of str
-        What determines the map: its name, the checksums of its weights.
-    make : callable
-        The map.
-
-    Raises
-    ------
-    ConfigurationError
-        If the folder cannot be written to.
-
-    Notes
-    -----
-    The rows are those of ``make``: the digest of recipe and images names the file. Writers may race: each writes its
-    own file and moves it into place.
+    The digest of images and ``recipe`` (the map's name, the checksums of its weights) names the file. Writers may race:
+    each writes its own file and moves it into place.
     """
     folder = os.environ.get(KEPT_VARIABLE, "")
     if not folder:

@@ -1,20 +1,34 @@
-"""A user's own features: a function, ``features = package.module:function``.
+"""A user's own features: a function, or a PyTorch module from a file.
 
-It takes images of shape (samples, height, width), float32 in [0, 1], and returns an array of shape (samples, k), each
-row made from its own image alone. The function may have two attributes: ``norm_bound``, the largest L2 norm of a row,
-which bounds steps; and ``nonnegative``, whether no value is ever below zero.
+``features = package.module:function`` takes images of shape (samples, height, width), float32 in [0, 1], and returns an
+array of shape (samples, k), each row made from its own image alone. The function may have two attributes:
+``norm_bound``, the largest L2 norm of a row, which bounds steps; and ``nonnegative``, whether no value is ever below
+zero.
+
+``features = path/to/file.pt`` is a list of layers by name and their weights, and nothing that could run: the file is
+read with ``torch.load(weights_only=True)``, and the module is built from the layers below. :func:`save_features` writes
+it. All these layers treat every image by itself: batch normalisation is frozen, with the means it was saved with.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....privacy import ConfigurationError
-from .feature_map import Features, OfImages, in_unit_range
+from ....privacy.errors import check_installed
+from ...settings.run_config import RunConfig
+from .feature_map import Features, OfImages, in_unit_range, kept, unit_rows
+
+if TYPE_CHECKING:
+    import torch
+
 
 _ROWS_ALONE = 3
 """Images that a user's function gets once more, one by one: a normalisation over all of them shows at once."""
@@ -23,8 +37,6 @@ _ROWS_ALONE = 3
 class FunctionFeatures(OfImages):
     """A user's function.
 
-    Notes
-    -----
     That row i depends on image i alone is the function's own promise. A trial on a few images finds a normalisation
     over all of them, and proves nothing.
     """
@@ -64,14 +76,180 @@ class FunctionFeatures(OfImages):
 
 
 def own_features(found: Any, name: str) -> Features:
-    """The map of a user's object that is no Features itself.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is no function.
-    """
+    """The map of a user's object that is no Features itself; raises ConfigurationError if it is no function."""
     if isinstance(found, type) or not callable(found):
         kind = found.__name__ if isinstance(found, type) else type(found).__name__
         raise ConfigurationError(f"Expected features = {name!r} to be a function of images, got {kind}.")
     return FunctionFeatures(found, name)
+
+
+SUFFIX = ".pt"
+_BLOCK = 1000
+_POOL = ("kernel_size", "stride", "padding")
+_LAYERS = {
+    "Conv2d": ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"),
+    "Linear": ("in_features", "out_features"),
+    "BatchNorm1d": ("num_features", "eps"),
+    "BatchNorm2d": ("num_features", "eps"),
+    "MaxPool2d": _POOL,
+    "AvgPool2d": _POOL,
+    "AdaptiveAvgPool2d": ("output_size",),
+    "Flatten": (),
+    "ReLU": (),
+    "LeakyReLU": ("negative_slope",),
+    "GELU": (),
+    "Tanh": (),
+    "Sigmoid": (),
+}
+"""The layers that a file may have, and their settings; the weights determine a bias."""
+_BIASED = ("Conv2d", "Linear")
+_OF_MAPS = ("Conv2d", "BatchNorm2d", "MaxPool2d", "AvgPool2d", "AdaptiveAvgPool2d")
+"""Layers of maps: some take a block's images as the rows of one map, and mix them."""
+_IDLE = ("Dropout", "Dropout2d", "Identity")  # without effect after training
+
+
+def save_features(module: torch.nn.Sequential, path: Path | str) -> None:
+    """Write a module as a file for ``features = path``.
+
+    Parameters
+    ----------
+    module : torch.nn.Sequential
+        For images of shape (samples, 1, height, width), float32 in [0, 1]. Its layers, also in nested sequences:
+        Conv2d, Linear, BatchNorm1d and BatchNorm2d (frozen), MaxPool2d, AvgPool2d, AdaptiveAvgPool2d, Flatten, ReLU,
+        LeakyReLU, GELU, Tanh, Sigmoid; dropout is left out.
+    path : Path or str
+        Ends with ``.pt``.
+
+    Raises
+    ------
+    ConfigurationError
+        If the module has other layers, maps after rows, or normalisation without running means.
+
+    Notes
+    -----
+    Weights learnt from private data reveal something about them, and no budget pays for it.
+    """
+    check_installed("torch", "torch", "save_features")
+    import torch
+
+    path = Path(path)
+    if path.suffix != SUFFIX:
+        raise ConfigurationError(f"Expected the path of a file that ends with {SUFFIX}, got {str(path)!r}.")
+    layers, state = [], []
+    for layer in _flat(module):
+        kind = type(layer).__name__
+        if kind in _IDLE:
+            continue
+        _check_layer(layer, kind)
+        settings = {name: getattr(layer, name) for name in _LAYERS[kind]}
+        if kind in _BIASED:
+            settings["bias"] = layer.bias is not None
+        layers.append([kind, settings])
+        state.append({name: values.detach().cpu() for name, values in layer.state_dict().items()})
+    _check_sequence([kind for kind, _ in layers])
+    torch.save({"layers": layers, "state": state}, path)
+
+
+def _flat(module: torch.nn.Module) -> list[torch.nn.Module]:
+    import torch
+
+    if not isinstance(module, torch.nn.Sequential):
+        return [module]
+    return [layer for part in module for layer in _flat(part)]
+
+
+def _check_layer(layer: Any, kind: str) -> None:
+    import torch
+
+    if type(layer) is not getattr(torch.nn, kind, None) or kind not in _LAYERS:
+        raise ConfigurationError(f"Expected layers among {', '.join([*_LAYERS, *_IDLE])}, got {kind}.")
+    if kind.startswith("BatchNorm") and (layer.running_mean is None or not layer.affine):
+        raise ConfigurationError(
+            f"Expected {kind} with running means and a scale of its own, got one without: it would mix samples."
+        )
+    extra = {"Flatten": ("start_dim", 1), "MaxPool2d": ("dilation", 1)}.get(kind)
+    if extra is not None and getattr(layer, extra[0]) != extra[1]:
+        raise ConfigurationError(f"Expected {kind} with {extra[0]} = {extra[1]}, got {getattr(layer, extra[0])}.")
+
+
+def _check_sequence(kinds: list[str]) -> None:
+    """Raise if a layer of maps follows Flatten."""
+    flat = kinds[kinds.index("Flatten") :] if "Flatten" in kinds else []
+    behind = [kind for kind in flat if kind in _OF_MAPS]
+    if behind:
+        raise ConfigurationError(f"Expected no {behind[0]} behind Flatten, got one: it would mix images.")
+
+
+class FileFeatures(OfImages):
+    """A module from the file of :func:`save_features` at the path ``name``; rows are scaled to an L2 norm of 1.
+
+    Row i depends on image i alone: no layer that a file can have mixes images. That its weights were learnt from no
+    private data is the promise of whoever made them.
+    """
+
+    sentence = "a net of your own, from a file"
+    norm_bound = 1.0
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def check(self, config: RunConfig) -> None:
+        super().check(config)
+        check_installed("torch", "torch", f"features = {self.name!r}")
+        _ = self._module  # raises if the file is malformed
+
+    def __call__(self, images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
+        digest = hashlib.sha256(Path(self.name).expanduser().read_bytes()).hexdigest()
+        return kept(["file", digest], images, white, self._made)
+
+    def _made(self, images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
+        import torch
+
+        rows = []
+        with torch.no_grad():
+            for start in range(0, len(images), _BLOCK):
+                values = torch.from_numpy(in_unit_range(images[start : start + _BLOCK], white))[:, None]
+                try:
+                    rows.append(self._module(values).flatten(1).numpy())
+                except RuntimeError as error:
+                    raise ConfigurationError(
+                        f"Expected features = {self.name!r} to take images of {images.shape[1]} x {images.shape[2]} "
+                        f"pixels, got: {error}."
+                    ) from error
+        return unit_rows(np.concatenate(rows).astype(np.float32))
+
+    @cached_property
+    def _module(self) -> torch.nn.Sequential:
+        return _read(self.name)
+
+
+def _read(name: str) -> torch.nn.Sequential:
+    """The module that a file describes, frozen.
+
+    Raises ConfigurationError if it is no file of :func:`save_features`; nothing of it was run then.
+    """
+    import torch
+
+    try:
+        held = torch.load(Path(name).expanduser(), map_location="cpu", weights_only=True)
+        layers = [_layer(*described) for described in held["layers"]]
+        _check_sequence([kind for kind, _ in held["layers"]])
+        for layer, state in zip(layers, held["state"], strict=True):
+            layer.load_state_dict(state)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # the file may hold anything
+        raise ConfigurationError(
+            f"Expected features = {name!r} to be a file of murmurfl's save_features, got "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    return torch.nn.Sequential(*layers).eval().requires_grad_(False)
+
+
+def _layer(kind: str, settings: dict[str, Any]) -> torch.nn.Module:
+    import torch
+
+    allowed = {*_LAYERS.get(kind, ()), *(["bias"] if kind in _BIASED else [])}
+    if kind not in _LAYERS or not settings.keys() <= allowed:
+        raise ConfigurationError(f"Expected a layer among {', '.join(_LAYERS)} with its settings, got {kind!r}.")
+    return getattr(torch.nn, kind)(**settings)

@@ -15,7 +15,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..features.frozen_net import SHA256
+from ..features.learnt import SHA256
 from .stroke_training import Lesson, net_arrays, packed, taught, whitening_arrays
 
 MAKERS: dict[str, Callable[[], dict[str, NDArray[Any]]]] = {

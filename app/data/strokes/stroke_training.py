@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..features.feature_map import unit_rows
-from ..features.frozen_net import frozen_net, quantised, restored
-from ..features.scattering import ROUGHNESS, balanced, projected, scattering
+from ..features.learnt import ROUGHNESS, balanced, frozen_net, projected, quantised, restored, scattering
 from .random_characters import SIDE, Alphabet, drawn, keyed
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ _AT_A_TIME = 500
 def whitening(
     images: int = IMAGES, directions: tuple[int, int] = (MAP_DIRECTIONS, PLACE_DIRECTIONS), kept: int = KEPT
 ) -> dict[str, NDArray[np.float64]]:
-    """Arrays for :func:`~murmurfl.app.data.features.scattering.whitened_scattering`, in float64.
+    """Arrays for :func:`~murmurfl.app.data.features.learnt.whitened_scattering`, in float64.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ....clients import PrivateClient
 from ....privacy import ConfigurationError, MemoryLedger
 from ....privacy.errors import check_installed
-from ....privacy.ledger.ledger_block import StreamBlock
+from ....privacy.ledger.ledger_records import StreamBlock
 from ....privacy.machine.clipping import StackedContributions
 from ....privacy.machine.prefix_sums import ReleaseRule
 from ...runs.experiment import Experiment

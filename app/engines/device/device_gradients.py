@@ -22,14 +22,19 @@ from numpy.typing import NDArray
 from ....clients.adapters.per_sample_gradients import LEAST_SQUARES
 from ....clients.adapters.torch_model import ModuleGradients
 from ....privacy import ConfigurationError
-from ....privacy.machine.clipping import RowBound
-from ....privacy.machine.clipping_figures import observe_releases
-from ....privacy.noise.grid import MARK, Grid
-from ...data.shards import PerMachine
+from ....privacy.machine.clipping import RowBound, observe_releases
+from ....privacy.noise import MARK, Grid
+from ...data.partition import PerMachine
 from ...data.task import Shard
-from ...models.linear import LinearModel, LogisticRegression, MeanEstimation, NonconvexLogistic, RidgeRegression
+from ...models.linear import (
+    LinearModel,
+    LogisticRegression,
+    MeanEstimation,
+    NonconvexLogistic,
+    RidgeRegression,
+    SoftmaxRegression,
+)
 from ...models.model import Model, Parameters
-from ...models.softmax import SoftmaxRegression
 from .backend import torch
 
 
@@ -159,7 +164,7 @@ def clipped_counts(stack: DeviceContributions, bound: RowBound, grid: Grid, rows
 
 
 def marked(scaled: torch.Tensor) -> torch.Tensor:
-    """:meth:`~murmurfl.privacy.noise.grid.Grid.marked` of bounded float64 values, in place."""
+    """:meth:`~murmurfl.privacy.noise.Grid.marked` of bounded float64 values, in place."""
     return scaled.add_(_ROUNDER).view(torch.int64)
 
 

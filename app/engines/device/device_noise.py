@@ -16,13 +16,13 @@ float32:
   sums, products, one quotient and one root, each of which IEEE 754 rounds in one way only. So a row has the same bits
   on every backend, alone or beside others: what is tested on a CPU is what a GPU draws.
 
-The bits differ from those of :mod:`murmurfl.privacy.noise.keyed_noise`; the law is that of its quality ``fast``. They
+The bits differ from those of :mod:`murmurfl.privacy.noise`; the law is that of its quality ``fast``. They
 are for simulations only: Philox is no cipher, and the gaps of float32 tell neighbouring data sets apart.
 
 **Increments.** A mechanism's increment is linear in the normals of the release and of the few before it. Its own code
 gives the factors, as its increment of unit vectors (:func:`factors_of`). The device multiplies, adds and rounds to the
-grid like :class:`~murmurfl.privacy.noise.noise_stream.NoiseStream`; a mechanism that removes its whole last row removes
-the very integers that were added.
+grid like :class:`~murmurfl.privacy.machine.prefix_sums.NoiseStream`; a mechanism that removes its whole last row
+removes the very integers that were added.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ from numpy.typing import NDArray
 from ....privacy import ConfigurationError
 from ....privacy.accounting.noise_plan import NoisePlan
 from ....privacy.mechanisms import Mechanism
-from ....privacy.noise.grid import MARK
-from ....privacy.noise.keyed_noise import KEY_BYTES, NONCE_BYTES, row_key
-from ....privacy.noise.normals import LARGEST_NORMAL
+from ....privacy.noise import KEY_BYTES, LARGEST_NORMAL, MARK, NONCE_BYTES, row_key
 from .backend import torch
 from .device_gradients import marked
 
@@ -140,7 +138,7 @@ def standard_normal_rows(
     Parameters
     ----------
     keys : sequence of bytes
-        One a row, from :func:`murmurfl.privacy.noise.keyed_noise.row_key`; 32 bytes, each used for one row only.
+        One a row, from :func:`murmurfl.privacy.noise.row_key`; 32 bytes, each used for one row only.
     size : int
         Values of a row, from 0.
     blocks_together : int, optional

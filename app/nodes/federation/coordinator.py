@@ -62,10 +62,8 @@ def digest_of(document: Any) -> str:
 class Terms:
     """What a federation is about, as its coordinator proposes it.
 
-    Notes
-    -----
-    An operator takes them by starting a member with them. They fill the operator's own file, where each can be changed;
-    none is read from a message later.
+    An operator takes the terms by starting a member with them. They fill the operator's own file, where each can be
+    changed; none is read from a message later.
     """
 
     name: str
@@ -208,8 +206,6 @@ class Joining:
 class Federation:
     """What all members hold alike: the terms, and who takes part in sums.
 
-    Notes
-    -----
     Once all operators have read the same digest to each other, all of them have the same server, schema and settings
     before them, and each key of the roster is that of the operator who found it there: nobody else was believed.
     """
@@ -412,13 +408,7 @@ class Coordinator:
         return self.folder / _OWNERS
 
     def accept(self, answers: Sequence[Joining]) -> Coordinator:
-        """Take in members, or the new keys of members; nothing is changed if one of them is refused.
-
-        Raises
-        ------
-        ConfigurationError
-            If an answer is to other terms, or two members have one name or one key.
-        """
+        """Take in members, or members' new keys; nothing is changed if one of the answers is refused."""
         terms = self.federation.terms
         if twice := {
             one.card.name for one in answers if sum(other.card.name == one.card.name for other in answers) > 1
@@ -471,13 +461,7 @@ class Coordinator:
 def new_federation(
     folder: Path, *, machines: int, helpers: int, schema: Path, address: str, settings: Mapping[str, Value]
 ) -> Coordinator:
-    """Make the folder of a federation, which is named after it: certificates, keys of the server and of an owner, kits.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is such a folder, or the terms are impossible; nothing was made.
-    """
+    """Make a federation's folder, or nothing: certificates, keys of the server and of an owner, kits."""
     if not (machines >= 1 and 0 <= helpers <= MOST_HELPERS and machines + helpers <= _MOST_MEMBERS):
         raise ConfigurationError(
             f"Expected 1 or more machines and 0 to {MOST_HELPERS} helpers, got {machines} and {helpers}."

@@ -76,13 +76,7 @@ class Card:
         return in_fours(hashlib.sha256(self.sealing + self.signing).hexdigest()[:_SHOWN_DIGITS])
 
     def write(self, path: Path) -> None:
-        """Write the card to a new file.
-
-        Raises
-        ------
-        ConfigurationError
-            If the file exists, and it is left alone; or it cannot be written.
-        """
+        """Write the card to a new file; one that is in the way is left alone."""
         try:
             with path.open("x", encoding="utf-8") as file:
                 file.write(json.dumps(self.document, indent=1) + "\n")
@@ -95,13 +89,7 @@ class Card:
 
     @classmethod
     def read(cls, path: Path) -> Card:
-        """Read a card from a file.
-
-        Raises
-        ------
-        ConfigurationError
-            If the file cannot be read, or is no card.
-        """
+        """Read a card from a file."""
         try:
             document: Any = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -128,13 +116,7 @@ class Card:
 
 
 def roster_of(cards: Iterable[Card]) -> Roster:
-    """The roster of some cards, whatever their order.
-
-    Raises
-    ------
-    ConfigurationError
-        If a name or a key occurs twice, or there is no machine or no helper.
-    """
+    """The roster of some cards, whatever their order; no name or key may occur twice."""
     machines: dict[str, bytes] = {}
     helpers: dict[str, HelperEntry] = {}
     for card in cards:
@@ -171,17 +153,7 @@ class NewKey:
 
 
 def make_machine(path: Path, name: str) -> NewKey:
-    """Make a machine's key at ``path``, with mode 600, and its card beside it.
-
-    Raises
-    ------
-    ConfigurationError
-        If a file is in the way; it is left alone.
-
-    Notes
-    -----
-    The key comes from the operating system's randomness.
-    """
+    """Make a machine's key at ``path``, with mode 600, and its card beside it; a file in the way is left alone."""
     check_name(name)  # now, and not when somebody makes the roster
     key = MachineKey.generate()
     return _made(path, Card.of_machine(name, key), lambda: write_machine_key(path, key))
@@ -190,16 +162,8 @@ def make_machine(path: Path, name: str) -> NewKey:
 def make_helper(path: Path, name: str, record: Path, mark: Path | None = None) -> NewKey:
     """Make a helper's keys at ``path``, with mode 600, its card beside them, and its empty opening record.
 
-    Raises
-    ------
-    ConfigurationError, MurmurflError
-        If a file is in the way; it is left alone.
-
-    Notes
-    -----
-    The keys come from the operating system's randomness. A record is made only with its keys, so keys that have opened
-    something never have an empty record: a helper that forgot what it opened could be made to open a release a second
-    time, or one that builds on nothing opened.
+    A record is made only with its keys, so keys that have opened something never have an empty record: a helper that
+    forgot what it opened could be made to open a release a second time, or one that builds on nothing opened.
     """
     check_name(name)
     key = HelperKey.generate()
@@ -236,29 +200,16 @@ _OWNER_FILE = "an owner's key"
 
 
 def write_owner_key(path: Path, key: OwnerKey) -> None:
-    """Write an owner's private key to a new file of mode 600, durable on return.
+    """Write an owner's private key to a new file of mode 600, durable on return; a file in the way is left alone.
 
-    Raises
-    ------
-    ConfigurationError
-        If ``path`` exists; it is left alone.
-
-    Notes
-    -----
-    The file is not encrypted: whoever reads it decides which runs machines take.
+    The file is not encrypted: whoever reads it decides which runs machines take. It belongs on no server.
     """
     document = {_OWNER_KIND: _OWNER_FORMAT, "secret": key.secret.hex()}
     create_private(path, _OWNER_FILE, (json.dumps(document, indent=2) + "\n").encode(), error=ConfigurationError)
 
 
 def read_owner_key(path: Path) -> OwnerKey:
-    """Read an owner's private key.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none, others could have read it and so could sign with it, or the file holds something else.
-    """
+    """Read an owner's private key; a file that others could have read, and so could sign with, is refused."""
     check_private(path, _OWNER_FILE, missing="Make one with `murmurfl owner key`.", error=ConfigurationError)
     # Nothing of the content but the format's number is in an error's text or causes.
     try:
@@ -300,11 +251,8 @@ def make_server_certificates(
 ) -> ServerCertificates:
     """Make a certificate for a host, 127.0.0.1 and localhost.
 
-    Parameters
-    ----------
-    keep_authority : bool
-        Whether the authority's key is kept, as ``ca.key``, for ten years. An authority and a server's key that lie in
-        the folder are then used again: nodes and logins go on with a renewed certificate.
+    ``keep_authority``: the authority's key is kept, as ``ca.key``, for ten years. An authority and a server's key that
+    lie in the folder are then used again: nodes and logins go on with a renewed certificate.
     """
     paths = ServerCertificates(folder / "ca.crt", folder / "server.pem", folder / "server.key")
     kept = folder / "ca.key"

@@ -84,13 +84,7 @@ class Member:
         return Federation.read(path) if path.exists() else None
 
     def published(self) -> Federation:
-        """What the server publishes now, which nobody need believe.
-
-        Raises
-        ------
-        ConfigurationError
-            If no server with the certificate of the kit answers, or it has none.
-        """
+        """What the server publishes now, which nobody need believe; its certificate must be the kit's."""
         url = f"https://{self.terms.address}/federation/{self.terms.digest}"
         content = b""
         try:
@@ -117,8 +111,6 @@ class Member:
     def check(self, federation: Federation) -> None:
         """Refuse a federation that is not the kit's, or in which this member's own key does not stand.
 
-        Notes
-        -----
         It shows that nobody has exchanged *this* member's key, server, schema or settings. Once every operator has read
         the same digest, the same holds of all members.
         """
@@ -146,13 +138,7 @@ class Member:
             )
 
     def pin(self, federation: Federation, digest: str) -> None:
-        """Take part by this federation from now on: its operator has compared the digest.
-
-        Raises
-        ------
-        ConfigurationError
-            If it has another digest, or :meth:`check` refuses it; nothing was changed.
-        """
+        """Take part by this federation, whose digest its operator has compared; if refused, nothing is changed."""
         compared = pinned_digest(digest)
         if not hmac.compare_digest(federation.digest, compared):
             raise ConfigurationError(
@@ -182,10 +168,7 @@ class Member:
     def make_ledger(self) -> bool:
         """Make the ledger at the first start, from the budgets in the operator's file; whether one was made.
 
-        Raises
-        ------
-        ConfigurationError
-            If the file names no budget, or a ledger was made before and is gone: the data may have spent it.
+        A ledger that was made before and is gone is refused: the data may have spent it.
         """
         node, made = self.operators(), self.folder / _LEDGER_MADE
         if isinstance(node, HelperConfig):
@@ -211,13 +194,7 @@ class Member:
         return True
 
     def renew(self) -> list[Path]:
-        """Make new keys, and a new record of a helper; the old files are kept beside them, under a number.
-
-        Returns
-        -------
-        list of Path
-            The old files, for their operator to destroy once no run goes on with them.
-        """
+        """Make new keys, and a helper's new record; return the old files, for their operator to destroy."""
         names = [_NODE_KEY, f"{_NODE_KEY}.pub", _ROSTER_KEY, "roster.card", self.answer.name]
         names += [f"{_RECORD}{ending}" for ending in ("", "-wal", "-shm", ".mark")]
         number = next(i for i in range(1, _MOST_RENEWALS) if not (self.folder / f"old-{i}").exists())
@@ -239,13 +216,7 @@ class Member:
 
 
 def join(kit: Kit, folder: Path) -> Member:
-    """Make a member's folder: its keys, its operator's file, and the answer for the coordinator.
-
-    Raises
-    ------
-    ConfigurationError
-        If the folder exists; it is left alone.
-    """
+    """Make a member's new folder: its keys, its operator's file, and the answer for the coordinator."""
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:

@@ -70,17 +70,7 @@ def answer_to(
 
 
 class Control:
-    """Commands of an owner at a SuperLink.
-
-    Parameters
-    ----------
-    address : str
-        HOST:PORT.
-    authority : Path or None
-        What its certificate is checked against; None without TLS.
-    server : str
-        As for :func:`~.gate.server_name`.
-    """
+    """Commands of an owner at a SuperLink; without ``authority``, which its certificate is checked against, no TLS."""
 
     def __init__(self, address: str, authority: Path | None, server: str, key: OwnerKey) -> None:
         self._key, self._server, self._address = key, server, address
@@ -125,12 +115,8 @@ def node_key_bytes(openssh: str) -> bytes:
 class OwnServer:
     """Follows the runs of a SuperLink, and keeps its nodes those of a federation; it fails quietly and tries again.
 
-    Parameters
-    ----------
-    proof : bytes
-        The secret that the SuperLink was started with.
-    members : Path or None
-        The file of a federation's accepted members, read again whenever it changes.
+    ``proof`` is the secret that the SuperLink was started with; ``members`` is the federation's file of accepted
+    members, read again whenever it changes.
     """
 
     def __init__(self, at: SuperLinkOptions, proof: bytes, members: Path | None, journal: Journal) -> None:
@@ -233,28 +219,11 @@ _HOUR_S = 3600
 def log_in(key: OwnerKey, connection: str | None, hours: float) -> tuple[str, int]:
     """Log in to the server of one of Flower's connections, and keep the login where `flwr` looks for it.
 
-    Parameters
-    ----------
-    connection : str or None
-        A name in Flower's ``config.toml``, as for ``flwr run``; None: the default one.
-    hours : float
-        How long the login lasts.
+    ``connection`` is a name in Flower's ``config.toml``, as for ``flwr run``; None: the default one. Returns the
+    server's address, and when the login ends, in seconds since 1970.
 
-    Returns
-    -------
-    tuple of str and int
-        The server's address, and when the login ends, in seconds since 1970.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is no such connection, no server with a valid certificate answers, or it refuses this owner; no login
-        is kept.
-
-    Notes
-    -----
     The login holds only for the server whose certificate was checked; the key stays here. Whoever reads Flower's
-    credentials file has the login.
+    credentials file has the login; if the server refuses it, none is kept.
     """
     if not 0 < hours * _HOUR_S <= LONGEST_LOGIN_S:
         raise ConfigurationError(f"Expected hours > 0 and at most {LONGEST_LOGIN_S // _HOUR_S}, got {hours:g}.")

@@ -65,17 +65,9 @@ logger = logging.getLogger("flwr")  # so that its lines are read as the SuperLin
 
 
 def read_owners(path: Path) -> dict[bytes, str]:
-    """Public keys and names of the owners of a server.
+    """Public keys and names of the owners of a server, from a file that nobody else may write to.
 
-    Parameters
-    ----------
-    path : Path
-        One owner a line: the public half that ``murmurfl owner key`` prints, and a name. ``#`` begins a comment.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file is missing, others may write to it (its own mode and owner count), or a line is malformed.
+    One owner a line: the public half that ``murmurfl owner key`` prints, and a name. ``#`` begins a comment.
     """
     try:
         others_may, sentence = exposure(path, _WHAT)
@@ -121,13 +113,7 @@ def own_key(secret: bytes) -> OwnerKey:
 
 
 def server_name(certificate: Path | None) -> str:
-    """The name of a server in a login: SHA-256 of its certificate's public key; empty without TLS.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file holds no certificate.
-    """
+    """The name of a server in a login: SHA-256 of its certificate's public key; empty without TLS."""
     if certificate is None:
         return ""
     try:
@@ -143,26 +129,12 @@ def name_of(certificate: x509.Certificate) -> str:
 
 
 class Gate:
-    """An ASGI application that passes owners' commands, and requests that need no login, on to Flower's.
+    """An ASGI application that passes owners' commands, and what needs no login, on to Flower's ``application``.
 
-    Parameters
-    ----------
-    application : callable
-        Flower's.
-    owners : Path or None
-        As for :func:`read_owners`. It is read again at every command, so that a removed owner is out at once. None:
-        nobody may command.
-    server : str
-        As for :func:`server_name`.
-    secret : bytes
-        Proves which gate answers (:func:`proof_of`), and lets who started it list runs and nodes and register nodes.
-    published : Path, optional
-        Folder of public documents, each named by a digest (:data:`PUBLISHED`).
-    clock : callable
-        Seconds since 1970.
+    ``owners`` (:func:`read_owners`) is read again at every command, so that a removed owner is out at once; None:
+    nobody may command. ``secret`` proves which gate answers (:func:`proof_of`), and lets who started it list runs and
+    nodes and register nodes. ``published`` is a folder of public documents, each named by a digest (:data:`PUBLISHED`).
 
-    Notes
-    -----
     Without a login (:func:`~murmurfl.privacy.permits.verified_login`), only ``/health`` and :data:`OPEN_PATHS` reach
     the other application, and published documents are answered here; the gate reads no request's body before it
     decides. Whoever has a login's text has its owner's rights until it ends.
@@ -318,13 +290,7 @@ class SuperLinkOptions:
         return cls(read.host, port, certificate, database, read.ssl_ca_certfile, read.isolation, secret, registered)
 
     def check(self) -> None:
-        """Raise if others than owners could command the server.
-
-        Raises
-        ------
-        ConfigurationError
-            If logins would travel in clear over a network, anybody could be a node, or anybody could take a run's task.
-        """
+        """Raise if logins would travel in clear, anybody could be a node, or anybody could take a run's task."""
         if not self.certificate and not is_loopback(self.host):
             raise ConfigurationError(
                 f"Expected --ssl-certfile, --ssl-keyfile and --ssl-ca-certfile, or --host 127.0.0.1, got {self.host} "
@@ -353,13 +319,7 @@ class SuperLinkOptions:
         return answer is not None and answer.status == http.HTTPStatus.OK
 
     def refuses(self, proof: bytes) -> bool | None:
-        """Whether the gate with this proof answers and refuses a command; None without an answer.
-
-        Parameters
-        ----------
-        proof : bytes
-            The secret that only this SuperLink was started with.
-        """
+        """Whether the gate with the secret ``proof`` answers and refuses a command; None without an answer."""
         nonce = secrets.token_hex(16)
         answer = self._asked("POST", CONTROL, {NONCE_HEADER: nonce})
         if answer is None:

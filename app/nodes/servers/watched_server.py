@@ -27,7 +27,7 @@ from ....strategies.rounds.observed import FIGURES_VARIABLE, ServerFigures, read
 from ...engines.loopback import executable, interrupts_as_keyboard_interrupt, without_proxy
 from .. import flower_process
 from ..connection import expiries
-from ..flower_process import PROOF_VARIABLE, PUBLISHED_VARIABLE, end_process, follow_lines
+from ..flower_process import PROOF_VARIABLE, PUBLISHED_VARIABLE, Pauses, end_process, follow_lines, open_process
 from ..watching.health import (
     NOT_LISTENING,
     NOT_RUNNING,
@@ -46,9 +46,6 @@ from .gate import COMMANDED, OURSELVES, SuperLinkOptions, read_owners, server_na
 logger = logging.getLogger(__name__)
 
 
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 15.0
-_SETTLED_S = 60.0
 _LOOK_EVERY_S = 1.0
 _LOOK_AT_FIRST_S = 0.1
 _DATABASE = "a SuperLink's database"
@@ -69,42 +66,21 @@ def run_server(
     members: Path | None = None,
     published: Path | None = None,
 ) -> None:
-    """Run Flower's SuperLink until interrupted (SIGINT, SIGTERM or SIGHUP).
+    """Run Flower's SuperLink with its ``options`` until interrupted (SIGINT, SIGTERM or SIGHUP).
 
     A SuperLink that ends is started again after 1 to 15 seconds, unless it never answered: its options are wrong, or a
-    port is taken.
+    port is taken. ``figures`` is a folder that keeps the counts when this process ends. ``owners`` may submit, stop,
+    list and read runs and register nodes (:func:`~.gate.read_owners`); by default nobody. ``members`` and ``published``
+    are a federation's file of accepted members, whose nodes are registered, and its folder of public documents.
 
-    Parameters
-    ----------
-    options : sequence of str
-        For ``flower-superlink``.
-    addresses : Addresses
-        Where health and metrics are shown.
-    figures : Path, optional
-        Folder that keeps the counts when this process ends; default a temporary one.
-    journal : Journal, optional
-        Receives an entry for every event.
-    owners : Path, optional
-        Who may submit, stop, list and read runs and register nodes (:func:`~.gate.read_owners`); default nobody.
-    members, published : Path, optional
-        A federation's file of accepted members, whose nodes are registered, and its folder of public documents.
+    Nothing is started if an address, the folder or the list of owners is impossible, others may change its database, or
+    the options would let others than owners command. Each start tries that a command without a login is refused
+    (:class:`~.gate.Gate`), and ends with a :class:`ServerError` if it is not.
 
-    Raises
-    ------
-    ServerError
-        If the SuperLink ends before it ever answered, or takes a command without a login. Also if others may change its
-        database; nothing was started then.
-    ConfigurationError
-        If an address, the folder or the list of owners is impossible, or the options would let others than owners
-        command; nothing was started.
-
-    Notes
-    -----
     Metrics are counts of machines, answers and refusals, and times: nothing that a machine released, and no name. What
-    runs write into the folder is read as :func:`~murmurfl.strategies.rounds.observed.read_figures` says. Commands
-    need an owner's login (:class:`~.gate.Gate`); each start tries that a command without one is refused. What owners
-    submit runs as this user, who can read the TLS key and the database, unless another user starts it (``--isolation
-    process``). A new database gets mode 600; the log warns of one that others may read.
+    runs write into the folder is read as :func:`~murmurfl.strategies.rounds.observed.read_figures` says. What
+    owners submit runs as this user, who can read the TLS key and the database, unless another user starts it
+    (``--isolation process``). A new database gets mode 600; the log warns of one that others may read.
     """
     at = SuperLinkOptions.read(options)
     at.check()
@@ -200,7 +176,7 @@ def _keep_private(database: Path) -> None:
 
 def _serve_forever(server: _Server, folder: Path, health: ServerHealth, journal: Journal, own: OwnServer) -> None:
     said = _Rounds(folder, journal)
-    pause = _FIRST_PAUSE_S
+    pauses = Pauses()
     try:
         while True:
             started = time.monotonic()
@@ -210,10 +186,9 @@ def _serve_forever(server: _Server, folder: Path, health: ServerHealth, journal:
                     f"Expected Flower's SuperLink to start, got exit code {code}: the lines above say why. `murmurfl "
                     "server` takes the options of flower-superlink."
                 )
-            pause = _FIRST_PAUSE_S if time.monotonic() - started > _SETTLED_S else pause
+            pause = pauses.after(time.monotonic() - started)
             logger.warning("The SuperLink ended with exit code %d; it is started again in %.0f s.", code, pause)
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
     except KeyboardInterrupt:
         journal.note("stopped")
 
@@ -259,26 +234,12 @@ def _started(
     command: list[str], folder: Path, line: Callable[[int, str], None], more: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], threading.Thread | None]:
     """Start a process whose lines go into the log."""
-    # A session of its own: Ctrl-C in the terminal reaches only this process, which then stops the other.
-    process = subprocess.Popen(
-        command,
-        env={**_environment(folder), **(more or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    process = open_process(subprocess.Popen, command, {**_environment(folder), **(more or {})})
     return process, follow_lines(process.stdout, line) if process.stdout else None
 
 
 class SuperLinkLines:
-    """Logs the lines of a SuperLink; calls that it refuses again and again are one line of ours in an hour.
-
-    Parameters
-    ----------
-    clock : callable
-        Monotonic seconds.
-    """
+    """Logs the lines of a SuperLink; calls that it refuses again and again are one line of ours in an hour."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -382,19 +343,7 @@ class _Rounds:
 
 
 class ServerMetrics:
-    """Metrics of a server: counts of machines, answers and refusals, and times; no figure of a model, no name.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the strategies of its runs note their rounds.
-    started : float
-        Seconds since 1970.
-    expiry : float, optional
-        When the first of its certificates expires.
-    ends : mapping, optional
-        How many runs have ended, by how.
-    """
+    """Metrics of a server: counts of machines, answers and refusals, and times; no figure of a model, no name."""
 
     def __init__(
         self,
@@ -444,15 +393,7 @@ _SILENT_S = 30.0
 
 
 class ServerHealth:
-    """Whether a SuperLink runs and answers; a thread asks it every few seconds.
-
-    Parameters
-    ----------
-    answers : callable
-        Whether it answers now.
-    clock : callable
-        Monotonic seconds.
-    """
+    """Whether a SuperLink runs and answers; a thread asks it every few seconds."""
 
     def __init__(self, answers: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
         self._answers, self._clock = answers, clock

@@ -33,7 +33,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ....privacy import ConfigurationError, LedgerError, protocol, read_ledger
-from ....privacy.ledger.mark import BudgetLeft, budget_left
+from ....privacy.ledger.ledger_file import BudgetLeft, budget_left
 from ...version import __version__
 from .. import diagnosis as causes
 from ..connection import expiries
@@ -61,13 +61,7 @@ class Address:
 
     @classmethod
     def read(cls, text: str) -> Address:
-        """Read HOST:PORT, or PORT alone for this computer only.
-
-        Raises
-        ------
-        ConfigurationError
-            If ``text`` is neither.
-        """
+        """Read HOST:PORT, or PORT alone for this computer only."""
         host, _, port = text.strip().rpartition(":")
         host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
         whole = not host or text.strip().startswith("[") or ":" not in host
@@ -100,20 +94,9 @@ class Answer:
 class Endpoint:
     """A web server at one address; it listens from ``start`` to ``close``, or within a ``with`` block.
 
-    Parameters
-    ----------
-    paths : mapping of str to callable
-        Each makes its answer from what is in memory.
-
-    Raises
-    ------
-    ConfigurationError
-        On start, if the address cannot be listened at.
-
-    Notes
-    -----
-    Reads only the method and the path of a request; an unlisted path gets a fixed answer, so only what ``paths`` return
-    leaves. No request changes anything. Without password or encryption, whoever reaches the address can read it.
+    ``paths`` make their answers from what is in memory. Only the method and the path of a request are read; an unlisted
+    path gets a fixed answer, so only what ``paths`` return leaves. No request changes anything. Without password or
+    encryption, whoever reaches the address can read it.
     """
 
     def __init__(self, address: Address, paths: Mapping[str, Callable[[], Answer]]) -> None:
@@ -330,16 +313,8 @@ def figures_of(kind: str) -> list[Figure]:
 
 
 class Shown(Collector):
-    """Collector for Prometheus' client library, with a registry of its own.
+    """Collector for Prometheus' client library, with a registry of its own, of what ``read`` returns by name.
 
-    Parameters
-    ----------
-    kind : {"node", "helper", "server"}
-    read : callable
-        Returns the metrics by name.
-
-    Notes
-    -----
     Shows the metrics of :data:`FIGURES` only, with labels from closed lists. They depend on a machine's data only if
     what ``read`` returns does.
     """
@@ -417,27 +392,14 @@ UNHEARD_S = 120.0
 
 
 def health_answer(kind: str, problem: str) -> Answer:
-    """The answer of a health address.
-
-    Parameters
-    ----------
-    kind : {"node", "helper", "server"}
-    problem : str
-        One of :data:`PROBLEMS`; empty if all is well.
-    """
+    """The answer of a health address; ``problem`` is one of :data:`PROBLEMS`, empty if all is well."""
     said = {"status": "failed" if problem else "ok", "kind": kind, **({"reason": problem} if problem else {})}
     status = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
     return Answer(json.dumps(said).encode() + b"\n", "application/json", status)
 
 
 class NodeHealth:
-    """Health of a node or a helper, by its journal.
-
-    Parameters
-    ----------
-    clock : callable
-        Monotonic seconds.
-    """
+    """Health of a node or a helper, by its journal."""
 
     def __init__(self, journal: Journal, clock: Callable[[], float] = time.monotonic) -> None:
         self._journal = journal
@@ -471,17 +433,8 @@ _LOOK_EVERY_S = 5.0
 
 
 class NodeFigures:
-    """Metrics of a node or a helper, by its journal.
+    """Metrics of a node or a helper, by its journal; ``budget`` returns what is left, None if unknown.
 
-    Parameters
-    ----------
-    budget : callable, optional
-        Returns what is left; None if unknown.
-    expiry : float, optional
-        When the first certificate expires, in seconds since 1970.
-
-    Notes
-    -----
     Counts answers by kind and refusals by reason, and gives the times of requests in whole seconds: what the server
     sees anyway. It does not give the duration of an answer; but a request that waits for the answer to another arrives
     when that one is made, and a count grows then. Timing is not protected.
@@ -620,20 +573,7 @@ class Addresses:
 def shown(
     addresses: Addresses, health: Callable[[], Answer], metrics: Callable[[], bytes]
 ) -> Iterator[Mapping[str, Address]]:
-    """Answer at the addresses until the block ends.
-
-    An address typed without a host is this computer's own.
-
-    Parameters
-    ----------
-    metrics : callable
-        Returns all metrics in Prometheus' text format.
-
-    Raises
-    ------
-    ConfigurationError
-        If an address is malformed or cannot be listened at.
-    """
+    """Answer at the addresses until the block ends; one typed without a host is this computer's own."""
     paths: dict[Address, dict[str, Callable[[], Answer]]] = {}
     if addresses.health:
         paths.setdefault(Address.read(addresses.health), {})[HEALTH_PATH] = health
@@ -675,21 +615,8 @@ def watched(
 ) -> Iterator[None]:
     """Show a node or a helper until the block ends; does nothing without an address.
 
-    Parameters
-    ----------
-    ledger : Path, optional
-        A node's.
-    certificates : Path, optional
-        PEM file that the SuperLink's certificate is checked against.
-
-    Raises
-    ------
-    ConfigurationError
-        As :func:`shown`.
-
-    Notes
-    -----
-    Shows counts of answers and refusals, times of requests and what is left of budgets; nothing that depends on data.
+    Shows counts of answers and refusals, times of requests and what is left of budgets, by a node's ``ledger``; nothing
+    that depends on data. ``certificates`` is the PEM file that the SuperLink's certificate is checked against.
     """
     if not addresses:
         yield

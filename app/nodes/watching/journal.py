@@ -114,20 +114,7 @@ class Journal:
         self._listeners.append(listener)
 
     def note(self, event: str, /, **facts: Fact) -> None:
-        """Tell all listeners.
-
-        Parameters
-        ----------
-        event : str
-            One of :data:`FACTS`.
-        **facts
-            Facts of this kind.
-
-        Raises
-        ------
-        ConfigurationError
-            If a fact is not one of its kind.
-        """
+        """Tell all listeners of an event, one of :data:`FACTS`, with facts of its kind."""
         with self._one_at_a_time:
             entry = Entry(event, self._clock(), facts)
             for listener in self._listeners:
@@ -138,11 +125,9 @@ class Journal:
 
 
 def noting(app: Answers, journal: Journal) -> Answers:
-    """Return an app that notes each answer in a journal, once, after it was made and before it leaves.
+    """Return an app that notes each answer in a journal, unchanged, after it was made and before it leaves.
 
-    Notes
-    -----
-    Changes no answer. An entry has what leaves the machine, without the values of a release or of the request.
+    An entry has what leaves the machine, without the values of a release or of the request.
     """
     made: dict[tuple[str, str], int] = {}
 
@@ -246,7 +231,7 @@ _JOURNAL = "murmurfl.journal"
 _TAKEN_OVER = ("flwr", "uvicorn", "uvicorn.error", "uvicorn.access")
 _QUIET = ("httpx", "httpcore", "asyncio")
 # Modules that log what an entry says already.
-_SAID_TWICE = frozenset({"answers", "noise_mod"})
+_SAID_TWICE = frozenset({"messages", "noise_mod"})
 
 
 def plain(text: str) -> str:
@@ -323,6 +308,30 @@ _LEVELS = {"refused": logging.WARNING, "disconnected": logging.WARNING, "answere
 _NEVER_SHOWN = frozenset({"contact", "turned-away"})
 
 
+class Repeated:
+    """Whether a cause repeats the last one within an hour; then it need not be said again."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._said: tuple[str, float] | None = None
+
+    def is_repeated(self, cause: str) -> bool:
+        """Whether ``cause`` was said; otherwise it is from now on."""
+        now = self._clock()
+        if self._said is not None and self._said[0] == cause and now - self._said[1] < SAY_AGAIN_S:
+            return True
+        self._said = (cause, now)
+        return False
+
+    @property
+    def any(self) -> bool:
+        return self._said is not None
+
+    def forget(self) -> None:
+        """Say whatever comes next."""
+        self._said = None
+
+
 class EntryWriter:
     """Listener that writes entries to the log (:meth:`~.journal.Journal.listen`).
 
@@ -331,8 +340,7 @@ class EntryWriter:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._away: tuple[str, float] | None = None
+        self._away = Repeated(clock)
 
     def __call__(self, entry: Entry) -> None:
         if entry.kind in _NEVER_SHOWN:
@@ -346,15 +354,10 @@ class EntryWriter:
     def _is_usual(self, entry: Entry) -> bool:
         """Whether an entry repeats the last one of its kind."""
         if entry.kind == "connected":
-            self._away = None
+            self._away.forget()
         if entry.kind == "connecting":
-            return self._away is not None
-        if entry.kind != "disconnected":
-            return False
-        cause, now = str(entry.facts.get("cause", "")), self._clock()
-        usual = self._away is not None and self._away[0] == cause and now - self._away[1] < SAY_AGAIN_S
-        self._away = self._away if usual else (cause, now)
-        return usual
+            return self._away.any
+        return entry.kind == "disconnected" and self._away.is_repeated(str(entry.facts.get("cause", "")))
 
 
 @dataclass(frozen=True)
@@ -368,15 +371,8 @@ class LogSettings:
 
 
 def start_log(settings: LogSettings, stream: IO[str] | None = None) -> None:
-    """Write everything that this process logs as a node's log, and nothing in any other form.
+    """Write what this process logs as a node's log, to standard error by default, and in no other form.
 
-    Parameters
-    ----------
-    stream : text file, optional
-        Default standard error, which systemd reads.
-
-    Notes
-    -----
     Without ``details``, neither the text nor the presence of a line that murmurfl or Flower logs depends on the
     machine's data. What a project's own code logs is its own affair. Number and times of lines show requests, which the
     server made.

@@ -295,7 +295,7 @@ def test_a_line_of_the_log_that_counts_records_is_found(tmp_path, monkeypatch, f
 
 def test_owners_by_their_first_rows_are_found(tmp_path, monkeypatch, few):
     """REVIEW 1.3, planted: an owner's batch follows from where its first row stands."""
-    from murmurfl.privacy.machine.record_owners import Owners
+    from murmurfl.privacy.machine.known_samples import Owners
 
     def by_first_rows(cls, names, most, *, secret, places=None):
         found = cls.one_each(names, most, secret=secret)

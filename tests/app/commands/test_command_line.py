@@ -42,6 +42,7 @@ def test_help_imports_nothing_that_takes_long(words, tmp_path):
     assert count < 500
 
 
+@pytest.mark.long
 def test_run_imports_no_large_package_but_matplotlib_for_its_picture(tmp_path):
     run = "from murmurfl.app import simulate\nresult = simulate(num_rounds=1, mu=50.0)\nrepr(result)"
     run += "\nassert not {'torch', 'matplotlib', 'ray', 'sklearn', 'pandas'} & {*sys.modules}"

@@ -10,7 +10,7 @@ from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
 from murmurfl.app.nodes.federation.coordinator import Federation
 from murmurfl.app.nodes.federation.member import Member
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from typer.testing import CliRunner
 
 from tests.harness.schemas import write_samples

@@ -8,7 +8,7 @@ import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.reports.finding import expanded, find_runs
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from murmurfl.app.settings.run_config import RunConfig
 from typer.testing import CliRunner
 

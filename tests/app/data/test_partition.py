@@ -1,10 +1,14 @@
 """Partitions: who gets which samples."""
 
+import sys
+
+import datasets
 import numpy as np
 import pytest
-from datasets import Dataset
 from flwr_datasets.partitioner import IidPartitioner
 from murmurfl.app.data.loading import load_dataset, load_shards
+from murmurfl.app.data.partition import PARTITIONS, Parts, Shards, shard_sizes
+from murmurfl.app.data.task import Dataset, Shard
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, derived_seed
 
@@ -28,7 +32,7 @@ def test_an_iid_partition_is_that_of_flwr_datasets(machines):
     """Up to each machine's own order: its shares of the same shuffled data."""
     order = np.random.Generator(np.random.Philox(key=derived_seed("partition", 3))).permutation(1438)
     partitioner = IidPartitioner(num_partitions=machines)
-    partitioner.dataset = Dataset.from_dict({"index": order})
+    partitioner.dataset = datasets.Dataset.from_dict({"index": order})
     task = load_dataset(RunConfig())
     shards = load_shards(RunConfig(num_clients=machines, clients_per_round=1, seed=3), task)
     for i, shard in enumerate(shards):
@@ -72,3 +76,84 @@ def test_unequal_machines_differ_a_lot_and_each_has_some_samples():
     assert sum(sizes) == len(task.train_labels)
     crowded = RunConfig(partition="unequal", num_clients=700, clients_per_round=700, batch_size=1)
     assert min(len(shard) for shard in load_shards(crowded, task)) >= 2  # fewer than ten each are there
+
+
+def data(samples, machine_of=None):
+    features = np.arange(2 * samples, dtype=np.float32).reshape(samples, 2)
+    return Dataset(features, np.arange(samples) % 10, features[:5], np.arange(5), 10, machine_of)
+
+
+def generator(seed):
+    return np.random.Generator(np.random.Philox(key=derived_seed("partition", seed)))
+
+
+def split_plainly(partition, machines, samples, seed, machine_of=None):
+    """One array for each machine, shuffled one after the other."""
+    own = generator(seed)
+    if partition == "own":
+        return [own.permutation(np.flatnonzero(machine_of == i)) for i in range(machines)]
+    order = own.permutation(samples)
+    if partition == "iid":
+        parts = np.array_split(order, machines)
+    else:
+        given = min(10, samples // machines)
+        shares = own.lognormal(sigma=1.0, size=machines)
+        ends = np.cumsum(shares) / shares.sum() * (samples - given * machines)
+        parts = np.split(order, np.rint(ends[:-1]).astype(np.int64) + given * np.arange(1, machines))
+    return [own.permutation(part) for part in parts]
+
+
+@pytest.mark.parametrize("partition", ["iid", "unequal", "own"])
+@pytest.mark.parametrize(
+    ("machines", "samples"), [(1, 1), (1, 30), (3, 9), (7, 100), (100, 100), (100, 250), (333, 1000), (40, 5000)]
+)
+def test_machines_have_the_samples_that_a_plain_split_gives_them(partition, machines, samples):
+    owner = np.random.default_rng(machines).integers(-1, machines + 1, size=samples)
+    config = RunConfig(num_clients=machines, clients_per_round=1, batch_size=1, partition=partition, seed=3)
+    parts = PARTITIONS[partition].parts(data(samples, owner), config)
+    plain = split_plainly(partition, machines, samples, 3, owner)
+    assert len(parts) == machines
+    for part, expected in zip(parts, plain, strict=True):
+        np.testing.assert_array_equal(part, expected)
+        assert part.dtype == np.int64
+
+
+def test_parts_are_made_from_arrays_of_their_own():
+    arrays = [np.array([3, 1]), np.array([], np.int64), np.array([2])]
+    parts = Parts.together(arrays)
+    assert [part.tolist() for part in parts] == [[3, 1], [], [2]]
+    assert [part.tolist() for part in parts[1:]] == [[], [2]]
+    assert parts[-1].tolist() == [2]
+    with pytest.raises(IndexError):
+        parts[3]
+    assert Parts.together(parts) is parts
+    own, plain = generator(1), generator(1)
+    assert [part.tolist() for part in parts.shuffled(own)] == [plain.permutation(part).tolist() for part in arrays]
+    assert own.random() == plain.random()
+
+
+def test_a_shard_is_made_when_it_is_asked_for():
+    dataset = data(10)
+    shards = Shards(dataset, Parts.even(np.arange(10)[::-1].copy(), 4))
+    assert [len(shard) for shard in shards] == shard_sizes(shards) == [3, 3, 2, 2]
+    assert shard_sizes(shards, lambda size: size - 1) == shard_sizes([range(2), range(2), range(1), range(1)])
+    assert isinstance(shards[3], Shard)
+    np.testing.assert_array_equal(shards[3][0:2][0], dataset.train_features[[1, 0]])
+    assert [len(shard) for shard in shards[::2]] == [3, 2]
+    features, labels = Shard.stack([(shards[0], slice(0, 1)), (shards[2], slice(0, 2))])
+    assert labels.tolist() == [9, 3, 2]
+    assert features.shape == (3, 2)
+
+
+def test_many_machines_have_shards_without_an_object_for_each(monkeypatch):
+    made = []
+    monkeypatch.setattr(Shard, "__init__", lambda *arguments: made.append(arguments))
+    machines = 50_000
+    config = RunConfig(num_clients=machines, clients_per_round=10, batch_size=1)
+    shards = load_shards(config, data(machines))
+    sizes = shard_sizes(shards)
+    assert sum(sizes) == len(shards) == machines
+    assert made == []
+    assert sys.getsizeof(shards) < 100
+    arrays = [shards._parts.numbers, shards._parts.sizes, shards._parts._ends]
+    assert sum(array.nbytes for array in arrays) == 24 * machines

@@ -12,7 +12,7 @@ from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.adapters.per_sample_gradients import OuterProducts
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, RowCache, SimulatedKeys
-from murmurfl.privacy.ledger.ledger_block import BlockLedger
+from murmurfl.privacy.ledger.ledger_records import BlockLedger
 from murmurfl.privacy.machine.clipping import DenseContributions
 from murmurfl.privacy.machine.machine_block import MachineBlock
 

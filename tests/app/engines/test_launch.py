@@ -167,6 +167,7 @@ def two_runs(tmp_path_factory):
         return dict(zip(runs, pool.map(one, runs), strict=True))
 
 
+@pytest.mark.long
 def test_a_good_run_completes_with_the_configuration_it_was_given(two_runs):
     result, lines, marker, app = two_runs["good"]
     assert not isinstance(result, LaunchError), result
@@ -183,6 +184,7 @@ def test_a_good_run_completes_with_the_configuration_it_was_given(two_runs):
     assert_nothing_left(marker, result.log)
 
 
+@pytest.mark.long
 def test_a_server_app_that_raises_is_a_failure_that_names_the_exception(two_runs):
     """`flwr run` returns 0 here. The app also rewrites its own pyproject.toml, which must not stay."""
     error, lines, marker, app = two_runs["bad"]
@@ -306,6 +308,7 @@ def on_child(action):
     return on_line
 
 
+@pytest.mark.long
 def test_a_run_that_says_nothing_is_stopped_in_time(stand_ins):
     began = time.monotonic()
     error, lines = stand_ins("hang", timeout_s=2.0)

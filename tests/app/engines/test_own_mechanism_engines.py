@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.app.auditing import run_audit as audit
-from murmurfl.app.auditing import scene
+from murmurfl.app.auditing import run_audit as scene
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig

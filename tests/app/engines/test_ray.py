@@ -44,6 +44,7 @@ def nothing_left(monkeypatch):
     assert not [port for port in ports if launch.is_listening(port)]
 
 
+@pytest.mark.long
 def test_ray_gives_the_in_process_engines_model(tmp_path, nothing_left):
     """More machines than nodes, partial participation, losses: everything that could tell engines apart."""
     config = RunConfig(

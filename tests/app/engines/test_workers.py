@@ -13,14 +13,14 @@ from murmurfl.app.engines import run_cohort, workers
 from murmurfl.app.engines.loopback import free_port
 from murmurfl.app.engines.pool import HerePool, checked_workers, computing_alone, opened_pool
 from murmurfl.app.engines.workers import WorkerMachines
-from murmurfl.app.models.softmax import SoftmaxRegression
+from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.planning import private_search as search
 from murmurfl.app.runs.experiment import Experiment, prepare
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import baseline_clients as delayed_momentum
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.machine.clipping_figures import ObservedFigures, TrainingObserver
+from murmurfl.privacy.machine.clipping import ObservedFigures, TrainingObserver
 from typer.testing import CliRunner
 
 from tests.app.engines.test_cohort import BASE, CONFIGURATIONS

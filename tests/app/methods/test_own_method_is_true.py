@@ -8,7 +8,7 @@ from murmurfl.app.data.partition import Partition
 from murmurfl.app.engines import run_cohort
 from murmurfl.app.methods.momentum_methods import TreeMomentumMethod
 from murmurfl.app.methods.mu2_methods import Mu2Method
-from murmurfl.app.models.softmax import SoftmaxRegression
+from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import OnlineClient

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.data.features.oriented_gradients import ORIENTED_GRADIENTS_NORM, oriented_gradients
+from murmurfl.app.data.features.gradients import ORIENTED_GRADIENTS_NORM, oriented_gradients
 from murmurfl.app.data.loading import load_dataset
 from murmurfl.app.data.task import Dataset, Task
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.methods import METHODS
 from murmurfl.app.methods.presets import smoothness
 from murmurfl.app.models import make_model
-from murmurfl.app.models.softmax import SoftmaxRegression
+from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.settings.run_config import RunConfig
 
 STRATEGIES = {

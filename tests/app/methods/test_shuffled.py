@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.outcome import Outcome
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import private_rounds, proximal

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
-from murmurfl.app.nodes.node_app import own_client, read_node
+from murmurfl.app.nodes.node_app import client_of, read_node
 from murmurfl.clients import LinearEstimator
 from murmurfl.privacy import SQLiteLedger
 from sklearn.linear_model import SGDClassifier
@@ -59,7 +59,7 @@ def test_samples_that_cannot_be_read_count_as_zero_and_nothing_shows(app, counte
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=10.0, delta=1e-5)
     write_schema(tmp_path / "schema.toml", (2,), bounds=(0, 10), classes=("benign", "malignant"))
     (tmp_path / "node.toml").write_text(FILE.format(app=f"{name}:{app}"))
-    answers, _ = own_client(read_node(tmp_path / "node.toml"))
+    answers, _ = client_of(read_node(tmp_path / "node.toml"))
     arrays = LinearEstimator(SGDClassifier(), 2, ("benign", "malignant")).initial_arrays()
     reply = ask_real_node(answers, RecordDict({"arrays": arrays, "config": ConfigRecord(training_config())}))
     assert not reply.has_error(), reply.error

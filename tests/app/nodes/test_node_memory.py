@@ -11,7 +11,7 @@ from murmurfl.app.nodes.node_app import machine_of
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.supernode import repeating_the_last_answer
 from murmurfl.privacy import SQLiteLedger, protocol
-from murmurfl.privacy.ledger import ledger_page
+from murmurfl.privacy.ledger import sqlite as ledger_page
 
 from tests.harness.schemas import write_samples
 

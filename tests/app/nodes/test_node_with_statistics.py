@@ -3,7 +3,7 @@
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from murmurfl.app.commands.main import cli
-from murmurfl.app.nodes.node_app import describe, installed_app, own_client, read_node
+from murmurfl.app.nodes.node_app import client_of, describe, installed_app, read_node
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_mu, protocol, statistics_policy
@@ -67,7 +67,7 @@ def asked(app, session):
 
 
 def test_a_real_node_releases_statistics_under_its_own_policy_and_budget(node):
-    answers, client = own_client(node())
+    answers, client = client_of(node())
     reply = asked(answers, "first")
     (values,) = reply.content[protocol.ARRAYS].to_numpy_ndarrays()
     metrics = reply.content[protocol.METRICS]
@@ -82,6 +82,7 @@ def test_a_real_node_releases_statistics_under_its_own_policy_and_budget(node):
     assert "up to 1 releases" in describe(client)
 
 
+@pytest.mark.long
 def test_an_audit_of_the_node_finds_no_strange_record_that_shows(node, tmp_path):
     node()
     result = CliRunner().invoke(cli, ["audit", "--node", str(tmp_path / "node.toml")])
@@ -92,7 +93,7 @@ def test_an_audit_of_the_node_finds_no_strange_record_that_shows(node, tmp_path)
 @pytest.mark.parametrize("wrong", [{"clip_norm": 2.0}, {"releases": 2}], ids=str)
 def test_a_file_with_another_policy_is_refused(node, wrong):
     with pytest.raises(ConfigurationError, match="statistics_policy"):
-        own_client(node(**wrong))
+        client_of(node(**wrong))
 
 
 def test_a_node_whose_schema_has_other_columns_is_refused(node, tmp_path):
@@ -105,7 +106,7 @@ def test_a_node_whose_schema_has_other_columns_is_refused(node, tmp_path):
 
 
 def test_beside_a_training_is_not_how_this_node_is_asked(node):
-    answers, _ = own_client(node())
+    answers, _ = client_of(node())
     content = RecordDict({"config": ConfigRecord(training_config(session="s", **{protocol.RELEASE_OF: "statistics"}))})
     assert ask_real_node(answers, content).error.code == protocol.NOT_CONFIGURED
     assert not asked(answers, "s").has_error()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 from murmurfl.app import client_app
-from murmurfl.app.data.features import features_file as file
-from murmurfl.app.data.features import frozen_net as weights_file
+from murmurfl.app.data.features import learnt as weights_file
+from murmurfl.app.data.features import own_features as file
 from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.engines.start import ray_environment, ray_overrides
 from murmurfl.app.nodes.node_config import NodeConfig, configured_client

@@ -14,8 +14,8 @@ from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.clients import numpy_client_app
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, protocol, read_ledger, row_key
-from murmurfl.privacy.noise import noise_keys as keys
-from murmurfl.privacy.noise import noise_stream
+from murmurfl.privacy import noise as keys
+from murmurfl.privacy.machine import prefix_sums as noise_stream
 
 from tests.harness.schemas import write_samples
 
@@ -160,7 +160,7 @@ NODE_MODULES += ("clients/*.py", "clients/records/*.py", "privacy/*.py", "privac
 SEEDED_NAMES = {"SimulatedKeys", "derived_seed", "default_rng", "Generator", "Philox", "RandomState", "manual_seed"}
 # Where seeded keys are defined, exported, and handed out in simulation only; the public order of epochs is no noise.
 ALLOWED = {
-    "privacy/noise/noise_keys.py": {"SimulatedKeys", "derived_seed"},
+    "privacy/noise.py": {"SimulatedKeys", "derived_seed"},
     "privacy/__init__.py": {"SimulatedKeys", "derived_seed"},
     "clients/simulation/simulated_machines.py": {"SimulatedKeys"},
     "privacy/machine/shuffled_machine.py": {"derived_seed", "Generator", "Philox"},

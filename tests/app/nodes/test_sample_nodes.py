@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from murmurfl.app.commands.main import cli
-from murmurfl.app.nodes.node_app import machine_of, own_app, own_client, read_node
+from murmurfl.app.nodes.node_app import client_of, machine_of, own_app, read_node
 from murmurfl.clients import UpdateNode, trainable_arrays
 from murmurfl.clients.nodes.machine_file import SampleNode
 from murmurfl.clients.nodes.roster_files import write_machine_key, write_roster
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.harness.grid import ask_real_node
 from tests.harness.machines import training_config
 from tests.harness.schemas import write_samples, write_schema
-from tests.harness.secure_aggregation import unmasked
+from tests.harness.secure import unmasked
 
 torch = pytest.importorskip("torch")
 
@@ -156,7 +156,7 @@ def clipped_sum(numbers=range(6), clip=0.5):
 
 
 def test_clip_noise_and_cap_are_the_files_and_the_servers_settings_stay_outside(folder):
-    answers, client = own_client(read_node(write(folder)))
+    answers, client = client_of(read_node(write(folder)))
     assert client.machine.policy.mu == 10.0
     assert not client.machine.simulated
     reply = asked(answers)
@@ -173,10 +173,10 @@ def test_clip_noise_and_cap_are_the_files_and_the_servers_settings_stay_outside(
 
 
 def test_an_unreadable_sample_counts_as_zero_unnoticed(folder, caplog):
-    whole = asked(own_client(read_node(write(folder)))[0])
+    whole = asked(client_of(read_node(write(folder)))[0])
     (folder[0] / "broken").touch()
     SQLiteLedger.create(folder[0] / "other.sqlite", budget_mu=10.0, delta=1e-5)
-    reply = asked(own_client(read_node(write(folder, FILE.replace("ledger.sqlite", "other.sqlite"))))[0])
+    reply = asked(client_of(read_node(write(folder, FILE.replace("ledger.sqlite", "other.sqlite"))))[0])
     assert sent(reply) == pytest.approx(clipped_sum([0, 1, 3, 4, 5]), abs=0.05)
     assert dict(reply.content["metrics"]).keys() == dict(whole.content["metrics"]).keys()
     assert reply.content["metrics"]["num-examples"] == 6
@@ -198,7 +198,7 @@ def test_nothing_shows_of_the_first_sample_either(folder, first, monkeypatch, ca
             return inputs, targets
 
     monkeypatch.setattr(importlib.import_module(folder[1]), "Visits", First)
-    answers, _ = own_client(read_node(write(folder)))
+    answers, _ = client_of(read_node(write(folder)))
     assert sent(asked(answers)) == pytest.approx(clipped_sum(range(1, 6)), abs=0.05)
     assert "5 of 6 records fit the schema" in caplog.text, "its operator is told"
 
@@ -216,14 +216,14 @@ def test_a_sample_is_read_once_however_often_it_is_used(folder, monkeypatch):
             return inputs + len(draws), targets
 
     monkeypatch.setattr(importlib.import_module(folder[1]), "Visits", Augmented)
-    answers, _ = own_client(read_node(write(folder)))
+    answers, _ = client_of(read_node(write(folder)))
     first, second = (sent(asked(answers, ack=ack)) for ack in (0, 1))
     assert len(draws) == 6
     assert first == pytest.approx(second, abs=0.05)
 
 
 def test_items_of_a_data_set_are_read_one_by_one(folder):
-    answers, _ = own_client(read_node(write(folder, app="files")))
+    answers, _ = client_of(read_node(write(folder, app="files")))
     assert sent(asked(answers)) == pytest.approx(clipped_sum([0, 1, 3, 4, 5]), abs=0.05)
 
 
@@ -231,7 +231,7 @@ def test_a_file_of_records_is_read_in_the_place_of_the_apps_samples(folder):
     features, labels = np.array([[i, 1.0] for i in range(6)]), np.arange(6) % 2
     labels[4] = 7
     write_samples(folder[0], features, labels, bounds=(0, 10))
-    answers, client = own_client(read_node(write(folder, FILE.replace("rows =", 'samples = "samples.npz"\nrows ='))))
+    answers, client = client_of(read_node(write(folder, FILE.replace("rows =", 'samples = "samples.npz"\nrows ='))))
     assert client.machine.num_samples == 6
     assert sent(asked(answers)) == pytest.approx(clipped_sum([0, 1, 2, 3, 5]), abs=0.05)
     assert not (folder[0] / "seen.json").exists(), "the app's own were not asked for"
@@ -239,7 +239,7 @@ def test_a_file_of_records_is_read_in_the_place_of_the_apps_samples(folder):
 
 @pytest.mark.parametrize(("rows", "counted"), [(4, range(4)), (6, range(6)), (9, range(6))])
 def test_the_operators_number_of_rows_stands_whatever_the_app_gives(folder, rows, counted):
-    answers, client = own_client(read_node(write(folder, FILE.replace("rows = 6", f"rows = {rows}"))))
+    answers, client = client_of(read_node(write(folder, FILE.replace("rows = 6", f"rows = {rows}"))))
     assert client.machine.num_samples == rows
     reply = asked(answers)
     assert reply.content["metrics"]["num-examples"] == rows
@@ -272,7 +272,7 @@ def test_a_failure_that_zeroed_a_whole_release_is_noticed(folder, monkeypatch):
 
     monkeypatch.setattr(PrivateMachine, "simulated", property(lambda self: True))
     (folder[0] / "broken").touch()
-    answers, _ = own_client(read_node(write(folder)))
+    answers, _ = client_of(read_node(write(folder)))
     assert asked(answers).has_error()
 
 
@@ -288,7 +288,7 @@ def test_a_file_without_an_app_serves_a_plain_supernode(folder, monkeypatch):
 
 def test_fedavg_answers_with_updates_and_says_what_is_guaranteed(folder):
     node = read_node(write(folder, FILE.replace("full-batch", "fedavg"), app="updates"))
-    reply = asked(own_client(node)[0])
+    reply = asked(client_of(node)[0])
     assert sent(reply) == pytest.approx(-clipped_sum(), abs=0.05)
     metrics = reply.content["metrics"]
     assert (metrics["mu-guaranteed"], metrics["delta"], metrics["client-level"]) == (10.0, 1e-5, 0)
@@ -296,14 +296,14 @@ def test_fedavg_answers_with_updates_and_says_what_is_guaranteed(folder):
 
 def test_fedavg_beside_an_evaluation_guarantees_what_both_come_to(folder):
     text = FILE.replace("full-batch", "fedavg").replace("mu = 10.0", "mu = 10.0\nprivate-evaluation = 0.36")
-    answers, client = own_client(read_node(write(folder, text, app="updates")))
+    answers, client = client_of(read_node(write(folder, text, app="updates")))
     assert client.machine.plan.mu == pytest.approx(8.0), "of the updates alone"
     assert asked(answers).content["metrics"]["mu-guaranteed"] == pytest.approx(10.0)
 
 
 def test_an_epsilon_is_kept_at_the_ledgers_delta(folder):
     node = read_node(write(folder, FILE.replace("mu = 10.0", "epsilon = 3.0")))
-    assert own_client(node)[1].machine.policy.mu == gdp_mu(3.0, 1e-5)
+    assert client_of(node)[1].machine.policy.mu == gdp_mu(3.0, 1e-5)
 
 
 def test_check_says_what_the_machine_guarantees(folder):
@@ -329,7 +329,7 @@ def test_a_refused_model_fails_the_check_for_any_samples(folder, app, complaint)
         (folder[0] / "broken").touch()
     assert said["whole"] == said["broken"]
     with pytest.raises(ConfigurationError, match=complaint):
-        own_client(read_node(path))
+        client_of(read_node(path))
 
 
 def test_an_evaluation_has_its_share_and_the_log_says_what_both_come_to(folder):
@@ -371,12 +371,12 @@ def test_an_evaluation_has_its_share_and_the_log_says_what_both_come_to(folder):
 def test_a_file_that_is_none_is_refused_before_anything_starts(folder, change, complaint):
     path = write(folder, FILE.replace(*change))
     with pytest.raises(ConfigurationError, match=complaint):
-        own_client(read_node(path))
+        client_of(read_node(path))
 
 
 def test_another_client_app_is_not_taken_for_one_of_samples(folder):
     with pytest.raises(ConfigurationError, match=r"Expected a private_client_app at .*leave method out"):
-        own_client(read_node(write(folder, app="plain")))
+        client_of(read_node(write(folder, app="plain")))
 
 
 def test_a_file_for_updates_is_not_taken_for_one_of_samples(folder):
@@ -389,7 +389,7 @@ def test_a_file_for_updates_is_not_taken_for_one_of_samples(folder):
 
 def test_a_machine_without_its_ledger_does_not_start(folder):
     with pytest.raises(LedgerError, match="murmurfl ledger create"):
-        own_client(read_node(write(folder, FILE.replace("ledger.sqlite", "gone.sqlite"))))
+        client_of(read_node(write(folder, FILE.replace("ledger.sqlite", "gone.sqlite"))))
 
 
 def test_under_secure_aggregation_nothing_leaves_without_masks(folder):
@@ -407,7 +407,7 @@ roster = "roster.json"
 roster-digest = "{roster.digest}"
 signing-key = "machine.key"
 """
-    answers, client = own_client(read_node(write(folder, FILE.replace("mu = 10.0\n", sums))))
+    answers, client = client_of(read_node(write(folder, FILE.replace("mu = 10.0\n", sums))))
     reply = asked(answers)
     arrays = [array.numpy() for array in reply.content["arrays"].values()]
     counts, header = unmasked(arrays, dict(reply.content["config"]), roster, seed=5)

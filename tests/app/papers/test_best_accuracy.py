@@ -20,9 +20,8 @@ from murmurfl.app.papers.best_accuracy import (
     BestTable,
     epsilon_name,
 )
-from murmurfl.app.papers.planned_runs import plan_runs
-from murmurfl.app.papers.reproduction import run_cells, write_reproduction
-from murmurfl.app.runs.alone import alone
+from murmurfl.app.papers.reproduction import plan_runs, run_cells, write_reproduction
+from murmurfl.app.runs.simulated_figures import alone
 from murmurfl.app.settings.run_config import RunConfig
 
 from benchmarks import pages

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from murmurfl.app.models import make_model
 from murmurfl.app.papers import PAPERS, Cell
-from murmurfl.app.papers.cell import VALIDATION_SEEDS
-from murmurfl.app.papers.planned_runs import plan_runs
-from murmurfl.app.papers.reproduction import run_cells, write_reproduction
+from murmurfl.app.papers.paper import VALIDATION_SEEDS
+from murmurfl.app.papers.reproduction import plan_runs, run_cells, write_reproduction
 from murmurfl.app.papers.tran_cutkosky_2022 import GradientNormTable, fitted_slope
 from murmurfl.privacy import gdp_mu
 

@@ -9,7 +9,7 @@ import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.papers import PAPERS, Cell, Paper
 from murmurfl.app.papers.accuracy import AccuracyTable
-from murmurfl.app.papers.planned_runs import plan_runs, plan_validation
+from murmurfl.app.papers.reproduction import plan_runs, plan_validation
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 

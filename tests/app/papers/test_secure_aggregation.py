@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import pytest
 from murmurfl.app.papers import PAPERS, Cell
-from murmurfl.app.papers.planned_runs import plan_runs
-from murmurfl.app.papers.reproduction import run_cells, write_reproduction
+from murmurfl.app.papers.reproduction import plan_runs, run_cells, write_reproduction
 from murmurfl.app.papers.sums_on_mnist import TrustTable
 from murmurfl.privacy import gdp_epsilon
 

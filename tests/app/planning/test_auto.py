@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.papers.captions import caption_guarantee
-from murmurfl.app.papers.plan_grid import GridTable, choice_rows, chosen_settings, grid_rows
+from murmurfl.app.papers.plan_grid import GridTable, chosen_settings, grid_rows
+from murmurfl.app.papers.reproduction import caption_guarantee
 from murmurfl.app.planning.plan_answers import choice_of_run
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import check_deployed
@@ -136,7 +136,7 @@ def test_a_grid_puts_the_best_first_and_auto_under_what_it_took():
     algorithms = {"a": entry("mu2", 90.0), "b": entry("full-batch", 95.0), "auto": entry("mu2", 94.5, chosen_by="auto")}
     rows = grid_rows({"cells": [{"table": "x", "algorithms": algorithms}]})
     assert [(row["algorithm"], row["behind"]) for row in rows] == [("b", 0.0), ("auto: mu2", 0.5), ("a", 5.0)]
-    (row,) = choice_rows({"cells": [{"table": "x", "settings": {}, "algorithms": algorithms}]})
+    (row,) = GridTable().rows({"cells": [{"table": "x", "settings": {}, "algorithms": algorithms}]})
     assert (row["took"], row["best"], row["behind"]) == ("mu2", "b", 0.5)
     assert GridTable().curves({"rounds": 3, "auc": 0.7})["auc"]["values"] == [0.7]
     settings = chosen_settings(AUTO)

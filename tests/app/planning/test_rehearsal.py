@@ -7,8 +7,7 @@ from statistics import fmean, stdev
 import numpy as np
 import pytest
 from murmurfl.app import simulate
-from murmurfl.app.data.own_task import own_task
-from murmurfl.app.data.task import Dataset
+from murmurfl.app.data.task import Dataset, own_task
 from murmurfl.app.planning import decide, rehearsal
 from murmurfl.app.planning.plan_lines import worth_lines
 from murmurfl.app.planning.rehearsal import FAMILY, MadeUp, foretold, mean_auc, mean_kept, rehearse

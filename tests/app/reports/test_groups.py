@@ -13,7 +13,7 @@ from murmurfl.app.reports.groups import Group, grouped
 from murmurfl.app.reports.making import make_report
 from murmurfl.app.reports.plots import compared_plots, measure_plot
 from murmurfl.app.runs.outcome import Outcome
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from murmurfl.app.settings.run_config import RunConfig
 from typer.testing import CliRunner
 

@@ -19,7 +19,7 @@ from murmurfl.app.reports.groups import Group
 from murmurfl.app.reports.making import make_report
 from murmurfl.app.reports.plots import run_plots
 from murmurfl.app.runs.outcome import Outcome, ReportError
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import Forecast, gdp_epsilon, rounded_up

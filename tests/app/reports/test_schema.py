@@ -8,7 +8,7 @@ import pytest
 from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
 from murmurfl.app.runs.outcome import FORMAT, result_schema
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from typer.testing import CliRunner
 
 from murmurfl import __version__

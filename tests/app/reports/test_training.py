@@ -16,7 +16,7 @@ from murmurfl.app.runs.outcome import result_schema
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.accounting.stated import stated_guarantee
+from murmurfl.privacy.accounting.guarantee import stated_guarantee
 from murmurfl.strategies import CorrelatedFedAvg, SecureAggregation
 from typer.testing import CliRunner
 

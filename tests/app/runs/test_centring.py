@@ -13,7 +13,7 @@ from murmurfl.app.methods import METHODS
 from murmurfl.app.planning.noise_plans import request_of
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import result_schema
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, centred, compose_gdp, gdp_epsilon

@@ -16,13 +16,13 @@ from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.methods import METHODS
-from murmurfl.app.models.softmax import SoftmaxRegression
-from murmurfl.app.runs import run_files as folders
-from murmurfl.app.runs import run_files as record
+from murmurfl.app.models.linear import SoftmaxRegression
+from murmurfl.app.runs import result as folders
+from murmurfl.app.runs import result as record
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.progress import RoundLine
-from murmurfl.app.runs.run_files import folder_for, write_record
+from murmurfl.app.runs.result import folder_for, write_record
 from murmurfl.app.runs.run_guarantees import expected_guarantee
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.runs.training_run import NoReleasesError, run_experiment

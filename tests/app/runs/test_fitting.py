@@ -18,7 +18,7 @@ from murmurfl.app.runs.fitting import fit_lines, is_useless
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, LedgerError, derived_seed, gdp_mu
-from murmurfl.privacy.ledger.ledger_summary import read_ledger
+from murmurfl.privacy.ledger.ledger_history import read_ledger
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from typer.testing import CliRunner
@@ -177,6 +177,7 @@ def wide_ages(width):
     return Schema(columns={"age": age}, label=Label(column="ill", classes=("no", "yes")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
 def test_private_statistics_narrow_bounds_that_are_too_wide_within_the_same_epsilon(trust, tmp_path):
     rows, options = people(2000), {"schema": wide_ages(5000), "machines": 4, "epsilon": 8, "trust": trust}

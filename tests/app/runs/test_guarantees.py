@@ -11,15 +11,14 @@ from murmurfl.app.engines import run_cohort
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.methods.mu2_methods import Mu2Method
 from murmurfl.app.runs.outcome import Outcome
-from murmurfl.app.runs.progress import RoundLine
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.progress import EPSILON, EPSILON_LOCAL, RoundLine, Tracking
+from murmurfl.app.runs.result import write_record
 from murmurfl.app.runs.run_guarantees import Figures, epsilon_of, refuse_untrue
 from murmurfl.app.runs.run_summary import summary_lines
-from murmurfl.app.runs.trackers import EPSILON, EPSILON_LOCAL, Tracking
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, rounded_up
-from murmurfl.privacy.accounting.stated import stated_figures
+from murmurfl.privacy.accounting.guarantee import stated_figures
 from typer.testing import CliRunner
 
 NAME = f"{__name__}:"

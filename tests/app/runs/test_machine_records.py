@@ -9,11 +9,11 @@ from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.reports import making
 from murmurfl.app.reports.finding import RecordedRun
 from murmurfl.app.reports.plots import run_plots
-from murmurfl.app.runs import machine_statements, run_files
-from murmurfl.app.runs.machine_statements import GroupedStatements, statement_groups
+from murmurfl.app.runs import machine_statements
+from murmurfl.app.runs import result as run_files
+from murmurfl.app.runs.machine_statements import GroupedStatements, Participation, compact, statement_groups
 from murmurfl.app.runs.outcome import result_schema
-from murmurfl.app.runs.progress import Participation, compact
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from murmurfl.app.settings.run_config import RunConfig
 
 CONFIG = RunConfig(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from murmurfl.app.auditing.run_audit import audit_lines, audit_run
 from murmurfl.app.commands.main import cli
-from murmurfl.app.data.shards import OwnedShards, Parts
+from murmurfl.app.data.partition import OwnedShards, Parts
 from murmurfl.app.data.task import Dataset
 from murmurfl.app.engines.device.device_block import check_on_device
 from murmurfl.app.engines.start import run_cohort, run_in_process

@@ -4,7 +4,7 @@ import time
 
 import pytest
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.runs.permitted_run import check_permit
+from murmurfl.app.runs.side_releases import check_permit
 from murmurfl.app.runs.training_run import check_deployed
 from murmurfl.app.settings.catalogue import key_toml
 from murmurfl.app.settings.run_config import RunConfig

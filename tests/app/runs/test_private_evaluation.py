@@ -14,7 +14,7 @@ from murmurfl.app.planning.noise_plans import request_of
 from murmurfl.app.reports.making import make_report
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import Outcome, result_schema
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig

@@ -19,7 +19,7 @@ from murmurfl.strategies import CorrelatedFedAvg, NodesUnavailableError, Nothing
 
 from tests.harness.grid import NodesGrid, ask_real_node
 from tests.harness.machines import concatenated, noise_of, training_config
-from tests.harness.secure_aggregation import roster_of, unmasked
+from tests.harness.secure import roster_of, unmasked
 
 SHAPES = {"block.0/weight": (2, 3), "block.0/bias": (), "head.weight": (3,)}
 D = 10

@@ -14,8 +14,7 @@ from murmurfl.strategies import (
 )
 
 from tests.harness.grid import NodesGrid, ask, ask_real_node
-from tests.harness.machines import training_config
-from tests.harness.sample_methods import each_method
+from tests.harness.machines import each_method, training_config
 
 torch = pytest.importorskip("torch")
 

@@ -10,8 +10,7 @@ from murmurfl.strategies import FullBatch, NoisySGD, SecureAggregation
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 
 from tests.harness.grid import NodesGrid
-from tests.harness.machines import training_config
-from tests.harness.sample_methods import each_method
+from tests.harness.machines import each_method, training_config
 
 MACHINES, EACH, FEATURES, CLIP = 5, 24, 3, 0.5
 HUGE = 1e4  # a mu with next to no noise

@@ -34,7 +34,7 @@ from murmurfl.privacy.sums.roster import MachineKey
 
 from tests.harness.grid import ask
 from tests.harness.machines import DurableLedger, normal_samples, training_config
-from tests.harness.secure_aggregation import masking_of, roster_of, sealed_of, unmasked
+from tests.harness.secure import masking_of, roster_of, sealed_of, unmasked
 
 SIZE = 6
 SHAPES = [(2, 2), (2,)]

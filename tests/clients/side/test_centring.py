@@ -20,7 +20,7 @@ from murmurfl.privacy import (
 )
 
 from tests.harness.machines import DurableLedger, FixedNonces, Labelled, concatenated, training_config
-from tests.harness.secure_aggregation import masking_of, roster_of, unmasked
+from tests.harness.secure import masking_of, roster_of, unmasked
 
 K, COUNT, MU = 3, 8, 2.0
 MEAN_MU, REST_MU = divided_mu(MU, 0.05)

@@ -32,7 +32,7 @@ from murmurfl.privacy import (
 )
 
 from tests.harness.machines import DurableLedger, FixedNonces, Labelled, concatenated, training_config
-from tests.harness.secure_aggregation import masking_of, roster_of, unmasked
+from tests.harness.secure import masking_of, roster_of, unmasked
 
 K, COUNT, HELD, MU = 3, 12, 4, 2.0
 OWN_MU, REST_MU = divided_mu(MU, 0.1)

@@ -1,24 +1,40 @@
-"""The standard sentence: complete, never an epsilon below the true one, and refused without one of its parts."""
+"""The standard sentence: complete, never an epsilon below the true one, and refused without one of its parts.
+
+The plain meaning of mu: true of the best test there is, rounded up, and silent where nothing is guaranteed.
+The words for noise come from the policy: a machine's, an epoch's, a trusted server's, and those of no noise.
+"""
 
 import doctest
 import math
 
+import numpy as np
 import pytest
 from murmurfl.privacy import (
+    NO_NOISE_WORDS,
+    NOT_PRIVATE,
     ConfigurationError,
     Guarantee,
     PrivacyPolicy,
+    ShuffledPolicy,
     caption,
+    epoch_words,
+    gdp_best_guess,
     gdp_epsilon,
     policy_guarantee,
     rounded_up,
+    server_guarantee,
+    server_noise_words,
+    stated_words,
 )
-from murmurfl.privacy.accounting import guarantee
+from murmurfl.privacy.accounting import guarantee, noise_plan
+from murmurfl.privacy.accounting.guarantee import plain_meaning
 
 
-def test_the_examples_of_the_documentation_hold():
-    assert doctest.testmod(guarantee).attempted >= 2
-    assert not doctest.testmod(guarantee).failed
+@pytest.mark.parametrize("module", [guarantee, noise_plan], ids=["guarantee", "noise_plan"])
+def test_the_examples_of_the_documentation_hold(module):
+    found = doctest.testmod(module)
+    assert found.attempted >= 1
+    assert not found.failed
 
 
 def test_the_sentence_names_delta_unit_relation_trust_and_mechanism():
@@ -179,3 +195,122 @@ def test_a_caption_beside_both_columns_explains_each_once():
     )
     plain = [("a", Guarantee(1.0, 1e-5, "tree noise"))]
     assert caption(plain, in_columns=True) == caption(plain), "nothing to say where nothing is summed"
+
+
+def percent(text):
+    return float(text.partition("at most ")[2].partition(" %")[0])
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.02, 0.5, 1.0, 4.0, 12.0])
+def test_the_percentage_is_that_of_the_best_guess_rounded_up_to_a_tenth(mu):
+    said, exact = percent(plain_meaning(mu)), 100 * gdp_best_guess(mu)
+    assert exact - 1e-6 <= said < exact + 0.1
+
+
+def test_the_best_guesser_is_right_as_often_as_it_says():
+    """The likelihood ratio test of N(0, 1) and N(1, 1), each half of the time; false alarm 1 in 10,000."""
+    draws = np.random.default_rng(7).standard_normal(100_000)
+    used = np.arange(len(draws)) % 2
+    right = np.mean((draws + used > 0.5) == used)
+    assert right == pytest.approx(percent(plain_meaning(1.0)) / 100, abs=3.9 * 0.5 / math.sqrt(len(draws)) + 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({}, "holds for the server and everybody else, even if they know every other sample."),
+        ({"trust": "trusted-server"}, "holds for everybody but the trusted server, even if they know every other"),
+        ({"unit": "machine"}, "whether the samples of one machine were used, or any others in their place,"),
+    ],
+)
+def test_it_says_what_is_guessed_and_by_whom(parts, words):
+    guarantee = Guarantee(1.0, 1e-5, "tree noise", **parts)
+    assert words in guarantee.meaning
+    assert guarantee.document()["meaning"] == guarantee.meaning
+
+
+def test_under_secure_aggregation_it_says_what_it_rests_on_and_what_holds_without():
+    sums = {"trust": "secure-aggregation", "min_honest": 50}
+    said = Guarantee(1.0, 1e-5, "tree noise", mu_local=7.1, **sums).meaning
+    assert "if one helper and 50 machines of each sum are honest; if not, at most 100 %." in said
+    said = Guarantee(1.0, 1e-5, "tree noise", mu_local=math.inf, **sums).meaning
+    assert said.endswith("are honest; if not, nothing is promised.")
+
+
+def test_where_nothing_is_guaranteed_it_says_nothing():
+    assert Guarantee(math.inf, 1e-5, "no noise").meaning == ""
+
+
+TRUSTING = PrivacyPolicy(1.0, 4, 6, 2.0, trust="trusted-server")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "cancelling (uniform) noise on each machine"),
+        ({"mechanism": "tree"}, "tree noise on each machine"),
+        ({"mechanism": "banded", "mechanism_options": {"bands": 3}}, "banded (3) noise on each machine"),
+        ({"clip_unit": "update"}, "cancelling (uniform) noise on each machine, update sensitivity"),
+        ({"trust": "secure-aggregation"}, "cancelling (uniform) noise on each machine, under masks"),
+        ({"mechanism": "none"}, NO_NOISE_WORDS),
+        ({"trust": "trusted-server"}, "no noise on the machine"),
+        ({"trust": "trusted-server", "mechanism": "none"}, NO_NOISE_WORDS),
+    ],
+)
+def test_a_policy_says_its_own_words(options, said):
+    assert PrivacyPolicy(1.0, 4, 6, 2.0, **options).words == said
+
+
+def test_a_silos_words_name_its_epochs_and_the_account_that_was_used():
+    silo = ShuffledPolicy(1.0, 10, 3, 1.0, private_steps=4, public_steps=6)
+    assert silo.words == epoch_words("amplified", 3)
+    assert "3 epochs of each silo" in silo.words
+    assert "plain composition" in ShuffledPolicy(1.0, 10, 3, 1.0).words, "no public step amplifies"
+    assert ShuffledPolicy(1.0, 10, 3, 1.0, mechanism="none").words == NO_NOISE_WORDS
+
+
+def test_a_trusted_server_vouches_for_its_own_noise_towards_everybody_else():
+    made = server_guarantee(TRUSTING, 2.0, "tree", 9)
+    assert made.trust == "trusted-server"
+    assert made.mechanism == server_noise_words("tree", 9) == "tree noise of the server in each of 9 rounds"
+    assert made.covers == "over all models it publishes"
+    assert server_noise_words("fresh") == "fresh noise of the server in each round"
+    assert "more than this noise can be vouched for" in server_guarantee(TRUSTING, math.inf, "tree").sentence
+    with pytest.raises(ConfigurationError, match="trusted-server"):
+        server_guarantee(PrivacyPolicy(1.0, 4, 6, 2.0), 2.0, "tree")
+
+
+def test_without_noise_nothing_is_guaranteed_whoever_is_trusted():
+    for trust in ("untrusted-server", "trusted-server"):
+        policy = PrivacyPolicy(1.0, 4, 6, 2.0, mechanism="none", trust=trust)
+        made = [policy_guarantee(policy, 2.0)]
+        made += [server_guarantee(policy, 2.0, "tree", 9)] if trust == "trusted-server" else []
+        for stated in made:
+            assert math.isinf(stated.mu)
+            assert stated.notes == (NOT_PRIVATE,)
+            assert stated.trust == "untrusted-server", "nothing holds against anybody"
+
+
+def test_a_machine_under_a_trusted_server_vouches_for_nothing_itself():
+    made = policy_guarantee(TRUSTING, 2.0)
+    assert math.isinf(made.mu)
+    assert made.mechanism == "no noise on the machine"
+    assert NOT_PRIVATE not in made.notes
+
+
+def test_nobody_asked_is_nothing_spent():
+    made = policy_guarantee(ShuffledPolicy(1.0, 10, 3, 1.0), 0.0)
+    assert made.epsilon == 0.0
+    assert made.mechanism == "nobody was asked"
+    assert "nothing is spent" in made.sentence
+
+
+def test_what_real_machines_state_stands_in_the_place_of_the_policys_words():
+    said = stated_words(["tree", "blt", "tree", ""])
+    assert said == "blt or tree noise on each machine, by its own account"
+    assert stated_words(["tree"], masked=True) == "tree noise on each machine, under masks, by its own account"
+    policy = PrivacyPolicy(1.0, 4, 6, 2.0)
+    assert policy_guarantee(policy, 1.0, words=said).mechanism == said
+    assert policy_guarantee(policy, 1.0, words=stated_words([])).mechanism == policy.words
+    assert not policy_guarantee(policy, math.inf, stated=True).notes
+    assert policy_guarantee(policy, math.inf).notes

@@ -7,7 +7,7 @@ import pytest
 from murmurfl.privacy import MECHANISMS, ConfigurationError, PrivacyPolicy, ShuffledPolicy, gdp_epsilon, make_mechanism
 from murmurfl.privacy.accounting.noise_plan import Summing
 from murmurfl.privacy.machine.policy import MOST_MACHINES, MOST_SUMMED
-from murmurfl.privacy.noise.normals import LARGEST_RADIUS, range_problem, resolution_mu, summed_range_problem
+from murmurfl.privacy.noise import LARGEST_RADIUS, range_problem, resolution_mu, summed_range_problem
 
 H = 16
 SIZE = 100

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from murmurfl.privacy import PrivacyPolicy, SessionSummary, gdp_mu
-from murmurfl.privacy.ledger import release_history as history
-from murmurfl.privacy.ledger.release_history import ReleaseRow, history_of
+from murmurfl.privacy.ledger import ledger_history as history
+from murmurfl.privacy.ledger.ledger_history import ReleaseRow, history_of
 from murmurfl.privacy.machine.shuffled_machine import ShuffledPolicy
 
 K, SIZE = 5, 3

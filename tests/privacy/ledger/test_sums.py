@@ -24,7 +24,7 @@ from murmurfl.privacy import (
     read_ledger,
     set_local_budget,
 )
-from murmurfl.privacy.ledger.mark import budget_left, read_mark
+from murmurfl.privacy.ledger.ledger_file import budget_left, read_mark
 
 from tests.harness.machines import DurableLedger
 from tests.privacy.ledger.nodes import contribution, folder, machine, stream_of

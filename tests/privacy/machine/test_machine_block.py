@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError, SimulatedKeys, SystemKeys, protocol
-from murmurfl.privacy.ledger.ledger_block import BlockLedger
+from murmurfl.privacy.ledger.ledger_records import BlockLedger
 from murmurfl.privacy.machine.clipping import DenseContributions
 from murmurfl.privacy.machine.machine_block import MachineBlock
 

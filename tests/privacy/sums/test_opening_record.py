@@ -25,7 +25,7 @@ from murmurfl.privacy import (
     SQLiteOpeningRecord,
     set_digest,
 )
-from murmurfl.privacy.ledger import ledger_file as ledger_format
+from murmurfl.privacy import files as private_files
 from murmurfl.privacy.sums import opening_rule as opening
 from murmurfl.privacy.sums.opening_file import OpeningPlace
 from murmurfl.privacy.sums.opening_rule import LastOpened, OpenedSet, SessionTerms, SignedOpening
@@ -155,7 +155,7 @@ def test_a_record_never_goes_backwards(path):
 
 def test_a_commit_costs_what_its_set_does_and_not_what_came_before(path, monkeypatch):
     statements = []
-    real = ledger_format.connect
+    real = private_files.connect
 
     def counted(*arguments):
         connection = real(*arguments)
@@ -163,7 +163,7 @@ def test_a_commit_costs_what_its_set_does_and_not_what_came_before(path, monkeyp
         return connection
 
     opener, costs = helper(path), []
-    monkeypatch.setattr(ledger_format, "connect", counted)
+    monkeypatch.setattr(private_files, "connect", counted)
     for k in range(1, 31):
         statements.clear()
         opener.open("s", str(k), round_of("abc", k, k - 1))
@@ -498,7 +498,7 @@ def test_a_record_is_made_where_there_is_none(tmp_path):
 
 
 def test_a_full_disk_is_an_error_that_says_so(path, monkeypatch):
-    real = ledger_format.connect
+    real = private_files.connect
 
     def full(*arguments):
         connection = real(*arguments)
@@ -506,7 +506,7 @@ def test_a_full_disk_is_an_error_that_says_so(path, monkeypatch):
         return connection
 
     opener = helper(path)
-    monkeypatch.setattr(ledger_format, "connect", full)
+    monkeypatch.setattr(private_files, "connect", full)
 
     def fill():
         for k in range(1, 200):
@@ -813,7 +813,7 @@ def test_a_record_whose_making_was_interrupted_can_be_made_again(tmp_path):
     path = tmp_path / "r.db"
 
     def die():
-        ledger_format.connect = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+        private_files.connect = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
         SQLiteOpeningRecord.create(path, helper=CARD)
 
     child = fork.Process(target=die)

@@ -13,8 +13,7 @@ from murmurfl.strategies import CheckpointError, CorrelatedFedAvg, MeanOfFeature
 from murmurfl.strategies.rounds import strategy as rounds
 
 from tests.harness.grid import NodesGrid
-from tests.harness.secure import HELPERS, SecureGrid
-from tests.harness.secure_training import build, machines, same, trained
+from tests.harness.secure import HELPERS, SecureGrid, build, machines, same, trained
 from tests.strategies.sums.test_secure_resume import in_round
 
 OWNER = OwnerKey(bytes(range(32)))

@@ -23,9 +23,8 @@ from murmurfl.strategies import (
 from murmurfl.strategies.rounds.attendance import Attendance, OpenRequests, ReleasesLeft
 from murmurfl.strategies.rounds.strategy import ReleaseStrategy
 
-from tests.harness import secure_training
-from tests.harness.grid import NodesGrid
-from tests.harness.late_grid import Late, LateGrid, coin
+from tests.harness import secure as secure_training
+from tests.harness.grid import Late, LateGrid, NodesGrid, coin
 from tests.harness.machines import normal_samples, simulated_app
 from tests.harness.models import Data
 from tests.harness.secure import SecureGrid

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, protocol
-from murmurfl.privacy.noise.normals import FINEST_GRID
+from murmurfl.privacy.noise import FINEST_GRID
 from murmurfl.strategies import NothingAggregatedError, Reply
 from murmurfl.strategies.rounds.server_trust import could_be_honest
 

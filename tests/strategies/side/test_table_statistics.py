@@ -209,6 +209,7 @@ def covered(columns, *, noise_std=8.0, counted=8.0, seed=5):
 LEAST = 0.92
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", [NUMBER, WHOLE], ids=["number", "whole"])
 def test_95_percent_intervals_hold(columns):
     shares = covered(columns)
@@ -216,6 +217,7 @@ def test_95_percent_intervals_hold(columns):
     assert (shares[:2] < 0.975).all(), shares  # a mean's are not wider than they say either
 
 
+@pytest.mark.long
 def test_intervals_without_the_noises_share_are_caught():
     shares = covered(NUMBER, counted=1e-6)
     assert (shares < LEAST).all(), shares

@@ -19,11 +19,13 @@ from murmurfl.strategies import (
 )
 
 from tests.harness.grid import NodesGrid, reply_is_lost
-from tests.harness.secure import HELPERS, DirectCohort, SecureGrid
-from tests.harness.secure_training import (
+from tests.harness.secure import (
+    HELPERS,
     ONE_POINT,
     ROUNDS,
     START,
+    DirectCohort,
+    SecureGrid,
     build,
     closed_rounds,
     machines,

@@ -17,8 +17,18 @@ from murmurfl.strategies.rounds.known_machines import Introduction
 from murmurfl.strategies.sums import secure_rounds, summation
 from murmurfl.strategies.sums.summation import CohortSet, CohortSum, Screen
 
-from tests.harness.secure import HELPERS, SEED, SecureGrid, other_header, state_bytes
-from tests.harness.secure_training import build, closed_rounds, machines, trained, trained_in_vain
+from tests.harness.secure import (
+    HELPERS,
+    SEED,
+    SecureGrid,
+    build,
+    closed_rounds,
+    machines,
+    other_header,
+    state_bytes,
+    trained,
+    trained_in_vain,
+)
 
 
 def broken(change, train=trained, **options):

@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from murmurfl.app.data.features.frozen_net import frozen_net
+from murmurfl.app.data.features.learnt import frozen_net
 from murmurfl.app.data.strokes.random_characters import Alphabet, drawn, keyed
 from murmurfl.app.data.strokes.stroke_training import Lesson, net_arrays, packed, taught, whitening
 

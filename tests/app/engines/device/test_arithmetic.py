@@ -7,7 +7,7 @@ from murmurfl.app.engines.device.device_block import DeviceBlocks
 from murmurfl.app.engines.device.device_gradients import DeviceRows, clipped_counts
 from murmurfl.app.engines.device.device_noise import standard_normal_rows
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, PrivateMachine, SimulatedKeys, row_key
-from murmurfl.privacy.ledger.ledger_block import BlockLedger
+from murmurfl.privacy.ledger.ledger_records import BlockLedger
 from murmurfl.privacy.machine.clipping import DenseContributions
 from murmurfl.privacy.machine.machine_block import MachineBlock
 

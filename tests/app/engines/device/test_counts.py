@@ -6,8 +6,7 @@ import torch
 from murmurfl.app.engines.device import device_gradients as counts_module
 from murmurfl.app.engines.device.device_gradients import DeviceOuterProducts, DeviceRows, clipped_counts, marked
 from murmurfl.privacy import ConfigurationError, Grid
-from murmurfl.privacy.machine.clipping import RowBound
-from murmurfl.privacy.machine.clipping_figures import observing
+from murmurfl.privacy.machine.clipping import RowBound, observing
 
 GRID = Grid(2.0**-20)
 MACHINES, B, CLASSES, FEATURES = 6, 3, 4, 9

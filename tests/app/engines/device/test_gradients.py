@@ -6,8 +6,8 @@ import torch
 from murmurfl.app.data.task import Dataset, Shard
 from murmurfl.app.engines.device.device_gradients import DeviceGradients, DeviceShard, gradients_on
 from murmurfl.app.models import make_model
+from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.models.model import Model
-from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.clients.adapters.per_sample_gradients import combined_gradients
 from murmurfl.privacy import ConfigurationError
 

@@ -272,6 +272,7 @@ def test_a_gate_shows_whose_it_is_by_a_secret_and_a_fresh_nonce():
     assert at.refuses(b"secret") is None  # too busy to answer is not open
 
 
+@pytest.mark.long
 def test_nothing_is_imported_from_the_folder_that_a_server_is_started_in(monkeypatch, tmp_path):
     (tmp_path / "uvicorn.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)

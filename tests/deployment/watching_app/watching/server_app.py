@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from murmurfl.app.runs.outcome import CHECKPOINT_NAME
-from murmurfl.app.runs.run_files import write_record
+from murmurfl.app.runs.result import write_record
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import derived_seed, protocol

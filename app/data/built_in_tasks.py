@@ -1,0 +1,281 @@
+"""The built-in tasks: digits of scikit-learn and MNIST, synthetic data of any size, and tables of people.
+
+A model's worth on tables of people is its AUC. Every value there is scaled by public constants (a limit of 10,000
+dollars, an age of 40), never by statistics of the samples, so scaling costs no privacy. A constant 0.7 is appended, and
+every row is scaled to length 1 by itself.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.metadata import distribution, version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError, derived_seed
+from ...privacy.errors import check_installed
+from ..settings.run_config import RunConfig
+from .loading import data_file, table_rows
+from .task import SYNTHETIC_FEATURE_BOUND, Dataset, Images, ImageTask, Task, Tuned
+
+_TEST_SHARE = 0.2  # the test set is fixed, whatever the run's seed
+
+
+class Digits(ImageTask):
+    """1,797 handwritten digits of 8 x 8 pixels with 17 shades."""
+
+    name = "digits"
+    sentence = "1,797 handwritten digits of 8 x 8 pixels, which come with scikit-learn"
+    reads = frozenset()
+    image_shape = (8, 8)
+    tuned: ClassVar[Mapping[str, Tuned]] = {
+        "pixels": Tuned(2.0, 58.0, 1.0, 2.0, 0.1, 1000.0, 80.0, 80.0),
+        "soft-gradients": Tuned(0.7, 640.0, 0.8, 0.7, 0.8, 1000.0, 60.0, 80.0),
+    }
+
+    def images(self, config: RunConfig, root: str) -> Images:
+        file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+        rows = np.loadtxt(str(file), np.uint8, delimiter=",")  # importing scikit-learn takes a second
+        images, labels = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
+        order = np.random.Generator(np.random.Philox(key=derived_seed("digits"))).permutation(len(labels))
+        test = order[: round(len(labels) * _TEST_SHARE)]
+        train = order[len(test) :]
+        return Images(images[train], labels[train], images[test], labels[test], 10, white=16)
+
+
+class Mnist(ImageTask):
+    """60,000 handwritten digits of 28 x 28 pixels, and 10,000 for testing."""
+
+    name = "mnist"
+    sentence = "MNIST: 60,000 handwritten digits of 28 x 28 pixels, from data-root"
+    reads = frozenset({"download"})
+    image_shape = (28, 28)
+    tuned: ClassVar[Mapping[str, Tuned]] = {
+        "pixels": Tuned(8.0, 110.0, 0.5, 4.0, 0.0135, 20.0, 150.0, 600.0),
+        "oriented-gradients": Tuned(1.0, 700.0, 1.0, 1.0, 0.15, 1000.0, 60.0, 140.0),
+        # The same for features of norm 1 instead of 4.
+        **dict.fromkeys(
+            ("soft-gradients", "strokes", "scattering", "scattering+strokes"),
+            Tuned(0.25, 11200.0, 1.0, 0.25, 2.4, 4000.0, 60.0, 140.0),
+        ),
+    }
+
+    def images(self, config: RunConfig, root: str) -> Images:
+        return read_mnist(root, config.download, f"task = {self.name!r}")
+
+
+class MnistParity(ImageTask):
+    """MNIST's images in two classes: even and odd digits."""
+
+    name = "mnist-parity"
+    sentence = "MNIST's images in two classes, even digits and odd ones"
+    reads = frozenset({"download"})
+    image_shape = (28, 28)
+
+    def images(self, config: RunConfig, root: str) -> Images:
+        digits = read_mnist(root, config.download, f"task = {self.name!r}")
+        return replace(digits, train_labels=digits.train_labels % 2, test_labels=digits.test_labels % 2, num_classes=2)
+
+
+def read_mnist(root: str, download: bool, setting: str) -> Images:
+    """Read MNIST with torchvision from the data root; with ``download`` missing files are fetched there first.
+
+    ``setting`` names in a refusal what asks for it.
+    """
+    fetch, read_images, read_labels = _torchvision(setting)
+    if not root:
+        raise ConfigurationError(
+            "Expected a data root for task 'mnist', got none: set data-root or the environment variable MURMURFL_DATA, "
+            "and download=true to fetch it there."
+        )
+    folder = Path(root).expanduser() / "MNIST" / "raw"
+    names = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    if not all((folder / name).exists() or (folder / f"{name}.gz").exists() for name in names):
+        if not download:
+            raise ConfigurationError(
+                f"Expected MNIST under {folder}, got no such files: set data-root or MURMURFL_DATA to the folder that "
+                "has MNIST/raw, or set download=true."
+            )
+        fetch(root=str(Path(root).expanduser()), download=True)
+    train, train_labels, test, test_labels = (
+        _read_idx(folder, name, read_images if "images" in name else read_labels) for name in names
+    )
+    return Images(train, train_labels.astype(np.int64), test, test_labels.astype(np.int64), 10)
+
+
+def _torchvision(setting: str) -> tuple[Callable[..., Any], Callable[[str], Any], Callable[[str], Any]]:
+    """Functions that fetch MNIST, read images, and read labels."""
+    try:
+        check_installed("torchvision", "torch", setting)
+        from torchvision.datasets import MNIST
+        from torchvision.datasets.mnist import read_image_file, read_label_file
+    except (ImportError, RuntimeError, OSError) as error:
+        raise ConfigurationError(
+            f"Expected a torchvision that fits torch {version('torch')}, got: {error}. Install both together, from "
+            "one place: pip install --upgrade --force-reinstall torch torchvision."
+        ) from error
+    return MNIST, read_image_file, read_label_file
+
+
+def _read_idx(folder: Path, name: str, read: Callable[[str], Any]) -> NDArray[Any]:
+    """Read an idx file with torchvision; a packed one is unpacked elsewhere, since a data root may be read-only."""
+    import gzip
+    import tempfile
+
+    if (folder / name).exists():
+        return read(str(folder / name)).numpy()
+    with tempfile.NamedTemporaryFile() as unpacked:
+        unpacked.write(gzip.decompress((folder / f"{name}.gz").read_bytes()))
+        unpacked.flush()
+        return read(unpacked.name).numpy()
+
+
+_TEST = 1000
+_BLOCK = 10_000
+_LOGISTIC_TEST = 5000
+
+
+class Synthetic(Task):
+    """Ten Gaussian clouds, by default with MNIST's number of features, for benchmarks."""
+
+    name = "synthetic"
+    sentence = "ten Gaussian clouds of any size, for benchmarks"
+    keys = frozenset({"synthetic-samples", "synthetic-features"})
+    reads = frozenset({"synthetic_samples", "synthetic_features"})
+
+    def load(self, config: RunConfig, root: str) -> Dataset:
+        samples, num_features = config.synthetic_samples, config.synthetic_features
+        generator = np.random.Generator(np.random.Philox(key=derived_seed("synthetic")))
+        centres = generator.random((10, num_features), dtype=np.float32)
+        labels = generator.integers(10, size=samples + _TEST)
+        features = np.empty((len(labels), num_features), dtype=np.float32)
+        for start in range(0, len(labels), _BLOCK):
+            block = features[start : start + _BLOCK]
+            generator.standard_normal(out=block, dtype=np.float32)
+            block *= np.float32(0.5)
+            block += centres[labels[start : start + _BLOCK]]
+            np.clip(block, 0, 1, out=block)
+        return Dataset(features[:samples], labels[:samples], features[samples:], labels[samples:], 10)
+
+
+class SyntheticLogistic(Task):
+    """synthetic(alpha, beta) of Li et al. 2020 (section 5.1 there), with two classes as zhang-2025 uses it.
+
+    Machine i has its own linear rule, of entries N(u_i, 1) with u_i ~ N(0, alpha), and its own features,
+    N(v_i, diag(j^-1.2)) with the entries of v_i from N(B_i, 1) and B_i ~ N(0, beta). Alpha and beta are variances.
+    """
+
+    name = "synthetic-logistic"
+    sentence = "synthetic(alpha, beta) of Li et al. 2020 in two classes; every machine has a rule of its own"
+    keys = frozenset({"synthetic-samples", "synthetic-features", "synthetic-alpha", "synthetic-beta", "feature-bound"})
+    reads = frozenset(
+        {"num_clients", "synthetic_samples", "synthetic_features", "synthetic_alpha", "synthetic_beta", "seed"}
+    )
+    partitions = ("own", "iid")
+    feature_bound = SYNTHETIC_FEATURE_BOUND
+
+    def load(self, config: RunConfig, root: str) -> Dataset:
+        machines, samples, num_features = config.num_clients, config.synthetic_samples, config.synthetic_features
+        generator = np.random.Generator(np.random.Philox(key=derived_seed("synthetic(alpha, beta)", config.seed)))
+        each = samples // machines
+        if each < 1:
+            raise ConfigurationError(f"Expected synthetic-samples >= num-clients = {machines}, got {samples}.")
+        held_out = max(_LOGISTIC_TEST // machines, 1)
+        spreads = config.synthetic_alpha**0.5, config.synthetic_beta**0.5
+        deviations = np.arange(1, num_features + 1) ** -0.6
+        features = np.empty((machines, each + held_out, num_features), np.float32)
+        labels = np.empty((machines, each + held_out), np.int64)
+        for i in range(machines):
+            model_mean, feature_mean = generator.normal(0.0, spreads)
+            weights = generator.normal(model_mean, 1.0, size=(2, num_features))
+            offsets = generator.normal(model_mean, 1.0, size=2)
+            centre = generator.normal(feature_mean, 1.0, size=num_features)
+            rows = centre + deviations * generator.standard_normal((each + held_out, num_features))
+            features[i], labels[i] = rows, (rows @ weights.T + offsets).argmax(axis=1)
+        return Dataset(
+            features[:, :each].reshape(-1, num_features),
+            labels[:, :each].ravel(),
+            features[:, each:].reshape(-1, num_features),
+            labels[:, each:].ravel(),
+            2,
+            np.repeat(np.arange(machines), each),
+        )
+
+
+_CONSTANT = 0.7
+_TRAINING_SHARE = 0.8
+_SPLIT = 1
+"""Seed of the split, for NumPy's own generator, so that others can make the same one."""
+_MONTHS = 6
+
+
+class TabularTask(Task):
+    """Rows of length 1 with a constant among their values; the test set is fixed, whatever the run's seed."""
+
+    reads = frozenset()
+    constant = True
+    feature_bound = 1.0
+
+    def load(self, config: RunConfig, root: str) -> Dataset:
+        values, labels = self.rows(root)
+        rows = unit_rows(values)
+        order = np.random.Generator(np.random.PCG64(_SPLIT)).permutation(len(labels))
+        # Whole hundreds, so that a hundred machines have equally many.
+        train, test = np.split(order, [int(len(labels) * _TRAINING_SHARE) // 100 * 100])
+        return Dataset(rows[train], labels[train], rows[test], labels[test], 2)
+
+    @abstractmethod
+    def rows(self, root: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Scaled values and classes of all people."""
+
+
+class CreditDefault(TabularTask):
+    """30,000 holders of credit cards in Taiwan (Yeh and Lien 2009), of whom 22 % do not pay next month."""
+
+    name = "credit-default"
+    sentence = "30,000 holders of credit cards and whether they pay next month, from data-root"
+    tuned: ClassVar[Mapping[str, Tuned]] = {"pixels": Tuned(0.7, 400.0, 0.8, 0.7, 0.2, 1000.0, 60.0, 80.0)}
+
+    def rows(self, root: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        table = np.array(table_rows(data_file(root, "uci/UCI_Credit_Card.csv.gz")), dtype=np.float64)
+        limit, sex, education, marriage, age = table[:, 1:6].T
+        states, bills, paid = (table[:, start : start + _MONTHS] for start in (6, 12, 18))
+        people = [_logarithm(limit) * 2 - 1.6, (age - 40) / 40, sex - 1.5]
+        groups = [education == 1, education == 2, education == 3, marriage == 1, marriage == 2]
+        months = [np.maximum(states, 0) / 3, (states <= -1) / 2, states > 0, states > 1]
+        amounts = [_logarithm(bills) / 2, _logarithm(paid) - 0.3]
+        values = np.concatenate([np.stack([*people, *groups], axis=1), *months, *amounts], axis=1)
+        return values, table[:, -1].astype(np.int64)
+
+
+class Recidivism(TabularTask):
+    """7,214 defendants in Broward County (ProPublica 2016), of whom 45 % are charged again; without their race."""
+
+    name = "recidivism"
+    sentence = "7,214 defendants and whether they are charged again within two years (COMPAS), from data-root"
+    tuned: ClassVar[Mapping[str, Tuned]] = {"pixels": Tuned(0.35, 300.0, 0.8, 0.35, 0.2, 1000.0, 60.0, 80.0)}
+
+    def rows(self, root: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        table = np.array(table_rows(data_file(root, "compas/compas-two-years.csv.gz")))
+        age, felonies, misdemeanours, others, priors = table[:, [1, 4, 5, 6, 7]].astype(np.float64).T
+        juvenile = [np.minimum(count, 3) / 3 for count in (felonies, misdemeanours, others)]
+        groups = [age < 25, age > 45, (table[:, 0] == "Male") - 0.5, (table[:, 9] == "F") - 0.5]
+        record = [np.log1p(priors) / 3 - 0.3, (priors > 0) - 0.5, priors > 4]
+        values = np.stack([(age - 35) / 30, *groups, *record, *juvenile], axis=1)
+        return values, table[:, -1].astype(np.int64)
+
+
+def unit_rows(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Rows with a constant appended, each scaled to length 1 by itself."""
+    rows = np.concatenate([values, np.full((len(values), 1), _CONSTANT)], axis=1)
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def _logarithm(amounts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Signed amounts of money, mapped to about -1 to 1."""
+    return np.sign(amounts) * np.log1p(np.abs(amounts)) / 14

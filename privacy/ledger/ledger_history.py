@@ -1,0 +1,418 @@
+"""A ledger's contents for its operator, and what its releases guarantee together, one line each.
+
+Nothing is altered by reading. For an operator who asks what happened last night. A line's ``mu_so_far`` is of the
+releases in it and above it:
+
+    mu_so_far^2 = sum over the sessions s of (Delta_s S_s(k_s) / noise_std_s)^2 + mu_n^2
+
+with k_s the releases of s up to the line and S_s(k) the norm of the mechanism's C for the rows drawn up to release k
+and the samples' pattern. It is never too small:
+
+* Fix the numbers k_s beforehand. What a server sees of the first k_s releases of each session is made from these rows,
+  and on every path of its choices they move by at most that sum of squares, whatever it acknowledges and however it
+  mixes sessions (docs/proofs/release-rule.md, steps 2, 5, 6 and 7 with the cap k_s in place of K).
+* mu_n, what the normals' resolution tells, is charged whole to a session's first release.
+* Under secure aggregation the machines of a sum may have made all of their releases: S is that of
+  :meth:`~murmurfl.privacy.accounting.noise_plan.Summing.sensitivity` for the first k_s of this one.
+* Where any of it cannot be known, the session counts whole: what was closed, what a trusted server answers for, noise
+  of another version, and terms that do not give again the mu that was reserved. If its first line is not known either,
+  it counts in every line.
+* Clocks go wrong. Lines stand in an order in which a session's releases rise and samples are only used up, and each
+  figure is of all the lines above it, in whatever order they came about.
+
+"Beforehand" matters: for a line that was chosen by what the releases said, such as the one at which a server has
+stopped, ``mu_reserved`` holds, in which every session that was opened counts whole (step 8 there).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from ..accounting.gdp import compose_gdp
+from ..accounting.noise_plan import NoisePlan
+from ..errors import LedgerError, MurmurflError
+from ..machine.policy import PrivacyPolicy
+from ..machine.shuffled_machine import ShuffledPolicy
+from ..noise import NOISE_VERSION
+from .ledger_file import (
+    CLOSED,
+    LEDGER,
+    check_mark,
+    clear_errors,
+    opened,
+    read_header,
+    read_mark,
+    read_reserved,
+    read_state,
+)
+from .ledger_records import left_of, no_bound
+
+_ATTEMPTS = 50
+_PAUSE_S = 0.02
+WAIT_S = 5.0
+"""How long to wait for another process, in seconds."""
+
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class SessionSummary:
+    """One session of a ledger, for its operator."""
+
+    session: str
+    mu: float
+    """Reserved whole, whatever number of its releases was made; under a trusted server that server's word."""
+    releases: int
+    ack: int
+    """The last release the server says it has."""
+    closed: bool
+    """Whether it was closed after a rollback."""
+    first_release: float | None
+    """When, in seconds since 1970; ``last_release`` likewise."""
+    last_release: float | None
+    terms: Mapping[str, Any]
+    """The policy it was opened with and the noise that followed from it."""
+    trusted: bool = False
+    """Whether the machine left the noise to a trusted server: mu holds against everybody but that server, by its word;
+    against it nothing is guaranteed."""
+    mu_local: float | None = None
+    """Reserved under secure aggregation: what holds whatever other machines and helpers do, where ``mu`` rests on
+    enough of them. None otherwise."""
+
+    @property
+    def reserved_local(self) -> float:
+        """The mu reserved whatever other machines and helpers do."""
+        return self.mu if self.mu_local is None else self.mu_local
+
+    @property
+    def min_honest(self) -> int | None:
+        """How many honest machines of each sum ``mu`` rests on; None if it rests on none or only the mark knows."""
+        return None if self.mu_local is None else self.terms.get("min_honest")
+
+
+@dataclass(frozen=True)
+class LedgerSummary:
+    """The contents of a ledger, for its operator."""
+
+    data: str
+    """The operator's name for the data."""
+    created: float
+    """When, in seconds since 1970."""
+    budget_mu: float
+    delta: float
+    reserved_mu: float
+    """Mu of all sessions together: what counts as spent. Against a server it is a bound only while none was trusted."""
+    samples_used: int
+    commits: int
+    mark: str
+    """Where the high-water mark is."""
+    mark_problem: str
+    """The error of the mark, or empty."""
+    key_file: str
+    """Where the noise key is; empty: in the ledger."""
+    sessions: tuple[SessionSummary, ...]
+    """In the order in which they were opened."""
+    budget_local_mu: float
+    """Budget for what holds whatever other machines and helpers do; ``budget_mu`` where it was not decided."""
+    local_decided: bool
+
+    @property
+    def summed(self) -> bool:
+        """Whether a session or the budget makes the local figure differ from the other."""
+        return self.local_decided or any(session.mu_local is not None for session in self.sessions)
+
+    @property
+    def reserved_local_mu(self) -> float:
+        """Mu of all sessions together, whatever other machines and helpers do."""
+        return compose_gdp(session.reserved_local for session in self.sessions)
+
+    @property
+    def left_local_mu(self) -> float:
+        """Mu that new sessions may still reserve of ``budget_local_mu``."""
+        return left_of(self.budget_local_mu, self.reserved_local_mu)
+
+    @property
+    def trusted_a_server(self) -> bool:
+        """Whether any session left the noise to a trusted server; then new sessions can only be of that kind."""
+        return any(session.trusted for session in self.sessions)
+
+    @property
+    def left_mu(self) -> float:
+        """Mu that new sessions may still reserve."""
+        return left_of(self.budget_mu, self.reserved_mu)
+
+
+def read_ledger(path: str | Path) -> LedgerSummary:
+    """Read a ledger without altering it.
+
+    It may be in use, or a copy. A mark that is missing or does not agree is no error here; the summary says so. After a
+    crash SQLite's own index (``-shm``) of the log that was left may be made again; nothing else is touched.
+
+    Notes
+    -----
+    What it returns does not depend on the machine's data.
+    """
+    return read_steadily(Path(path).absolute(), _read)
+
+
+def read_steadily(path: Path, read: Callable[[Path], Read]) -> Read:
+    """Read a ledger while nobody writes to it: again, if somebody did."""
+    for _ in range(_ATTEMPTS):
+        before = _times(path)
+        try:
+            found = read(path)
+        except LedgerError:
+            if _times(path) == before:
+                raise
+        else:
+            if _times(path) == before:
+                return found
+        time.sleep(_PAUSE_S)  # its node wrote to it meanwhile
+    raise LedgerError(
+        f"Expected a moment in which {path} is not written to, got none in {_ATTEMPTS} attempts; try again."
+    )
+
+
+def _times(path: Path) -> list[tuple[int, int, int] | None]:
+    """Inode, size and time of the files that change when a ledger is written to."""
+    stats = [file.stat() if file.exists() else None for file in (path, _log(path))]
+    return [None if stat is None else (stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
+
+
+def _log(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def read_only(path: Path) -> str:
+    """Options of a connection that makes no file."""
+    # Without a log nobody is writing, and SQLite need not make its own files; with one they are there already.
+    return "mode=ro" if _log(path).exists() else "mode=ro&immutable=1"
+
+
+def _read(path: Path) -> LedgerSummary:
+    with clear_errors(path, WAIT_S), opened(path, WAIT_S, read_only(path)) as connection:
+        LEDGER.check_integrity(connection, path)
+        header, problem = read_header(connection, path), ""
+        try:
+            mark = read_mark(header.mark)
+        except LedgerError as error:
+            mark, problem = None, str(error)
+        connection.execute("BEGIN")
+        state = read_state(connection, header, path)
+        sessions = tuple(session_summaries(connection))
+    if mark is not None:
+        try:
+            check_mark(state, mark, path)
+        except LedgerError as error:
+            problem = str(error)
+    local = header.budget_local_mu
+    return LedgerSummary(
+        data=header.data,
+        created=header.created,
+        budget_mu=header.budget_mu,
+        delta=header.delta,
+        reserved_mu=compose_gdp(session.mu for session in sessions),
+        samples_used=state.samples_used,
+        commits=state.counter,
+        mark=str(header.mark),
+        mark_problem=problem,
+        key_file=str(header.key_file or ""),
+        sessions=sessions,
+        budget_local_mu=header.budget_mu if local is None else local,
+        local_decided=local is not None,
+    )
+
+
+def session_summaries(connection: sqlite3.Connection) -> Iterator[SessionSummary]:
+    """Yield the sessions of an open ledger, in the order in which they were opened."""
+    local = {session: mu_local for session, _, mu_local in read_reserved(connection)}
+    for session, mu, fingerprint, releases, ack, terms, first, last in connection.execute(
+        "SELECT s.session, r.mu, s.fingerprint, s.release, s.ack, s.terms, min(l.time), max(l.time) "
+        "FROM streams s JOIN reserved r USING (session) LEFT JOIN releases l USING (session) "
+        "GROUP BY s.session ORDER BY r.rowid"
+    ):
+        made = session, abs(mu), releases, ack, fingerprint == CLOSED, first, last, json.loads(terms or "{}")
+        yield SessionSummary(*made, trusted=no_bound(mu), mu_local=local[session])
+
+
+_MOST_FIGURES = 128
+_SAME = 1e-9
+
+
+class ReleaseRow(NamedTuple):
+    """A release as the ledger wrote it down: session, number, when (seconds since 1970), samples used up by then."""
+
+    session: str
+    release: int
+    time: float
+    samples_used: int
+
+
+@dataclass(frozen=True)
+class ReleaseLine:
+    """One release, and what all releases up to it guarantee together."""
+
+    session: str
+    release: int
+    """Number in the session, from 1."""
+    time: float
+    """When it was recorded, in seconds since 1970, by the machine's clock."""
+    samples_used: int
+    """Over all sessions, by then."""
+    mu_so_far: float
+    """Mu of the releases up to this line, for a line chosen beforehand. Under secure aggregation it rests on what each
+    session's guarantee rests on; under a trusted server it is that server's word."""
+    mu_reserved: float
+    """Mu of all releases that the sessions opened up to this line may ever make."""
+    local_so_far: float
+    """``mu_so_far`` whatever other machines and helpers do; ``local_reserved`` likewise."""
+    local_reserved: float
+
+
+@dataclass(frozen=True)
+class LedgerHistory:
+    """The releases of a ledger in order, and which sessions count whole."""
+
+    lines: tuple[ReleaseLine, ...]
+    in_every_line: tuple[str, ...]
+    """Sessions whose first release has no line: they count whole from the first line on."""
+    whole: tuple[str, ...]
+    """Sessions that count whole from their first line on."""
+
+
+def read_history(path: str | Path) -> LedgerHistory:
+    """Read a ledger's releases without altering it; it may be in use, or a copy.
+
+    Notes
+    -----
+    What it returns does not depend on the machine's data. ``mu_so_far`` of a line is an upper bound: what a server sees
+    of the first releases of each session, as many as there are up to this line, is mu_so_far-GDP for replacement of one
+    sample of this machine (or what the session's unit is), for numbers of releases fixed beforehand. ``mu_reserved``
+    covers a server that stops where it likes.
+    Proof: docs/proofs/release-rule.md, step 8.
+    """
+
+    def read(file: Path) -> LedgerHistory:
+        with clear_errors(file, WAIT_S), opened(file, WAIT_S, read_only(file)) as connection:
+            connection.execute("BEGIN")
+            read_state(connection, read_header(connection, file), file)
+            rows = connection.execute("SELECT session, release, time, samples_used FROM releases").fetchall()
+            return history_of(tuple(session_summaries(connection)), [ReleaseRow(*row) for row in rows])
+
+    return read_steadily(Path(path).absolute(), read)
+
+
+def history_of(sessions: Sequence[SessionSummary], rows: Iterable[ReleaseRow]) -> LedgerHistory:
+    """The history of sessions in their order of opening, from the rows, in any order, that their ledger has."""
+    ordered = _ordered(sessions, rows)
+    known = {session.session: session for session in sessions}
+    numbers: dict[str, list[int]] = {name: [] for name in known}
+    for row in ordered:
+        numbers.setdefault(row.session, []).append(row.release)
+    figures = {name: _figures(known[name], made) for name, made in numbers.items() if name in known}
+    hidden = tuple(name for name, session in known.items() if session.releases > 0 and numbers[name][:1] != [1])
+    whole = {name: whole_of(session) for name, session in known.items()}
+    so_far, reserved = {name: whole[name] for name in hidden}, {name: whole[name] for name in hidden}
+    lines = []
+    for row in ordered:
+        if row.session not in hidden:
+            made = figures.get(row.session)
+            reserved[row.session] = whole.get(row.session, (math.inf, math.inf))  # unknown in a damaged ledger
+            so_far[row.session] = reserved[row.session] if made is None else made[row.release - 1]
+        mus = [math.hypot(*(mu[kind] for mu in of.values())) for kind in (0, 1) for of in (so_far, reserved)]
+        lines.append(ReleaseLine(*row, *mus))
+    count_whole = tuple(name for name, made in figures.items() if made is None and name not in hidden)
+    return LedgerHistory(tuple(lines), hidden, count_whole)
+
+
+def whole_of(session: SessionSummary) -> tuple[float, float]:
+    """Return mu and local mu of all releases that a session may make."""
+    return (session.reserved_local if session.min_honest is None else session.mu), session.reserved_local
+
+
+def _ordered(sessions: Sequence[SessionSummary], rows: Iterable[ReleaseRow]) -> list[ReleaseRow]:
+    """Sort rows as they may have happened: a session's by number, none before one with fewer samples used."""
+    place = {session.session: i for i, session in enumerate(sessions)}
+    latest: dict[str, float] = {}
+    keys = {}
+    for row in sorted(rows, key=lambda row: (row.session, row.release)):
+        # A clock that was put back brings no release before its predecessor.
+        latest[row.session] = max(row.time, latest.get(row.session, -math.inf))
+        keys[row] = (row.samples_used, latest[row.session], place.get(row.session, len(place)), row.release)
+    return sorted(keys, key=lambda row: keys[row])
+
+
+def _figures(session: SessionSummary, numbers: Sequence[int]) -> list[tuple[float, float]] | None:
+    """Return mu and local mu of a session's first k releases, for each k; None if only the whole is known."""
+    if session.closed or session.trusted or not math.isfinite(session.mu):
+        return None
+    if list(numbers) != list(range(1, session.releases + 1)) or not numbers:
+        return None
+    plan = plan_of(session)
+    if plan is None or session.releases > plan.mechanism.num_releases:
+        return None
+    # Of many releases only every few are worked out; one between counts as the next, which is more.
+    step = -(-session.releases // _MOST_FIGURES)
+    worked_out: list[tuple[float, float]] = []
+    before = (0.0, 0.0)
+    for k in range(1, session.releases + 1):
+        if (k - 1) % step == 0:
+            mu, local = first_releases(plan, session, min(k + step - 1, session.releases))
+            before = max(mu, before[0]), max(local, before[1])
+        worked_out.append(before)
+    return worked_out
+
+
+def first_releases(plan: NoisePlan, session: SessionSummary, releases: int) -> tuple[float, float]:
+    """Return mu and local mu of a session's first releases under this noise.
+
+    Upper bounds, for a number fixed beforehand, and never more than the whole session's.
+    """
+    whole, local = whole_of(session)
+    alone = plan.sensitivity * plan.mechanism.sensitivity(n=releases, **plan.pattern) / plan.noise_std
+    every = plan.sensitivity * plan.mechanism.sensitivity(**plan.pattern) / plan.noise_std
+    # The part of the local figure that is not the noise's is the normals' resolution: it is charged whole.
+    alone = math.hypot(alone, math.sqrt(max(plan.mu_local**2 - every**2, 0.0)))
+    if plan.sums is None:
+        return min(alone, whole), min(alone, local)
+    summed = plan.sensitivity * plan.summed_sensitivity(releases) / plan.noise_std
+    made = alone if session.min_honest is None else math.hypot(summed, plan.resolution_mu)
+    return min(made, whole), min(alone, local)
+
+
+def plan_of(session: SessionSummary) -> NoisePlan | None:
+    """Work out a session's noise plan again from its terms; None if it may differ.
+
+    Notes
+    -----
+    **Formal guarantees.** The plan's mu and mu_local are those that the session reserved when it was opened, for
+    replacement of one of its units; where they are not, there is no plan.
+    Proof: docs/proofs/release-rule.md.
+    """
+    terms = dict(session.terms)
+    size = terms.get("num_parameters")
+    if not isinstance(size, int) or terms.get("noise_version") != NOISE_VERSION:
+        return None
+    kind = ShuffledPolicy if "private_steps" in terms else PrivacyPolicy
+    try:
+        policy = kind(**{f.name: _hashable(terms[f.name]) for f in fields(kind) if f.name in terms})
+        plan = policy.plan(size)
+        same = json.loads(policy.terms(size)) == terms
+    except (MurmurflError, TypeError, ValueError, ArithmeticError):
+        return None
+    same = same and math.isclose(plan.mu, session.mu, rel_tol=_SAME)
+    return plan if same and math.isclose(plan.mu_local, session.reserved_local, rel_tol=_SAME) else None
+
+
+def _hashable(value: Any) -> Any:
+    """A value of a JSON document as policies have it."""
+    if isinstance(value, Mapping):
+        return {name: _hashable(inner) for name, inner in value.items()}
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value

@@ -1,0 +1,50 @@
+"""Ledgers of many machines as columns: those of a plain ledger for each, and nothing of machines without entries."""
+
+import sys
+
+import numpy as np
+from murmurfl.privacy import MemoryLedger
+from murmurfl.privacy.ledger.ledger_records import Account, BlockLedger, StreamRecord
+
+
+def stream(release):
+    nonces = (bytes([release]) * 16,)
+    return StreamRecord(fingerprint="f", release=release, ack=0, nonces=nonces[0], terms="t")
+
+
+def test_ledgers_in_columns_say_what_ledgers_by_themselves_say():
+    """Commits of machines in any order, in two sessions."""
+    machines, draw = 40, np.random.default_rng(3)
+    block, plain = BlockLedger(machines), [MemoryLedger() for _ in range(machines)]
+    for step in range(120):
+        row, session = int(draw.integers(machines // 2)) * 2, f"s{draw.integers(2)}"
+        account = Account(samples_used=step, reserved={session: 1.0})
+        for ledger in (block.ledger(row), plain[row]):
+            with ledger.exclusive() as page:
+                page.commit(session, stream(step), account)
+        for i, one in enumerate(plain):
+            with block.ledger(i).exclusive() as ours, one.exclusive() as theirs:
+                assert ours.account() == theirs.account()
+                assert ours.stream("s0") == theirs.stream("s0")
+                assert ours.stream("s1") == theirs.stream("s1")
+
+
+def test_figures_tell_machines_apart_that_have_spent_something_else():
+    block = BlockLedger(6)
+    for row, used, sessions in ((4, 2, ("a",)), (1, 2, ("a",)), (2, 2, ("a", "b")), (3, 5, ("a",))):
+        with block.ledger(row).exclusive() as page:
+            page.commit("a", stream(1), Account(samples_used=used, reserved=dict.fromkeys(sessions, 1.0)))
+    columns = np.stack(block.figures(np.arange(6))).T.tolist()
+    assert columns == [[0, 0, 0], [2, 1, 1], [2, 2, 1], [5, 1, 1], [2, 1, 1], [0, 0, 0]]
+
+
+def test_a_machine_without_entries_takes_four_bytes():
+    machines, asked = 50_000, np.arange(7, 50_000, 500)
+    block = BlockLedger(machines)
+    streams, accounts = block.streams("s", asked), block.accounts(asked)
+    streams.release += 1
+    block.commit(asked, streams, accounts)
+    kept = [column for part in (block._accounts, *block._streams.values()) for column in vars(part).values()]
+    rows = {len(column) for column in kept if not isinstance(column, str)}
+    assert rows == {len(asked) + 1}
+    assert sum(map(sys.getsizeof, [block._place, *kept])) < 4 * machines + 200 * len(asked)
