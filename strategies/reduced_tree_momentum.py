@@ -98,11 +98,6 @@ class ReducedOptions(MomentumOptions):
 class ReducedTreeNoise(MomentumNoise):
     """The noise on the nodes of the trees for A, D and R, of which nothing is kept but nonces.
 
-    Parameters
-    ----------
-    options : ReducedOptions
-        Those of its strategy.
-
     Notes
     -----
     **Formal guarantees.** See :class:`ReducedTreeMomentum`: what it says rests on these standard deviations.
