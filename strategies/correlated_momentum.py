@@ -158,7 +158,7 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
     Proof: docs/proofs/returning-samples.md.
     """
 
-    options: CorrelatedOptions
+    options: CorrelatedOptions  # type: ignore[assignment]
     trust: CorrelatedNoise
     state_type: ClassVar[type[CorrelatedMomentumState]] = CorrelatedMomentumState
 

@@ -231,7 +231,7 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
     momentum before it, so it is charged with two roundings. The machines' own roundings are charged to R_t.
     """
 
-    options: ReducedOptions
+    options: ReducedOptions  # type: ignore[assignment]
     trust: ReducedTreeNoise
     state_type: ClassVar[type[ReducedTreeMomentumState]] = ReducedTreeMomentumState
 
