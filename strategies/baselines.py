@@ -135,7 +135,7 @@ class IsrlDp(ProjectedStrategy[IsrlDpState]):
 
     state_type: ClassVar[type[IsrlDpState]] = IsrlDpState
 
-    options: IsrlDpOptions
+    options: IsrlDpOptions  # type: ignore[assignment]
 
     @takes(IsrlDpOptions)
     def __init__(self, **options: Any) -> None:

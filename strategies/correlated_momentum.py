@@ -53,14 +53,7 @@ class CorrelatedMomentumState:
 
 
 class CorrelatedNoise(MomentumNoise):
-    """The noise of a mechanism on the machines' sums of gradients.
-
-    Parameters
-    ----------
-    options : MomentumOptions
-        Those of its strategy.
-    mechanism : Mechanism
-        One of :data:`MOMENTUM_MECHANISMS`.
+    """The noise of a mechanism, one of :data:`MOMENTUM_MECHANISMS`, on the machines' sums of gradients.
 
     Notes
     -----
@@ -165,7 +158,7 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
     Proof: docs/proofs/returning-samples.md.
     """
 
-    options: CorrelatedOptions
+    options: CorrelatedOptions  # type: ignore[assignment]
     trust: CorrelatedNoise
     state_type: ClassVar[type[CorrelatedMomentumState]] = CorrelatedMomentumState
 

@@ -280,7 +280,7 @@ class TrustedFullBatch(TrustedStrategy, FullBatch):
     over is public. Proof: docs/proofs/returning-samples.md.
     """
 
-    options: TrustedFullBatchOptions
+    options: TrustedFullBatchOptions  # type: ignore[assignment]
 
     @takes(TrustedFullBatchOptions)
     def __init__(self, **options: Any) -> None:

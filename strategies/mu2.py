@@ -265,7 +265,7 @@ class AnytimeMu2(Mu2):
 
     state_type: ClassVar[type[Mu2State]] = AnytimeMu2State
 
-    options: AnytimeOptions
+    options: AnytimeOptions  # type: ignore[assignment]
 
     @takes(AnytimeOptions)
     def __init__(self, **options: Any) -> None:
@@ -318,7 +318,7 @@ class TrustedMu2(TrustedStrategy, Mu2):
     Proof: docs/proofs/sensitivities.md.
     """
 
-    options: TrustedMu2Options
+    options: TrustedMu2Options  # type: ignore[assignment]
 
     @takes(TrustedMu2Options)
     def __init__(self, **options: Any) -> None:

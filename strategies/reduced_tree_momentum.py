@@ -98,11 +98,6 @@ class ReducedOptions(MomentumOptions):
 class ReducedTreeNoise(MomentumNoise):
     """The noise on the nodes of the trees for A, D and R, of which nothing is kept but nonces.
 
-    Parameters
-    ----------
-    options : ReducedOptions
-        Those of its strategy.
-
     Notes
     -----
     **Formal guarantees.** See :class:`ReducedTreeMomentum`: what it says rests on these standard deviations.
@@ -236,7 +231,7 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
     momentum before it, so it is charged with two roundings. The machines' own roundings are charged to R_t.
     """
 
-    options: ReducedOptions
+    options: ReducedOptions  # type: ignore[assignment]
     trust: ReducedTreeNoise
     state_type: ClassVar[type[ReducedTreeMomentumState]] = ReducedTreeMomentumState
 

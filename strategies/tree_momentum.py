@@ -53,11 +53,6 @@ def normalised_step(w: Vector, momentum: Vector, learning_rate: float) -> Vector
 class MomentumNoise(TrustedServer):
     """A trusted server's noise on a momentum of gradients in which samples return every N rounds; a base class.
 
-    Parameters
-    ----------
-    options : MomentumOptions
-        Those of its strategy (:class:`TrustedMomentum`).
-
     Notes
     -----
     **Formal guarantees.** Whatever of the momentum is published is mu-GDP, as :class:`TrustedMomentum` says.

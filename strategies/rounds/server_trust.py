@@ -517,14 +517,7 @@ class TrustedStrategy:
 
 
 class FreshNoise(TrustedServer):
-    """A trusted server that adds fresh noise to the sum of every round.
-
-    Parameters
-    ----------
-    options, accumulates
-        See :class:`TrustedServer`.
-    shares : str
-        How mu^2 is shared among rounds (:class:`~murmurfl.privacy.mechanisms.IndependentNoise`).
+    """A trusted server that adds fresh noise to the sum of every round, with shares of mu^2 by ``shares``.
 
     Notes
     -----

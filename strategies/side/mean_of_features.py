@@ -300,7 +300,7 @@ class TrustedMeanOfFeatures(TrustedStrategy, MeanOfFeatures):
     docs/proofs/sensitivities.md.
     """
 
-    options: TrustedMeanOptions
+    options: TrustedMeanOptions  # type: ignore[assignment]
 
     @takes(TrustedMeanOptions)
     def __init__(self, **options: Any) -> None:

@@ -407,7 +407,7 @@ class TrustedPrivateEvaluation(TrustedStrategy, PrivateEvaluation):
     Proof: docs/proofs/sensitivities.md.
     """
 
-    options: TrustedEvaluationOptions
+    options: TrustedEvaluationOptions  # type: ignore[assignment]
 
     @takes(TrustedEvaluationOptions)
     def __init__(self, **options: Any) -> None:

@@ -468,7 +468,7 @@ class TrustedStatistics(TrustedStrategy, Statistics):
     Proof: docs/proofs/sensitivities.md.
     """
 
-    options: TrustedStatisticsOptions
+    options: TrustedStatisticsOptions  # type: ignore[assignment]
 
     @takes(TrustedStatisticsOptions)
     def __init__(self, **options: Any) -> None:
