@@ -255,26 +255,14 @@ def read_outcome(
     largest_value: float = LARGEST_VALUE,
     *,
     masked: bool = False,
-) -> Outcome:
-    """A message as an outcome: a refusal, or what :func:`read_reply` makes of it."""
-    if message.has_error():
-        return Refusal(message.error.code)
-    return read_reply(message, layout, nodes, largest_value, masked=masked)
-
-
-def read_reply(
-    message: Message,
-    layout: Layout,
-    nodes: Mapping[str, int],
-    largest_value: float = LARGEST_VALUE,
-    *,
-    masked: bool = False,
-) -> Reply | None:
-    """A reply's contents, or None if it is malformed; ``layout`` has the model's arrays.
+) -> Refusal | Reply | None:
+    """A message as an outcome: a refusal, a reply with the model's arrays (``layout``), or None if it is malformed.
 
     A machine answers for itself only: ``nodes`` has those of the machines asked in this round. ``largest_value`` bounds
     magnitudes, since a huge one would swallow everybody else's; it is not checked under masks.
     """
+    if message.has_error():
+        return Refusal(message.error.code)
     arrays, metrics, config = (
         message.content.get(key, None) for key in (protocol.ARRAYS, protocol.METRICS, protocol.CONFIG)
     )
