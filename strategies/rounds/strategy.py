@@ -239,6 +239,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self._grid: Grid | None = None  # None for machines that are asked without messages
         self._timeout = _TIMEOUT_S
         self._fresh_session = taken.session is None or bool(taken.permit)  # a permit may be renewed
+        self._on_round = taken.on_round
         self._layout: Layout = []
         self._nodes: dict[str, int] = {}
         self._observed: Mapping[str, TrainingFigures] = {}
@@ -424,8 +425,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
                 evaluation = self._publish(server_round, num_rounds, evaluate_fn, result)
             if figures is not None:
                 figures.note(self.history[-1], num_rounds)
-            if self.options.on_round is not None:
-                self.options.on_round(self.history[-1], evaluation)
+            if self._on_round is not None:
+                self._on_round(self.history[-1], evaluation)
             self.trust.check_pause()
             if self.must_aggregate and is_hopeless(self.history, 1 if is_simulation(grid) else PATIENCE):
                 check_something_came(self.history, self._reasons)
