@@ -251,7 +251,9 @@ def test_a_key_of_which_a_word_is_lost_is_caught(monkeypatch):
     assert uncorrelated(rows([first], SIZE), rows([second], SIZE))
     right = device_noise._key_words
     monkeypatch.setattr(
-        normals, "_key_words", lambda *given: right(*given) * torch.tensor([[1], [1], [1], [1], [0]], device=DEVICE)
+        device_noise,
+        "_key_words",
+        lambda *given: right(*given) * torch.tensor([[1], [1], [1], [1], [0]], device=DEVICE),
     )
     assert not uncorrelated(rows([first], SIZE), rows([second], SIZE))
 
