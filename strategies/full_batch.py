@@ -265,7 +265,7 @@ class TrustedFullBatch(TrustedStrategy, FullBatch):
     Parameters
     ----------
     policy, num_rounds, noise_keys
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedServer`. The policy has ``order="all"``.
+        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`. The policy has ``order="all"``.
     shares : str
         How mu^2 is shared among rounds (:class:`~murmurfl.privacy.mechanisms.IndependentNoise`).
     **options

@@ -301,7 +301,7 @@ class TrustedMu2(TrustedStrategy, Mu2):
     Parameters
     ----------
     policy, num_rounds, noise_keys
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedServer`. The policy must use every sample once.
+        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`. The policy must use every sample once.
     **options
         See :class:`~murmurfl.strategies.mu2.ProjectedStrategy`.
 

@@ -81,7 +81,7 @@ class TrustedMomentum(TrustedStrategy, ReleaseStrategy[StateT]):
         With ``release_rule="paper"``, and as many passes (``sample_participations``) of ``min_separation`` = N releases
         as samples are used.
     num_rounds, noise_keys
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedServer`.
+        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`.
     alpha : float
         Weight of a new gradient, 0 < alpha <= 1.
     learning_rate : float

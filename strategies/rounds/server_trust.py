@@ -185,7 +185,19 @@ def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrustedOptions(RoundOptions):
-    """What a strategy with a trusted server takes beside its own (:class:`TrustedServer` describes it)."""
+    """What a strategy with a trusted server takes beside its own.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        What all machines were configured with: ``trust="trusted-server"``; its clip and batch give Delta, and its mu is
+        the guarantee. With mechanism ``none`` the server adds no noise either.
+    num_rounds : int
+        T, the most rounds this server will ever publish a model of.
+    noise_keys : NoiseKeys, optional
+        The server's noise key; default one from the operating system, kept in a file beside the checkpoint. Whoever
+        gives keys keeps them, and gives them again when the training is resumed.
+    """
 
     policy: PrivacyPolicy
     num_rounds: int
@@ -206,14 +218,6 @@ class TrustedServer(UntrustedServer):
     ----------
     options : TrustedOptions
         Those of its strategy.
-    options.policy : PrivacyPolicy
-        What all machines were configured with: ``trust="trusted-server"``; its clip and batch give Delta, and its mu is
-        the guarantee. With mechanism ``none`` the server adds no noise either.
-    options.num_rounds : int
-        T, the most rounds this server will ever publish a model of.
-    options.noise_keys : NoiseKeys, optional
-        The server's noise key; default one from the operating system, kept in a file beside the checkpoint. Whoever
-        gives keys keeps them, and gives them again when the training is resumed.
     accumulates : bool
         Whether the mean of all releases so far is published, and a reply may hold several releases.
 

@@ -79,6 +79,11 @@ class OneAnswer(ReleaseStrategy[StateT]):
         self._stated[reply.machine] = stated
         return True
 
+    def next_state(self, state: StateT, release_sum: Vector, report: RoundReport) -> StateT:
+        if not report.samples:
+            return state  # nothing came
+        return self.step(state, self.trust.noisy(release_sum, report.server_round), report.server_round)
+
     def read_entries(self, entries: Mapping[str, Any]) -> list[float] | None:
         """Further public figures of a reply; None where they make no sense."""
         return []
@@ -260,13 +265,11 @@ class MeanOfFeatures(OneAnswer[MeanState]):
         return ()
 
     def next_state(self, state: MeanState, release_sum: Vector, report: RoundReport) -> MeanState:
-        if not report.samples:
-            return state  # nothing came
-        mean = self.trust.noisy(release_sum, report.server_round) / report.samples
-        return self.step(state, mean, report.server_round)
+        noisy = super().next_state(state, release_sum, report)
+        return MeanState(noisy.mean / report.samples) if report.samples else state
 
     def step(self, state: MeanState, release_sum: Vector, server_round: int) -> MeanState:
-        """The state with the mean, which :meth:`next_state` makes of the sum."""
+        """The state with the sum, which :meth:`next_state` divides."""
         return MeanState(release_sum)
 
     def model(self, state: MeanState) -> Vector:
@@ -289,7 +292,7 @@ class TrustedMeanOfFeatures(TrustedStrategy, MeanOfFeatures):
     policy : PrivacyPolicy
         The :func:`~murmurfl.privacy.centring_policy` that all machines were configured with.
     noise_keys : NoiseKeys, optional
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedServer`.
+        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`.
     **options
         See :class:`MeanOfFeatures`.
 

@@ -360,11 +360,6 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
         """The state with the sum of the rows."""
         return EvaluationState(state.model, release_sum)
 
-    def next_state(self, state: EvaluationState, release_sum: Vector, report: RoundReport) -> EvaluationState:
-        if not report.samples:
-            return state  # nothing came
-        return self.step(state, self.trust.noisy(release_sum, report.server_round), report.server_round)
-
     def model(self, state: EvaluationState) -> Vector:
         return state.model
 
@@ -396,7 +391,7 @@ class TrustedPrivateEvaluation(TrustedStrategy, PrivateEvaluation):
     policy : PrivacyPolicy
         The :func:`~murmurfl.privacy.evaluation_policy` that all machines were configured with.
     noise_keys : NoiseKeys, optional
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedServer`.
+        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`.
     **options
         See :class:`PrivateEvaluation`.
 

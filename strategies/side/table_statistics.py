@@ -34,7 +34,7 @@ from scipy.optimize import isotonic_regression
 from ...privacy import ConfigurationError, Guarantee, StatisticsRows, protocol
 from ...privacy.side.statistics_query import CountedColumn, PlaceCounts
 from ..rounds.options import takes
-from ..rounds.replies import DirectMachines, Layout, RoundReport, Vector
+from ..rounds.replies import DirectMachines, Layout, Vector
 from ..rounds.server_trust import TrustedStrategy
 from .mean_of_features import OneAnswer, OneAnswerOptions, OneSumOptions, one_sum, stated_std
 from .private_evaluation import Z_95, Interval
@@ -427,11 +427,6 @@ class Statistics(OneAnswer[StatisticsState]):
         """The state with the sum of the rows."""
         return StatisticsState(release_sum)
 
-    def next_state(self, state: StatisticsState, release_sum: Vector, report: RoundReport) -> StatisticsState:
-        if not report.samples:
-            return state  # nothing came
-        return self.step(state, self.trust.noisy(release_sum, report.server_round), report.server_round)
-
     def model(self, state: StatisticsState) -> Vector:
         return state.total
 
@@ -457,7 +452,7 @@ class TrustedStatistics(TrustedStrategy, Statistics):
     policy : PrivacyPolicy
         The :func:`~murmurfl.privacy.statistics_policy` that all machines were configured with.
     noise_keys : NoiseKeys, optional
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedServer`.
+        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`.
     **options
         See :class:`Statistics`.
 
