@@ -87,7 +87,7 @@ def test_what_is_set_stands_in_the_place_of_the_preset():
     config = replace(BASE, momentum=0.3, average="linear", l2=0.01, shares="average", num_rounds=5, clip_norm=2.5)
     experiment = prepare(config)
     strategy = experiment.strategy()
-    assert (strategy.momentum, strategy.average, strategy.l2) == (0.3, "linear", 0.01)
+    assert (strategy.options.momentum, strategy.options.average, strategy.options.l2) == (0.3, "linear", 0.01)
     policy = experiment.policy()
     assert (policy.clip_norm, policy.max_participations) == (2.5, 5)
     assert dict(policy.mechanism_options) == {"shares": "average"}
@@ -121,7 +121,7 @@ def test_a_cap_ends_a_run_with_refusals_that_change_nothing_further():
     run = run_cohort(replace(BASE, num_rounds=4, max_participations=2, run_dry=True, give_up_after=0))
     assert [report.aggregated for report in run.strategy.history] == [10, 10, 0, 0]
     assert [report.refusals for report in run.strategy.history] == [0, 0, 10, 10]
-    shorter = run_cohort(replace(BASE, num_rounds=2, momentum=run.strategy.momentum))
+    shorter = run_cohort(replace(BASE, num_rounds=2, momentum=run.strategy.options.momentum))
     assert all((one == other).all() for one, other in zip(run.parameters, shorter.parameters, strict=True))
 
 

@@ -25,7 +25,7 @@ def test_engines_agree_to_the_last_bit(changes):
     one, other = run_cohort(config), run_in_process(config)
     assert all((a == b).all() for a, b in zip(one.parameters, other.parameters, strict=True))
     assert one.strategy.state.clip.tobytes() == other.strategy.state.clip.tobytes()
-    assert float(one.strategy.state.clip) != one.strategy.first_clip
+    assert float(one.strategy.state.clip) != one.strategy.options.first_clip
 
 
 def test_closed_sums_of_a_softmax_regression_are_those_of_its_rows():
@@ -88,7 +88,7 @@ def test_the_result_says_where_the_clip_came_to():
     assert said == {
         "quantile": 0.3,
         "share": 0.02,
-        "first": run.strategy.first_clip,
+        "first": run.strategy.options.first_clip,
         "last": float(run.strategy.state.clip),
     }
     json.dumps(said)
