@@ -24,7 +24,7 @@ from ..data.task import Dataset, Shard
 from ..engines.pool import HerePool, Pool, WorkerState, checked_workers, computing_alone, opened_pool, say_nothing
 from ..engines.start import ENGINES, run_document
 from ..methods import METHODS, Problem
-from ..methods.auto_method import AUTO
+from ..methods.method import AUTO
 from ..methods.presets import constant_feature
 from ..models.linear import SoftmaxRegression
 from ..reports.table import Table, statistics
