@@ -82,18 +82,10 @@ class _Answer:
 
 
 class WorkerMachines:
-    """An experiment's machines, spread over the workers of a pool.
+    """An experiment's machines, spread over the workers of a pool, of which there are at most as many as machines.
 
-    Parameters
-    ----------
-    pool : Pool
-        With at most as many workers as machines.
-    row_cache_mib : float
-        As for :class:`~murmurfl.app.engines.cohort.CohortMachines`, of all workers together.
-    samples : Any, optional
-        The result of :func:`shared_samples`; default sends the samples now.
-    keeps_ledgers : bool
-        Whether machines keep the ledgers of earlier trainings on this pool; default new ones.
+    ``samples`` is the result of :func:`shared_samples`; by default the samples are sent now. With ``keeps_ledgers``
+    machines keep the ledgers of earlier trainings on this pool.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -172,7 +173,7 @@ _FEWEST = 2  # machines of a training that does not say how many there are, as i
 _ROUNDING = 1e-9  # 0.8 * 10 is 8 machines, whatever floating point makes of it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Attendance:
     """A strategy's options on attendance, checked; None for those that were left out.
 
@@ -186,6 +187,8 @@ class Attendance:
     min_available_nodes: int | None = None
     wait_for: float = 1.0
     ask: float = 1.0
+    seed: int | None = None
+    sampling: Sampling = "uniform"
 
     def __post_init__(self) -> None:
         for name, value in (("wait_for", self.wait_for), ("ask", self.ask)):
@@ -220,6 +223,8 @@ class Attendance:
                     f"Expected {name} of at most num_clients = {self.num_clients}, got {value}: there are no more "
                     "machines. Leave num_clients out to train with all that are connected."
                 )
+        if self.sampling not in SAMPLINGS:
+            raise ConfigurationError(f"Expected sampling one of {SAMPLINGS}, got {self.sampling!r}.")
 
     @property
     def waits_for_all(self) -> bool:
@@ -262,8 +267,8 @@ class Attendance:
         return min(max(int(machines * self.fraction_train + _ROUNDING), fewest, 1), machines)
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Settings that a checkpoint must agree on, plain values."""
+    def plain(self) -> dict[str, Any]:
+        """How many machines and how long a wait a checkpoint must agree on, plain values."""
         end = {} if self.waits_for_all else {"wait_for": float(self.wait_for), "ask": float(self.ask)}
         if self.num_clients is not None:
             return {"num_clients": self.num_clients, "clients_per_round": self.asked(self.num_clients), **end}
@@ -529,8 +534,6 @@ class RollCall:
         attendance: Attendance,
         machines: MachineDirectory,
         *,
-        seed: int,
-        sampling: Sampling,
         late_answers: LateAnswers,
         strategy: str,
     ) -> None:
@@ -541,8 +544,9 @@ class RollCall:
                 "The timeout of start() says how long a round waits."
             )
         self.attendance, self.machines = attendance, machines
-        self.seed, self.late_answers = seed, late_answers
-        self.sampling: Sampling = sampling
+        self.late_answers = late_answers
+        self.seed = secrets.randbits(63) if attendance.seed is None else attendance.seed
+        self.sampling: Sampling = attendance.sampling
         self.num_clients = attendance.num_clients or 0
         """M; 0 until it is known."""
         self.clients_per_round = 0
