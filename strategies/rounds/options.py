@@ -97,14 +97,16 @@ def takes(
     """
 
     def typed(constructor: Callable[..., None]) -> Callable[Concatenate[Any, Parameters], None]:
-        taken = inspect.signature(options).parameters
+        signature = inspect.signature(options)
+        taken = signature.parameters
 
         @wraps(constructor)
         def made(self: Any, **given: Any) -> None:
             if "options" not in vars(self):  # else a subclass has made them, of more
                 refuse_arguments(type(self), {name: value for name, value in given.items() if name not in taken})
-                make = cast(Any, options)
-                self.options = make(**{name: value for name, value in given.items() if name in taken})
+                known = {name: value for name, value in given.items() if name in taken}
+                signature.bind(**known)  # says what is missing
+                self.options = cast(Any, options)(**known)
             constructor(self, **given)
 
         itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
