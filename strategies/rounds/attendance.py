@@ -423,15 +423,6 @@ class OpenRequest:
     since: float  # when it was sent, by the clock
 
 
-@dataclass(frozen=True)
-class Enough:
-    """When a round may end."""
-
-    answers: int  # the fewest answers of machines that it asked
-    open: int  # the most requests that may be open, of any round
-    releases: int = 0  # the fewest replies without an error, late ones among them
-
-
 @dataclass
 class Gathered:
     """What came while a round lasted."""
@@ -477,15 +468,21 @@ class OpenRequests:
         machines: Iterable[str],
         *,
         server_round: int,
-        enough: Enough,
+        answers: int,
+        most_open: int,
+        least_releases: int,
         timeout: float,
     ) -> Gathered:
-        """Send a round's requests, one a machine, and take answers to them and to earlier ones until it is enough."""
+        """Send a round's requests, one a machine, and take answers to them and to earlier ones until it is enough.
+
+        It is with ``answers`` of machines that it asked and ``least_releases`` replies without an error, late ones
+        among them, once at most ``most_open`` requests of any round are open.
+        """
         started, found = self.clock.now(), Gathered()
         shortest = min(_SHORTEST_PAUSE_S, float(getattr(grid, "pull_interval", _SHORTEST_PAUSE_S)))  # of a simulation
         own = self._send(grid, messages, machines, server_round)
         found.given_up = len(messages) - len(own)  # nobody carries them
-        wanted = min(enough.answers, len(own))
+        wanted = min(answers, len(own))
         satisfied: float | None = None
         while True:
             self._take(grid, found, server_round)
@@ -493,8 +490,8 @@ class OpenRequests:
             if satisfied is None and len(own) - waiting >= wanted:
                 satisfied = passed
             behind = waiting and passed < (1 + _JUST_BEHIND) * (passed if satisfied is None else satisfied)
-            over = satisfied is not None and not behind and len(self._open) <= enough.open
-            if (over and found.releases >= enough.releases) or not self._open or passed >= timeout:
+            over = satisfied is not None and not behind and len(self._open) <= most_open
+            if (over and found.releases >= least_releases) or not self._open or passed >= timeout:
                 return found
             pause = min(max(_PAUSE_SHARE * passed, shortest), _LONGEST_PAUSE_S)
             self.clock.sleep(max(min(pause, timeout - passed), _NEXT_TO_NOTHING_S))
@@ -640,13 +637,13 @@ class RollCall:
         done = self._left.finished - self.requests.machines
         askable = sum(name not in done for name in nodes)
         share = self.attendance.needed(self.num_clients, min(askable, self.clients_per_round))
-        enough = Enough(
-            answers=self.attendance.needed(self.num_clients, len(self.asked)),
-            open=max(askable - share, 0),
-            releases=least_releases,
-        )
         found = self.requests.gather(
-            grid, list(messages), self.asked, server_round=server_round, enough=enough, timeout=timeout
+            *(grid, list(messages), self.asked),
+            server_round=server_round,
+            answers=self.attendance.needed(self.num_clients, len(self.asked)),
+            most_open=max(askable - share, 0),
+            least_releases=least_releases,
+            timeout=timeout,
         )
         self._overdue = found.overdue
         self._given_up += found.given_up

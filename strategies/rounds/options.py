@@ -58,7 +58,7 @@ class RoundOptions(Attendance):
     def __post_init__(self) -> None:
         super().__post_init__()
         for one in fields(self):
-            if one.type == "float":  # Python's own, which JSON has, for whatever else is a number
+            if one.type in ("float", float):  # Python's own, which JSON has, for whatever else is a number
                 object.__setattr__(self, one.name, float(getattr(self, one.name)))
         check_count("evaluate_every", self.evaluate_every)
         session = self.session
@@ -97,14 +97,16 @@ def takes(
     """
 
     def typed(constructor: Callable[..., None]) -> Callable[Concatenate[Any, Parameters], None]:
-        taken = inspect.signature(options).parameters
+        signature = inspect.signature(options)
+        taken = signature.parameters
 
         @wraps(constructor)
         def made(self: Any, **given: Any) -> None:
             if "options" not in vars(self):  # else a subclass has made them, of more
                 refuse_arguments(type(self), {name: value for name, value in given.items() if name not in taken})
-                make = cast(Any, options)
-                self.options = make(**{name: value for name, value in given.items() if name in taken})
+                known = {name: value for name, value in given.items() if name in taken}
+                signature.bind(**known)  # says what is missing
+                self.options = cast(Any, options)(**known)
             constructor(self, **given)
 
         itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)

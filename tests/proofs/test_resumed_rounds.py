@@ -9,6 +9,7 @@ is at most the claim.
 """
 
 import logging
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -23,9 +24,8 @@ from tests.harness.secure import HELPERS, SHAPES, D, Machines, SecureGrid, build
 from tests.harness.transcripts import ROUNDING, Opened, Stream, Transcript, generator
 
 LIARS, VICTIM, ROUNDS = ("1", "4"), "2", 12
-HONEST, MIN_COHORT = 2, 4
-TERMS = {"min_honest": HONEST, "min_cohort": MIN_COHORT, "max_participations": ROUNDS + 2}
-MACHINES = 8
+MACHINES, MIN_COHORT = 8, 4
+TERMS = {"min_honest": MIN_COHORT - len(LIARS), "min_cohort": MIN_COHORT, "max_participations": ROUNDS + 2}
 
 
 class Killed(BaseException):
@@ -44,27 +44,22 @@ class Course:
 
     def __init__(self, seed, mechanism, sample, monkeypatch, folder):
         self.chance, self.answered, self.heard = generator(seed), {name: {} for name in HELPERS}, {}
-        self.made, self.begins, self.kills = {}, {}, 0
+        self.made, self.begins, self.kills, self.sample = {}, {}, 0, sample
         self.refuses = {str(self.chance.integers(1, ROUNDS)): name for name in HELPERS}  # a round that becomes void
-        self.machines = Machines(self._data(sample), SHAPES, MACHINES, mechanism=mechanism, **TERMS)
+        self.machines = Machines(self._samples, SHAPES, MACHINES, mechanism=mechanism, **TERMS)
         self._mask, self.machines.mask = self.machines.mask, self.masked
         self.grid = SecureGrid(self.machines, lost=0.05, seed=seed)
-        self.grid.watch = self.trouble
-        self.grid.seen = self.trouble
+        self.grid.watch = self.grid.seen = self.trouble
         with monkeypatch.context() as patch:
             for what in ("open", "view", "void"):
                 patch.setattr(Opener, what, self.noted(what, getattr(Opener, what)))
             self._train(folder)
             self._ask_for_everything_again()
 
-    @staticmethod
-    def _data(sample):
-        def data(name):
-            samples = some(name)
-            samples[3] = sample if name == VICTIM else samples[3]
-            return samples
-
-        return data
+    def _samples(self, name):
+        samples = some(name)
+        samples[3] = self.sample if name == VICTIM else samples[3]
+        return samples
 
     def masked(self, name, release, session):
         """A release under masks, noted; liars and broken seals as the course has them."""
@@ -115,12 +110,9 @@ class Course:
             asked = {"num_clients": MACHINES, "clients_per_round": MACHINES, "run_dry": True}
             self.strategy = strategy = build(secure=option, checkpoint=checkpoint, **asked)
             strategy.machines.sleep = lambda seconds: None
-            try:
-                trained(strategy, self.grid, ROUNDS)
-                return
-            except (Killed, OpeningError):
-                continue
-            except NothingAggregatedError:
+            with suppress(Killed, OpeningError):
+                with suppress(NothingAggregatedError):
+                    trained(strategy, self.grid, ROUNDS)
                 return
         pytest.fail("the training does not end")
 
@@ -128,10 +120,8 @@ class Course:
         for opener in self.grid.openers.values():
             for (name, releases), session in list(self.heard.items()):
                 for other in (name, "again"):
-                    try:
+                    with suppress(OpeningRefusedError):
                         opener.open(session, other, releases)
-                    except OpeningRefusedError:
-                        continue
 
     def sets(self, helper):
         """What a helper has answered, in order: the releases of each set."""
