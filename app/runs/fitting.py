@@ -354,6 +354,7 @@ def fit_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str]:
         ("model", f"{shown_figure(outcome, table)} on the rows held out"),
         *[("private", one.sentence) for one in (outcome.private_evaluation,) if one is not None and one.sentence],
         ("beside", _beside(outcome, table)),
+        *[("warning", words) for words in outcome.warnings[:1]],
         *[("better", table.better) for _ in range(bool(table.better))],
         ("privacy", _privacy(result)),
         ("saved", f"{folder}: `murmurfl predict {folder} NEW.csv`"),
