@@ -46,7 +46,6 @@ from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import unflatten
 
 logger = logging.getLogger(__name__)
-
 GRADIENTS = "gradients"
 """A request for a contribution to the training, not for a side release."""
 
@@ -85,6 +84,13 @@ def check_version(config: Mapping[str, Any]) -> None:
             protocol.PROTOCOL_MISMATCH,
             f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states {stated}",
         )
+
+
+def check_addressed(config: Mapping[str, Any], name: str) -> None:
+    """Refuse a request of another protocol version, or one that names another machine than this one."""
+    check_version(config)
+    if config.get(protocol.MACHINE, name) != name:
+        raise malformed("the request names another machine")
 
 
 def skipped_entry(config: Mapping[str, Any]) -> bool:
@@ -247,13 +253,9 @@ def answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
 
 
 RecordT = TypeVar("RecordT", ConfigRecord, MetricRecord)
-
 AnyT = TypeVar("AnyT", bound=MutableMapping[str, Any])
-
 _STYPE = "numpy.ndarray"  # how Flower calls the format of numpy.save
-
 _NUMBERS = frozenset((int, float))
-
 _PLAIN = frozenset((int, float, str, bytes, bool))
 
 

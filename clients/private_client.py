@@ -50,6 +50,7 @@ from .messages import (
     Request,
     answer,
     array_record,
+    check_addressed,
     check_can_send,
     check_masking,
     check_version,
@@ -183,8 +184,7 @@ class PrivateClient(NumPyClient):
         self.gradients = gradients
         self.samples = samples
         self._shapes = [tuple(shape) for shape in gradients.shapes]
-        self._sizes = [math.prod(shape) for shape in self._shapes]
-        size = sum(self._sizes)
+        size = sum(map(math.prod, self._shapes))
         sides: list[SideRelease] = [one for one in (centring, evaluation, *side) if one is not None]
         refuse_sides(type(self), sides, per_owner=policy.samples_per_owner > 0)
         known: MachineTerms = {"data": known_by(samples)}
@@ -195,11 +195,14 @@ class PrivateClient(NumPyClient):
         self.machine = self.machine_type(policy, size, count, ledger, keys, rows, **known)
         self.machine.num_rows = held
         shapes = getattr(gradients, "model_shapes", self._shapes)
-        terms = PartTerms(self.machine, held, samples, ledger, keys, known, shapes, beside=policy)
+        terms = PartTerms(self.machine, samples, ledger, keys, known, shapes)
         self.parts: dict[str, SidePart] = {one.of: one.part(terms) for one in sides}
         """Makers of side releases, by the names of these in requests."""
         self.beside: list[LedgeredMachine] = [part.machine for part in self.parts.values()]
         """Their machines."""
+        mean, evaluation_part = self.parts.get(Centring.of), self.parts.get(Evaluation.of)
+        self.centred = mean if isinstance(mean, Centred) else None
+        self.evaluated = evaluation_part if isinstance(evaluation_part, Evaluated) else None
         fits = getattr(samples, "fits", None)
         vouched = rows_unmixed(gradients) and type(self).contribution is PrivateClient.contribution
         if vouched and getattr(samples, "stands_in", False) and centring is None and not policy.samples_per_owner:
@@ -295,9 +298,7 @@ class PrivateClient(NumPyClient):
 
     def _sealed_again(self, config: Mapping[str, Any]) -> tuple[list[NDArray[np.float64]], int, dict[str, Any]]:
         """Send the last release once more under fresh masks: a helper could not open what was sealed for it."""
-        check_version(config)
-        if config.get(protocol.MACHINE, self.name) != self.name:
-            raise malformed("the request names another machine")
+        check_addressed(config, self.name)
         session, ack = session_entry(config), integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND)
         number = integer_entry(config, protocol.RELEASE, 1, protocol.LARGEST_ROUND)
         return self._sent(self.machine.last_release(session, ack, number), session, GRADIENTS, {})
@@ -402,32 +403,8 @@ class PrivateClient(NumPyClient):
         schema = getattr(self.samples, "schema", None)
         return {} if schema is None else {protocol.SCHEMA: schema.digest}
 
-    @property
-    def centred(self) -> Centred | None:
-        """The part that releases the mean of its features first, if it does."""
-        part = self.parts.get(Centring.of)
-        return part if isinstance(part, Centred) else None
-
-    @property
-    def evaluated(self) -> Evaluated | None:
-        """The part that says how good a model is on the machine's samples, if it does."""
-        part = self.parts.get(Evaluation.of)
-        return part if isinstance(part, Evaluated) else None
-
-    @property
-    def centring(self) -> Centring | None:
-        """The configuration of :attr:`centred`."""
-        return None if self.centred is None else self.centred.centring
-
-    @property
-    def evaluation(self) -> Evaluation | None:
-        """The configuration of :attr:`evaluated`."""
-        return None if self.evaluated is None else self.evaluated.evaluation
-
     def _read(self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> Request:
-        check_version(config)
-        if config.get(protocol.MACHINE, self.name) != self.name:
-            raise malformed("the request names another machine")
+        check_addressed(config, self.name)
         server_round = integer_entry(config, protocol.SERVER_ROUND, 1, protocol.LARGEST_ROUND)
         if protocol.WEIGHED_AS in config:
             server_round = integer_entry(config, protocol.WEIGHED_AS, 1, protocol.LARGEST_ROUND)
@@ -443,7 +420,6 @@ class PrivateClient(NumPyClient):
 
 
 _NEEDS_CENTRE = "this machine is configured for centring: a request for gradients must bring a centre"
-
 _KINDS = {kind.of: kind for kind in SIDE_RELEASES}
 
 

@@ -39,8 +39,7 @@ from ..data.loading import load_dataset, load_shards
 from ..data.partition import OwnedShards
 from ..methods import METHODS, Method
 from ..methods.method import bounding
-from ..methods.presets import feature_bound
-from ..methods.problem import trained_samples
+from ..methods.presets import feature_bound, trained_samples
 from ..models import make_model
 from ..models.model import Model
 from ..runs.side_releases import beside_sides, features_bound, make_centring, make_evaluation

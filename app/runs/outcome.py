@@ -249,9 +249,7 @@ class Foreseen(_Part):
     noise_over_typical: float = _said("The same over a typical one: an estimate.")
     typical: float = _said("Which part of the longest a typical one is taken to be.")
     kept: float = _said("Which part of what is learnt without noise is likely to be left: an estimate.")
-    kept_range: tuple[float, float] | None = _or_null(
-        "The parts it keeps of hard and of easy made-up data; null if not tried."
-    )
+    kept_range: tuple[float, float] | None = _or_null("Between which parts it is, by made-up data; null if not tried.")
     machines_needed: int = _count("Machines like these at which it would be useful.")
     parameters_needed: int = _count("Values of a model that would be useful; 0 if one is too many.")
     epsilon_needed: float | None = _or_null("Epsilon, at `delta`, at which it would be useful.")

@@ -39,6 +39,7 @@ from ...privacy.protocol import read_array
 from ...privacy.sums.masking import Masking
 from ..messages import (
     answer,
+    check_addressed,
     check_masking,
     check_version,
     in_simulation,
@@ -61,7 +62,6 @@ _in_training: ContextVar[Message | None] = ContextVar("murmurfl_noise_mod", defa
 
 # The records that Flower's legacy ClientApp looks for, and does not find.
 _OF_LEGACY = ("'fitins.", "'evaluateins.")
-
 _LEGACY = (
     "this machine has Flower's legacy ClientApp(client_fn, mods=...), which cannot read messages of the Message API: "
     "write app = numpy_client_app(client_fn, mods=[CorrelatedNoiseMod(...)])"
@@ -175,7 +175,6 @@ def _reply_vector(reply: Message, received: Mapping[str, NDArray[np.float64]]) -
 
 
 logger = logging.getLogger("flwr")
-
 _MOST_PARAMETERS = 2**40
 
 
@@ -367,9 +366,7 @@ def _train(
             f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states no "
             "version: the server must use murmurfl's CorrelatedFedAvg",
         )
-    check_version(config)
-    if config.get(protocol.MACHINE, machine.name) != machine.name:
-        raise malformed("the request names another machine")
+    check_addressed(config, machine.name)
     ack, session = integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND), session_entry(config)
     received = received_model(message.content)
     start = np.concatenate([values.ravel() for values in received.values()])

@@ -35,7 +35,6 @@ from .per_sample_gradients import GRADIENT_MEMORY_MIB
 from .sample_methods import MachineModel, SampleMethod, read_request, sample_method, statistics_model
 
 logger = logging.getLogger(__name__)
-
 SamplesOf = Callable[[Context], Any]
 """A function of Flower's context that gives a machine its samples."""
 _KEPT_BYTES = 1 << 29
@@ -194,21 +193,9 @@ class PrivateClientApp(ClientApp):
     ) -> PrivateClient:
         """A real machine: this app's model and samples; the policy, ledger and key of an operator's file.
 
-        Parameters
-        ----------
-        node : SampleNode
-            The operator's file.
-        node_config : mapping, optional
-            The SuperNode's own, from the operator's command line.
-        ledger : SQLiteLedger, optional
-            Ledger with the key in place of the file's own; an audit brings one.
-        items : Items, optional
-            Records in place of the app's samples; an audit makes them up.
-
-        Notes
-        -----
         The ledger outlives the process; key and nonces are the operating system's. Nothing of the app's own policy and
-        nothing of a run configuration is looked at.
+        nothing of a run configuration is looked at. ``node_config`` is the SuperNode's own, from the operator's command
+        line. An audit brings a ``ledger``, and ``items`` that it makes up.
         """
         if self.method is not sample_method(node.method):
             raise ConfigurationError(
@@ -382,25 +369,14 @@ def private_client_app(
         made.check_schema(known, None if share is None or made.measure is None else made.measure(share.right))
     if schema is not None and chosen.scale is not None:  # one that was inferred is made from all records
         bound = made.bound(schema)
+    stated = {"epsilon": epsilon, "mu": mu, "delta": delta, "clip_norm": clip_norm, "rounds": rounds}
+    stated |= {"batch_size": batch_size, "trust": trust, "min_honest": min_honest, "min_cohort": min_cohort}
+    stated |= {"samples_per_owner": samples_per_owner}
     if policy is None:
         if clip_norm is None:
-            clip_norm = 1.0 if chosen.scale is None or math.isinf(bound) else chosen.scale.clip * bound
-        policy = chosen.policy(
-            batch_size=batch_size,
-            clip_norm=clip_norm,
-            max_participations=rounds,
-            mu=0.0 if mu is None else mu,
-            epsilon=epsilon,
-            delta=delta,
-            trust=trust,
-            min_honest=min_honest,
-            min_cohort=min_cohort,
-            samples_per_owner=samples_per_owner,
-        )
+            stated["clip_norm"] = 1.0 if chosen.scale is None or math.isinf(bound) else chosen.scale.clip * bound
+        policy = chosen.policy(**stated | {"mu": mu or 0.0, "max_participations": stated.pop("rounds")})
     else:
-        stated = {"epsilon": epsilon, "mu": mu, "delta": delta, "clip_norm": clip_norm, "rounds": rounds}
-        stated |= {"batch_size": batch_size, "trust": trust, "min_honest": min_honest, "min_cohort": min_cohort}
-        stated |= {"samples_per_owner": samples_per_owner}
         usual = inspect.signature(private_client_app).parameters
         named = [name for name, value in stated.items() if value != usual[name].default]
         if named:

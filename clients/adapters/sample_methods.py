@@ -120,26 +120,18 @@ class GradientUpdateClient(PrivateClient):
 
 
 _EVERY_SAMPLE: Mapping[str, Any] = {"order": "all", "mechanism": "independent", "release_rule": "paper"}
-
 _COUNTED: Mapping[str, Any] = {"clip_unit": "nonnegative", "max_participations": 1}
-
 _TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Constants without dimension: they hold for any data whose records have a known bound R (docs/tuning.md).
-
-    Parameters
-    ----------
-    clip : float
-        S / R.
-    travel : float
-        eta S R: how far one unclipped step moves the scores of the longest record.
-    """
+    """Constants without dimension: they hold for any data whose records have a known bound R (docs/tuning.md)."""
 
     clip: float
+    """S / R."""
     travel: float
+    """eta S R: how far one unclipped step moves the scores of the longest record."""
 
     def step(self, clip_norm: float, bound: float, *, slower: float = 1.0) -> float:
         """Eta for records of length R and a clip, divided by ``slower``."""
@@ -150,12 +142,10 @@ FULL_BATCH = Scale(0.1, 120.0)
 """For full batches with a momentum of :data:`MOMENTUM`; the travel is that of all rounds together."""
 
 MOMENTUM = 0.9
-
 MU2 = Scale(0.15, 10.0)
 """For mu^2-SGD, in up to eight rounds."""
 
 MU2_ROUNDS = 8
-
 SGD = Scale(0.4, 6.0)
 """For steps along one round's mean gradient."""
 
@@ -220,7 +210,6 @@ _KNOWN = (
     ),
     SampleMethod("statistics", StatisticsClient, "Statistics", whole={**_EVERY_SAMPLE, **_COUNTED}),
 )
-
 SAMPLE_METHODS: Mapping[str, SampleMethod] = {method.name: method for method in _KNOWN}
 
 
@@ -233,7 +222,6 @@ def sample_method(name: str) -> SampleMethod:
 
 
 _RECORDS = (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)
-
 Layout = Sequence[tuple[str, tuple[int, ...]]]
 """Names and shapes of a model's arrays, in order."""
 

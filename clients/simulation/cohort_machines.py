@@ -140,8 +140,8 @@ class Computing:
         placed.sort(key=lambda entry: entry[0])
         here = np.array([here for *_, here in placed])
         samples = self.batch([(self.names[i], chosen) for i, _, chosen, here in placed if here])
-        if self.client.centring is not None and self.request.centre is not None:
-            samples = self.client.centring.batch(samples, self.request.centre)
+        if self.client.centred is not None and self.request.centre is not None:
+            samples = self.client.centred.centring.batch(samples, self.request.centre)
         if not here.all():
             sampled = np.repeat(here, self.client.machine.policy.batch_size)
             samples = spread_samples(samples, np.flatnonzero(sampled), len(sampled))
@@ -194,10 +194,8 @@ def spread_samples(samples: Any, places: NDArray[np.intp], count: int) -> Any:
 
 
 logger = logging.getLogger(__name__)
-
 _BLOCK_VALUES = 1 << 22
 _NO_ENTRIES: Mapping[str, Any] = MappingProxyType({})
-
 Answer = tuple[str, Release | RefusedError]
 
 
@@ -301,19 +299,10 @@ class Cohort:
         points: Sequence[Sequence[NDArray[Any]]],
         entries: Mapping[str, Any] = _NO_ENTRIES,
     ) -> Iterator[Answer]:
-        """Yield what every machine answers to the request of a round, in the order of ``acks``.
+        """Yield what every machine answers to the request of round t, in the order of ``acks``.
 
-        Parameters
-        ----------
-        server_round : int
-            t.
-        session : str
-        acks : mapping of str to int
-            The machines asked and the acknowledgement for each.
-        points : sequence of sequences of ndarray
-            Query points, each a list of the model's arrays.
-        entries : mapping
-            Further entries of the request, for all of them.
+        ``acks`` are the machines asked and the acknowledgement for each, ``points`` the query points, each a list of
+        the model's arrays, and ``entries`` further entries of the request, for all of them.
         """
         for answer in self.answers(server_round, session, acks, points, entries):
             yield from answer
@@ -540,5 +529,5 @@ class _Asked:
 def _alike(one: PrivateClient, other: PrivateClient) -> bool:
     ours, theirs = one.machine.policy, other.machine.policy
     same = (ours.batch_size, ours.clip_unit, ours.clip_norm) == (theirs.batch_size, theirs.clip_unit, theirs.clip_norm)
-    centres = [None if client.centring is None else client.centring.terms for client in (one, other)]
+    centres = [None if client.centred is None else client.centred.centring.terms for client in (one, other)]
     return same and centres[0] == centres[1] and type(one) is type(other) and one.gradients is other.gradients

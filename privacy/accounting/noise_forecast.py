@@ -126,33 +126,30 @@ def stated_noise(policy: PrivacyPolicy, plan: NoisePlan, num_samples: int) -> di
     }
 
 
-def weighed_noise(mechanism: Mechanism, streams: Iterable[tuple[int, Iterable[Sequence[float]]]]) -> float:
-    """Variance of the noise in a sum of streams over that of a sum in which each release counts once.
+def lasting_noise(mechanism: Mechanism, streams: Iterable[tuple[int, Iterable[Sequence[int]]]]) -> float:
+    """Variance of the noise in a sum of streams that misses releases, over that of the whole sum.
 
     Parameters
     ----------
     mechanism : Mechanism
         Whose noise it is, of at least one stream.
     streams : iterable of tuples
-        Of each stream the last release that was opened, >= 1, and (a, k, weight) for each release P_k - P_a that was
-        added up with another weight than 1: 0 if it was skipped.
+        Of each stream the last release that was added up, >= 1, and (a, k) for each P_k - P_a that is missing.
 
     Examples
     --------
     >>> from murmurfl.privacy import make_mechanism
     >>> cancelling = make_mechanism("cancelling", 9)
-    >>> skips = [], [(3, 4, 0)], [(3, 4, 0), (6, 7, 0)], [(3, 4, 0), (4, 5, 0)]
-    >>> [round(weighed_noise(cancelling, [(9, one)])) for one in skips]
+    >>> skips = [], [(3, 4)], [(3, 4), (6, 7)], [(3, 4), (4, 5)]
+    >>> [round(lasting_noise(cancelling, [(9, one)])) for one in skips]
     [1, 3, 5, 3]
     """
     streams = list(streams)
     decoder = mechanism.decoder(max(last for last, _ in streams))
     rows = np.vstack([np.zeros_like(decoder[:1]), decoder])
     found = whole = 0.0
-    for last, weighed in streams:
-        left = rows[last].copy()
-        for a, k, weight in weighed:
-            left -= (1.0 - weight) * (rows[int(k)] - rows[int(a)])
+    for last, missing in streams:
+        left = rows[last] - sum(rows[k] - rows[a] for a, k in missing)
         found, whole = found + float(left @ left), whole + float(rows[last] @ rows[last])
     return found / whole
 
@@ -171,8 +168,10 @@ TYPICAL: Mapping[ClipUnit, float] = {
 with each other far more than gradients do, which shrink while a training goes on."""
 
 USEFUL_SHARE, LEAST_SHARE = 0.5, 0.25
-"""A run is called useful if it keeps half of what can be learnt even on hard made-up data, and useless if it does not
-keep a quarter on easy ones."""
+"""A run is called useful if it keeps half of what can be learnt, in the middle of what is rehearsed, and useless if it
+does not keep a quarter."""
+HELD = "which held in 4 of 5 other situations"
+"""How often a rehearsed range held (docs/tuning.md)."""
 MOST_USEFUL = 1.0
 """Up to this ratio of the noise to a typical update a training is called useful: it keeps nine tenths."""
 LEAST_USELESS = 5.0
@@ -238,7 +237,7 @@ class Forecast:
     samples : int
         Samples of a machine, where they are known; else 0.
     rehearsed : tuple of float, optional
-        Between which shares of what can be learnt the very run keeps on made-up data of its public shape; then
+        Between which shares of what can be learnt the very run is likely to keep, by made-up data of its shape; then
         ``kept`` and ``verdict`` are of these.
     """
 
@@ -271,8 +270,7 @@ class Forecast:
     def verdict(self) -> Verdict:
         """``useful``, ``noisy`` or ``useless``, by the rehearsal, or else by the noise over a typical update."""
         if self.rehearsed is not None:
-            least, most = self.rehearsed
-            return "useful" if least >= USEFUL_SHARE else "noisy" if most >= LEAST_SHARE else "useless"
+            return "useful" if self.kept >= USEFUL_SHARE else "noisy" if self.kept >= LEAST_SHARE else "useless"
         if self.typical_ratio <= MOST_USEFUL:
             return "useful"
         return "noisy" if self.typical_ratio <= LEAST_USELESS else "useless"
@@ -369,9 +367,9 @@ class Forecast:
             low, high = (100 * share for share in self.rehearsed)
             return (
                 f"Forecast before the first round: {self.verdict}. Rehearsed on made-up data of its shape, with its "
-                f"noise, the run keeps {low:.0f} % of what can be learnt beyond always giving the usual answer where "
-                f"that is hard, and {high:.0f} % where it is easy: an estimate. The noise in the average of all "
-                f"releases is {shortest(self.ratio)} times as long as the longest update."
+                f"noise, the run keeps {low:.0f} to {high:.0f} % of what can be learnt beyond always giving the usual "
+                f"answer: an estimate, {HELD}. The noise in the average of all releases is {shortest(self.ratio)} "
+                "times as long as the longest update."
             )
         percent = 100 * self.kept
         left = "next to nothing" if percent < _NEXT_TO_NOTHING else f"about {percent:.0f} %"

@@ -1,0 +1,374 @@
+"""A run configuration is checked before the first round, its trust and its sums among others."""
+
+import math
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from murmurfl.app.engines.start import run_cohort
+from murmurfl.app.methods import METHODS
+from murmurfl.app.methods.mu2_methods import Mu2Method
+from murmurfl.app.planning.noise_plans import make_plan, request_of
+from murmurfl.app.planning.plan_lines import plan_lines
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.settings.layers import parse_assignments
+from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_pyproject_states_every_key_with_its_default():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["tool"]["flwr"]["app"]["config"] == RunConfig().to_mapping()
+
+
+def test_a_configuration_survives_the_way_through_flower():
+    config = RunConfig(mu=2.0, num_clients=20, task="mnist", features="oriented-gradients", lost_replies=0.1)
+    assert RunConfig.from_mapping(config.to_mapping()) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"mu": 0.0}, "mu"),
+        ({"mu": -1}, "mu"),
+        ({"mu": float("nan")}, "mu"),
+        ({"mu": "4"}, "mu"),
+        ({"mu": True}, "mu"),
+        ({"delta": 1.0}, "delta"),
+        ({"num-clients": 0}, "num-clients"),
+        ({"num-clients": 2.5}, "num-clients"),
+        ({"clients-per-round": 11}, "clients-per-round"),
+        ({"batch-size": 0}, "batch-size"),
+        ({"strategy": "fedavg"}, "strategy"),
+        ({"schedule": "linear"}, "schedule"),
+        ({"sampling": "random"}, "sampling"),
+        ({"download": "yes"}, "download"),
+        ({"seed": -1}, "seed"),
+        ({"lost-replies": 1.0}, "lost-replies"),
+        ({"features": "oriented-gradients"}, "features"),
+        ({"model": "mlp", "preset": "paper"}, "preset"),
+        ({"strategy": "delayed-momentum", "release-rule": "paper"}, "release-rule"),
+        ({"strategy": "isrl-dp", "mechanism": "blt"}, "mechanism"),
+        ({"epsilon": -3.0}, "epsilon"),
+        ({"epsilon": 3.0, "mu": 2.0}, "mu or epsilon"),
+        ({"bands": 3}, "banded"),
+        ({"strategy": "noisy-sgd", "alpha": 0.2}, "tree-momentum"),
+        ({"strategy": "mu22"}, "'mu2'"),
+        ({"task": "minst"}, "'mnist'"),
+        ({"model": "softmx"}, "'softmax'"),
+        ({"mechanism": "bltt"}, "'blt'"),
+        ({"synthetic-samples": 100}, "synthetic"),
+        ({"feature-bound": 2.0}, "logistic"),
+        ({"mechanism": "blt", "schedule": "paper"}, "cancelling"),
+        ({"mu": [1.0]}, "mu"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line_naming_the_key(values, expected):
+    with pytest.raises(ConfigurationError) as refusal:
+        RunConfig.from_mapping(values)
+    assert expected in str(refusal.value)
+    assert "Expected" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"num_clients": 2000, "clients_per_round": 1}, "num-clients"),
+        ({"batch_size": 200}, "batch-size"),
+        ({"max_participations": 100}, "max-participations"),
+        ({"validation_samples": 5000}, "validation-samples"),
+        ({"task": "mnist", "data_root": "/nowhere"}, "/nowhere"),
+    ],
+)
+def test_what_the_data_do_not_allow_is_refused_before_the_first_round(changes, expected):
+    with pytest.raises(ConfigurationError) as refusal:
+        prepare(replace(RunConfig(), **changes))
+    assert expected in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_value_of_another_type_is_refused_after_one_that_equals_it():
+    assert RunConfig.from_mapping({"mu": 1, "num-clients": 12}).mu == 1.0
+    for values in ({"mu": True, "num-clients": 12}, {"mu": 1, "num-clients": 12.0}):
+        with pytest.raises(ConfigurationError):
+            RunConfig.from_mapping(values)
+
+
+def test_mnist_without_a_data_root_says_what_to_do(monkeypatch):
+    monkeypatch.delenv("MURMURFL_DATA", raising=False)
+    with pytest.raises(ConfigurationError, match="MURMURFL_DATA"):
+        prepare(RunConfig(task="mnist"))
+
+
+def test_assignments_are_read_as_their_keys_types():
+    values = parse_assignments(["mu=2", "num-clients=20", "download=true", "schedule=paper", "run-name=3"])
+    assert values == {"mu": 2.0, "num-clients": 20, "download": True, "schedule": "paper", "run-name": "3"}
+    for bad in ("mu", "mu=two", "speed=3", "num-clients=2.5", "download=1"):
+        with pytest.raises(ConfigurationError, match="Expected"):
+            parse_assignments([bad])
+
+
+NAME = f"{__name__}:"
+SUMS = RunConfig(trust="secure-aggregation", num_clients=6, clients_per_round=6, mu=1.0)
+
+
+class Mine(Mu2Method):
+    """A method of one's own."""
+
+    name = "mine"
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch, request):
+    monkeypatch.setitem(__import__("sys").modules, __name__, request.module)
+
+
+def refused(**changes):
+    with pytest.raises(ConfigurationError) as caught:
+        replace(SUMS, **changes)
+    return str(caught.value)
+
+
+def test_four_fifths_of_a_round_make_a_sum_and_half_of_it_is_taken_to_be_honest():
+    found = {m: RunConfig(trust="secure-aggregation", num_clients=m, clients_per_round=m) for m in (1, 2, 5, 10, 100)}
+    assert {m: (one.cohort_floor, one.min_honest) for m, one in found.items()} == {
+        1: (1, 1),
+        2: (2, 1),
+        5: (4, 2),
+        10: (8, 5),
+        100: (80, 50),
+    }
+    assert replace(SUMS, min_cohort=4, colluders=1).min_honest == 3
+    assert (RunConfig().cohort_floor, RunConfig().min_honest, RunConfig().secure) == (1, 1, False)
+
+
+@pytest.mark.parametrize("key", ["helpers", "min_cohort", "colluders", "culprits", "most_skipped", "most_noise"])
+@pytest.mark.parametrize("trust", ["", "untrusted-server", "trusted-server"])
+def test_a_key_that_no_sum_reads_is_left_at_its_default(key, trust):
+    unset = (
+        rf"Expected trust = secure-aggregation beside {key.replace('_', '-')} = 3, got no trust: set it too, or leave"
+    )
+    with pytest.raises(
+        ConfigurationError, match=r"which does not read it.*read by trust = secure-aggregation" if trust else unset
+    ):
+        RunConfig(**{key: 3, "trust": trust})
+
+
+def test_what_wrong_sums_may_cost_is_the_operators_to_say():
+    bounds = {"culprits": 1, "most_skipped": 5, "most_noise": 2.0}
+    for config in (replace(SUMS, **bounds), SUMS):
+        option = prepare(config).strategy(deployed=True).trust.option
+        assert {name: getattr(option, name) == value for name, value in bounds.items()} == dict.fromkeys(
+            bounds, config != SUMS
+        )
+    for name, wrong in (("culprits", 4), ("culprits", 0), ("most_skipped", 0), ("most_noise", 1.0)):
+        assert f"Expected {name.replace('_', '-')} to be " in refused(**{name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"min_cohort": 7}, "min-cohort to be at most clients-per-round = 6"),
+        ({"colluders": 5}, "below the 5 releases of the smallest sum"),
+        ({"min_cohort": 2}, "Expected colluders beside min-cohort = 2, which is below the 3 honest machines"),
+        ({"helpers": 0}, "helpers to be an integer >= 1"),
+        ({"helpers": 17}, "helpers to be an integer >= 1 and <= 16"),
+        ({"num_clients": 3000, "clients_per_round": 2049}, "at most 2048 machines a round"),
+        ({"num_clients": 3000, "clients_per_round": 2000, "ask": 1.1}, "or sums could wrap, got 2200"),
+        ({"num_clients": 2**20 + 1}, "at most 1048576"),
+        ({"release_rule": "paper"}, "acknowledged"),
+    ],
+)
+def test_numbers_with_which_nothing_could_be_opened_are_refused(changes, said):
+    if "release_rule" in changes:
+        with pytest.raises(ConfigurationError, match=said):
+            prepare(replace(SUMS, **changes)).policy()
+    else:
+        assert said in refused(**changes)
+
+
+def test_the_bound_is_on_the_machines_of_one_sum_and_not_on_those_of_a_federation():
+    """Of 60 machines a round a sum has 60, whoever they are; 2,048 may be in it."""
+    for asked in (60, 2048):
+        assert replace(SUMS, num_clients=10_000, clients_per_round=asked, min_cohort=40, colluders=0).min_honest == 40
+
+
+@pytest.mark.parametrize(("machines", "passes", "refused"), [(2048, 2, False), (2049, 2, True), (2049, 1, False)])
+def test_more_machines_than_a_sum_may_have_are_refused_where_samples_return_in_a_chain(machines, passes, refused):
+    """Each time a sample returns it may meet 2,047 others, and a plan pays for the normals of 2,048 in all."""
+    data = {"task": "synthetic", "synthetic_samples": 2 * machines, "synthetic_features": 4, "batch_size": 1}
+    config = RunConfig(trust="secure-aggregation", strategy="online", passes=passes, num_clients=machines, **data)
+    if refused:
+        with pytest.raises(ConfigurationError, match=f"at most 2048 machines .* samples return .* got {machines}"):
+            prepare(config).policy()
+    else:
+        assert prepare(config).policy().participations == passes
+    assert prepare(replace(config, trust="")).policy().participations == passes
+
+
+def test_a_method_that_needs_more_than_sums_refuses_them_and_says_who_does_not():
+    serving = {name for name, method in METHODS.items() if "secure-aggregation" in method.trusts}
+    assert serving == {"auto", "full-batch", "mu2", "noisy-sgd", "one-shot", "online"}
+    able = [name for name in METHODS if name in serving]
+    for name in METHODS:
+        if name in serving:
+            assert replace(SUMS, strategy=name).trust_model == "secure-aggregation"
+            continue
+        public = {"task": "synthetic-logistic", "model": "logistic"} if name == "shuffled" else {}
+        assert f"served by {', '.join(able)}" in refused(strategy=name, **public)
+
+
+def test_a_trusted_server_is_asked_for_by_name_or_by_trust():
+    assert RunConfig(trust="trusted-server").strategy == "trusted-mu2"
+    for name, method in METHODS.items():
+        if method.trusted:
+            assert RunConfig(strategy=name, trust="trusted-server").strategy == name
+            with pytest.raises(ConfigurationError, match="trust to be left out or 'trusted-server'"):
+                RunConfig(strategy=name, trust="untrusted-server")
+    with pytest.raises(ConfigurationError, match="served by trusted-mu2"):
+        RunConfig(strategy="online", trust="trusted-server")
+    again = RunConfig.from_mapping(RunConfig(trust="trusted-server").to_mapping())
+    assert again.strategy == "trusted-mu2"
+
+
+def test_a_method_of_ones_own_is_not_taken_for_its_parents_sister():
+    """It may do anything else, and would be replaced by a method that its author never saw."""
+    with pytest.raises(ConfigurationError, match="trust to be"):
+        RunConfig(strategy=NAME + "Mine", trust="trusted-server")
+    assert RunConfig(strategy=NAME + "Mine").trust_model == "untrusted-server"
+    assert run_cohort(replace(SUMS, strategy=NAME + "Mine", num_rounds=2)).mu_local == pytest.approx(math.sqrt(3))
+
+
+def test_all_machines_have_the_policy_of_the_one_with_the_fewest_samples():
+    config = replace(SUMS, partition="dirichlet", seed=2)
+    experiment = prepare(config)
+    assert len(set(experiment.sizes)) > 1
+    policies = {experiment.policy(machine) for machine in range(6)}
+    assert len(policies) == 1
+    (policy,) = policies
+    assert policy.max_participations == min(experiment.sizes) // config.batch_size == experiment.num_rounds
+    assert (policy.trust, policy.min_honest, policy.min_cohort) == ("secure-aggregation", 3, 5)
+    assert "cap of the one with the fewest samples" in run_cohort(config).guarantee.sentence
+    plain = prepare(replace(config, trust=""))
+    assert len({plain.policy(machine) for machine in range(6)}) > 1
+
+
+def test_samples_that_return_come_back_in_one_order_everywhere():
+    experiment = prepare(replace(SUMS, partition="dirichlet", seed=2, passes=2, mechanism="banded"))
+    (policy,) = {experiment.policy(machine) for machine in range(6)}
+    assert policy.min_separation == min(experiment.sizes) // experiment.config.batch_size
+    assert policy.max_participations == 2 * policy.min_separation
+    assert policy.plan(experiment.model.num_parameters).mu <= 1.0 + 1e-9
+
+
+@pytest.mark.parametrize("settings", [{}, {"strategy": "noisy-sgd"}, {"preset": "paper"}])
+def test_steps_are_for_the_noise_that_the_sum_has(settings):
+    """That of mu sqrt(h) on each machine."""
+    sums = prepare(replace(SUMS, **settings))
+    plain = prepare(RunConfig(num_clients=6, clients_per_round=6, mu=math.sqrt(3), **settings))
+    assert sums.values == plain.values
+    (one,), (other,) = sums.plans(), plain.plans()[:1]
+    assert one.noise_std == pytest.approx(other.noise_std, rel=1e-6)
+
+
+def test_both_figures_are_those_of_the_machines_plan():
+    experiment = prepare(SUMS)
+    assert experiment.guaranteed_mu() == pytest.approx(1.0)
+    assert experiment.local_mu() == pytest.approx(math.sqrt(3))
+    assert prepare(replace(SUMS, trust="")).local_mu() is None
+    assert prepare(replace(SUMS, mechanism="none")).local_mu() == math.inf
+
+
+def test_a_simulations_roster_has_its_machines_and_helpers_and_only_sums_have_one():
+    experiment = prepare(SUMS)
+    assert list(experiment.roster.machines) == [str(i) for i in range(6)]
+    assert experiment.roster.helper_names == ("helper-0", "helper-1")
+    assert experiment.masking(3).roster.digest == experiment.roster.digest
+    assert prepare(replace(SUMS, seed=2)).roster.digest != experiment.roster.digest
+    with pytest.raises(ConfigurationError, match="for a roster"):
+        _ = prepare(RunConfig()).roster
+
+
+def test_a_policy_for_real_machines_takes_only_a_trust_that_the_method_serves():
+    fields = {"clip_norm": 1.0, "batch_size": 4, "max_participations": 8, "mu": 1.0}
+    policy = METHODS["mu2"].machine_policy(trust="secure-aggregation", min_honest=3, min_cohort=4, **fields)
+    assert isinstance(policy, PrivacyPolicy)
+    assert policy.trust == "secure-aggregation"
+    assert METHODS["mu2"].machine_policy(**fields).trust == "untrusted-server"
+    with pytest.raises(ConfigurationError, match="trust to be one of 'untrusted-server'"):
+        METHODS["isrl-dp"].machine_policy(trust="secure-aggregation", **fields)
+
+
+def test_so_many_losses_that_most_rounds_stay_closed_are_refused_with_what_would_do():
+    said = refused(num_clients=10, clients_per_round=10, lost_replies=0.3)
+    assert "lost-replies may be at most 0.2, or min-cohort at most 7" in said
+    assert replace(SUMS, num_clients=10, clients_per_round=10, lost_replies=0.2).cohort_floor == 8
+    assert replace(SUMS, num_clients=10, clients_per_round=10, lost_replies=0.3, min_cohort=7).cohort_floor == 7
+
+
+LOSSY = replace(SUMS, num_clients=10, clients_per_round=10, lost_replies=0.2, min_cohort=7, colluders=2)
+
+
+def test_which_rounds_stay_closed_is_known_before_the_first_one():
+    config = replace(LOSSY, give_up_after=0)
+    result = run_cohort(config)
+    history = result.strategy.history
+    left = result.experiment.replies_left
+    assert [report.asked - report.lost for report in history] == left
+    assert [bool(report.closed) for report in history] == [replies < 7 for replies in left]
+    assert 0 < sum(bool(report.closed) for report in history) < len(history)
+    assert all(report.unopened == replies for report, replies in zip(history, left, strict=True) if report.closed)
+
+
+def test_a_run_that_would_be_given_up_is_refused_with_the_largest_cohort_that_would_not():
+    for seed in range(40):
+        config = replace(LOSSY, seed=seed, min_cohort=8)
+        try:
+            prepare(config).check_rounds()
+        except ConfigurationError as error:
+            possible = int(re.search(r"min-cohort may be at most (\d+)", str(error))[1])
+            break
+    assert possible < 8
+    with pytest.raises(ConfigurationError, match="3 rounds in a row with fewer than min-cohort = 8 replies"):
+        run_cohort(config)
+    assert run_cohort(replace(config, min_cohort=possible, colluders=0)).accuracy > 0.1
+    with pytest.raises(ConfigurationError, match="3 rounds in a row"):
+        prepare(replace(config, min_cohort=possible + 1, colluders=0)).check_rounds()
+    prepare(replace(config, give_up_after=0)).check_rounds()
+
+
+@pytest.mark.parametrize(("colluders", "warned"), [(4, True), (3, False)])
+def test_a_run_that_takes_one_machine_of_a_sum_to_be_honest_is_told_that_masks_save_no_noise(
+    colluders, warned, monkeypatch
+):
+    said = []
+    monkeypatch.setattr(
+        "murmurfl.app.runs.training_run.log", lambda level, text, *arguments: said.append(text % arguments)
+    )
+    config = replace(SUMS, min_cohort=5, colluders=colluders, num_rounds=1)
+    run_cohort(config)
+    assert any("saves no noise here" in one for one in said) is warned
+    after = plan_lines(make_plan(request_of(config)))[1]
+    assert any("saves no noise here" in one for one in after) is warned
+
+
+def test_the_warning_says_how_many_rounds_stay_closed(caplog, monkeypatch):
+    said = []
+    monkeypatch.setattr(
+        "murmurfl.app.runs.training_run.log", lambda level, text, *arguments: said.append(text % arguments)
+    )
+    left = run_cohort(replace(LOSSY, give_up_after=0)).experiment.replies_left
+    assert any(
+        f"{int(np.sum(np.array(left) < 7))} of {len(left)} rounds will have fewer replies" in one for one in said
+    )
+
+
+def test_more_helpers_than_a_roster_has_room_for_are_refused_before_anything_else():
+    assert len(prepare(replace(SUMS, helpers=16)).roster.helpers) == 16
+    assert "helpers" in refused(helpers=17)

@@ -1,0 +1,492 @@
+"""Attendance: whom a round asks, how long it waits, what becomes of late answers, and who leaves when."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+from murmurfl.clients import FullBatchClient, Mu2Client, NoisySGDClient
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, derived_seed
+from murmurfl.strategies import (
+    CorrelatedFedAvg,
+    CorrelatedMomentum,
+    DelayedMomentum,
+    FullBatch,
+    MeanOfFeatures,
+    Mu2,
+    NoisySGD,
+    OneShot,
+    SecureAggregation,
+    ShuffledAvg,
+    TrustedMu2,
+    sample_machines,
+)
+from murmurfl.strategies.rounds.attendance import (
+    Attendance,
+    OpenRequests,
+    ReleasesLeft,
+    _dealer,
+    first_asked_too_often,
+    rounds_possible,
+    sample_numbers,
+)
+from murmurfl.strategies.rounds.known_machines import (
+    NumberedNames,
+    in_order,
+    plain_names,
+    restored_names,
+)
+from murmurfl.strategies.rounds.strategy import ReleaseStrategy
+
+from tests.harness import secure as secure_training
+from tests.harness.grid import Late, LateGrid, NodesGrid, coin
+from tests.harness.machines import normal_samples, simulated_app
+from tests.harness.models import Data
+from tests.harness.secure import SecureGrid
+
+
+def drawn_plainly(machines, count, seed, server_round):
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("sample machines", seed, server_round)))
+    return sorted(generator.choice(machines, size=count, replace=False).tolist())
+
+
+def dealt_plainly(machines, count, seed, rounds):
+    """Hands from a shuffled pack, one card after the other: who is in the hand already waits for the next."""
+    hands, pack, packs = [], [], 0
+    for _ in range(rounds):
+        hand = []
+        while len(hand) < count:
+            if not pack:
+                packs += 1
+                key = derived_seed("deal machines", seed, packs)
+                pack = np.random.Generator(np.random.Philox(key=key)).permutation(machines).tolist()
+            card = next(card for card in pack if card not in hand)
+            pack.remove(card)
+            hand.append(card)
+        hands.append(sorted(hand))
+    return hands
+
+
+@pytest.mark.parametrize(("machines", "count"), [(1, 1), (7, 1), (7, 3), (7, 6), (7, 7), (50, 20), (50, 49), (60, 7)])
+def test_machines_are_dealt_as_cards_are(machines, count):
+    for seed in (0, 5):
+        hands = [sample_numbers(machines, count, seed, t, "balanced").tolist() for t in range(1, 61)]
+        assert hands == dealt_plainly(machines, count, seed, 60)
+
+
+def test_a_hand_is_the_same_whichever_was_dealt_before():
+    hands = dealt_plainly(30, 13, 9, 40)
+    for t in np.random.default_rng(1).permutation(40).tolist():
+        assert sample_numbers(30, 13, 9, t + 1, "balanced").tolist() == hands[t]
+        _dealer.cache_clear() if t % 7 == 0 else None
+
+
+def test_machines_are_drawn_as_numpy_draws_them():
+    for machines, count in ((1, 1), (12, 5), (20_000, 300), (20_000, 900)):
+        for t in (1, 2, 17):
+            assert sample_numbers(machines, count, 3, t).tolist() == drawn_plainly(machines, count, 3, t)
+            names = [f"node-{i}" for i in range(machines)]
+            assert sample_machines(names, count, 3, t) == [names[i] for i in drawn_plainly(machines, count, 3, t)]
+
+
+def test_dealing_keeps_one_permutation_however_many_rounds_there_are():
+    machines, count = 50_000, 1_000
+    for t in range(1, 151):
+        sample_numbers(machines, count, 4, t, "balanced")
+    dealer = _dealer(machines, count, 4)
+    kept = [dealer._open[1]._order, *dealer._leftovers]
+    assert sum(array.nbytes for array in kept) <= 4 * machines
+    assert len(dealer._firsts) <= 4
+
+
+def test_more_machines_a_round_than_there_are_cannot_be_dealt():
+    with pytest.raises(ConfigurationError, match="no more machines a round"):
+        sample_numbers(3, 4, 1, 1, "balanced")
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "balanced"])
+@pytest.mark.parametrize("seed", range(10))
+def test_block_and_single_search_find_the_same_exhausted_machine(sampling, seed):
+    names = [str(i) for i in range(9)]
+    limits = np.random.default_rng(seed).integers(0, 9, size=9)
+    found = first_asked_too_often(lambda t: sample_numbers(9, 4, seed, t, sampling), range(1, 12), limits)
+    plainly = rounds_possible(
+        lambda t: sample_machines(names, 4, seed, t, sampling), range(1, 12), dict(zip(names, limits, strict=True))
+    )
+    assert plainly == ((None, None) if found is None else (found[0], str(found[1])))
+
+
+def test_numbered_names_are_a_list_that_is_not_made():
+    names, listed = NumberedNames(101), [str(i) for i in range(101)]
+    assert names == listed
+    assert names == NumberedNames(101)
+    assert names != listed[:-1]
+    assert names != tuple(listed)
+    assert len({names, NumberedNames(101)}) == 1
+    assert list(names) == sorted(listed, key=lambda name: (len(name), name))
+    assert (names[7], names[-1], names[:3], names[98::2]) == ("7", "100", NumberedNames(3), ["98", "100"])
+    assert names[2::-1] == ["2", "1", "0"]
+    assert all(name in names for name in listed)
+    for stranger in ("101", "07", "-1", "", "x", "٣", "9" * 5000, 7, None):
+        assert stranger not in names
+    assert in_order(names) is names
+    assert in_order(["10", "9"]) == ["9", "10"]
+    assert sys.getsizeof(NumberedNames(10**9)) < 100
+    some = NumberedNames(range(3, 101, 4))
+    assert some == [str(i) for i in range(3, 101, 4)]
+    assert [name for name in names if name in some] == list(some)
+    assert some[1:3] == NumberedNames(range(7, 15, 4))
+    assert some != NumberedNames(25)
+
+
+def test_names_come_back_from_a_checkpoint():
+    for names in (["a", "10"], NumberedNames(1_000_000), NumberedNames(range(1, 9))):
+        assert restored_names(plain_names(names)) == names
+    assert plain_names(NumberedNames(1_000_000)) == 1_000_000
+
+
+SHAPES = [(2, 3), (4,)]
+D = 10
+START = ArrayRecord([np.zeros(shape) for shape in SHAPES])
+FAST, TIMEOUT = 3.0, 300.0
+
+
+def app(samples=60, *, kind=Mu2Client, **changes):
+    """Contributions are the data, whatever the query point."""
+    return simulated_app(kind, Data(SHAPES), lambda name: normal_samples(name, samples, D) / 4, **changes)
+
+
+def slow_fifth(name, server_round, seed=1):
+    """Every fifth machine takes 10 to 60 s more."""
+    return FAST + (10 + 50 * coin(seed, name, server_round) if int(name) % 5 == 0 else 0.0)
+
+
+def twelve_seconds(name, server_round):
+    """One machine takes four times as long as the others."""
+    return 12.0 if name == "0" else FAST
+
+
+def trouble(seed):
+    """Answers that are in time, late, very late and lost, at random."""
+
+    def delay(name, server_round):
+        share = coin(seed, "kind", name, server_round)
+        if share < 0.06:
+            return math.inf
+        return FAST * (1 + coin(seed, "fast", name, server_round)) + (
+            120 * coin(seed, "slow", name, server_round) if share < 0.35 else 0.0
+        )
+
+    return delay
+
+
+def trained(grid, rounds, *, kind=Mu2, machines=None, timeout=TIMEOUT, **options):
+    machines = len(grid.contexts) if machines is None else machines
+    defaults = {"num_clients": machines, "clients_per_round": machines, "learning_rate": 0.05, "seed": 1}
+    strategy = kind(**{**defaults, "session": "s", "node_deadline_s": 1.0, **options})
+    if isinstance(grid, LateGrid):
+        strategy.roll.requests.clock = grid.clock
+    strategy.start(grid, START, num_rounds=rounds, timeout=timeout)
+    return strategy
+
+
+def assert_the_sum_is_that_of_the_prefix_sums(strategy, grid):
+    """Of every machine all of P_j, noise and contributions, j its last release that was aggregated; nothing else."""
+    sums = grid.prefix_sums()
+    expected = sum((sums[name, ack] for name, ack in strategy.acks.items()), np.zeros(D))
+    assert np.array_equal(strategy.state.release_sum, expected), "to the last bit"
+
+
+ENDS = [
+    {"wait_for": 0.5, "clients_per_round": 8},
+    {"wait_for": 0.8, "clients_per_round": 5, "sampling": "balanced"},
+    {"ask": 1.4, "clients_per_round": 5},
+    {"wait_for": 0.7, "ask": 1.25, "clients_per_round": 6, "sampling": "balanced"},
+]
+
+
+def checked_run(seed, rounds, **options):
+    """A training in trouble, looked at after every round; its reports."""
+    grid = LateGrid(app(), 8, trouble(seed))
+    strategy = Mu2(num_clients=8, learning_rate=0.05, seed=1, session="s", node_deadline_s=1.0, **options)
+    strategy.roll.requests.clock = grid.clock
+    strategy._on_round = lambda report, metrics: assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
+    strategy.start(grid, START, num_rounds=rounds, timeout=50.0)
+    assert max(strategy.acks.values()) <= rounds
+    return strategy.history
+
+
+def test_late_and_lost_replies_leave_exact_prefix_sums():
+    history = [report for seed, end in enumerate(ENDS) for report in checked_run(seed, 10, **end)]
+    assert sum(report.overdue for report in history) > 5
+    assert sum(report.lost for report in history) > 2
+
+
+@pytest.mark.long
+def test_so_it_is_in_many_trainings_in_trouble():
+    history = [report for seed in range(24) for report in checked_run(seed, 25, **ENDS[seed % 4])]
+    assert sum(report.overdue for report in history) > 100
+    assert sum(report.lost for report in history) > 100
+
+
+def test_a_server_that_ignores_a_late_answers_base_is_caught(monkeypatch):
+    """It asks machines again while they compute, and believes both answers: what the first one has counts twice."""
+    monkeypatch.setattr(ReleaseStrategy, "_is_late", lambda self, reply: False)
+    monkeypatch.setattr(OpenRequests, "machines", frozenset())
+    grid = LateGrid(app(), 4, twelve_seconds)
+    strategy = trained(grid, 12, wait_for=0.75)
+    with pytest.raises(AssertionError, match="to the last bit"):
+        assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
+
+
+def test_asking_again_meanwhile_costs_no_bit_as_long_as_answers_are_looked_at(monkeypatch):
+    """The sibling of the planted bug: which of two answers counts is decided where all are looked at."""
+    monkeypatch.setattr(OpenRequests, "machines", frozenset())
+    grid = LateGrid(app(), 4, twelve_seconds)
+    strategy = trained(grid, 12, wait_for=0.75)
+    assert sum(report.late for report in strategy.history) > 0
+    assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
+
+
+def test_what_a_machine_sends_late_adds_up_to_what_it_sends_in_time():
+    late = LateGrid(app(), 4, twelve_seconds)
+    strategy = trained(late, 12, wait_for=0.75)
+    least = strategy.acks["0"]
+    assert 1 < least < strategy.acks["1"]
+    reference = trained(NodesGrid(app(), 4), least)
+    sums = late.prefix_sums()
+    heard = sum(sums[name, least] for name in "0123")
+    assert np.array_equal(reference.state.release_sum, heard), "prefix sums do not depend on when they are heard"
+
+
+def test_a_round_neither_waits_for_late_machines_nor_asks_them_again():
+    grids = [LateGrid(app(), 10, slow_fifth) for _ in range(2)]
+    patient = trained(grids[0], 18, wait_for=0.8)
+    trained(grids[1], 18)
+    assert grids[1].now > 3 * grids[0].now, "of as many rounds"
+    assert max(grids[0].queues.values()) == 1
+    assert [report.awaited for report in patient.history].count(2) > 5
+    assert sum(report.overdue for report in patient.history) >= 1
+    assert sum(report.late for report in patient.history) == 0
+    assert min(report.aggregated for report in patient.history) >= 8
+    for name, release in patient.participation.items():
+        assert release is None or release == patient.acks[name]
+
+
+def test_with_more_asked_than_needed_a_round_ends_when_enough_have_answered():
+    grid = LateGrid(app(), 12, slow_fifth)
+    strategy = trained(grid, 8, clients_per_round=5, ask=1.6, sampling="balanced")
+    assert strategy.clients_per_round == 8, "what steps divide by"
+    assert {report.asked for report in strategy.history} == {8}
+    assert all(report.aggregated - report.overdue >= 5 for report in strategy.history)
+    assert grid.now < 8 * 2 * FAST
+    assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
+    assert max(grid.queues.values()) == 1
+
+
+def test_in_place_of_machines_that_are_late_others_are_asked():
+    grid = LateGrid(app(), 12, slow_fifth)
+    strategy = trained(grid, 6, clients_per_round=6, wait_for=0.8)
+    assert {report.asked for report in strategy.history} == {6}
+
+
+def test_random_lateness_of_everybody_ends_no_round_with_nothing():
+    grid = LateGrid(app(), 6, lambda name, t: FAST + (50.0 if coin(7, name, t) < 0.4 else 0.0))
+    strategy = trained(grid, 10, wait_for=0.5)
+    assert min(report.aggregated for report in strategy.history) >= 1
+    assert np.mean([report.aggregated for report in strategy.history]) >= 3
+    assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
+
+
+def test_waiting_for_all_is_bit_by_bit_what_it_was():
+    grids = [NodesGrid(app(), 6, lost=0.3) for _ in range(2)]
+    runs = [trained(grids[0], 8, clients_per_round=4), trained(grids[1], 8, clients_per_round=4, wait_for=1.0, ask=1)]
+    assert np.array_equal(runs[0].state.release_sum, runs[1].state.release_sum)
+    assert runs[0].settings() == runs[1].settings()
+    assert "wait_for" not in runs[0].settings(), "checkpoints of before are read"
+
+
+def test_a_run_is_resumed_with_requests_open_and_nothing_of_them_counts_twice(tmp_path):
+    grid = LateGrid(app(), 4, lambda name, t: 10.0 if name == "0" else FAST)
+    options = {"wait_for": 0.75, "checkpoint": tmp_path / "checkpoint.npz"}
+    first = trained(grid, 4, **options)
+    assert first.history[-1].awaited == 1
+    again = trained(grid, 14, **options)  # nobody hears what the first one asked for
+    assert len(again.history) == 14
+    assert again.acks["0"] > first.acks.get("0", 0) + 1
+    assert_the_sum_is_that_of_the_prefix_sums(again, grid)
+
+
+def test_an_abandoned_requests_answer_is_carried_over():
+    grid = LateGrid(app(), 4, lambda name, t: 30.0 if name == "0" and t == 1 else FAST)
+    strategy = trained(grid, 15, wait_for=0.75, timeout=10.0)
+    assert sum(report.lost for report in strategy.history) >= 1
+    assert strategy.acks["0"] > 1, "the first is not listened to any more; a later one has it"
+    assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
+
+
+def test_a_machine_that_comes_back_on_another_node_is_asked_at_once():
+    grid = LateGrid(app(), 5, lambda name, t: math.inf if name == "0" and t == 2 else FAST)
+
+    def restart(report, metrics):
+        if report.server_round == 4:
+            context = grid.contexts.pop(grid.first_node)
+            context.node_id = 77
+            grid.contexts[77] = context
+
+    strategy = trained(grid, 10, wait_for=0.8, on_round=restart)
+    assert sum(report.lost for report in strategy.history) == 1
+    assert strategy.acks["0"] > 5
+    assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
+
+
+def test_full_batches_drop_gradients_of_older_models(caplog):
+    policy = {"order": "all", "mechanism": "independent", "release_rule": "paper", "sample_participations": 20}
+    slow = LateGrid(app(4, kind=FullBatchClient, max_participations=20, **policy), 5, twelve_seconds)
+    strategy = trained(slow, 8, kind=FullBatch, wait_for=0.8)
+    assert sum(report.overdue for report in strategy.history) >= 1
+    assert sum(report.late for report in strategy.history) == sum(report.overdue for report in strategy.history)
+    assert all(report.samples == 16 for report in strategy.history)
+    assert "waits for 4 of 5 machines" in caplog.text
+    assert "spent for nothing" in caplog.text
+    assert strategy.forecast.per_round == 4
+
+
+def test_delayed_momentum_drops_what_its_next_answer_has_again():
+    assert DelayedMomentum.late_answers == "dropped"
+
+
+def test_releases_that_stand_alone_without_a_sum_over_samples_count_when_they_come():
+    policy = {"mechanism": "independent", "release_rule": "paper"}
+    strategy = trained(LateGrid(app(kind=NoisySGDClient, **policy), 5, twelve_seconds), 8, kind=NoisySGD, wait_for=0.8)
+    assert sum(report.overdue for report in strategy.history) >= 1
+    assert sum(report.late for report in strategy.history) == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **o: OneShot(clip_norm=1.0, num_clients=4, **o),
+        lambda **o: ShuffledAvg(learning_rate=0.1, steps_per_epoch=3, num_clients=4, **o),
+        lambda **o: CorrelatedFedAvg(num_clients=4, evaluate_on_machines=True, **o),
+        lambda **o: MeanOfFeatures(num_features=3, num_clients=4, **o),
+        lambda **o: CorrelatedMomentum(
+            learning_rate=0.1, alpha=0.1, num_clients=4, clients_per_round=4, num_rounds=3,
+            policy=PrivacyPolicy(1.0, 1, 3, 1.0, trust="trusted-server", release_rule="paper"), **o,
+        ),
+    ],
+    ids=["one shot", "shuffled", "evaluations", "mean of features", "private momentum"],
+)  # fmt: skip
+def test_where_a_late_answer_is_of_no_use_rounds_wait_for_all(make):
+    make()
+    for options in ({"wait_for": 0.8}, {"ask": 1.2, "min_available_nodes": 2}):
+        with pytest.raises(ConfigurationError):
+            make(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"wait_for": 0.0}, "0 < wait_for <= 1"),
+        ({"wait_for": 1.1}, "0 < wait_for <= 1"),
+        ({"wait_for": True}, "wait_for to be a finite number"),
+        ({"ask": 0.9}, "ask >= 1"),
+        ({"ask": math.nan}, "ask to be a finite number"),
+        ({"ask": 1.5}, "at most 10 machines, got 1.5 x 8"),
+        (
+            {"wait_for": 0.4, "secure_aggregation": SecureAggregation(min_cohort=5, helpers=2)},
+            "at least min_cohort = 5",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_asked(options, said):
+    with pytest.raises(ConfigurationError, match=said):
+        Mu2(num_clients=10, clients_per_round=8, learning_rate=0.1, **options)
+
+
+class LateSecureGrid(Late, SecureGrid):
+    """Machines under masks, one of them late, and helpers."""
+
+
+@pytest.mark.parametrize("floor", [3, 5])
+def test_a_late_masked_release_joins_the_round_it_reaches(floor):
+    """The model is that of the same releases without masks, and no sum is opened of fewer than min_cohort."""
+    options = {"clients_per_round": 6, "wait_for": 0.8}
+    runs = []
+    for masked in (True, False):
+        made = secure_training.machines(masked=masked)
+        late = LateSecureGrid(made, delay=twelve_seconds) if masked else LateGrid(made.app, 6, twelve_seconds)
+        strategy = secure_training.build(secure={"min_cohort": floor} if masked else None, run_dry=True, **options)
+        strategy.roll.requests.clock = late.clock
+        runs.append(secure_training.trained(strategy, late, 10))
+    assert secure_training.same(*runs)
+    history = runs[0].history
+    assert [report.closed for report in history] == [""] * 10
+    assert min(report.aggregated for report in history) >= floor
+    assert sum(report.overdue for report in history) >= 2
+
+
+def test_late_contributions_count_once_over_all_asked():
+    policy = {"trust": "trusted-server", "max_participations": 30}
+    grid = LateGrid(app(**policy), 4, twelve_seconds)
+    own = PrivacyPolicy(1.0, 1, 30, 2.0, trust="trusted-server")
+    keys = SimulatedKeys(5, "server")
+    strategy = trained(grid, 10, kind=TrustedMu2, wait_for=0.75, policy=own, num_rounds=10, noise_keys=keys)
+    assert sum(report.overdue for report in strategy.history) >= 2
+    assert sum(report.malformed for report in strategy.history) == 0
+    assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
+
+
+def unequal():
+    """Five machines with 4, 6, 8, 10 and 12 releases."""
+    made = simulated_app(Mu2Client, Data(SHAPES), lambda name: normal_samples(name, 4 + 2 * int(name), D))
+    return LateGrid(made, 5, lambda name, server_round: FAST)
+
+
+def test_the_log_says_when_small_machines_leave(caplog):
+    strategy = trained(unequal(), 8, wait_for=0.6)
+    assert strategy.leaving.after == {"0": 4, "1": 6}
+    assert [strategy.leaving.left(t) for t in (4, 5, 6, 7, 8)] == [5, 4, 4, 3, 3]
+    assert (
+        "Machines leave: 2 of 5 before the end of 8 rounds; 4 left from round 5 on, 3 left from round 7" in caplog.text
+    )
+    assert "First: '0' after round 4 (4 releases), '1' after round 6 (6 releases)." in caplog.text
+    assert [report.asked for report in strategy.history] == [5, 5, 5, 5, 4, 4, 3, 3]
+    assert sum(report.refusals for report in strategy.history) == 0
+
+
+def test_a_training_that_too_few_finish_is_refused_beforehand():
+    grid = unequal()
+    with pytest.raises(ConfigurationError, match="at most 6 rounds, got 8: from round 7 on 3 machines"):
+        trained(grid, 8, wait_for=0.8)
+    assert not grid.sent
+
+
+def test_others_are_asked_in_the_place_of_those_that_have_left():
+    strategy = trained(unequal(), 16, clients_per_round=2, wait_for=0.5, sampling="balanced")
+    assert {report.asked for report in strategy.history} == {2}
+    assert sum(report.refusals for report in strategy.history) == 0
+    assert strategy.history[-1].finished == len(strategy.leaving.after)
+
+
+def test_a_request_that_never_arrived_costs_a_machine_no_release():
+    left = ReleasesLeft()
+    left.take({"a": {"releases": 2, "releases-left": 3}, "b": {"releases": 0}})
+    left.asked(["a", "b"])
+    left.asked(["a"])
+    assert left.stated == {"a": 1}
+    left.made({"a": 3, "b": 1})
+    assert left.stated == {"a": 2}
+    left.asked(["a", "a"])
+    assert left.finished == {"a"}
+
+
+def test_how_many_are_asked_and_waited_for():
+    attendance = Attendance(num_clients=20, clients_per_round=10, wait_for=0.8, ask=1.2)
+    assert (attendance.asked(20), attendance.needed(20), attendance.needed(20, 6)) == (12, 8, 4)
+    assert Attendance(num_clients=10, wait_for=0.8).needed(10) == 8, "and not 9 for the sake of floating point"
+    assert Attendance(fraction_train=0.5, ask=1.2).asked(100) == 60
+    assert not Attendance(ask=1.2).waits_for_all
