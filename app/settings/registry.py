@@ -39,7 +39,7 @@ TABLES = (".csv", ".tsv", ".parquet", ".pq", ".xlsx")
 
 
 class Reader(Protocol):
-    """A thing that a configuration names, as far as it needs it."""
+    """What a configuration needs of a thing that it names."""
 
     keys: Iterable[str]
     """The run-config keys, hyphenated, that this thing reads and others of its kind need not."""
@@ -76,7 +76,7 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         self._given: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> ThingT:
-        """The thing of a name."""
+        """The thing that a name stands for; one of a user's own is imported when it is first asked for."""
         if name in self._things:
             return self._things[name]
         if self._of_file is not None and self.is_file(name):
