@@ -17,7 +17,7 @@ from ...privacy import ConfigurationError, derived_seed
 from ...privacy.errors import check_installed
 from ...privacy.machine.known_samples import Owners
 from ...privacy.noise import derived_bytes
-from ..settings.registry import Registry
+from ..settings.registry import Named, Registry
 from ..settings.run_config import RunConfig
 from .task import Dataset, Shard, settings
 
@@ -191,21 +191,8 @@ class OwnedShards(PerMachine[OwnedSamples]):
         return Owners.one_each(self._owner_of[part], self._most, secret=secret).taken_from(part)
 
 
-class Partition(ABC):
-    """A way to split a data set among machines.
-
-    Attributes
-    ----------
-    keys : frozenset of str
-        Hyphenated run-config keys that only this partition reads.
-    """
-
-    name: str = ""
-    sentence: str = ""
-    keys: frozenset[str] = frozenset()
-
-    def check(self, config: RunConfig) -> None:  # noqa: B027 - most refuse nothing
-        """Raise if this partition cannot serve a run configuration."""
+class Partition(Named, ABC):
+    """A way to split a data set among machines."""
 
     @abstractmethod
     def parts(self, dataset: Dataset, config: RunConfig) -> Sequence[NDArray[np.int64]]:

@@ -437,17 +437,13 @@ def ask_to_end(folder: Path) -> None:
     (folder / END_NAME).touch(mode=0o600)
 
 
-def machines_document(result: RunResult) -> dict[str, Any]:
-    """The contents of ``machines.json``: who was asked when, and what a machine's releases cost one after the other.
+def write_machines(result: RunResult, path: Path) -> None:
+    """Write ``machines.json``: who was asked when, and what a machine's releases cost one after the other.
 
     A server knows all of it: whom it asked, whose release it aggregated, and the policies that machines state. ``mu``
-    is bookkeeping, true of a number of releases fixed in advance (:meth:`murmurfl.privacy.NoisePlan.spent_mu`).
+    is bookkeeping, true of a number of releases fixed in advance (:meth:`murmurfl.privacy.NoisePlan.spent_mu`). Rounds
+    are written one by one: those of very many machines need not be in memory at once.
     """
-    return {"rounds": dict(_rounds(result)), "streams": _streams(result)}
-
-
-def write_machines(result: RunResult, path: Path) -> None:
-    """Write :func:`machines_document`, a round at a time: all rounds of many machines need not be in memory at once."""
     with path.open("w") as file:
         file.write('{"rounds": {')
         for number, (server_round, asked) in enumerate(_rounds(result)):
