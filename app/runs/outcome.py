@@ -180,9 +180,7 @@ class EvaluationFigures(_Part):
     noise_interval: list[float] | None = _or_null(f"95 % interval of the accuracy, {_ALONE}.")
     auc: float | None = _or_null("The area under the ROC curve, with noise; null without `score-bins`.")
     auc_interval: list[float] | None = _or_null(f"95 % interval of the area, {_BOTH}; null without `score-bins`.")
-    auc_noise_interval: list[float] | None = _or_null(
-        f"95 % interval of the area, {_ALONE}; null without bins."
-    )
+    auc_noise_interval: list[float] | None = _or_null(f"95 % interval of the area, {_ALONE}; null without bins.")
     samples: int | None = _or_null("Samples that were evaluated, as machines say.")
     machines: int | None = _or_null("Machines whose replies are counted.")
     held_out: bool | None = _or_null("Whether nobody trained on these samples.")
@@ -291,9 +289,7 @@ class Outcome(_Part):
     chosen_because: str | None = _or_null("Why the strategy was chosen, in a sentence; null where it was set.")
     versions: dict[str, str] = _said("Versions of murmurfl, Python and the packages that were used.", default={})
     accuracy: float | None = _or_null("Accuracy on the test set after the last round; null where the model has none.")
-    auc: float | None = _or_null(
-        "Area under the ROC curve of the central evaluation; null unless there are two classes."
-    )
+    auc: float | None = _or_null("Area under the ROC curve on the test set; null unless there are two classes.")
     loss: float | None = _or_null("Loss on the test set after the last round; null if it is not finite.")
     mu: float | None = _or_null("Gaussian-DP parameter of everything that was released; null: nothing is guaranteed.")
     epsilon: float | None = _or_null("Epsilon at `delta`; it means what `guarantee` says, and nothing else.")
