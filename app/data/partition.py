@@ -25,11 +25,11 @@ T = TypeVar("T", covariant=True)
 
 
 class PerMachine(Sequence[T]):
-    """Things of machines, each made on access by :meth:`machine`."""
+    """A sequence with an entry for each machine, made on access by :meth:`machine`."""
 
     @abstractmethod
     def machine(self, number: int) -> T:
-        """The thing of one machine."""
+        """The entry of one machine."""
 
     @overload
     def __getitem__(self, number: int) -> T: ...
@@ -99,7 +99,7 @@ class Parts(PerMachine[NDArray[np.int64]]):
         return Parts(numbers, self.sizes)
 
     def _alike(self) -> Iterator[tuple[range, int]]:
-        """Runs of neighbours with equally many samples, and that number."""
+        """Consecutive machines with equally many samples, and that number."""
         starts = np.flatnonzero(np.diff(self.sizes, prepend=-1))
         for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(self)], strict=True):
             yield range(start, stop), int(self.sizes[start])

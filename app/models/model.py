@@ -19,7 +19,7 @@ Parameters = Sequence[NDArray[Any]]
 Batch = tuple[NDArray[Any], NDArray[Any]]
 
 CENTRE_ARRAY, CONSTANT_ARRAY = "centring.centre", "centring.constant"
-"""Arrays of a saved model beside its own: what its inputs are seen from (:func:`murmurfl.privacy.centred`)."""
+"""Names of the centre and the constant in a saved model (:func:`murmurfl.privacy.centred`)."""
 
 SAMPLES_AT_A_TIME = 128
 """Samples whose gradients are in memory at a time, when all are averaged."""

@@ -118,7 +118,7 @@ class Experiment(Problem):
         return [side for side in (self.mean, self.evaluation) if side is not None]
 
     def seen_from(self, centre: NDArray[np.float32]) -> Experiment:
-        """The experiment whose test set is seen from the centre; machines' own samples stay as they are."""
+        """The experiment with a test set centred as machines centre their features; their samples stay."""
         return self if self.mean is None else replace(self, data=self.mean.seen(self.data, centre))
 
     def plans(self) -> list[NoisePlan]:

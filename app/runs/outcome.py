@@ -31,12 +31,12 @@ FORMAT = 1
 """The version of ``result.json``."""
 
 MEASURES = ("accuracy", "auc", "loss")
-"""What a central evaluation may give."""
+"""Measures of a central evaluation."""
 
 RESULT_NAME, FAILURE_NAME, CHECKPOINT_NAME = "result.json", "failure.json", "checkpoint.npz"
 
 _PACKAGES = ("flwr", "numpy", "scipy", "scikit-learn", "torch", "ray")
-"""What a result may depend on; those that are not installed are left out."""
+"""Packages that a result may depend on; only installed ones are recorded."""
 
 _LOCAL = (
     "Under secure aggregation, the mu that holds whatever server, helpers and other machines do; null under another "
@@ -44,14 +44,14 @@ _LOCAL = (
 )
 _HONEST = "Under secure aggregation, h: the honest machines of each sum that mu rests on; null under another trust."
 _BOTH, _ALONE = "of noise and sampling", "of the noise alone, on these very samples"
-_PRIVATE = "That these figures are not private."
+_PRIVATE = "Says that these figures are not private."
 
 _SAID = {"type": "object", "additionalProperties": {"type": ["number", "string", "boolean", "null"]}}
 Statement = Annotated[dict[str, Any], WithJsonSchema(_SAID)]
 
 
 class ReportError(MurmurflError):
-    """A folder is no run that could be reported."""
+    """A folder holds no run that a report could be made of."""
 
 
 def _said(words: str, **more: Any) -> Any:
@@ -82,7 +82,7 @@ class Privacy(_Part):
 
     mu: float | None = _or_null("Gaussian-DP parameter; null where nothing is guaranteed.")
     epsilon: float | None = _or_null("At `delta`; null where nothing is guaranteed.")
-    delta: float = _said("Where epsilon is shown.")
+    delta: float = _said("Delta at which epsilon is shown.")
     unit: str = _said("What is protected as a whole.", enum=list(UNITS))
     relation: str = _said("How neighbouring data sets differ.", enum=list(RELATIONS))
     trust: str = _said("Who is trusted.", enum=list(TRUST_MODELS))
@@ -298,7 +298,7 @@ class Outcome(_Part):
     min_honest: int | None = _or_null(_HONEST, ge=1)
     min_cohort: int | None = _or_null("Under secure aggregation, the fewest releases of a sum; else null.", ge=1)
     helpers: int | None = _or_null("Under secure aggregation, how many must open every sum; else null.", ge=1)
-    delta: float = _said("Where epsilon is shown.")
+    delta: float = _said("Delta at which epsilon is shown.")
     guarantee: str = _said("What mu and epsilon are true of, in one sentence.")
     privacy: Privacy | None = None
     forecast: Foreseen | None = None
