@@ -1,4 +1,4 @@
-"""A trained model with the schema and centre of its inputs, and the folder in which it is kept: weights, schema and card.
+"""A trained model with the schema and centre of its inputs, and the folder that keeps it: weights, schema and card.
 
 scikit-learn's users load the folder as an estimator with ``predict`` and ``predict_proba``.
 """
