@@ -349,9 +349,8 @@ def cells(situation: Situation, fewest: int) -> Iterator[dict[str, Any]]:
     """Settings to try: clip in R, step in 1 / (clip R), rounds; at least 75."""
     norm = norm_of(situation)
     if not situation.stream:
-        for rounds, share, travel, momentum in itertools.product(
-            (3, 6, 12, 24, 48), (0.1, 0.4), (2, 6, 20, 60), (0.7, 0.9)
-        ):
+        travels = (0.02, 0.06, 0.2, 0.6) if situation.data == "communities" else (2, 6, 20, 60)
+        for rounds, share, travel, momentum in itertools.product((3, 6, 12, 24, 48), (0.1, 0.4), travels, (0.7, 0.9)):
             clip = share * norm
             yield {
                 "strategy": "full-batch",
@@ -364,7 +363,7 @@ def cells(situation: Situation, fewest: int) -> Iterator[dict[str, Any]]:
     for rounds in (1, 2, 4, 8, 16, 32):
         if rounds > fewest:
             break
-        batch = {"num-rounds": rounds, "batch-size": fewest // rounds}
+        batch = {"num-rounds": rounds, "batch-size": fewest // rounds, "centring": "none"}  # a sample has one use
         for share, travel in itertools.product((0.15, 0.5, 1.5), (10, 40, 160, 640, 2560)):
             clip = share * norm
             step = travel / (clip * norm * rounds**2)

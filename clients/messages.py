@@ -67,6 +67,8 @@ class Request:
     """The kind of release: :data:`GRADIENTS`, or a side release (:mod:`murmurfl.clients.side`)."""
     centre: NDArray[np.float32] | None = None
     """The centre, shape (k,), that the machine sees its samples from, where it is configured for centring."""
+    skipped: bool = False
+    """Whether the sum with release ``ack`` was skipped."""
 
 
 def malformed(reason: str) -> RefusedError:
@@ -83,6 +85,18 @@ def check_version(config: Mapping[str, Any]) -> None:
             protocol.PROTOCOL_MISMATCH,
             f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states {stated}",
         )
+
+
+def check_addressed(config: Mapping[str, Any], name: str) -> None:
+    """Refuse a request of another protocol version, or one that names another machine than this one."""
+    check_version(config)
+    if config.get(protocol.MACHINE, name) != name:
+        raise malformed("the request names another machine")
+
+
+def skipped_entry(config: Mapping[str, Any]) -> bool:
+    """Whether the request says that the sum with the acknowledged release was skipped."""
+    return protocol.SKIPPED in config and integer_entry(config, protocol.SKIPPED, 0, 1) == 1
 
 
 def integer_entry(config: Mapping[str, Any], key: str, low: int, high: int) -> int:

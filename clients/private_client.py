@@ -50,6 +50,7 @@ from .messages import (
     Request,
     answer,
     array_record,
+    check_addressed,
     check_can_send,
     check_masking,
     check_version,
@@ -62,6 +63,7 @@ from .messages import (
     read_points,
     reply_content,
     session_entry,
+    skipped_entry,
     statement_entries,
     training_entries,
 )
@@ -199,6 +201,9 @@ class PrivateClient(NumPyClient):
         """Makers of side releases, by the names of these in requests."""
         self.beside: list[LedgeredMachine] = [part.machine for part in self.parts.values()]
         """Their machines."""
+        mean, evaluation_part = self.parts.get(Centring.of), self.parts.get(Evaluation.of)
+        self.centred = mean if isinstance(mean, Centred) else None
+        self.evaluated = evaluation_part if isinstance(evaluation_part, Evaluated) else None
         fits = getattr(samples, "fits", None)
         vouched = rows_unmixed(gradients) and type(self).contribution is PrivateClient.contribution
         if vouched and getattr(samples, "stands_in", False) and centring is None and not policy.samples_per_owner:
@@ -294,9 +299,7 @@ class PrivateClient(NumPyClient):
 
     def _sealed_again(self, config: Mapping[str, Any]) -> tuple[list[NDArray[np.float64]], int, dict[str, Any]]:
         """Send the last release once more under fresh masks: a helper could not open what was sealed for it."""
-        check_version(config)
-        if config.get(protocol.MACHINE, self.name) != self.name:
-            raise malformed("the request names another machine")
+        check_addressed(config, self.name)
         session, ack = session_entry(config), integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND)
         number = integer_entry(config, protocol.RELEASE, 1, protocol.LARGEST_ROUND)
         return self._sent(self.machine.last_release(session, ack, number), session, GRADIENTS, {})
@@ -314,6 +317,7 @@ class PrivateClient(NumPyClient):
             protocol.MACHINE: self.name,
             **self.public_entries(of),
             **entries,
+            **({protocol.MENDED: 1} if release.mended else {}),
             **others,
         }
         return sent, release.samples, metrics
@@ -345,7 +349,10 @@ class PrivateClient(NumPyClient):
         Proof: docs/proofs/secure-aggregation.md.
         """
         return self.machine.release(
-            request.session, request.ack, lambda samples: self._contribution_of(request, samples)
+            request.session,
+            request.ack,
+            lambda samples: self._contribution_of(request, samples),
+            skipped=request.skipped,
         )
 
     def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating] | StackedContributions:
@@ -397,32 +404,8 @@ class PrivateClient(NumPyClient):
         schema = getattr(self.samples, "schema", None)
         return {} if schema is None else {protocol.SCHEMA: schema.digest}
 
-    @property
-    def centred(self) -> Centred | None:
-        """The part that releases the mean of its features first, if it does."""
-        part = self.parts.get(Centring.of)
-        return part if isinstance(part, Centred) else None
-
-    @property
-    def evaluated(self) -> Evaluated | None:
-        """The part that says how good a model is on the machine's samples, if it does."""
-        part = self.parts.get(Evaluation.of)
-        return part if isinstance(part, Evaluated) else None
-
-    @property
-    def centring(self) -> Centring | None:
-        """The configuration of :attr:`centred`."""
-        return None if self.centred is None else self.centred.centring
-
-    @property
-    def evaluation(self) -> Evaluation | None:
-        """The configuration of :attr:`evaluated`."""
-        return None if self.evaluated is None else self.evaluated.evaluation
-
     def _read(self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> Request:
-        check_version(config)
-        if config.get(protocol.MACHINE, self.name) != self.name:
-            raise malformed("the request names another machine")
+        check_addressed(config, self.name)
         server_round = integer_entry(config, protocol.SERVER_ROUND, 1, protocol.LARGEST_ROUND)
         if protocol.WEIGHED_AS in config:
             server_round = integer_entry(config, protocol.WEIGHED_AS, 1, protocol.LARGEST_ROUND)
@@ -433,7 +416,8 @@ class PrivateClient(NumPyClient):
         shapes, count = self._shapes, self.query_points
         if part is not None:
             shapes, count = part.asked_at or self._shapes, 0 if part.asked_at is None else 1
-        return Request(server_round, session, ack, read_points(parameters, shapes, count), of, centre)
+        points = read_points(parameters, shapes, count)
+        return Request(server_round, session, ack, points, of, centre, skipped_entry(config))
 
 
 _NEEDS_CENTRE = "this machine is configured for centring: a request for gradients must bring a centre"

@@ -67,7 +67,7 @@ def _small_rehearsals(request):
         if request.path.name not in ("test_rehearsal.py", "test_readme.py"):
             for name, most in (("MOST_SAMPLES", 500), ("MOST_FEATURES", 48), ("TEST_SAMPLES", 300)):
                 patch.setattr(rehearsal, name, most)
-            patch.setitem(rehearsal.rehearse.__kwdefaults__, "members", (rehearsal.HARD, rehearsal.EASY))
+            patch.setitem(rehearsal.rehearse.__kwdefaults__, "members", rehearsal.USUAL)
         yield
 
 

@@ -408,8 +408,8 @@ class _Points:
         self._count = client.query_points
         self._random = np.random.Generator(np.random.Philox(key=97))
         self.centre = b""
-        if client.centring is not None:
-            self.centre = self._random.normal(size=client.centring.num_features).astype("<f4").tobytes()
+        if client.centred is not None:
+            self.centre = self._random.normal(size=client.centred.centring.num_features).astype("<f4").tobytes()
 
     def of(self, k: int) -> list[Point]:
         """The points of a request for release k."""

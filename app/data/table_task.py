@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.records.drafting import Draft, draft, draft_of_rows
-from ...clients.records.machine_records import Records, Table, check_columns, table_file, table_rows
+from ...clients.records.machine_records import Records, Rows, check_columns, table_file, table_rows
 from ...clients.records.schema import Schema, is_missing, text_of
 from ...privacy import ConfigurationError, derived_seed
 from ...privacy.errors import MisfitError
@@ -30,7 +30,7 @@ class ReadTable:
     """A table, and the schema by which its rows are read; ``drafted`` from these very rows, or given."""
 
     name: str
-    rows: Table
+    rows: Rows
     schema: Schema
     drafted: bool
     left_out: Mapping[str, list[str]]
@@ -109,7 +109,7 @@ class ReadRows:
     """How many rows do not fit, by the reason."""
 
 
-def _site(rows: Table, number: int, column: str) -> str:
+def _site(rows: Rows, number: int, column: str) -> str:
     try:
         cell = rows[number][column]
         return "" if is_missing(cell) else text_of(cell)

@@ -66,9 +66,10 @@ farther than other data's with the least noise, or more epsilon would give a wor
 class _Scaled(NamedTuple):
     """Constants without dimension for other data: noise, T, S / R, eta S R of all rounds together, and the quantile.
 
-    The noise is the length of what is in the mean of one release with all of mu, over S. It does not depend on T: more
-    rounds have more noise each, and shorter steps. The quantile is the share of gradients that a clip which follows
-    them leaves whole: to cut many makes the noise small, and the model a worse one.
+    The noise is the length of what is in the mean of one release with all of mu, over S, for two classes or one number;
+    of more classes that of two of them. It does not depend on T: more rounds have more noise each, and shorter steps.
+    The quantile is the share of gradients that a clip which follows them leaves whole: to cut many makes the noise
+    small, and the model a worse one.
     """
 
     noise: float
@@ -92,6 +93,8 @@ _NUMBERS = (
     _Scaled(1.0, 6, 0.1, 0.18, 0.3),
 )
 """Of numbers from -1 to 1. A least-squares loss is as steep as its rows are long, so that steps cannot be longer."""
+_FARTHEST = 25.0
+"""The largest eta S R of classes: fewer rounds than the usual ones cannot travel as far."""
 _STEEPEST = 1.5
 """The largest eta R^2 for numbers."""
 
@@ -157,7 +160,7 @@ class FullBatchMethod(Method):
     def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
         if not has_table(config):
             found, bound = _scaled(model, self.noise(config, model, sizes)), usual_norm(config, model)
-            values = scaled(Scale(found.clip, found.travel), bound, slower=num_rounds)
+            values = scaled(Scale(found.clip, min(found.travel, _FARTHEST * num_rounds)), bound, slower=num_rounds)
             steepest = math.inf if model.num_classes > 1 else _STEEPEST / bound**2
             rate = min(values.learning_rate, steepest)
             return Descent(values.clip_norm, rate, math.inf, sampling="balanced", momentum=MOMENTUM)
@@ -263,8 +266,8 @@ def usual_quantile(problem: Problem) -> float:
 
 def _scaled(model: Model, noise: float) -> _Scaled:
     """The constants without dimension at any noise: between the rows, and at its ends, by logarithms."""
-    rows = _CLASSES if model.num_classes > 1 else _NUMBERS
-    at, known = math.log(max(noise, rows[0].noise)), [math.log(row.noise) for row in rows]
+    rows, of_two = (_CLASSES, math.sqrt(2 / model.num_classes)) if model.num_classes > 1 else (_NUMBERS, 1.0)
+    at, known = math.log(max(noise * of_two, rows[0].noise)), [math.log(row.noise) for row in rows]
     between = (np.interp(at, known, np.log(column)) for column in list(zip(*rows, strict=True))[1:])
     return _Scaled(noise, *(math.exp(float(value)) for value in between))
 

@@ -13,11 +13,14 @@ from ...strategies import AnytimeMu2, DelayedMomentum, Mu2, ReleaseStrategy, Tru
 from ..models.model import Model
 from ..settings.run_config import RunConfig
 from .method import BOUNDING, Method
-from .presets import PaperConstants, largest_step, mu2_scaled, tuned, usual_norm, wanted_mu
+from .presets import PaperConstants, largest_step, mu2_scaled, tuned, typical_norm, usual_norm, wanted_mu
 from .problem import Hyperparameters, Problem
 
 ANYTIME_CLIP, ANYTIME_RATE = 0.3, 0.5
 """Of anytime steps: S / R, and eta R d^(1/8). Steps of all sizes from half to twice that do about as well."""
+
+_FEW_ROUNDS = 8
+"""Up to so many, anytime steps are for rows as they usually are; more of them arrive from wherever R is."""
 
 
 class Mu2Method(Method):
@@ -42,7 +45,7 @@ class Mu2Method(Method):
             schedule = "uniform" if config.asked_per_round == config.num_clients else "paper"
             return Hyperparameters(clip_norm, eta, constants.diameter, schedule, "balanced")
         if config.steps == "anytime":
-            norm = usual_norm(config, model)
+            norm = (typical_norm if num_rounds <= _FEW_ROUNDS else usual_norm)(config, model)
             eta = ANYTIME_RATE / (norm * model.num_parameters**0.125)
             return Hyperparameters(ANYTIME_CLIP * norm, eta, math.inf)
         # w moves by eta times a momentum that grows with t: eta = mu2_rate x mu^mu2_power / T^2.

@@ -131,6 +131,17 @@ def usual_norm(config: RunConfig, model: Model) -> float:
     return math.sqrt(usual_squared_norm(config, model))
 
 
+_TYPICAL = 0.55
+"""How long rows of values from -1 to 1 are, as a share of the longest: the root of their number."""
+
+
+def typical_norm(config: RunConfig, model: Model) -> float:
+    """R as rows are, for steps that cannot tell from gradients: shorter where nobody has declared how long."""
+    task, known = the_task(config), registry("features")[config.features].norm_bound
+    declared = known is not None or config.feature_bound or task.feature_bound or task.has_images
+    return usual_norm(config, model) * (1.0 if declared or is_centred(config) else _TYPICAL)
+
+
 def usual_smoothness(config: RunConfig, model: Model) -> float:
     """L of a usual sample: what the model's kind declares, or that of the softmax regression; a rule for steps."""
     declared = registry("model")[config.model].declared_smoothness(model.num_features, feature_bound(config))

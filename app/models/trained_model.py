@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from ...clients.records.drafting import document
-from ...clients.records.machine_records import Table, table_file, table_rows
+from ...clients.records.machine_records import Rows, table_file, table_rows
 from ...clients.records.schema import Schema
 from ...privacy import ConfigurationError
 from ...privacy.errors import MisfitError
@@ -158,7 +158,7 @@ class TrainedModel:
 
 def _read(rows: Any, schema: Schema) -> NDArray[np.float32]:
     """Rows of a table without a label as numbers; NaN throughout where a row does not fit."""
-    found: Table | list[dict[str, Any]]
+    found: Rows | list[dict[str, Any]]
     if isinstance(rows, np.ndarray):
         found = [dict(zip(schema.columns, row, strict=True)) for row in rows.tolist()]
     elif isinstance(rows, str | Path):

@@ -20,10 +20,10 @@ from ...privacy.mechanisms import noise_stands_alone
 from ...privacy.setting import Value
 from ..methods import METHODS, Problem
 from ..methods.full_batch_method import has_table, usual_quantile
-from ..methods.presets import tuned
+from ..methods.presets import the_task, tuned
 from ..settings.registry import registry
 from ..settings.run_config import run_keys
-from .rehearsal import kept_alone, mean_kept
+from .rehearsal import kept_beside_alone, mean_kept
 from .situation import Situation, WorkedOut
 
 
@@ -76,9 +76,16 @@ class Option:
         return mean_kept(self.problem, self.worked_out)
 
     @cached_property
-    def kept_alone(self) -> float | None:
-        """What one machine keeps without the others and without noise; None where it cannot be rehearsed."""
-        return kept_alone(self.problem, self.worked_out)
+    def beside_alone(self) -> tuple[float, float] | None:
+        """What it keeps, by more rehearsals, and one machine without the others and noise; None without a rehearsal."""
+        return kept_beside_alone(self.problem, self.worked_out)
+
+    @property
+    def measure(self) -> str:
+        """The unit of what is kept, in words; nothing for accuracy."""
+        if self.problem.data.num_classes == 1:
+            return ", in R^2"
+        return ", in AUC" if the_task(self.problem.config).majority else ""
 
     @property
     def score(self) -> float:
@@ -128,7 +135,7 @@ def noise_to_signal(
     plan : NoisePlan
         Of one machine; under secure aggregation it has the machine's share.
     longest : float
-        S: no sample's contribution is longer (:attr:`~murmurfl.privacy.RowBound.longest`).
+        S: no sample's contribution is longer (:attr:`~murmurfl.privacy.machine.clipping.RowBound.longest`).
     num_values : int
         d, values of a release.
     rounds, asked, machines : int
@@ -186,12 +193,14 @@ Settings = Mapping[str, Value]
 
 _ROUNDS = (1, 4, 8, 16)
 """Rounds of one pass: few make a round's noise small, many follow the loss."""
-_USUAL_ROUNDS = ((0.05, 16), (0.28, 8), (math.inf, 1))
+_USUAL_ROUNDS = ((0.05, 16), (0.12, 8), (0.28, 4), (math.inf, 1))
 """The usual ones of corrected gradients, by the noise in the mean of all samples' gradients (docs/tuning.md)."""
-_FULL_ROUNDS = (3, 6, 24)
-"""Of full batches beside the preset's: few where there is much noise, many where there is little."""
+_FULL_ROUNDS = (6, 12)
+"""Of full batches beside the preset's, which has few where there is much noise and many where there is little."""
 
 
+FEW_POINTS = 0.05
+"""Shares that differ by less are the same: made-up data differ by more."""
 _OTHER = 0.05
 """What a way is behind by that is not the usual one."""
 _OTHER_ROUNDS, _OTHER_ROUNDS_OF_A_PASS = 0.1, 0.15
@@ -383,6 +392,21 @@ class Decision:
         case = "samples come as a stream" if config.stream else f"samples may be used {_OFTEN[config.sample_uses]}"
         why = _WHY.get(chosen.strategy, "it keeps most of what can be learnt")
         return f"{case}, and {why}; noise-to-signal {chosen.noise_to_signal:.2g} in {chosen.rounds} rounds."
+
+    @cached_property
+    def longer(self) -> Option | None:
+        """The choice in twice as many rounds; None where these are not possible."""
+        chosen, most = self.chosen, self.situation.most_rounds
+        rounds, settings = 2 * chosen.rounds, dict(chosen.settings)
+        if not METHODS[chosen.strategy].takes_steps or (most is not None and rounds > most):
+            return None
+        if not chosen.whole:
+            settings["batch-size"] = chosen.problem.config.batch_size // 2
+        try:
+            found = tried(self.situation, chosen.strategy, {**settings, "num-rounds": rounds})
+        except ConfigurationError:
+            return None
+        return found if found.rounds == rounds and found.uses <= (self.situation.most_uses or found.uses) else None
 
     def why_not(self, option: Option) -> str:
         """Why an option that is possible was not taken."""

@@ -12,7 +12,7 @@ from ...privacy.accounting.noise_forecast import rounded_count, shortest
 from ..methods import METHODS
 from ..reports.table import Column, Table
 from ..settings.run_config import SECURE, RunConfig, nothing_gained, run_keys
-from .deciding import Decision, Option
+from .deciding import FEW_POINTS, Decision, Option
 from .noise_plans import Person, Plan
 from .plan_answers import Answer, Choice
 from .update_plans import UpdateRequest, by_epsilon
@@ -39,6 +39,7 @@ def short_lines(answer: Answer) -> list[str]:
     return [
         f"Take {chosen.strategy}: {chosen.rounds} rounds, {_often(chosen)}.",
         *(worth_lines(chosen) or [f"Because {choice.decision.reason.partition(';')[0]}."]),
+        *longer_lines(choice.decision),
         f"Guarantee: {choice.guarantee.sentence}",
         *late_lines(choice.experiment.config),
         *person_lines(answer.persons),
@@ -69,8 +70,10 @@ def decision_document(decision: Decision) -> dict[str, Any]:
     """The decision as plain values: what was chosen, why, and why not the others."""
     others = [{**_option_document(one), "why_not": decision.why_not(one)} for one in decision.others]
     others += [{"strategy": one.strategy, "possible": False, "why_not": one.why} for one in decision.impossible]
+    beside = decision.chosen.beside_alone
+    alone = {"kept_alone": None if beside is None else beside[1]}
     return {
-        "chosen": _option_document(decision.chosen),
+        "chosen": {**_option_document(decision.chosen), **alone},
         "reason": decision.reason,
         "settings": decision.settings,
         "alternatives": others,
@@ -88,7 +91,6 @@ def _option_document(option: Option) -> dict[str, Any]:
         "centring": "private" if option.problem.is_centred else "none",
         "noise_to_signal": option.noise_to_signal,
         "kept": option.kept,
-        "kept_alone": option.kept_alone,
         "settings": dict(option.settings),
     }
 
@@ -113,7 +115,7 @@ def decision_lines(choice: Choice) -> list[str]:
     told += [f"  {name:<{width}}  {text}" for name, text in rows.items() if text]
     told.append(f"Guarantee: {guarantee.sentence}")
     told += [f"In plain words: {guarantee.meaning}"] if guarantee.meaning else []
-    told += worth_lines(chosen)
+    told += [*worth_lines(chosen), *longer_lines(decision)]
     told += [f"Not {one.strategy}: {decision.why_not(one)}." for one in decision.others]
     told += [f"Not {one.strategy}: {one.why.rstrip('.')}." for one in decision.impossible]
     return told + command_lines(choice)
@@ -133,17 +135,28 @@ def _often(option: Option) -> str:
 
 def worth_lines(chosen: Option) -> list[str]:
     """Whether federating is worth it, by rehearsal; empty where nothing was rehearsed."""
-    alone = chosen.kept_alone
-    if alone is None:
+    if chosen.beside_alone is None:
         return []
-    figures = f"on made-up data it keeps {100 * chosen.kept:.0f} % of what can be learnt"
+    kept, alone = chosen.beside_alone
+    figures = f"on made-up data it keeps {100 * kept:.0f} % of what can be learnt{chosen.measure}"
     one = f"one machine alone, without noise, {100 * max(alone, 0.0):.0f} %"
-    if chosen.kept > alone:
+    if kept > alone:
         return [f"Worth federating, likely: {figures}, {one}."]
     return [
         f"Not worth federating, likely: {figures}, {one}. More machines, sums (--trust secure-aggregation) or a larger "
         "epsilon would change that."
     ]
+
+
+def longer_lines(decision: Decision) -> list[str]:
+    """Whether twice as many rounds would learn more, by rehearsal; empty where they cannot be had."""
+    chosen, longer = decision.chosen, decision.longer
+    if longer is None or not longer.kept:
+        return []
+    more = (
+        "More rounds would likely learn more" if longer.kept > chosen.kept + FEW_POINTS else "More rounds gain little"
+    )
+    return [f"{more}: twice as many keep {100 * longer.kept:.0f} %."]
 
 
 def late_lines(config: RunConfig) -> list[str]:

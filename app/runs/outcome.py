@@ -253,9 +253,7 @@ class Foreseen(_Part):
     noise_over_typical: float = _said("Noise over a typical update: an estimate.")
     typical: float = _said("Length of a typical update over the longest: an assumption.")
     kept: float = _said("Share of what is learnt without noise that is likely to be left: an estimate.")
-    kept_range: tuple[float, float] | None = _or_null(
-        "Shares kept in rehearsals on hard and on easy made-up data; null if none was made."
-    )
+    kept_range: tuple[float, float] | None = _or_null("Bounds of `kept` by rehearsals on made-up data; null without.")
     machines_needed: int = _count("Machines like these at which it would be useful.")
     parameters_needed: int = _count("Values of a model that would be useful; 0 if one is too many.")
     epsilon_needed: float | None = _or_null("Epsilon, at `delta`, at which it would be useful.")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...clients import StatisticsClient, TableRows, numpy_client_app, statistics_columns
 from ...clients.nodes.operators_file import covering_budget
-from ...clients.records.machine_records import Records, Table
+from ...clients.records.machine_records import Records, Rows
 from ...clients.records.schema import Schema
 from ...clients.side.side_parts import check_beside
 from ...clients.side.statistics_client import RecordPlaces
@@ -196,7 +196,7 @@ class Dealt:
 
     stands_in = True
 
-    def __init__(self, rows: Table, schema: Schema, first_read: Dealt | None = None) -> None:
+    def __init__(self, rows: Rows, schema: Schema, first_read: Dealt | None = None) -> None:
         self.schema, self._rows, count = schema, rows, len(rows)
         order = np.random.Generator(np.random.Philox(key=derived_seed("rows dealt", count))).permutation(count)
         self.records = Records(_Ordered(rows, order), schema, count=count, together=True)
@@ -244,7 +244,7 @@ class Places:
 
 @dataclass(frozen=True)
 class _Ordered:
-    rows: Table
+    rows: Rows
     order: NDArray[np.int64]
     record_kind: str = "row"
 

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from ...privacy import NO_NOISE, rounded_up
 from ...privacy.accounting.guarantee import plain_meaning
-from ...privacy.accounting.noise_forecast import shortest
+from ...privacy.accounting.noise_forecast import HELD, shortest
 from ..reports.figures import empty_figure
 from .outcome import Alone, EvaluationFigures, Outcome, Twin, infinite
 
@@ -90,7 +90,7 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
         said = f"noise {longest} times the longest update, {typical} times a typical one (estimate)"
         if forecast.kept_range is not None:
             low, high = (100 * share for share in forecast.kept_range)
-            said = f"keeps {low:.0f} % of what can be learnt from hard made-up data, {high:.0f} % from easy ones"
+            said = f"keeps {low:.0f} to {high:.0f} % of what can be learnt, {HELD}"
         rows.append(("forecast", f"{forecast.verdict}: {said}"))
     if (evaluation := outcome.private_evaluation) is not None:
         samples = ""

@@ -39,6 +39,7 @@ from ...privacy.protocol import read_array
 from ...privacy.sums.masking import Masking
 from ..messages import (
     answer,
+    check_addressed,
     check_masking,
     check_version,
     in_simulation,
@@ -48,6 +49,7 @@ from ..messages import (
     name_shown,
     outgoing_reply,
     session_entry,
+    skipped_entry,
     statement_entries,
     training_entries,
 )
@@ -366,9 +368,7 @@ def _train(
             f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states no "
             "version: the server must use murmurfl's CorrelatedFedAvg",
         )
-    check_version(config)
-    if config.get(protocol.MACHINE, machine.name) != machine.name:
-        raise malformed("the request names another machine")
+    check_addressed(config, machine.name)
     ack, session = integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND), session_entry(config)
     received = received_model(message.content)
     start = np.concatenate([values.ravel() for values in received.values()])
@@ -388,7 +388,7 @@ def _train(
             return (trained() - start)[None, :]
 
     with observing() as observer:
-        release = private.release(session, ack, contribution)
+        release = private.release(session, ack, contribution, skipped=skipped_entry(config))
     figures = observer.figures()
     _log_release(machine, private, release, figures)
     return _reply(machine, private, release, session, figures, received)
@@ -418,6 +418,7 @@ def _reply(
         protocol.CLIENT_LEVEL: int(machine.policy.unit == "machine"),
         protocol.NUM_EXAMPLES: 1,  # of equal weight: a count could depend on data
         **sums,
+        **({protocol.MENDED: 1} if release.mended else {}),
         **training_entries(machine.name, figures if private.simulated else None),
     }
     return RecordDict(

@@ -382,25 +382,14 @@ def private_client_app(
         made.check_schema(known, None if share is None or made.measure is None else made.measure(share.right))
     if schema is not None and chosen.scale is not None:  # one that was inferred is made from all records
         bound = made.bound(schema)
+    stated = {"epsilon": epsilon, "mu": mu, "delta": delta, "clip_norm": clip_norm, "rounds": rounds}
+    stated |= {"batch_size": batch_size, "trust": trust, "min_honest": min_honest, "min_cohort": min_cohort}
+    stated |= {"samples_per_owner": samples_per_owner}
     if policy is None:
         if clip_norm is None:
-            clip_norm = 1.0 if chosen.scale is None or math.isinf(bound) else chosen.scale.clip * bound
-        policy = chosen.policy(
-            batch_size=batch_size,
-            clip_norm=clip_norm,
-            max_participations=rounds,
-            mu=0.0 if mu is None else mu,
-            epsilon=epsilon,
-            delta=delta,
-            trust=trust,
-            min_honest=min_honest,
-            min_cohort=min_cohort,
-            samples_per_owner=samples_per_owner,
-        )
+            stated["clip_norm"] = 1.0 if chosen.scale is None or math.isinf(bound) else chosen.scale.clip * bound
+        policy = chosen.policy(**stated | {"mu": mu or 0.0, "max_participations": stated.pop("rounds")})
     else:
-        stated = {"epsilon": epsilon, "mu": mu, "delta": delta, "clip_norm": clip_norm, "rounds": rounds}
-        stated |= {"batch_size": batch_size, "trust": trust, "min_honest": min_honest, "min_cohort": min_cohort}
-        stated |= {"samples_per_owner": samples_per_owner}
         usual = inspect.signature(private_client_app).parameters
         named = [name for name, value in stated.items() if value != usual[name].default]
         if named:

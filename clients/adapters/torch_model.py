@@ -7,7 +7,7 @@ Buffers and frozen layers are constants of the module that each machine has inst
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -312,8 +312,6 @@ class ModuleGradients:
 
     def _write(self, rows: NDArray[np.floating], trained: dict[str, torch.Tensor], inputs: Any, targets: Any) -> None:
         """Write the gradients of some samples; of a single one, as on a real machine, without vmap."""
-        import torch
-
         count = first_axis(inputs)  # more than there are rows, where the last one is computed again and again
         if not self.together and count > 1:
             for i in range(len(rows)):
@@ -324,12 +322,7 @@ class ModuleGradients:
             made = self.of_one(trained, picked(inputs, 0), picked(targets, 0))
         else:
             made = self.of_many(trained, inputs, targets)
-        start = 0
-        for name, shape in zip(self.names, self.shapes, strict=True):
-            size = math.prod(shape)
-            values = made[name].detach().reshape(count, size)[: len(rows)].cpu()
-            rows[:, start : start + size] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-            start += size
+        _fill(rows, [made[name] for name in self.names], count)
 
     def forget(self, *, values: bool) -> None:
         """Put the module back as it was before any sample (:meth:`ModuleState.restore`)."""
@@ -344,6 +337,18 @@ class ModuleGradients:
                 f"{', '.join(changed) or 'new ones'}: one sample's data would reach the next. Call module.eval(), or "
                 "leave such layers out."
             )
+
+
+def _fill(rows: NDArray[np.floating], made: Iterable[torch.Tensor], count: int) -> None:
+    """Fill rows with gradients of ``count`` samples, parameter by parameter; samples behind the rows are left out."""
+    import torch
+
+    start = 0
+    for part in made:
+        values = part.detach().reshape(count, part.numel() // count)[: len(rows)].cpu()
+        stop = start + values.shape[1]
+        rows[:, start:stop] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+        start = stop
 
 
 class _NarrowRows:
@@ -476,15 +481,9 @@ class TorchGradients:
         rows = np.empty((count, sum(map(math.prod, self.shapes))))
         step = count if count < 2 else self._need(inputs, targets, gradients, kind).samples(self.gradient_memory_mib)
         for kept, chosen in chunks(count, max(step, 1)):
-            made = gradients(inputs[chosen], targets[chosen], chosen)
-            start = 0
-            for name, shape in zip(self._names, self.shapes, strict=True):
-                size, number = math.prod(shape), kept.stop - kept.start
-                values = made[name].detach()[:number].reshape(number, size)
-                rows[kept, start : start + size] = (
-                    values.float() if values.dtype == torch.bfloat16 else values
-                ).numpy()
-                start += size
+            given = inputs[chosen]
+            made = gradients(given, targets[chosen], chosen)
+            _fill(rows[kept], [made[name] for name in self._names], len(given))
             del made
         return rows
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError
 from ...privacy.errors import MisfitError
-from .machine_records import CsvLines, Items, NpzRows, ParquetRows, Table, check_ending
+from .machine_records import CsvLines, Items, Rows, check_ending, npz_rows, parquet_rows
 from .schema import OTHER, Column, Label, Part, Schema, array_of, is_missing, number_of, text_of
 
 FEWEST_OF_A_CATEGORY = 20
@@ -79,9 +79,9 @@ def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str
     if path.suffix == ".npz":
         if label:
             raise ConfigurationError("Expected a label of a table only, got one for an .npz: its array is `labels`.")
-        return Draft(_of_arrays(NpzRows(path, owners=bool(owner)), owner))
+        return Draft(_of_arrays(npz_rows(path, owners=bool(owner)), owner))
     separator = "," if path.suffix in (".parquet", ".pq") else _separator(path)
-    rows = ParquetRows(path) if path.suffix in (".parquet", ".pq") else CsvLines(path, separator)
+    rows = parquet_rows(path) if path.suffix in (".parquet", ".pq") else CsvLines(path, separator)
     numbered = [str(number) for number in range(len(rows.columns))]
     if isinstance(rows, CsvLines) and rows.columns != numbered and all(map(_NUMBER.fullmatch, rows.columns)):
         raise ConfigurationError(
@@ -91,7 +91,7 @@ def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str
 
 
 def draft_of_rows(
-    rows: Table, table: str, *, label: str = "", owner: str = "", separator: str = ",", apart: Collection[str] = ()
+    rows: Rows, table: str, *, label: str = "", owner: str = "", separator: str = ",", apart: Collection[str] = ()
 ) -> Draft:
     """The draft of a table's rows; ``table`` is its name in messages, and the rest is as for :func:`draft`.
 
@@ -271,7 +271,7 @@ def _label_of(values: Sequence[Any]) -> Label:
     return Label(kind="integer", bounds=(float(low), float(max(high, low + 1))), shape=shape)
 
 
-def _of_arrays(rows: NpzRows, owner: str) -> Schema:
+def _of_arrays(rows: Rows, owner: str) -> Schema:
     found = inferred(rows)
     part, label = found.inputs[0], found.label
     values = np.concatenate([np.ravel(rows[number][0]) for number in range(len(rows))]).astype(np.float64)

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,13 +43,27 @@ class Items(Protocol):
     def __getitem__(self, number: int, /) -> Any: ...
 
 
-class Table(Items, Protocol):
-    """Rows with named columns."""
+class Rows:
+    """Items by a function of their numbers; only a table's have ``columns``."""
 
     columns: list[str]
 
+    def __init__(
+        self, length: int, row: Callable[[int], Any], columns: Sequence[str] | None = None, kind: str = "item"
+    ) -> None:
+        if columns is not None:
+            self.columns = list(columns)
+        self.record_kind = kind
+        self._length, self._row = length, row
 
-class CsvLines:
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, number: int, /) -> Any:
+        return self._row(number)
+
+
+class CsvLines(Rows):
     """The rows of a ``.csv`` or ``.csv.gz``, whose first line names the columns.
 
     A row is one physical line, split off before quotes are read and decoded by itself: item i depends on line i + 2
@@ -62,22 +76,19 @@ class CsvLines:
             content = gzip.decompress(content) if path.suffix == ".gz" else content
         except (OSError, EOFError, zlib.error) as error:
             raise ConfigurationError(f"Expected a CSV file at {path}, got: {error}.") from error
-        self.record_kind = "row"
         first, *self._lines = content.split(b"\n")
         if self._lines and not self._lines[-1]:
             self._lines.pop()
         self._separator = separator
         try:
-            self.columns = [name.strip() for name in self._cells(first.removeprefix(b"\xef\xbb\xbf"))]
+            columns = [name.strip() for name in self._cells(first.removeprefix(b"\xef\xbb\xbf"))]
         except MisfitError as error:
             raise ConfigurationError(
                 f"Expected the names of columns in the first line of {path}, got {error}: save it as CSV in UTF-8."
             ) from None
+        super().__init__(len(self._lines), self._named_cells, columns, "row")
 
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def __getitem__(self, number: int, /) -> Mapping[str, str]:
+    def _named_cells(self, number: int) -> Mapping[str, str]:
         cells = self._cells(self._lines[number])
         if len(cells) != len(self.columns):
             raise MisfitError("a line with another number of cells than the header")
@@ -91,126 +102,80 @@ class CsvLines:
         return cells
 
 
-class ParquetRows:
+def parquet_rows(path: Path) -> Rows:
     """The rows of a Parquet file, each cell by itself whatever type its column has."""
+    check_installed("pyarrow", "tables", "Parquet files")
+    import pyarrow.parquet as parquet
 
-    def __init__(self, path: Path) -> None:
-        check_installed("pyarrow", "tables", "Parquet files")
-        import pyarrow.parquet as parquet
+    try:
+        table = parquet.read_table(path)
+    except Exception as error:
+        raise ConfigurationError(f"Expected a Parquet file at {path}, got: {type(error).__name__}.") from error
+    names = list(map(str, table.column_names))
 
-        try:
-            self._table = parquet.read_table(path)
-        except Exception as error:
-            raise ConfigurationError(f"Expected a Parquet file at {path}, got: {type(error).__name__}.") from error
-        self.record_kind = "row"
-        self.columns = list(map(str, self._table.column_names))
+    def row(number: int) -> Mapping[str, Any]:
+        return {name: table.column(i)[number].as_py() for i, name in enumerate(names)}
 
-    def __len__(self) -> int:
-        return self._table.num_rows
-
-    def __getitem__(self, number: int, /) -> Mapping[str, Any]:
-        return {name: self._table.column(i)[number].as_py() for i, name in enumerate(self.columns)}
+    return Rows(table.num_rows, row, names, "row")
 
 
-class FrameRows:
+def _frame_rows(frame: Any) -> Rows:
     """The rows of a pandas DataFrame, each cell by itself whatever type its column has."""
-
-    def __init__(self, frame: Any) -> None:
-        self._columns = [frame.iloc[:, i].tolist() for i in range(frame.shape[1])]
-        self.columns = list(map(str, frame.columns))
-        self._length = len(frame)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, number: int, /) -> Mapping[str, Any]:
-        return {name: column[number] for name, column in zip(self.columns, self._columns, strict=True)}
+    cells = [frame.iloc[:, i].tolist() for i in range(frame.shape[1])]
+    names = list(map(str, frame.columns))
+    return Rows(len(frame), lambda i: {name: column[i] for name, column in zip(names, cells, strict=True)}, names)
 
 
-class ListedRows:
-    """Rows as a list of mappings from column to cell; the first one names the columns."""
-
-    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._rows = rows
-        self.columns = list(map(str, rows[0])) if rows else []
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, number: int, /) -> Mapping[str, Any]:
-        return self._rows[number]
-
-
-class Pairs:
+def _pairs(*parts: Any, kind: str = "item") -> Rows:
     """Inputs, labels and perhaps owners, side by side, with the records along the first axis."""
-
-    def __init__(self, *parts: Any) -> None:
-        self._parts = parts
-        if any(hasattr(part, "toarray") for part in parts):
-            raise ConfigurationError("Expected inputs as a dense array, got a sparse one: give X.toarray().")
-        lengths = {_length(part) for part in parts}
-        if len(lengths) != 1:
-            raise ConfigurationError(
-                f"Expected inputs and targets of one length, got {' and '.join(map(str, sorted(lengths)))}: {ADVICE}."
-            )
-        self._length = lengths.pop()
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, number: int, /) -> tuple[Any, ...]:
-        return tuple(_picked(part, number) for part in self._parts)
+    if any(hasattr(part, "toarray") for part in parts):
+        raise ConfigurationError("Expected inputs as a dense array, got a sparse one: give X.toarray().")
+    lengths = {_length(part) for part in parts}
+    if len(lengths) != 1:
+        raise ConfigurationError(
+            f"Expected inputs and targets of one length, got {' and '.join(map(str, sorted(lengths)))}: {ADVICE}."
+        )
+    return Rows(lengths.pop(), lambda number: tuple(_picked(part, number) for part in parts), kind=kind)
 
 
-class Batches:
+def _batches_of_one(found: Any) -> Rows:
     """An object that gives a batch for a slice, asked for batches of one."""
 
-    def __init__(self, found: Any) -> None:
-        self._found = found
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def __getitem__(self, number: int, /) -> tuple[Any, ...]:
-        batch = self._found[number : number + 1]
+    def row(number: int) -> tuple[Any, ...]:
+        batch = found[number : number + 1]
         if not isinstance(batch, tuple):
             raise MisfitError("a record that is no pair (inputs, label)")
         return tuple(_picked(part, 0) for part in batch)
 
+    return Rows(len(found), row)
 
-class Collated:
+
+def _collated(items: Any, collate: Callable[[list[Any]], Any]) -> Rows:
     """The items of a data set, each handed alone to a ``DataLoader``'s own ``collate_fn``."""
 
-    def __init__(self, items: Any, collate: Callable[[list[Any]], Any]) -> None:
-        self._items, self._collate = items, collate
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, number: int, /) -> Any:
-        batch = self._collate([self._items[number]])
+    def row(number: int) -> Any:
+        batch = collate([items[number]])
         return tuple(_picked(part, 0) for part in batch) if isinstance(batch, list | tuple) else _picked(batch, 0)
 
+    return Rows(len(items), row)
 
-class NpzRows(Pairs):
+
+def npz_rows(path: Path, *, owners: bool) -> Rows:
     """The rows of an ``.npz`` with the arrays ``features`` and ``labels``, and ``owners`` where a schema names one."""
-
-    def __init__(self, path: Path, *, owners: bool) -> None:
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                parts = [file[name] for name in ["features", "labels", *(["owners"] if owners else [])]]
-        except (OSError, KeyError, ValueError) as error:
-            raise ConfigurationError(
-                f"Expected an .npz with the arrays features, labels{' and owners' if owners else ''} at {path}, got: "
-                f"{error}."
-            ) from error
-        if any(part.ndim == 0 for part in parts):
-            raise ConfigurationError(f"Expected arrays with a row a record in {path}, got a single number.")
-        self.record_kind = "row"
-        super().__init__(*parts)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            parts = [file[name] for name in ["features", "labels", *(["owners"] if owners else [])]]
+    except (OSError, KeyError, ValueError) as error:
+        raise ConfigurationError(
+            f"Expected an .npz with the arrays features, labels{' and owners' if owners else ''} at {path}, got: "
+            f"{error}."
+        ) from error
+    if any(part.ndim == 0 for part in parts):
+        raise ConfigurationError(f"Expected arrays with a row a record in {path}, got a single number.")
+    return _pairs(*parts, kind="row")
 
 
-def file_items(path: Path, schema: Schema) -> Items:
+def file_items(path: Path, schema: Schema) -> Rows:
     """The rows of a file, by the ending of its name: ``.csv``, ``.csv.gz``, ``.parquet`` or ``.npz``.
 
     Item i depends on row i of the file alone; a refusal depends on the header, or on the names and shapes of arrays.
@@ -218,30 +183,25 @@ def file_items(path: Path, schema: Schema) -> Items:
     path = Path(path).expanduser()
     check_ending(path)
     if path.suffix == ".npz":
-        return NpzRows(path, owners=bool(schema.owner))
-    return ParquetRows(path) if path.suffix in (".parquet", ".pq") else CsvLines(path, schema.separator)
+        return npz_rows(path, owners=bool(schema.owner))
+    return parquet_rows(path) if path.suffix in (".parquet", ".pq") else CsvLines(path, schema.separator)
 
 
-def table_file(path: Path, schema: Schema) -> Table:
+def table_file(path: Path, schema: Schema) -> Rows:
     """The rows of a file with named columns, as :func:`file_items`."""
     if Path(path).suffix == ".npz":
         raise ConfigurationError(f"Expected a table with named columns, .csv, .csv.gz or .parquet, got {path}.")
-    return cast("Table", file_items(path, schema))
+    return file_items(path, schema)
 
 
-def table_rows(table: Any) -> Table:
-    """A DataFrame's rows, or those of a list of mappings.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is another kind of object.
-    """
+def table_rows(table: Any) -> Rows:
+    """A DataFrame's rows, or those of a list of mappings; refuses another kind of object."""
     if hasattr(table, "iloc") and hasattr(table, "columns"):
-        return FrameRows(table)
+        return _frame_rows(table)
+    rows: Any = table
     listed = isinstance(table, Sequence) and not isinstance(table, str | bytes)
-    if listed and table and all(isinstance(row, Mapping) for row in table):
-        return ListedRows(table)
+    if listed and rows and all(isinstance(row, Mapping) for row in rows):
+        return Rows(len(rows), rows.__getitem__, list(map(str, rows[0])))
     raise ConfigurationError(
         f"Expected a file of a table, a DataFrame or a list of mappings, got {type(table).__name__}; arrays go to "
         "murmurfl.app.simulate, as a task of your own."
@@ -290,17 +250,17 @@ def items_of(found: Any) -> Items:
     if isinstance(found, tuple):
         if len(found) not in (2, 3):
             raise ConfigurationError(f"Expected a pair (inputs, targets), got {len(found)} parts: {ADVICE}.")
-        items = Pairs(*found)
+        items = _pairs(*found)
     elif _is_of("pandas", "DataFrame", found):
-        items = FrameRows(found)
+        items = _frame_rows(found)
     elif isinstance(found, list) or (dataset and isinstance(found, dataset)) or _is_of("datasets", "Dataset", found):
         items = found
     elif isinstance(found, Mapping | str | bytes) or not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
         raise ConfigurationError(f"Expected samples, got {type(found).__name__}: {ADVICE}.")
     else:
-        items = Batches(found)
+        items = _batches_of_one(found)
     if collate is not None and getattr(collate, "__module__", "").partition(".")[0] != "torch":
-        items = Collated(items, collate)
+        items = _collated(items, collate)
     if not len(items):
         raise ConfigurationError("Expected at least one sample, got none.")
     return items

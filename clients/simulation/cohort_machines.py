@@ -140,8 +140,8 @@ class Computing:
         placed.sort(key=lambda entry: entry[0])
         here = np.array([here for *_, here in placed])
         samples = self.batch([(self.names[i], chosen) for i, _, chosen, here in placed if here])
-        if self.client.centring is not None and self.request.centre is not None:
-            samples = self.client.centring.batch(samples, self.request.centre)
+        if self.client.centred is not None and self.request.centre is not None:
+            samples = self.client.centred.centring.batch(samples, self.request.centre)
         if not here.all():
             sampled = np.repeat(here, self.client.machine.policy.batch_size)
             samples = spread_samples(samples, np.flatnonzero(sampled), len(sampled))
@@ -540,5 +540,5 @@ class _Asked:
 def _alike(one: PrivateClient, other: PrivateClient) -> bool:
     ours, theirs = one.machine.policy, other.machine.policy
     same = (ours.batch_size, ours.clip_unit, ours.clip_norm) == (theirs.batch_size, theirs.clip_unit, theirs.clip_norm)
-    centres = [None if client.centring is None else client.centring.terms for client in (one, other)]
+    centres = [None if client.centred is None else client.centred.centring.terms for client in (one, other)]
     return same and centres[0] == centres[1] and type(one) is type(other) and one.gradients is other.gradients

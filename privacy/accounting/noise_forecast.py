@@ -171,8 +171,10 @@ TYPICAL: Mapping[ClipUnit, float] = {
 with each other far more than gradients do, which shrink while a training goes on."""
 
 USEFUL_SHARE, LEAST_SHARE = 0.5, 0.25
-"""A run is called useful if it keeps half of what can be learnt even on hard made-up data, and useless if it does not
-keep a quarter on easy ones."""
+"""A run is called useful if it keeps half of what can be learnt, in the middle of what is rehearsed, and useless if it
+does not keep a quarter."""
+HELD = "which held in 4 of 5 other situations"
+"""How often a rehearsed range held (docs/tuning.md)."""
 MOST_USEFUL = 1.0
 """Up to this ratio of the noise to a typical update a training is called useful: it keeps nine tenths."""
 LEAST_USELESS = 5.0
@@ -238,7 +240,7 @@ class Forecast:
     samples : int
         Samples of a machine, where they are known; else 0.
     rehearsed : tuple of float, optional
-        Between which shares of what can be learnt the very run keeps on made-up data of its public shape; then
+        Between which shares of what can be learnt the very run is likely to keep, by made-up data of its shape; then
         ``kept`` and ``verdict`` are of these.
     """
 
@@ -271,8 +273,7 @@ class Forecast:
     def verdict(self) -> Verdict:
         """``useful``, ``noisy`` or ``useless``, by the rehearsal, or else by the noise over a typical update."""
         if self.rehearsed is not None:
-            least, most = self.rehearsed
-            return "useful" if least >= USEFUL_SHARE else "noisy" if most >= LEAST_SHARE else "useless"
+            return "useful" if self.kept >= USEFUL_SHARE else "noisy" if self.kept >= LEAST_SHARE else "useless"
         if self.typical_ratio <= MOST_USEFUL:
             return "useful"
         return "noisy" if self.typical_ratio <= LEAST_USELESS else "useless"
@@ -369,9 +370,9 @@ class Forecast:
             low, high = (100 * share for share in self.rehearsed)
             return (
                 f"Forecast before the first round: {self.verdict}. Rehearsed on made-up data of its shape, with its "
-                f"noise, the run keeps {low:.0f} % of what can be learnt beyond always giving the usual answer where "
-                f"that is hard, and {high:.0f} % where it is easy: an estimate. The noise in the average of all "
-                f"releases is {shortest(self.ratio)} times as long as the longest update."
+                f"noise, the run keeps {low:.0f} to {high:.0f} % of what can be learnt beyond always giving the usual "
+                f"answer: an estimate, {HELD}. The noise in the average of all releases is {shortest(self.ratio)} "
+                "times as long as the longest update."
             )
         percent = 100 * self.kept
         left = "next to nothing" if percent < _NEXT_TO_NOTHING else f"about {percent:.0f} %"

@@ -50,6 +50,8 @@ class Release:
         Random names of the two, 16 bytes each, under secure aggregation; empty otherwise.
     samples : int
         How many samples the server counts it for: b, or all that the machine has; public.
+    mended : bool
+        Whether it also takes out the noise of releases whose sums were skipped.
 
     Notes
     -----
@@ -65,6 +67,7 @@ class Release:
     release_id: bytes = b""
     ack_id: bytes = b""
     samples: int = 1
+    mended: bool = False
 
     @cached_property
     def values(self) -> NDArray[np.float64]:

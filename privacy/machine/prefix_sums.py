@@ -7,9 +7,10 @@ reply is lost the next one carries what was missing, contribution and noise, so 
 behind (ALGORITHMS 2.4).
 
 All arithmetic is on int64 counts of a fixed grid. What is remembered between releases is P_j - P_ack, which was sent
-before, so the ledger of a machine whose server is not trusted holds nothing without noise. The rule is made for blocks
-of machines, whose counts may be arrays of another library with the same arithmetic; a real machine, and one that a
-simulation asks alone, is a block of one. Machines asked together are :mod:`.machine_block`.
+before, so the ledger of a machine whose server is not trusted holds nothing without noise. Under secure aggregation it
+also holds the last release's noise by itself, so that the next one can mend what a skipped sum did. The rule is made
+for blocks of machines, whose counts may be arrays of another library with the same arithmetic; a real machine, and one
+that a simulation asks alone, is a block of one. Machines asked together are :mod:`.machine_block`.
 
 The stream's noise
 ------------------
@@ -30,6 +31,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import repeat
 from typing import Any, NamedTuple, Self, TypeVar
@@ -321,6 +323,56 @@ class ReleaseRule:
             made.append(counts)
         return made
 
+    @cached_property
+    def mends(self) -> bool:
+        """Whether releases can take out the noise of those whose sums were skipped."""
+        chained = self.policy.trust == "secure-aggregation" and self.policy.builds_on == "last-opened"
+        return chained and self.noise.plan.noise_std > 0.0 and self.noise.plan.mechanism.mends
+
+    def advance_mending(
+        self,
+        streams: StreamBlock,
+        contribution: Counts,
+        key: bytes,
+        nonce: bytes,
+        *,
+        skipped: bool,
+        note: State | None = None,
+    ) -> tuple[Counts, bool]:
+        """The next release of one machine, whose sums may be skipped; also whether it mends what that did.
+
+        With ``skipped`` the sum of the acknowledged release was not used. The noise of that release is then put on this
+        one as well, so that the sum of all that were used has the noise of one prefix, as if nothing had happened; its
+        contributions are lost.
+
+        Notes
+        -----
+        **Formal guarantees.** Of any pattern of skipped releases, whoever says so: a sample moves one release, by no
+        more in units of the noise than where none is skipped (:attr:`~murmurfl.privacy.mechanisms.Mechanism.mends`).
+        Proof: docs/proofs/secure-aggregation.md.
+        """
+        if not self.mends:
+            return self.advance(streams, [contribution], [key], [nonce], note=note)[0], False
+        release, ack = int(streams.release[0]), int(streams.ack[0])
+        kept: Any = streams.noise_state[0]  # the noise in the last release; what that was built on, whether it mended
+        known = len(kept) == 2
+        before, built_on, mended = (kept[0], *kept[1].tolist()) if known else (0, 0, 0)
+        made = contribution.copy()
+        self.noised(streams, [made], [key], [nonce])
+        noise = made - contribution
+        if release > ack:  # the release before is carried over, with whatever it mended
+            known = known and built_on == ack  # else there was an acknowledgement in between
+            noise += before
+        else:
+            mended, known = known and skipped, True
+            if mended:
+                made += before
+                noise += before
+        now: Any = (noise, np.array([ack, mended])) if known else ()
+        streams.noise_state[0] = now
+        self.carry(streams, [made], note)
+        return made, bool(mended)
+
     def carry(self, streams: StreamBlock, releases: Sequence[Any], note: State | None = None) -> None:
         """Add to new releases what was lost before them, and keep what may be lost of them.
 
@@ -430,7 +482,7 @@ class PrivateMachine(LedgeredMachine):
             )
         return super().alike(num_samples, ledger, keys)
 
-    def release(self, session: str, ack: int, contribution: PerSampleContribution) -> Release:
+    def release(self, session: str, ack: int, contribution: PerSampleContribution, *, skipped: bool = False) -> Release:
         """Make the next release of a session, recorded before it is returned.
 
         Parameters
@@ -444,6 +496,9 @@ class PrivateMachine(LedgeredMachine):
             owners one row an owner, of a slice of owners. Rows are clipped here; a non-finite row becomes zero and
             still counts. With real keys it is called for every row by itself, a row it fails on counts as zero, and it
             may be called again for the next samples, if another request took these while it was computing.
+        skipped : bool
+            Under secure aggregation, whether the sum with release ``ack`` was wrong and was not used: where the
+            mechanism allows it, this release mends the noise.
 
         Returns
         -------
@@ -458,7 +513,7 @@ class PrivateMachine(LedgeredMachine):
         LedgerError
             If the ledger cannot be believed.
         """
-        return self._release(session, ack, lambda *_: contribution, None)
+        return self._release(session, ack, lambda *_: contribution, None, skipped=skipped)
 
     def last_release(self, session: str, ack: int, release: int) -> Release:
         """The last release of a session once more, as its ledger has it, for fresh masks under secure aggregation.
@@ -499,16 +554,20 @@ class PrivateMachine(LedgeredMachine):
         """
         return self._release(session, ack, contribution, note)
 
-    def _release(self, session: str, ack: int, contribution: NotedContribution, note: State | None) -> Release:
+    def _release(
+        self, session: str, ack: int, contribution: NotedContribution, note: State | None, *, skipped: bool = False
+    ) -> Release:
         def compute(admission: Admission) -> NDArray[np.int64]:
             rows = contribution(admission.release - 1, admission.streams.noted[0])
             return self._contribution_counts(rows, admission.samples, self._weights(admission))
 
         def record(admission: Admission, counts: NDArray[np.int64]) -> Release:
             nonce = self._keys.nonce(session, admission.release)
-            keys, nonces = [self._keys.secret_key], [nonce]
-            (counts,) = self.release_rule.advance(admission.streams, [counts], keys, nonces, note=note)
-            return self._record(admission, counts)
+            counts, mended = self.release_rule.advance_mending(
+                *(admission.streams, counts, self._keys.secret_key, nonce), skipped=skipped, note=note
+            )
+            made = self._record(admission, counts)
+            return replace(made, mended=True) if mended else made
 
         return self._answer(session, ack, compute, record)
 

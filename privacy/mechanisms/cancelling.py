@@ -96,6 +96,10 @@ class CancellingNoise(Mechanism):
     def state_after(self, release: int, draw: Draw, scale: float = 1.0) -> State:
         return (self._row(release, draw(range(release, release + 1))[0], scale),)
 
+    @property
+    def mends(self) -> bool:
+        return True
+
     def memory_bytes(self, size: int) -> int:
         return NONCE_BYTES
 

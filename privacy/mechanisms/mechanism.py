@@ -242,6 +242,15 @@ class Mechanism(ABC):
         return b""
 
     @property
+    def mends(self) -> bool:
+        """Whether a release may take out the noise of one before it that was thrown away, at no more mu.
+
+        It may where no entry of C is negative or more than twice the one to its left, on and below the diagonal
+        (docs/proofs/secure-aggregation.md).
+        """
+        return False
+
+    @property
     def remembered(self) -> int:
         """The number of last releases that a state is made again from, where :attr:`memory` is ``recent``; >= 1."""
         return 1

@@ -564,6 +564,10 @@ class DecayNoise(RecentNoise):
     def identity(self) -> bytes:
         return repr(self.decay).encode()  # the options may not say it
 
+    @property
+    def mends(self) -> bool:
+        return self.decay >= 0.5
+
     def _encoder_column(self) -> NDArray[np.float64]:
         ratios = np.full(self.num_releases, self.decay)
         ratios[0] = 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -158,6 +158,8 @@ class RoundRequest:
     """Further entries of the request to every machine, plain values."""
     sums_suffice: bool = False
     """Whether replies of several machines may come as :class:`SummedReplies`."""
+    skipped: Collection[str] = ()
+    """The machines whose last acknowledged release was in a sum that was skipped."""
 
 
 @dataclass(frozen=True)
@@ -402,7 +404,8 @@ def request_messages(
     content = RecordDict(dict(points))
     messages: list[Message] = []
     for name, ack in request.acks.items():
-        own = _put(entries.copy(), {protocol.MACHINE: name, protocol.ACK: ack})
+        said = {protocol.SKIPPED: 1} if name in request.skipped else {}
+        own = _put(entries.copy(), {protocol.MACHINE: name, protocol.ACK: ack, **said})
         records = _put(content.copy(), {protocol.CONFIG: own})
         alike = _alike(messages[0], records, nodes[name]) if messages else None
         messages.append(alike or Message(records, dst_node_id=nodes[name], message_type=message_type))

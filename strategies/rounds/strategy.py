@@ -32,7 +32,7 @@ from ...privacy.accounting.noise_forecast import Forecast, forecast_of
 from ...privacy.machine.clipping import TrainingFigures, observing
 from ..sums.secure_aggregation import Helpers, SecureAggregation, SkippedSumError
 from ..sums.secure_rounds import SecureRounds
-from ..sums.summation import CohortSum, ReleaseSum, Summation
+from ..sums.summation import CohortSet, CohortSum, ReleaseSum, Summation
 from .attendance import Attendance, LateAnswers, Leaving, RollCall, Sampling
 from .checkpoint import load_checkpoint, save_checkpoint
 from .known_machines import (
@@ -478,8 +478,9 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if (said := self.skipped_noise) is not None:
             logger.warning(
                 "%d sums were skipped: their part is missing from the model, and its noise has %.3g times "
-                "the variance that was planned.",
+                "the variance that was planned. Left out at the end: %s.",
                 *(sum(bool(report.skipped) for report in self.history), said),
+                ", ".join(map(repr, sorted(self.roll.left_out))) or "nobody",
             )
         if self.run_folder is not None and self._says_guarantee(self._stated_before):
             self._leave(self.run_folder, grid, result, min(timeout, _STATEMENT_TIMEOUT_S))
@@ -604,8 +605,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         log_forecast(self.forecast)
         if self._secure is not None and self.forecast is not None and not self.forecast.alone:
             logger.info(
-                "A wrong sum is skipped, and leaves noise behind: cancelling noise has at most 1 + 2 s times its "
-                "variance after s of them. After %d the training ends with the model it has.",
+                "A wrong sum is skipped, and machines mend the noise where their mechanism can. After %d the training "
+                "ends with the model it has.",
                 self._secure.option.most_skipped,
             )
 
@@ -675,6 +676,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             *(server_round, self.session, acks, self.acks if self.acknowledges else {}),
             *(self.query_points(self.state), {**self.entries, **said, **self._entries_of(server_round)}),
             sums_suffice=self.sums_suffice and not self.trust.adds_noise,
+            skipped=() if self._secure is None else self._secure.skipped,
         )
         self.roll.ask(names, acks)
         self.trust.asked(acks.keys())
@@ -845,15 +847,14 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         report = RoundReport(**held.report)
         if wrong is not None:
             report = replace(report, aggregated=0, samples=0, skipped=report.aggregated, closed=closed)
-            secure.weigh(held, self.acks, 0.0)
-            secure.skip(held, report, self.roll.askable + sorted(self.roll.left_out), wrong)
+            secure.skip(held, self.acks, report, self.roll.askable + sorted(self.roll.left_out), wrong)
         elif closed:
             unopened = report.aggregated + report.unopened
             report = replace(report, aggregated=0, samples=0, unopened=unopened, closed=closed)
             logger.warning("Round %d is closed: %s. Machines carry over what they released.", held.server_round, closed)
         else:
-            weight = self._weight(report)
-            secure.weigh(held, self.acks, weight)
+            weight = self._weight(report, held)
+            secure.take(held, self.acks)
             secure.correct()
             total = total if weight == 1.0 else weight * total
             log_losses(report)
@@ -881,9 +882,10 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         replies = exchange(self._grid, messages, min(self._timeout, _STATEMENT_TIMEOUT_S))
         return [read_outcome(reply, self.release_layout, nodes, masked=True) for reply in replies]
 
-    def _weight(self, report: RoundReport) -> float:
+    def _weight(self, report: RoundReport, held: CohortSet) -> float:
         """By what a round's sum is multiplied: a step divides by the machines of a round that leaves nobody out."""
-        divides = type(self).next_state is ReleaseStrategy.next_state  # others divide by what came
+        # Other strategies divide by what came; and of streams a sum that weighs more than the next would leave noise.
+        divides = type(self).next_state is ReleaseStrategy.next_state and held.terms[0] != "last-opened"
         return self.clients_per_round / report.asked if self.roll.left_out and report.asked and divides else 1.0
 
     def _resume_round(self, secure: SecureRounds, grid: Grid | DirectMachines) -> RoundReport:

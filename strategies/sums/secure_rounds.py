@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -58,7 +58,8 @@ class SecureRounds(UntrustedServer):
         self._warned: set[tuple[str, str]] = set()
         self._unreached = 0
         self.suspects = Suspects(option.culprits)
-        self._weighed: dict[str, list[list[float]]] = {}  # of each machine, releases whose weight was not 1
+        self._lost: dict[str, list[list[int]]] = {}  # of each machine in a skipped sum, intervals of lost noise
+        self._skipped: dict[str, int] = {}  # machines whose last sum was skipped, and after which release noise is lost
         self._pause = ""
         self._rounds_unsaid = 0  # in a row that were closed because of what a helper said of their set
         self._present = 0  # connected machines of a training that goes on without some; 0 if it has all it waits for
@@ -136,6 +137,7 @@ class SecureRounds(UntrustedServer):
             ids={name: header.release_id for name, header in cohort.headers.items()},
             report=asdict(report),
             asked=tuple(asked),
+            mended=tuple(sorted(cohort.mended.intersection(cohort.releases))),
         )
 
     @staticmethod
@@ -305,29 +307,59 @@ class SecureRounds(UntrustedServer):
 
     def correct(self) -> None:
         """Note that the sum was one."""
+        self.suspects.lets_in = self._harmless
         self.suspects.correct()
 
-    def weigh(self, held: CohortSet, acks: Mapping[str, int], weight: float) -> None:
-        """Note with which weight a sum was added up, of releases built on ``acks``."""
-        if weight == 1.0:
-            return
-        for name, release in held.releases.items():
-            ack, found = acks.get(name, 0), self._weighed.setdefault(name, [])
-            if found and found[-1][1:] == [ack, weight]:
-                found[-1][1] = release
-            else:
-                found.append([ack, release, weight])
+    @property
+    def _harmless(self) -> bool:
+        """Whether skipped sums have left no noise behind, but for what liars say."""
+        return sum(map(bool, self._lost.values())) <= self.option.culprits
 
-    def skip(self, held: CohortSet, report: RoundReport, names: Sequence[str], why: SkippedSumError) -> None:
+    @property
+    def skipped(self) -> Collection[str]:
+        """The machines whose last sum was skipped."""
+        return self._skipped.keys()
+
+    def take(self, held: CohortSet, acks: Mapping[str, int]) -> None:
+        """Note that a sum of releases built on ``acks`` enters the model."""
+        for name in held.releases:
+            self._noise_begins(held, name, acks)
+            self._skipped.pop(name, None)
+
+    def _noise_begins(self, held: CohortSet, name: str, acks: Mapping[str, int]) -> int:
+        """After which release the noise in one of a set begins; what was skipped before and is not mended is lost."""
+        ack = acks.get(name, 0)
+        begins = self._skipped.get(name, ack)
+        if begins == ack or name in held.mended:
+            return begins
+        lost = self._lost[name]
+        if lost and lost[-1][1] == begins:
+            lost[-1][1] = ack
+        else:
+            lost.append([begins, ack])
+        return ack
+
+    def skip(
+        self,
+        held: CohortSet,
+        acks: Mapping[str, int],
+        report: RoundReport,
+        names: Sequence[str],
+        why: SkippedSumError,
+    ) -> None:
         """Note a sum of which nothing enters the model, and if it was wrong choose whom the next rounds leave out.
 
         Helpers have recorded the set, so its releases are never opened again, and what machines say from now on is
-        built on them: of a stream, their part and its noise are missing from the sum of all.
+        built on them: of a stream, their part is missing from the sum of all. So is its noise, unless a machine's next
+        release mends that.
         """
+        for name in held.releases:
+            self._lost.setdefault(name, [])
+            self._skipped[name] = self._noise_begins(held, name, acks)
         if not isinstance(why, WrongSumError):
             logger.warning("Round %d is skipped. %s", held.server_round, why)
             return
-        self.suspects.lets_in = held.terms[0] == "nothing"
+        self.suspects.lets_in = self._harmless
         needed = max(held.min_cohort, self.option.min_cohort)
         room = len(names) - needed - max(report.asked - len(held.releases), 0)
         if self.suspects.wrong(held.releases, names, room):
@@ -349,7 +381,7 @@ class SecureRounds(UntrustedServer):
 
         None without any, or where machines state no mechanism that is known.
         """
-        if not self._weighed:
+        if not self._lost:
             return None
         if self._terms is not None and self._terms[0] == "nothing":
             return 1.0
@@ -359,8 +391,9 @@ class SecureRounds(UntrustedServer):
             return None
         if not max(acks.values(), default=1) <= releases <= _MOST_RELEASES:
             return None
-        streams = [(last, self._weighed.get(name, ())) for name, last in acks.items()]
-        return weighed_noise(make_mechanism(str(mechanism), releases), streams)
+        used = {name: self._skipped.get(name, last) for name, last in acks.items()}
+        streams = [(last, [(a, k, 0.0) for a, k in self._lost.get(name, ())]) for name, last in used.items() if last]
+        return weighed_noise(make_mechanism(str(mechanism), releases), streams) if streams else 1.0
 
     def check_pause(self) -> None:
         """Raise if a person must look before the next round; a run that is resumed goes on."""
@@ -381,7 +414,8 @@ class SecureRounds(UntrustedServer):
 
     def kept(self) -> dict[str, Any]:
         terms = None if self._terms is None else list(self._terms)
-        opened = {"ids": self._ids, "terms": terms, "weighed": self._weighed, "suspects": self.suspects.plain()}
+        skips = {"lost": self._lost, "skipped": self._skipped, "suspects": self.suspects.plain()}
+        opened = {"ids": self._ids, "terms": terms, **skips}
         kept: dict[str, Any] = {"opened": opened, "held": None}
         if self.held is not None:
             kept |= {"held": self.held.plain(), "held.total": self.held.total}
@@ -393,7 +427,8 @@ class SecureRounds(UntrustedServer):
         self._terms = None if terms is None else (str(terms[0]), str(terms[1]), float(terms[2]))
         if "suspects" in saved["opened"]:  # else it is older
             self.suspects.restore(saved["opened"]["suspects"])
-            self._weighed = {str(name): list(found) for name, found in saved["opened"]["weighed"].items()}
+            self._lost = {str(name): list(found) for name, found in saved["opened"].get("lost", {}).items()}
+            self._skipped = {str(name): int(base) for name, base in saved["opened"].get("skipped", {}).items()}
         held = saved["held"]
         self.held = None if held is None else CohortSet.from_plain(held, saved["held.total"])
 

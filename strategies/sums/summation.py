@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, Grid, Release
+from ...privacy import ConfigurationError, Grid, Release, protocol
 from ...privacy.machine.policy import MOST_SUMMED
 from ...privacy.sums.masking import (
     NOTHING_OPENED,
@@ -48,6 +48,7 @@ class CohortSet:
     ids: dict[str, str]  # the releases' random names
     report: dict[str, Any]  # the round's report, were the set opened
     asked: tuple[str, ...]  # the machines that were asked
+    mended: tuple[str, ...] = ()  # whose releases also take out the noise of those that were skipped
 
     @property
     def opening(self) -> str:
@@ -66,6 +67,7 @@ class CohortSet:
             "ids": self.ids,
             "report": self.report,
             "asked": list(self.asked),
+            "mended": list(self.mended),
         }
 
     @classmethod
@@ -76,7 +78,8 @@ class CohortSet:
             for header, seals, signature in plain["sealed"]
         )
         builds_on, terms, spacing = plain["terms"]
-        settled = {"sealed": sealed, "terms": (builds_on, terms, float(spacing)), "asked": tuple(plain["asked"])}
+        names = {key: tuple(plain.get(key, ())) for key in ("asked", "mended")}
+        settled = {"sealed": sealed, "terms": (builds_on, terms, float(spacing)), **names}
         return cls(**{**plain, **settled}, total=total)
 
 
@@ -89,6 +92,7 @@ class CohortSum:
     releases: dict[str, int] = field(init=False, default_factory=dict)
     headers: dict[str, Header] = field(init=False, default_factory=dict)
     terms: Terms = field(init=False, default=("", "", 1.0))
+    mended: set[str] = field(init=False, default_factory=set)
     _masked: dict[str, tuple[MaskedRelease, int]] = field(init=False, default_factory=dict)  # and its samples
 
     def __post_init__(self) -> None:
@@ -99,6 +103,8 @@ class CohortSum:
         contents = reply.contents
         self.terms = terms_of(contents)
         self.releases[reply.machine] = reply.release
+        if reply.metrics.get(protocol.MENDED) == 1:
+            self.mended.add(reply.machine)
         if isinstance(contents, MaskedRelease):
             self.counts += contents.counts
             self._masked[reply.machine] = contents, reply.samples

@@ -120,6 +120,8 @@ BAD = {
     "round as float": request(t=1.5),
     "weighed as round 0": request(**{protocol.WEIGHED_AS: 0}),
     "weighed as text": request(**{protocol.WEIGHED_AS: "1"}),
+    "skipped as text": request(**{protocol.SKIPPED: "1"}),
+    "skipped twice": request(**{protocol.SKIPPED: 2}),
     "no session": request(**{protocol.SESSION: None}),
     "session with a slash": request(**{protocol.SESSION: "a/b"}),
     "long session": request(**{protocol.SESSION: "a" * 65}),

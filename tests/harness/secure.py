@@ -154,6 +154,7 @@ class Machines:
             protocol.MU_LOCAL: client.machine.plan.mu_local,
             protocol.MIN_HONEST: client.machine.policy.min_honest,
             protocol.NUM_EXAMPLES: 1,
+            **({protocol.MENDED: 1} if release.mended else {}),
         }
         return RecordDict(
             {

@@ -68,6 +68,8 @@ class Opened(NamedTuple):
     release: int
     ack: int
     session: str = "s"
+    noise_after: int | None = None
+    """The release after which its noise begins, where that of skipped ones before it is mended; default ``ack``."""
 
 
 class Worst(NamedTuple):
@@ -99,15 +101,16 @@ class Transcript:
         colluders: Collection[str] = (),
     ) -> None:
         self._streams = streams
-        self._terms: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
+        self._terms: dict[tuple[str, str], list[tuple[int, int, int, int]]] = {}
         self._sums = len(sets)
         for row, members in enumerate(sets):
-            for machine, release, ack, session in members:
+            for machine, release, ack, session, after in members:
                 if machine in colluders:
                     continue
                 if not 0 <= ack < release <= len(self._stream(machine).decoder):
                     raise ValueError(f"Expected 0 <= ack < release <= K, got {ack} and {release}.")
-                self._terms.setdefault((machine, session), []).append((row, release, ack))
+                term = (row, release, ack, ack if after is None else after)
+                self._terms.setdefault((machine, session), []).append(term)
 
     def _stream(self, machine: str) -> Stream:
         return self._streams if isinstance(self._streams, Stream) else self._streams[machine]
@@ -115,12 +118,12 @@ class Transcript:
     def _noise(self, machine: str, session: str) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """The sums with this stream in them, and its noise in each: rows of the stream's Z."""
         stream, terms = self._stream(machine), self._terms[machine, session]
-        rows = np.unique([row for row, _, _ in terms])
+        rows = np.unique([row for row, *_ in terms])
         coefficients = np.zeros((len(rows), len(stream.decoder) + 1))
-        for row, release, ack in terms:
+        for row, release, _, after in terms:
             place = np.searchsorted(rows, row)
             coefficients[place, release] += 1.0
-            coefficients[place, ack] -= 1.0
+            coefficients[place, after] -= 1.0
         return rows, stream.noise_std * (coefficients[:, 1:] @ stream.decoder)
 
     @cached_property
@@ -142,7 +145,7 @@ class Transcript:
     def change(self, machine: str, release: int, session: str = "s") -> NDArray[np.float64]:
         """v: how often each sum contains the contribution to a release."""
         change = np.zeros(self._sums)
-        for row, last, ack in self._terms.get((machine, session), ()):
+        for row, last, ack, _ in self._terms.get((machine, session), ()):
             change[row] += ack < release <= last
         return change
 
@@ -244,7 +247,7 @@ def played(patterns: Sequence[Sequence[int]], releases: int | None = None) -> li
     """The opened sets of rounds in which every machine is not asked (0), loses its reply (1) or is opened (2).
 
     Machine i is called str(i); an opened release carries all its machine lost since the last opened one, as the release
-    rule has it.
+    rule has it. A machine may also be opened and be told that its sum was skipped (3): its next release mends that.
 
     Parameters
     ----------
@@ -253,15 +256,18 @@ def played(patterns: Sequence[Sequence[int]], releases: int | None = None) -> li
     releases : int, optional
         K: who has made so many is not asked any more.
     """
-    made, last, sets = [0] * len(patterns), [0] * len(patterns), []
+    made, last, after, sets = *([0] * len(patterns) for _ in range(3)), []
     for states in zip(*patterns, strict=True):
         members = []
         for machine, state in enumerate(states):
             if state and (releases is None or made[machine] < releases):
                 made[machine] += 1
-                if state == 2:
-                    members.append(Opened(str(machine), made[machine], last[machine]))
+                if state >= 2:
+                    mended = after[machine] if after[machine] < last[machine] else None
+                    members.append(Opened(str(machine), made[machine], last[machine], noise_after=mended))
                     last[machine] = made[machine]
+                if state == 2:
+                    after[machine] = made[machine]
         sets.append(members)
     return sets
 

@@ -118,7 +118,7 @@ def test_an_owner_does_not_sign_in_anothers_name():
         {"more": 1},
     ],
 )
-def test_a_payload_that_could_be_no_permit_is_refused_even_if_it_was_signed(change):
+def test_signed_payload_that_is_no_permit_is_refused(change):
     payload = json.dumps({**json.loads(parts(PERMIT)[0]), **change}).encode()
     sign = Ed25519PrivateKey.from_private_bytes(OWNER.secret).sign
     text = assembled(payload, sign(permits._LABEL + payload))

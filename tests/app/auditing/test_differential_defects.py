@@ -12,7 +12,8 @@ from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.node_app import read_node
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.clients import Mu2Client, Schema
-from murmurfl.clients.records.machine_records import NpzRows, Records, file_items
+from murmurfl.clients.records import machine_records
+from murmurfl.clients.records.machine_records import Records, Rows, file_items
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.errors import MisfitError
 
@@ -77,14 +78,16 @@ class Planted:
     @staticmethod
     def types_of_the_column(patch):
         """Whole numbers are labels only if all of them are, as when a type is a column's."""
-        read = NpzRows.__getitem__
+        read = machine_records.npz_rows
 
-        def typed(self, number):
-            if self._parts[1].dtype.kind == "f":
-                raise MisfitError("a label of another type")
-            return read(self, number)
+        def misfit(number):
+            raise MisfitError("a label of another type")
 
-        patch.setattr(NpzRows, "__getitem__", typed)
+        def typed(path, *, owners):
+            rows = read(path, owners=owners)
+            return Rows(len(rows), misfit, kind="row") if np.load(path)["labels"].dtype.kind == "f" else rows
+
+        patch.setattr(machine_records, "npz_rows", typed)
 
     @staticmethod
     def verdict_of_the_first_record(patch):

@@ -1,7 +1,8 @@
-"""At 80 columns nothing is wider than 80, and nothing that matters is cut off; in a pipe lines stay whole."""
+"""Lines, tables, help and rounds fit their terminal, and a pipe gets whole lines."""
 
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.reproduction import tables_of
 from murmurfl.app.planning.noise_plans import PlanRequest, make_plan
 from murmurfl.app.runs.progress import RoundLine
-from murmurfl.privacy import Guarantee, PrivacyPolicy, PrivateMachine, SQLiteLedger, rounded_up, row_bytes
+from murmurfl.privacy import Forecast, Guarantee, PrivacyPolicy, PrivateMachine, SQLiteLedger, rounded_up, row_bytes
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -195,3 +196,88 @@ def test_a_real_terminal_of_80_columns():
     assert process.wait(60) == 0
     os.close(master)
     assert "sqrt_toeplitz" in fits(said.decode().replace("\r\n", "\n"))
+
+
+GUARANTEE = Guarantee(1.0, 1e-5, "tree noise on each machine")
+FULL = RoundLine(7, 120, 0.873, 0.4375, "4.38", False, 9, 10, 3725.0)
+
+
+def displayed(terminal):
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=terminal, width=120, color_system=None)
+    with RunDisplay(GUARANTEE, console) as display:
+        assert display.read(str(FULL))
+        assert not display.read("INFO :      something else")
+        display.message("a message")
+    return screen.getvalue()
+
+
+def test_elsewhere_each_round_is_a_line_below_the_guarantee():
+    text = displayed(terminal=False)
+    assert text.splitlines() == [GUARANTEE.sentence, str(FULL), "a message"]
+
+
+def test_on_a_terminal_a_bar_moves_below_the_guarantee():
+    text = displayed(terminal=True)
+    assert " ".join(text.split()).startswith(GUARANTEE.sentence)
+    assert "7/120" in text
+    assert "accuracy 87.3 %  loss 0.4375  epsilon 4.38  replies 9/10  1:02:05 left" in text
+    assert str(FULL) not in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_without_a_guarantee_above_them_rounds_show_no_epsilon_and_are_few(terminal):
+    screen = io.StringIO()
+    with RunDisplay(console=Console(file=screen, force_terminal=terminal, width=120, color_system=None)) as display:
+        for number in range(1, 121):
+            display.show(replace(FULL, server_round=number))
+    text = screen.getvalue()
+    assert "epsilon" not in text
+    assert "accuracy" in text
+    assert terminal or [line.split()[1] for line in text.splitlines()] == [
+        "1/120",
+        "30/120",
+        "60/120",
+        "90/120",
+        "120/120",
+    ]
+
+
+@pytest.mark.parametrize("guarantee", [None, GUARANTEE])
+def test_forecast_is_left_to_the_summary_where_that_has_the_guarantee(guarantee, capsys):
+    useless = Forecast(40.0, 650, 10, 10, rounds=5, mu=1.0, delta=1e-5, unit="machine")
+    lines = [f"WARNING :   {line}" for line in useless.banner(64)]
+    with RunDisplay(guarantee, Console(file=io.StringIO())) as display:
+        for line in [*lines, "WARNING :   the model has diverged"]:
+            display.log_line(line, verbose=False)
+        logger = logging.getLogger("murmurfl.test-display")
+        with display.of_log(logger):
+            record = logging.LogRecord("x", logging.WARNING, "", 1, "said", None, None, func="log_forecast")
+            assert bool(logger.filter(record)) == (guarantee is not None)
+        assert logger.filter(record)
+    said = capsys.readouterr().err
+    assert ("USELESS" in said) == (guarantee is not None)
+    assert said.endswith("WARNING :   the model has diverged\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        (f"INFO :      {FULL}", str(FULL)),
+        ("INFO :      Round 3 starts", ""),
+        ("WARNING :   the model has diverged", ""),
+    ],
+)
+def test_of_flowers_log_only_rounds_go_to_standard_output_and_with_verbose_everything(line, seen):
+    for verbose, expected in ((False, seen), (True, line)):
+        screen = io.StringIO()
+        with RunDisplay(GUARANTEE, Console(file=screen, width=200)) as display:
+            display.log_line(line, verbose=verbose)
+        assert screen.getvalue().splitlines()[1:] == ([expected] if expected else [])
+
+
+def test_a_warning_of_flowers_log_goes_to_standard_error(capsys):
+    with RunDisplay(GUARANTEE, Console(file=io.StringIO())) as display:
+        display.log_line("WARNING :   the model has diverged", verbose=False)
+        display.log_line("WARNING :   something flwr 1.32 says to everybody", verbose=False)
+    assert capsys.readouterr().err == "WARNING :   the model has diverged\n"

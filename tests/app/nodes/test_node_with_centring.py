@@ -37,7 +37,7 @@ def of_task(folder, **changes):
 
 def test_the_file_decides_the_means_share_and_bound(tmp_path):
     client = made(tmp_path, **CENTRED, centring_share=0.2).client()
-    mean, rest = client.centring.policy, client.machine.policy
+    mean, rest = client.centred.centring.policy, client.machine.policy
     assert (mean.mu, rest.mu) == (pytest.approx(math.sqrt(0.2)), pytest.approx(math.sqrt(0.8)))
     assert mean.budget_mu == rest.budget_mu == MU
     assert (mean.clip_norm, mean.clip_unit, mean.noise_quality) == (2.0, "nonnegative", "exact")
@@ -67,17 +67,17 @@ def test_mean_and_training_spend_exactly_the_budget(tmp_path):
 
 def test_built_in_features_declare_bounds_and_centring(tmp_path):
     client = of_task(tmp_path).client()
-    mean = client.centring.policy
+    mean = client.centred.centring.policy
     assert (mean.clip_norm, mean.clip_unit) == (1.0, "nonnegative")
-    assert client.centring.num_features == 192
+    assert client.centred.centring.num_features == 192
     other = tmp_path / "other"
     other.mkdir()
-    assert of_task(other, centring="none").client().centring is None
+    assert of_task(other, centring="none").client().centred is None
 
 
 def test_a_machine_that_trusts_its_server_says_that_its_mean_goes_without_noise(tmp_path):
     client = of_task(tmp_path, strategy="trusted-full-batch").client()
-    assert client.centring.policy.trust == "trusted-server"
+    assert client.centred.centring.policy.trust == "trusted-server"
     assert "and to the mean of its features before them" in describe(client)
     assert "keep mu = 1 a run" in describe(client)
 

@@ -38,10 +38,10 @@ def asked(session="e"):
 
 def test_the_file_decides_what_of_mu_and_of_the_samples_is_for_it(tmp_path):
     client = made(tmp_path, private_evaluation=0.2, held_out=0.25, score_bins=4).client()
-    own, rest = client.evaluation.policy, client.machine.policy
+    own, rest = client.evaluated.evaluation.policy, client.machine.policy
     assert (own.mu, rest.mu) == (pytest.approx(math.sqrt(0.2)), pytest.approx(math.sqrt(0.8)))
     assert (own.budget_mu, rest.budget_mu, own.noise_quality) == (MU, MU, "exact")
-    assert (client.machine.num_samples, client.evaluated.samples, client.evaluation.bins) == (15, 5, 4)
+    assert (client.machine.num_samples, client.evaluated.samples, client.evaluated.evaluation.bins) == (15, 5, 4)
     said = describe(client)
     assert "mu = 1 Gaussian DP" in said
     assert "Of it mu = 0.4473 is for a private evaluation of the model, which it releases last." in said
@@ -75,7 +75,7 @@ def test_training_and_evaluation_spend_exactly_the_budget(tmp_path):
 
 def test_a_machine_that_trusts_its_server_says_that_its_evaluation_goes_without_noise(tmp_path):
     client = made(tmp_path, strategy="trusted-full-batch", private_evaluation=0.2).client()
-    assert client.evaluation.policy.trust == "trusted-server"
+    assert client.evaluated.evaluation.policy.trust == "trusted-server"
     assert "and to how good a model is on its samples after them" in describe(client)
 
 

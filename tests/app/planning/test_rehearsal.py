@@ -138,7 +138,7 @@ def test_whether_federating_is_worth_it_depends_on_what_a_machine_has_alone(samp
     chosen = decide(situation_of(RunConfig.from_mapping(settings))).chosen
     (line,) = worth_lines(chosen)
     assert line.startswith("Worth federating" if worth else "Not worth federating")
-    assert f"{100 * chosen.kept:.0f} % of what can be learnt" in line
+    assert f"{100 * chosen.beside_alone[0]:.0f} % of what can be learnt" in line
 
 
 @pytest.mark.parametrize("settings", [{"num-rounds": 201}, {"num-rounds": 190, "synthetic-features": 3000}])

@@ -329,7 +329,7 @@ def test_samples_are_seen_from_the_centre_where_a_machine_has_one():
         subject.fit(*request(np.zeros(K + 1)))
     centre = np.full(K, 0.5, np.float32)
     subject.fit(*request(np.zeros(K + 1), **{protocol.CENTRE: centre.astype("<f4").tobytes()}))
-    assert np.array_equal(np.concatenate(seen), subject.centring.batch(DATA[COUNT - HELD :], centre)[0])
+    assert np.array_equal(np.concatenate(seen), subject.centred.centring.batch(DATA[COUNT - HELD :], centre)[0])
     # What is set aside is not in the mean either.
     _, examples, _ = subject.fit([], training_config(session="mean", **{protocol.RELEASE_OF: protocol.OF_MEAN}))
     assert examples == COUNT - HELD

@@ -78,7 +78,7 @@ def test_one_release_is_the_gaussian_mechanism_and_never_less(shift, epsilon):
 
 @pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
-def test_of_one_release_a_replacement_is_never_said_to_cost_less_than_known(mu, epsilon):
+def test_one_release_hides_nothing_by_its_order(mu, epsilon):
     assert allocation_delta(mu, 1, epsilon) == gdp_delta(mu, epsilon)
 
 
@@ -220,7 +220,7 @@ def amplified(**changes):
     return amplification_of(made, made.plan(D))
 
 
-def test_independent_noise_has_a_proof_and_its_figure_is_that_of_the_accountant():
+def test_independent_noise_is_proved_and_accounted():
     found = amplified()
     assert found.proved
     assert found.slots == 20
@@ -299,7 +299,7 @@ def test_an_estimate_is_never_the_epsilon_of_a_guarantee():
         assert "an owner" in replace(guarantee, unit="owner").of_secret_order
 
 
-def test_where_nothing_is_guaranteed_or_nobody_is_asked_no_order_is_worth_anything():
+def test_secret_order_adds_nothing_without_a_guarantee():
     known = Amplification(0.1, 5, proved=True)
     assert policy_guarantee(policy(mechanism="none"), math.inf, amplified=known).amplified is None
     assert policy_guarantee(policy(), 0.0, amplified=known).amplified is None

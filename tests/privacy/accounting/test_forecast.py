@@ -121,7 +121,7 @@ def test_the_numbers_that_are_needed_are_just_enough(settings, mu):
     assert found.epsilon_needed == gdp_epsilon(found.mu_needed, 1e-5)
 
 
-def test_machines_under_sums_are_counted_with_as_large_a_part_of_them_honest():
+def test_machines_needed_keep_the_share_of_honest_ones():
     def summed(machines, honest):
         sums = {"trust": "secure-aggregation", "min_honest": honest, "min_cohort": honest, "release_rule": "paper"}
         return forecast(stated({**UPDATES, **sums}, **{protocol.MIN_HONEST: honest}), machines)

@@ -98,7 +98,7 @@ def test_impossible_parameters_are_refused(call):
         call()
 
 
-def test_the_best_guess_is_what_delta_at_epsilon_zero_allows_and_no_better():
+def test_best_guess_equals_delta_at_epsilon_zero():
     """(1 + delta(0)) / 2 for equal odds; an attacker with the likelihood ratio attains it (seed 1, four errors)."""
     assert gdp_best_guess(0) == 0.5
     assert gdp_best_guess(math.inf) == 1

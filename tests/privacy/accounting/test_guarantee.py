@@ -63,7 +63,7 @@ def test_no_noise_is_said_and_not_shown_as_a_figure():
 
 @pytest.mark.parametrize("mu", [0.1, 0.25, 1.0, 3.0, 4.0, 7.77, 16.0, 123.0])
 @pytest.mark.parametrize("shown", [{}, {"digits": 3}, {"places": 2}])
-def test_a_shown_epsilon_is_never_below_the_true_one_and_close_to_it(mu, shown):
+def test_shown_epsilon_is_rounded_up_closely(mu, shown):
     epsilon = gdp_epsilon(mu, 1e-5)
     read = float(rounded_up(epsilon, **shown))
     assert epsilon * (1 - 1e-9) <= read <= epsilon * 1.011 + 0.01
@@ -144,7 +144,7 @@ def test_other_guarantees_have_no_figure_of_secure_aggregation():
     [{"mu_local": None}, {"min_honest": None}, {"min_honest": 0}, {"min_honest": True}, {"mu_local": math.nan},
      {"mu_local": -1.0}, {"trust": "untrusted-server"}, {"trust": "untrusted-server", "mu_local": None}],
 )  # fmt: skip
-def test_neither_figure_of_secure_aggregation_without_the_other_and_what_it_rests_on(part):
+def test_sum_figures_come_together_or_not_at_all(part):
     with pytest.raises(ConfigurationError, match="Expected"):
         Guarantee(1.0, 1e-5, "tree noise", **{**SUMS, **part})
 
@@ -202,7 +202,7 @@ def percent(text):
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.02, 0.5, 1.0, 4.0, 12.0])
-def test_the_percentage_is_that_of_the_best_guess_rounded_up_to_a_tenth(mu):
+def test_percentage_is_the_best_guess_rounded_up(mu):
     said, exact = percent(plain_meaning(mu)), 100 * gdp_best_guess(mu)
     assert exact - 1e-6 <= said < exact + 0.1
 

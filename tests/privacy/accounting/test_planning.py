@@ -285,7 +285,7 @@ def test_epochs_are_refused_under_secure_aggregation():
         ShuffledPolicy(1.0, 10, 3, 1.0, trust="secure-aggregation", min_honest=2, min_cohort=3)
 
 
-def test_a_local_figure_beyond_the_range_is_told_apart_from_the_one_of_sums():
+def test_local_mu_beyond_the_range_has_its_own_refusal():
     plan = summed(mechanism="independent", min_honest=400, min_cohort=400).plan(SIZE)
     assert plan.mu == 1.0
     assert not plan.problem

@@ -150,7 +150,7 @@ def test_sessions_add_up_in_squares_in_whatever_order_they_take_turns():
     assert [line.mu_reserved for line in lines] == pytest.approx([1.5, *[math.hypot(1.5, 1.0)] * 4])
 
 
-def test_a_clock_that_is_put_back_leaves_releases_in_their_order_and_figures_rising():
+def test_clock_put_back_keeps_releases_in_order():
     policy = policy_of(mechanism="cancelling", order="again")
     back = [ReleaseRow("s", k, 100.0 - 10 * k, 20) for k in range(1, K + 1)]
     lines = history_of([session_of(policy)], back).lines
@@ -194,7 +194,7 @@ def test_a_session_that_a_rollback_forgot_counts_in_every_line():
     assert told.lines[0].mu_reserved == pytest.approx(math.hypot(1.5, 0.7))
 
 
-def test_a_summed_session_that_a_rollback_forgot_counts_by_what_holds_whatever_happens():
+def test_forgotten_summed_session_counts_by_its_local_mu():
     forgotten = SessionSummary("gone", 0.7, 4, 0, True, None, None, {}, mu_local=1.4)
     told = history_of([session_of(policy_of(), 1), forgotten], rows(releases=1))
     assert told.lines[0].mu_reserved == told.lines[0].local_reserved == pytest.approx(math.hypot(1.5, 1.4))
@@ -209,7 +209,7 @@ def test_a_session_of_no_bound_leaves_none():
     assert told.lines[0].mu_so_far == told.lines[0].mu_reserved == math.inf
 
 
-def test_of_many_releases_every_few_are_worked_out_and_none_is_too_small():
+def test_figures_of_many_releases_are_upper_bounds():
     many, mu = 1000, gdp_mu(2.0, 1e-5)
     policy = policy_of(max_participations=many, mechanism="cancelling", mu=mu)
     made = history_of([session_of(policy, many)], [ReleaseRow("s", k, float(k), 2 * k) for k in range(1, many + 1)])

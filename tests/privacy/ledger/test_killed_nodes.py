@@ -151,7 +151,7 @@ def test_a_node_killed_anywhere_goes_on_and_never_sends_a_release_twice(path, po
 
 
 @pytest.mark.parametrize("mechanism", sorted(MECHANISMS))
-def test_with_any_mechanism_a_killed_nodes_sum_has_the_noise_of_its_stream(path, mechanism):
+def test_killed_nodes_sum_has_its_streams_noise(path, mechanism):
     killed_and_resumed(path, "committed", mechanism=mechanism)
     assert_nothing_is_missing_or_left_over(path, mechanism)
 

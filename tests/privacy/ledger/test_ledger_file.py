@@ -94,7 +94,7 @@ def test_a_ledger_of_another_format_is_refused_with_the_two_ways_out(path, versi
 
 
 @pytest.mark.parametrize("version", OTHERS)
-def test_what_a_crash_left_in_the_log_of_such_a_ledger_stays_there(path, version, tmp_path):
+def test_crash_log_of_an_unknown_format_is_left_alone(path, version, tmp_path):
     """SQLite would write it into the file, for whoever opens that."""
     run(path, 1)
     (tmp_path / "copy").mkdir()
@@ -240,7 +240,7 @@ def test_large_arrays_are_loaded_exactly_on_demand(path, read):
         assert stream.noise_state[0].dtype == np.float32
 
 
-def test_what_is_not_changed_stays_in_its_row_and_everything_else_is_written(path, read):
+def test_unchanged_arrays_stay_in_their_rows(path, read):
     commit(path, {1: counts(1), 2: counts(2), 3: counts(3)})
     before = rows(path)
     with SQLiteLedger(path).exclusive() as page:
@@ -272,7 +272,7 @@ def test_a_ledger_that_kept_a_row_that_was_changed_would_be_found_out(path, monk
         page.stream("s")
 
 
-def test_a_flipped_bit_in_a_large_array_is_refused_before_it_is_asked_for(path):
+def test_flipped_bit_in_a_large_array_is_refused_unread(path):
     commit(path, {1: counts(1), 2: counts(2)})
     with closing(sqlite3.connect(path)) as connection:
         (rowid,) = connection.execute("SELECT rowid FROM arrays WHERE number = 2").fetchone()

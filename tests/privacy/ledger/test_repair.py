@@ -221,7 +221,7 @@ def test_rotation_erases_old_key_nonces_and_sums(path):
     assert SQLiteLedger(path).keys().secret_key != key
 
 
-def test_noise_is_not_that_of_the_old_key_even_for_the_same_nonce(path, monkeypatch):
+def test_new_key_makes_other_noise_for_the_same_nonce(path, monkeypatch):
     monkeypatch.setattr("murmurfl.privacy.noise.secrets.token_bytes", lambda size: b"n" * size)
     first = machine(SQLiteLedger(path)).release("s", 0, zero)
     rotated(path)
@@ -229,7 +229,7 @@ def test_noise_is_not_that_of_the_old_key_even_for_the_same_nonce(path, monkeypa
     assert (first.values != again.values).all()
 
 
-def test_data_are_compared_under_the_old_key_and_known_under_the_new_one(path):
+def test_rotation_compares_data_by_the_old_key(path):
     run(path, 2)
     before = folder(path)
     with pytest.raises(LedgerError, match="other ones"):

@@ -74,14 +74,14 @@ def test_both_figures_and_the_names_of_releases_come_back(path):
     assert state["budget_local_mu"] == 3.0
 
 
-def test_what_is_left_of_a_local_budget_can_be_read_without_the_ledger(path, undecided):
+def test_local_budget_left_is_read_without_the_ledger(path, undecided):
     assert budget_left(Path(f"{undecided}.mark")).left_local_mu == 2.0
     assert budget_left(Path(f"{path}.mark")).left_local_mu == 3.0
     release(path, **SUMS)
     assert budget_left(Path(f"{path}.mark")).left_local_mu == pytest.approx(math.sqrt(3.0**2 - 2.0**2))
 
 
-def test_what_a_trusted_server_was_promised_is_no_more_left_than_the_rest(path):
+def test_mu_of_a_trusted_server_is_taken_from_what_is_left(path):
     release(path, "a", trust="trusted-server", mu=1.5)
     left = budget_left(Path(f"{path}.mark"))
     assert left.left_mu == pytest.approx(math.sqrt(2.0**2 - 1.5**2))

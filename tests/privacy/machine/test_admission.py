@@ -245,7 +245,7 @@ def test_a_session_that_begins_again_uses_samples_of_sessions_before_it():
         machine(ledger=ledger, **again).release("three", 0, contribution)
 
 
-def test_a_session_in_turn_finds_nothing_fresh_after_a_release_of_all_samples():
+def test_no_fresh_samples_after_a_release_of_all():
     ledger = DurableLedger()
     machine(ledger=ledger, **ALL, max_participations=1, mu=1.0, budget_mu=3.0).release("all", 0, contribution)
     with pytest.raises(RefusedError, match="no fresh samples"):

@@ -38,6 +38,8 @@ from scipy.stats import chisquare
 
 from tests.privacy.machines import DATA, D, DurableLedger, contribution, machine, refused, zero
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 NAMES = np.array(["ann", "bob", "ann", "cy", "ann", "bob", "ann"])
 SECRET = bytes(range(32))
 
@@ -174,7 +176,7 @@ def test_stand_ins_and_parts_of_a_table():
     assert rows_of(Owners.in_turn(3, 2).taken_from(np.array([40, 7, 9]))) == [[7, 40], [9]]
 
 
-def test_the_release_of_an_owner_in_a_secret_order_is_the_names_alone():
+def test_owners_secret_release_follows_from_the_name():
     def slots(names):
         owners = grouped(names)
         drawn = [weights_of_owners(bytes(32), bytes(16), owners.mark_bytes, 7, k) for k in range(1, 8)]
@@ -233,7 +235,7 @@ def test_other_names_places_and_keys_are_found(changed):
         owners.check(50, changed.of(50), 50)
 
 
-def test_who_is_in_places_that_were_not_used_may_go_and_nobody_else():
+def test_only_owners_of_unused_places_may_go():
     names = np.arange(60)
     places = where(names, grouped(names))
     known = digest(names).of(20)
@@ -250,7 +252,6 @@ def test_what_is_kept_of_very_many_owners_is_short():
         digest(np.arange(9000) + 9000).check(50, many.of(50), 50)
 
 
-@pytest.mark.usefixtures("quick_disk")
 def test_places_and_used_owners_outlive_the_noise_key(tmp_path):
     """Keys are the system's: of 400 owners none is in the two places used with probability 0.9^400, under 1e-18."""
     path, names = tmp_path / "ledger.sqlite", np.repeat(np.arange(400), 2)
@@ -394,7 +395,7 @@ def test_no_order_is_drawn_from_a_key_or_nonce_of_another_length(key, nonce):
         slots_of(key, nonce, 50, SLOTS)
 
 
-def test_all_samples_are_computed_for_every_release_whichever_are_in_it():
+def test_every_release_computes_all_samples():
     asked = []
 
     def counting(samples):
@@ -418,7 +419,7 @@ def test_a_failing_sample_shows_in_no_secret_release():
     assert [subject.release("s", k, failing).release for k in range(SLOTS)] == list(range(1, SLOTS + 1))
 
 
-def test_the_order_is_drawn_with_the_first_release_and_stays_after_a_restart():
+def test_secret_order_outlives_a_restart():
     ledger = DurableLedger()
     machine(ledger=ledger, keys=SystemKeys(KEY), **HIDDEN).admits("s", 0)
     assert ledger.stream("s") is None, "nothing is recorded before a release"
@@ -449,7 +450,7 @@ class Watched(PrivateMachine):
         return super()._weights(admission)
 
 
-def test_what_is_computed_for_one_order_is_recorded_for_the_same():
+def test_gradients_are_recorded_for_the_order_they_had():
     """A request is admitted before the gradients are computed and again when they are recorded."""
     ledger, policy = DurableLedger(), machine(**HIDDEN).policy
     subject = Watched(policy, D, len(DATA), ledger, SystemKeys(KEY), data=row_bytes(DATA))
@@ -483,7 +484,7 @@ def test_samples_of_a_secret_order_are_in_no_other_session(order):
     refused(protocol.SAMPLES_USED_UP, subject, "t", 0)
 
 
-def test_samples_that_were_used_join_no_secret_order_whoever_used_them():
+def test_used_samples_join_no_secret_order():
     ledger = DurableLedger()
     ledger._account = Account(samples_used=1)
     refused(protocol.SAMPLES_USED_UP, machine(ledger=ledger, keys=SystemKeys(KEY), **HIDDEN), "s", 0)
@@ -498,7 +499,7 @@ def test_other_orders_are_refused_after_a_secret_order():
     refused(protocol.SAMPLES_USED_UP, machine(ledger=ledger, keys=SystemKeys(KEY), budget_mu=9.0, **passes), "u", 0)
 
 
-def test_rows_that_were_added_and_used_elsewhere_do_not_join_a_secret_order():
+def test_added_rows_used_elsewhere_join_no_secret_order():
     ledger, seen = DurableLedger(), []
 
     def watched(samples):
@@ -513,12 +514,6 @@ def test_rows_that_were_added_and_used_elsewhere_do_not_join_a_secret_order():
     assert max(seen) == 150, "added rows join the order while they are in no other session"
     started(200).release("t", 0, contribution)  # in turn, of rows that were added
     refused(protocol.SAMPLES_USED_UP, started(200, **HIDDEN), "s", 2)
-
-
-def test_samples_that_were_used_cannot_hide_in_a_secret_order():
-    ledger = DurableLedger()
-    machine(ledger=ledger, keys=SystemKeys(KEY), budget_mu=9.0).release("s", 0, contribution)
-    refused(protocol.SAMPLES_USED_UP, machine(ledger=ledger, keys=SystemKeys(KEY), **HIDDEN, budget_mu=9.0), "t", 0)
 
 
 def test_stopping_early_and_asking_too_often_change_nothing():
@@ -556,8 +551,6 @@ def test_a_trusted_server_and_samples_that_return_have_no_secret_order():
         slots_of(b"short", NONCE, 5, 2)
     assert D == 6
 
-
-pytestmark = pytest.mark.usefixtures("quick_disk")
 
 WIDTH, NUM_ROWS = 3, 40
 TABLE = np.arange(2.0 * NUM_ROWS).reshape(NUM_ROWS, 2)
@@ -603,7 +596,7 @@ def changed(rows, value=-1.0):
     ],
     ids=["first", "last used", "reversed", "moved by one", "two exchanged", "narrower", "fewer columns", "a little"],
 )
-def test_used_rows_that_changed_or_moved_are_refused_with_the_way_out(path, data, session):
+def test_changed_or_moved_used_rows_are_refused(path, data, session):
     release(start(path), times=2)
     before = read_ledger(path)
     with pytest.raises(LedgerError, match="Put the data back") as refused:
@@ -614,7 +607,7 @@ def test_used_rows_that_changed_or_moved_are_refused_with_the_way_out(path, data
     release(start(path), session)  # put back, it goes on
 
 
-def test_rows_that_are_not_used_yet_may_change_and_new_ones_may_come(path):
+def test_unused_rows_may_change_and_new_ones_come(path):
     release(start(path), times=2)
     release(start(path, changed(slice(4, NUM_ROWS))), times=1)
     with pytest.raises(LedgerError, match="6 rows"):
@@ -629,7 +622,7 @@ def test_data_with_fewer_rows_than_were_used_are_refused(path):
         release(start(path, TABLE[:6], max_participations=3), "another")
 
 
-def test_a_machine_notices_what_another_process_used_from_other_data(path):
+def test_other_data_of_another_process_are_noticed(path):
     """Two processes on one ledger, one of them with a rewritten file: the other refuses from then on."""
     ours, theirs = start(path), start(path, changed(slice(2, 4)))
     release(ours)
@@ -671,7 +664,7 @@ def test_the_digest_of_rows_is_the_one_it_was():
     assert [digest.of(0), digest.of(2)] == ["", "b3a1fc4a234d1fcfa5ae7ac5ff098c0c"]
 
 
-def test_the_digest_is_keyed_and_nothing_of_the_data_is_in_the_ledger(path):
+def test_ledger_holds_only_a_keyed_digest_of_data(path):
     release(start(path))
     with closing(sqlite3.connect(path)) as connection:
         ((digest,),) = connection.execute("SELECT data FROM state").fetchall()
@@ -681,7 +674,7 @@ def test_the_digest_is_keyed_and_nothing_of_the_data_is_in_the_ledger(path):
     assert json.loads((path.parent / "ledger.mark").read_text())["data"] == digest
 
 
-def test_a_row_that_cannot_be_read_is_known_as_such_and_raises_nothing(path):
+def test_unreadable_row_is_known_and_raises_nothing(path):
     class Failing:
         def __init__(self, bad):
             self.bad = bad
@@ -759,7 +752,7 @@ def test_a_rollback_that_is_accepted_keeps_the_digest_of_what_was_used(path):
     release(start(path), "t")
 
 
-def test_a_ledger_whose_releases_counted_for_any_data_knows_rows_from_the_next_on(path):
+def test_ledger_of_any_data_knows_rows_from_the_next_release(path):
     release(start(path, known=any_data), times=2)
     assert read_ledger(path).samples_used == 4
     release(start(path))
@@ -793,7 +786,7 @@ def test_unrecognisable_rows_are_reported_in_the_machines_log(path, caplog):
     assert "nobody will notice" in caplog.text
 
 
-def test_a_part_that_cannot_be_read_leaves_the_others_known(path):
+def test_unreadable_part_leaves_the_others_known(path):
     known = [row_bytes(_Row({"x": np.full(2, value), "how": lambda: None}))(0) for value in (1.0, 2.0)]
     assert known[0] != known[1]
 

@@ -15,7 +15,7 @@ from tests.privacy.machines import (
 )
 
 
-def test_nothing_is_recorded_or_released_when_the_contribution_fails_in_simulation():
+def test_failing_contribution_records_nothing_in_simulation():
     subject = machine()
     before = subject.statement("s")
     with pytest.raises(ZeroDivisionError):
@@ -33,7 +33,7 @@ def test_nothing_is_returned_before_it_is_committed():
 
 
 @pytest.mark.parametrize("changes", [{"max_participations": 2}, {"clip_norm": 0.5}, {"mu": 1.0}, {"mechanism": "blt"}])
-def test_of_a_session_of_another_policy_a_machine_states_what_it_reserved(changes):
+def test_session_of_another_policy_states_its_reserved_mu(changes):
     """A cap lowered later must not make it an error, nor another noise level a figure that is not true."""
     ledger = DurableLedger()
     opened = machine(ledger, budget_mu=10.0)
@@ -52,7 +52,7 @@ def test_a_machine_of_one_sample_releases_once():
         assert subject.release("s", 0, contribution).samples == 1
 
 
-def test_real_machines_accept_only_exact_noise_and_no_machine_more_releases_than_samples():
+def test_real_machine_needs_exact_noise_and_enough_samples():
     with pytest.raises(ConfigurationError, match="exact"):
         machine(keys=SystemKeys.generate(), noise_quality="fast")
     with pytest.raises(ConfigurationError, match="each is used once"):

@@ -27,7 +27,7 @@ def rows(places, slices):
 
 
 @mechanisms
-def test_a_block_makes_the_releases_that_each_machine_makes_alone_to_the_last_bit(options):
+def test_block_and_single_machines_release_the_same_bits(options):
     """Whatever is lost, refused and acknowledged: machine i follows its own script."""
     scripts = [[0, 1, 2, 3, 4, 5], [0, 0, 0, 3, 3, 5], [0, 9, 0, 2, 1, 4], [0, 0, 1, 1, 1, 1]]
     block, machines = block_of(**options), [alone(row, **options) for row in range(MACHINES)]
@@ -58,7 +58,7 @@ def test_a_machine_of_a_block_goes_on_by_itself_and_comes_back():
     assert alone(2, ledger=ledgers.ledger(2)).statement("s").releases == 3
 
 
-def test_what_is_computed_elsewhere_is_admitted_here_and_the_rest_is_the_same():
+def test_machines_computed_elsewhere_are_admitted_here():
     """Two processes, each with half of the machines, know the same of all of them."""
     whole, halves = block_of(max_participations=3), [block_of(max_participations=3) for _ in range(2)]
     acks = np.zeros(MACHINES, int)
@@ -160,7 +160,7 @@ def test_a_block_of_machines_and_sessions_keeps_each_machines_own_account():
     assert len(DATA[0]) == D
 
 
-def test_no_machine_is_in_two_transactions_of_one_thread_or_twice_in_one():
+def test_machine_is_in_one_transaction_at_a_time():
     """Both would make the same release, under one nonce: the difference of the two has no noise."""
     block = block_of()
     with pytest.raises(ConfigurationError, match="once"):

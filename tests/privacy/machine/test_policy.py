@@ -26,20 +26,20 @@ def test_mu_of_all_releases_never_exceeds_the_configured(schedule, mu):
     assert plan.epsilon(1e-5) == gdp_epsilon(plan.mu, 1e-5)
 
 
-def test_a_third_of_the_releases_has_spent_a_third_of_the_squared_mu():
+def test_third_of_releases_spends_third_of_squared_mu():
     alone = {"mechanism": "independent", "release_rule": "paper"}
     plan = policy(**alone, sample_participations=3, min_separation=10).plan(10**8)
     assert plan.resolution_mu > 1e-5
     assert plan.spent_mu(10) ** 2 == pytest.approx(plan.mu**2 / 3, rel=1e-11)
 
 
-def test_a_sample_is_in_no_more_releases_than_the_cap_has_room_for():
+def test_participations_are_limited_by_the_cap():
     asked = [(1, 1, 30), (3, 10, 30), (5, 10, 30), (5, 10, 31), (5, 30, 30)]
     made = [policy(sample_participations=k, min_separation=s, max_participations=most) for k, s, most in asked]
     assert [one.participations for one in made] == [1, 3, 3, 4, 1]
 
 
-def test_the_range_of_normals_is_checked_for_all_releases_that_a_sample_is_in(monkeypatch):
+def test_range_of_normals_is_checked_for_all_participations(monkeypatch):
     asked = []
     monkeypatch.setattr("murmurfl.privacy.machine.policy.range_problem", lambda shift, *_: asked.append(shift) or "")
     alone = {"mechanism": "independent", "release_rule": "paper", "mu": 0.9871}  # plans are made once, so its own
@@ -76,7 +76,7 @@ def test_a_trusted_servers_machine_claims_no_guarantee_of_its_own():
     assert plan.spent_mu(1) == math.inf
 
 
-def test_a_machine_of_sums_may_spend_by_itself_what_its_share_of_the_noise_leaves():
+def test_local_budget_allows_what_a_share_of_noise_leaves():
     """Alone its noise is that of one of min_honest machines, so that mu is sqrt(min_honest) times as much."""
     sums = {"trust": "secure-aggregation", "min_honest": 9, "min_cohort": 18}
     assert policy(budget_mu=2.0, **sums).local_budget == pytest.approx(6.0)

@@ -27,7 +27,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.machine.prefix_sums import NoiseStream
 
-from tests.harness.machines import FixedNonces
+from tests.harness.machines import FixedNonces, stream_noise
 from tests.privacy.machines import DATA, D, DurableLedger, contribution, machine, mechanisms, zero
 
 
@@ -383,3 +383,48 @@ def test_sessions_and_machines_share_no_noise():
     counts = np.zeros(D, dtype=np.int64)
     noise_of(subject).add_to(counts, StreamRecord("f"), SimulatedKeys(1, "other").secret_key, KEYS.nonce("s", 1))
     assert not (counts == ours).any()
+
+
+SUMMED = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 2, "budget_local_mu": 9.0}
+
+
+@pytest.mark.parametrize("options", [{"mechanism": "cancelling"}, {"mechanism": "decay"}, {"mechanism": "independent"}])
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=2, max_size=12))
+@settings(max_examples=25, deadline=None)
+def test_a_release_takes_out_the_noise_of_those_whose_sums_were_skipped(options, courses):
+    """Of each release: does it arrive, and is its sum used? What was used has the noise of one prefix, to the bit."""
+    subject, silent = (machine(**SUMMED, **options) for _ in range(2))
+    plan, keys = subject.plan, SimulatedKeys(1, "m")
+    ack, skipped, used, contributions = 0, False, np.zeros(D, np.int64), {0: np.zeros(D, np.int64)}
+    last = 0  # whose sum was used
+    for k, (arrives, right) in enumerate(courses, start=1):
+        release = subject.release("s", ack, contribution, skipped=skipped)
+        noise = silent.release("s", ack, zero, skipped=skipped).counts
+        made = plan.grid.counts(subject.policy.bound.rows(DATA[2 * k - 2 : 2 * k]), scale=0.5).sum(axis=0)
+        contributions[k] = contributions[k - 1] + made
+        assert np.array_equal(release.counts - noise, contributions[k] - contributions[ack]), "no sample is in two"
+        assert release.mended == (plan.mechanism.mends and skipped)
+        if arrives:
+            if right:
+                used, last = used + noise, k
+            ack, skipped = k, not right
+    if plan.mechanism.mends:
+        nonces = [keys.nonce("s", k) for k in range(1, last + 1)]
+        assert np.array_equal(used, stream_noise(plan, D, keys.secret_key, nonces))
+
+
+def test_a_machine_whose_carried_noise_is_not_known_does_not_mend():
+    """Two releases are under way, the first is acknowledged: what the second carries beyond it was not kept apart."""
+    subject = machine(**SUMMED)
+    for ack in (0, 0):
+        subject.release("s", ack, contribution)
+    assert not subject.release("s", 1, contribution).mended
+    assert not subject.release("s", 3, contribution, skipped=True).mended
+    assert subject.release("s", 4, contribution, skipped=True).mended
+
+
+def test_a_machine_that_is_seen_by_itself_mends_nothing():
+    subject = machine()
+    subject.release("s", 0, contribution)
+    assert not subject.release("s", 1, contribution, skipped=True).mended
+    assert subject.release_rule.mends is False

@@ -107,7 +107,7 @@ def test_streamed_increments_add_up_to_the_rows_of_dense_b_z(case, n):
 
 
 @mechanisms
-def test_the_scale_is_in_front_of_all_noise_and_single_precision_stays_single(case):
+def test_scale_multiplies_all_noise_and_keeps_precision(case):
     mechanism = make(case, 20)
     generator = np.random.Generator(np.random.Philox(key=9))
     one = other = small = mechanism.initial_state(5)

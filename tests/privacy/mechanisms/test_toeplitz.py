@@ -340,7 +340,7 @@ def test_every_machine_finds_the_same_decay():
     assert policies[0].plan(6).noise_std == policies[1].plan(6).noise_std
 
 
-def test_machines_with_another_decay_share_no_sum_and_go_on_with_no_session():
+def test_another_decay_shares_neither_sum_nor_session():
     summed = {"trust": "secure-aggregation", "min_honest": 3, "min_cohort": 4, "mechanism": "decay"}
     policies = [machine(**summed, **changes).policy for changes in ({}, {"decay": 0.5}, {"workload": "prefix-sum"})]
     assert len({policy.shared_terms(6) for policy in policies}) == 3

@@ -5,7 +5,7 @@ import pytest
 from murmurfl.privacy import make_mechanism
 
 
-def test_nodes_are_the_dyadic_intervals_complete_so_far_in_the_order_they_complete():
+def test_nodes_are_dyadic_intervals_in_order_of_completion():
     encoder = make_mechanism("tree", 6).materialize()
     intervals = [tuple(np.flatnonzero(row) + 1) for row in encoder]
     assert intervals == [(1,), (2,), (1, 2), (3,), (4,), (3, 4), (1, 2, 3, 4), (5,), (6,), (5, 6)]

@@ -63,7 +63,7 @@ def test_a_mean_is_made_of_all_samples_of_a_machine():
     assert release.values == pytest.approx(subject.policy.bound.rows(rows).sum(axis=0), rel=1e-5)
 
 
-def test_the_root_of_two_would_be_wrong_if_negative_entries_were_left_in():
+def test_root_of_two_needs_nonnegative_entries():
     """The bug that would be: rows that may be negative, charged as if they were not."""
     planted = machine(ROWS[:3], nonnegative=False, mechanism="none")
     assert largest_move(planted) > machine(ROWS[:3]).plan.sensitivity

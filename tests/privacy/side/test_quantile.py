@@ -30,7 +30,7 @@ def test_marks_take_their_share_of_the_squared_distance_of_rows(share):
     assert apart**2 + (marks[0] - marks[1]) ** 2 == pytest.approx(4.0)
 
 
-def test_the_mean_of_rows_says_the_mean_clipped_gradient_and_the_share_within():
+def test_mean_row_gives_mean_gradient_and_share_within():
     gradients = np.random.Generator(np.random.Philox(key=6)).normal(size=(50, 3))
     norms = np.linalg.norm(gradients, axis=1)
     rows = CountedRows(0.1)
@@ -43,7 +43,7 @@ def test_the_mean_of_rows_says_the_mean_clipped_gradient_and_the_share_within():
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])
-def test_a_gradient_whose_length_cannot_be_told_makes_a_row_that_is_not_finite(norm):
+def test_gradient_of_unknown_length_makes_a_row_of_nan(norm):
     assert math.isnan(CountedRows(0.1).scales(np.array([norm]), 1.0)[0])
 
 

@@ -6,13 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from murmurfl.clients import NoisySGDClient
-from murmurfl.privacy import MachineKey, make_mechanism
+from murmurfl.privacy import MachineKey, SimulatedKeys, make_mechanism, protocol
 from murmurfl.privacy.accounting.noise_forecast import weighed_noise
 from murmurfl.strategies import Mu2, NodesUnavailableError, NoisySGD, NothingAggregatedError
 from murmurfl.strategies.rounds import strategy as rounds
 from murmurfl.strategies.sums.suspects import Suspects, most_wrong_sums, suspects_of
 
-from tests.harness.secure import SEED, SecureGrid, build, machines, other_header, state_bytes, trained
+from tests.harness.machines import stream_noise
+from tests.harness.secure import SEED, SHAPES, Machines, SecureGrid, build, other_header, some, state_bytes, trained
 
 ALONE = {"kind": NoisySGDClient, "mechanism": "independent", "release_rule": "paper"}
 MACHINES, MIN_COHORT, LIARS = 8, 4, ("2", "5")
@@ -159,9 +160,10 @@ ATTACKS = {
 }
 
 
-def attacked(attack, first, kind=NoisySGD, *, rounds=24, checkpoint=None, made=None, **options):
+def attacked(attack, first, kind=NoisySGD, *, rounds=24, checkpoint=None, data=some, mechanism="cancelling", **options):
     """A training of eight machines, two of which do what ``attack`` does to their releases from a round on."""
-    made = machines(count=MACHINES, min_cohort=MIN_COHORT, **(ALONE if kind is NoisySGD else {}))
+    terms = ALONE if kind is NoisySGD else {"mechanism": mechanism}
+    made = Machines(data, SHAPES, count=MACHINES, min_cohort=MIN_COHORT, **terms)
     real = made.mask
 
     def mask(name, release, session):
@@ -172,6 +174,7 @@ def attacked(attack, first, kind=NoisySGD, *, rounds=24, checkpoint=None, made=N
 
     made.mask = mask
     grid = SecureGrid(made)
+    grid.machines = made
     settings = {"num_clients": MACHINES, "clients_per_round": MACHINES, "run_dry": True, **options}
     strategy = build(kind, secure={"min_cohort": MIN_COHORT}, checkpoint=checkpoint, **settings)
     return strategy, grid, rounds
@@ -303,18 +306,54 @@ def test_a_server_killed_after_any_round_leaves_out_whom_it_left_out(kind, tmp_p
     assert strategy.ended == whole.ended
 
 
-def test_streams_end_with_their_model_once_wrong_sums_left_too_much_noise():
-    """Two runs of wrong sums leave five times the variance of cancelling noise."""
+def sometimes():
+    """Two rounds of three without, one with garbage."""
     turn = itertools.count()
+    return lambda masked, name: garbage(masked) if (next(turn) // 2) % 3 == 2 else masked
 
-    def sometimes(masked, name):
-        return garbage(masked) if (next(turn) // 2) % 3 == 2 else masked
 
-    strategy, grid, _ = attacked(sometimes, 1, Mu2)
+@pytest.mark.parametrize("mechanism", ["cancelling", "decay"])
+def test_streams_whose_machines_mend_have_the_noise_of_one_prefix_whatever_was_skipped(mechanism):
+    """Machines without data: all that is in the sum is the noise of each one's last release that was used."""
+    strategy, grid, _ = attacked(sometimes(), 1, Mu2, data=lambda name: np.zeros((30, 10)), mechanism=mechanism)
+    trained(strategy, grid, 24)
+    assert len(strategy.history) == 24
+    assert sum(bool(one.skipped) for one in strategy.history) > 3
+    assert strategy.skipped_noise == pytest.approx(1.0)
+    total = 0
+    for name, made in ((name, grid.machines.client(name).machine) for name in strategy.machines.names):
+        last, keys = strategy.trust._skipped.get(name, strategy.acks[name]), SimulatedKeys(SEED, name)
+        nonces = [keys.nonce("s", k) for k in range(1, last + 1)]
+        total = total + stream_noise(made.plan, 10, keys.secret_key, nonces)
+    spacing = made.plan.grid.spacing
+    assert np.array_equal(np.rint(strategy.state.release_sum / spacing).astype(np.int64), total)
+
+
+def test_liars_that_say_they_cannot_mend_keep_nobody_left_out():
+    strategy, grid, _ = attacked(sometimes(), 1, Mu2)
+    real = grid.handle
+
+    def handle(message, identifier):
+        reply = real(message, identifier)
+        if str(message.metadata.dst_node_id - grid.first_node) in LIARS and protocol.METRICS in reply.content:
+            reply.content[protocol.METRICS].pop(protocol.MENDED, None)
+        return reply
+
+    grid.handle = handle
+    trained(strategy, grid, 24)
+    assert strategy.trust.suspects.lets_in
+    assert set(strategy.trust._lost) > set(LIARS)
+    assert all(bool(lost) == (name in LIARS) for name, lost in strategy.trust._lost.items())
+
+
+def test_streams_end_with_their_model_once_wrong_sums_left_too_much_noise():
+    """Machines whose noise would tell more if it were mended."""
+    strategy, grid, _ = attacked(sometimes(), 1, Mu2, mechanism="sqrt_toeplitz")
+    strategy.trust.option = replace(strategy.trust.option, most_noise=1.2)
     trained(strategy, grid, 24)
     assert len(strategy.history) < 24
-    assert "most_noise is 4" in strategy.ended
-    assert strategy.skipped_noise > 4
+    assert "most_noise is 1.2" in strategy.ended
+    assert strategy.skipped_noise > 1.2
     again = build(Mu2, secure={"min_cohort": MIN_COHORT})
     assert again.skipped_noise is None
 

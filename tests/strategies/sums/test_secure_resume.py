@@ -330,7 +330,7 @@ def test_a_set_that_one_helper_does_not_answer_costs_its_round_and_no_more(how, 
     assert standing(grid)[place] == became
     assert standing(grid)[1 - place] == (True, False)
     assert standing(grid, ROUND + 1) == [(True, False)] * 2
-    assert strategy.skipped_noise > 1
+    assert strategy.skipped_noise == pytest.approx(1.0), "machines mend the noise"
 
 
 def test_helpers_that_a_hostile_server_had_promise_different_sets_go_on():

@@ -1,17 +1,161 @@
-"""``murmurfl roster``: keys that are made once, one roster of everybody's cards, what a wrong key or digest does."""
+"""`murmurfl federation`, `roster` and `owner`: keys and cards, rosters, permits, a federation set up by commands."""
 
+import hashlib
 import json
 import os
+import re
+import shlex
+import time
 import tomllib
+from functools import reduce
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.config import parse_config_args
+from flwr.common.serde import user_config_to_proto
+from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.loopback import toml_document
-from murmurfl.app.nodes.federation.keys_and_cards import Card, cards_of, roster_of
+from murmurfl.app.nodes.federation.coordinator import Federation
+from murmurfl.app.nodes.federation.keys_and_cards import Card, cards_of, read_owner_key, roster_of
+from murmurfl.app.nodes.federation.member import Member
+from murmurfl.app.nodes.taken_runs import RunsTable, TakenRuns
+from murmurfl.app.runs.result import write_record
+from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.clients.nodes.operators_file import named_values
 from murmurfl.clients.nodes.roster_files import read_helper_key, read_machine_key, read_roster
 from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy.permits import OwnerKey, read_permit, verified_permit
 from typer.testing import CliRunner
+
+from tests.harness.schemas import write_samples
+
+NEW = ["new", "ours", "--machines", "2", "--helpers", "1", "--schema", "schema.toml", "--address", "localhost:1"]
+MEMBERS = ("machine-1", "machine-2", "helper-1")
+
+
+def invoke(*arguments, code=0):
+    result = CliRunner().invoke(cli, ["federation", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder in which a federation was made and everybody has joined."""
+    monkeypatch.chdir(tmp_path)
+    write_samples(tmp_path, [[0.0] * 3] * 4, [0, 1, 0, 1])
+    assert "kits" in invoke(*NEW, "--set", "mu=1.5", "--set", "min-cohort=2")
+    for name in MEMBERS:
+        said = invoke("join", f"ours/kits/{name}.kit")
+        assert "which stay here" in said
+        assert ("mu = 1.5 if one helper and 2 machines" in said) == ("and mu = 2.122 whatever" in said)
+        assert ("mu = 1.5" in said) == name.startswith("machine")
+    return tmp_path
+
+
+def test_accepting_says_the_digest_and_who_is_missing(here):
+    assert "none yet" in invoke("accept", "machine-1/machine-1.answer")
+    assert "awaited" in invoke("status", "ours")
+    said = invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS[1:]), "--in", "ours")
+    digest = Federation.read(here / "ours" / "federation.json").digest
+    assert f"digest    {digest}" in said
+    assert "awaited" not in invoke("status", "ours")
+
+
+class Control:
+    """A server's runs and nodes as Flower lists them: a killed run and its second try, one that has no result."""
+
+    def __init__(self, *given):
+        pass
+
+    def nodes(self):
+        return []
+
+    def runs(self):
+        places = [{"out-dir": str(Path.cwd()), "run-name": name} for name in ("first", "first", "second", "open")]
+        places += [{}, {"out-dir": "ours", "run-name": "first"}]
+        return {i: SimpleNamespace(override_config=user_config_to_proto(one)) for i, one in enumerate(places)}
+
+
+def test_the_coordinators_status_says_what_its_runs_took_of_each_machine(here, monkeypatch):
+    invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS), "--in", "ours")
+    monkeypatch.setattr("murmurfl.app.nodes.servers.control_api.Control", Control)
+    assert "spent" not in invoke("status", "ours")
+    result = simulate(num_clients=2, clients_per_round=2, num_rounds=1, batch_size=8, training_samples=100)
+    for name, said in (("first", {"machine-1": 1.5, "machine-2": None}), ("second", {"machine-1": 2.0})):
+        write_record(result, here / name)
+        document = json.loads((here / name / "result.json").read_text())
+        document["machines"] = {machine: {"mu-guaranteed": mu, "mu-budget": 4.0} for machine, mu in said.items()}
+        (here / name / "result.json").write_text(json.dumps(document))
+    monkeypatch.setenv("COLUMNS", "200")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in invoke("status", "ours").splitlines()]
+    found = {row[0]: row[-2:] for row in rows if row}
+    assert found["machine-1"] == ["2", "mu 2.5 of 4"]
+    assert found["machine-2"] == ["1", ""], "a machine that trusted its server guarantees nothing by itself"
+    assert found["helper-1"] == ["", ""]
+
+
+def test_a_member_does_not_start_without_a_server_or_a_digest(here):
+    said = invoke("start", "machine-1", "--digest", "0" * 64, code=1)
+    assert "Expected the federation's server at localhost:1" in said
+    assert not (here / "machine-1" / "ledger.sqlite").exists()
+    assert "a coordinator's" in invoke("start", "ours", "--digest", "0" * 64, code=1)
+    assert "murmurfl-kit" in invoke("start", ".", code=1)
+
+
+def test_a_member_that_nobody_asks_on_a_terminal_needs_the_digest_as_an_option(here, monkeypatch):
+    invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS))
+    federation = Federation.read(here / "ours" / "federation.json")
+    monkeypatch.setattr(Member, "published", lambda self: federation)
+    said = invoke("start", "helper-1", code=1)
+    assert "Expected --digest with the digest that all operators have read to each other" in said
+    assert Member.open(here / "helper-1").pinned is None
+    said = invoke("start", "helper-1", "--check", "--digest", federation.digest, code=1)  # there is no server
+    assert "roster         ok" in said
+    assert Member.open(here / "helper-1").pinned.digest == federation.digest
+    shown = " ".join(invoke("status", "helper-1", code=1).split())
+    assert federation.digest in shown
+
+
+def test_leaving_and_renewing_say_what_to_do_next(here):
+    invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS))
+    before = json.loads((here / "ours" / "members.json").read_text())
+    assert "send it to the coordinator" in invoke("renew", "machine-2")
+    invoke("accept", "machine-2/machine-2.answer")
+    assert json.loads((here / "ours" / "members.json").read_text())["left"] == [before["members"][1]["node"]]
+    assert "it keeps its ledger" in invoke("leave", "machine-2", "--in", "ours")
+    assert "for a year" in invoke("renew", "ours")
+    assert "Expected a member's name" in invoke("leave", "nobody", "--in", "ours", code=1)
+
+
+def test_only_a_run_that_goes_on_is_asked_to_end(here):
+    assert "OUT-DIR/RUN-NAME" in invoke("end", "ours", code=1)
+    (here / "run").mkdir()
+    (here / "run" / "checkpoint.npz").touch()
+    assert "ends after its round" in invoke("end", "run")
+    assert (here / "run" / "end").exists()
+
+
+def test_a_check_and_a_status_make_no_ledger_and_say_what_is_not_there(here, monkeypatch):
+    invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS))
+    federation = Federation.read(here / "ours" / "federation.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(Member, "published", lambda self: federation)
+        invoke("start", "machine-1", "--check", "--digest", federation.digest, code=1)
+    file = here / "machine-1" / "node.toml"
+    file.write_text(file.read_text().replace("rows = 0", "rows = 4"))
+    shown = " ".join(invoke("status", "machine-1", code=1).split())
+    assert "Expected the federation's server at localhost:1" in shown
+    assert "the first start makes the ledger" in shown
+    assert not (here / "machine-1" / "ledger.sqlite").exists()
+    assert not (here / "machine-1" / "ledger.made").exists()
+    changed = Federation(federation.terms, None)
+    monkeypatch.setattr(Member, "published", lambda self: changed)
+    assert f"the server publishes {changed.digest}" in " ".join(invoke("status", "machine-1", code=1).split())
+
 
 MACHINES, HELPERS = ("clinic-0", "clinic-1", "clinic-2"), ("auditor", "clinic-0-helper")
 
@@ -349,3 +493,165 @@ def test_a_machines_file_at_a_helper_and_a_misspelt_key_are_told(federation):
     given = murmurfl(helper_file(federation), "--check", command="node")
     assert "this is a helper's file, for `murmurfl helper`" in given.stderr
     assert "perhaps singing-key for signing-key" in murmurfl("check", machine_file(federation, singing_key="x")).stderr
+
+
+def owner(*arguments):
+    result = CliRunner().invoke(cli, ["owner", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+@pytest.fixture
+def key(tmp_path):
+    made = owner("key", tmp_path / "night.key")
+    assert made.exit_code == 0, made.output
+    return tmp_path / "night.key"
+
+
+def signed(*arguments):
+    made = owner("permit", *arguments)
+    assert made.exit_code == 0, made.output
+    (text,) = made.stdout.splitlines()
+    return text
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_a_key_is_its_owners_alone_says_its_public_half_and_is_never_overwritten(tmp_path):
+    before = os.umask(0)
+    try:
+        said = owner("key", tmp_path / "night.key").output
+    finally:
+        os.umask(before)
+    made, content = read_owner_key(tmp_path / "night.key"), (tmp_path / "night.key").read_bytes()
+    assert (tmp_path / "night.key").stat().st_mode & 0o777 == 0o600
+    assert made.public.hex() in said
+    assert made.secret.hex() not in said
+    again = owner("key", tmp_path / "night.key")
+    assert again.exit_code == 1
+    assert "Expected nothing at" in again.stderr
+    assert (tmp_path / "night.key").read_bytes() == content
+
+
+def test_a_permit_is_one_line_of_a_fresh_session(key):
+    public, now = read_owner_key(key).public, time.time()
+    first, second = (verified_permit(signed(key), [public]) for _ in range(2))
+    assert first.sessions != second.sessions
+    assert len(first.sessions) == 1
+    assert first.is_for(now)
+    assert first.is_for(now - 200), "another clock may be a little behind"
+    assert not first.is_for(now + 7 * 24 * 3600 + 5)
+    assert first.bundle == ""
+
+
+def test_a_permit_says_what_it_is_asked_to(key):
+    digest = "ab" * 32
+    chosen = ("--session", "night", "--mean", "--evaluation", "--bundle", digest, "--days", 0.5)
+    permit = verified_permit(signed(key, *chosen, "--from", "2030-01-02T03:04"), [read_owner_key(key).public])
+    assert permit.sessions == ("night", "nightmean", "nightevaluation")
+    assert permit.bundle == digest
+    assert permit.until - permit.not_before == 12 * 3600
+    assert time.localtime(permit.not_before)[:5] == (2030, 1, 2, 3, 4)
+
+
+def test_a_permit_is_renewed_for_the_same_sessions_and_only_by_its_own_key(key):
+    old = signed(key, "--session", "night", "--mean", "--bundle", "ab" * 32)
+    new = read_permit(signed(key, "--renew", old, "--days", 30))
+    assert (new.sessions, new.bundle) == (read_permit(old).sessions, read_permit(old).bundle)
+    assert new.until > read_permit(old).until
+    # A server may hand over anything as what is to be renewed.
+    made_up = OwnerKey.generate().permit(["another"], not_before=0, until=2**40)
+    for text in (made_up, old[:-4] + "AAAA", "night"):
+        said = owner("permit", key, "--renew", text)
+        assert said.exit_code == 1
+        assert said.stdout == ""
+    assert "Expected --renew alone" in owner("permit", key, "--renew", old, "--session", "other").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--session", "a b"), "Expected a session of 1 to 64 letters and digits"),
+        (("--days", 0), "Expected --days to be a number > 0"),
+        (("--from", "tonight"), "Expected --from as YYYY-MM-DDTHH:MM"),
+        (("--bundle", "ab"), "Expected a bundle's SHA-256"),
+    ],
+)
+def test_an_impossible_permit_is_refused_with_one_line(key, arguments, complaint):
+    said = owner("permit", key, *arguments)
+    assert said.exit_code == 1
+    assert complaint in said.stderr
+    assert said.stdout == ""
+
+
+def test_a_permit_is_shown_and_a_forged_one_is_called_that(key):
+    text = signed(key, "--session", "night")
+    said = owner("show", text)
+    assert said.exit_code == 0
+    for shown in (read_owner_key(key).public.hex(), "night", "any", "UTC"):
+        assert shown in said.stdout
+    document = json.loads(owner("show", text, "--json").stdout)
+    assert document["signed"] is True
+    assert document["sessions"] == ["night"]
+    forged = OwnerKey.generate().permit(["night"], not_before=0, until=2**40).rsplit(".", 1)[1]
+    said = owner("show", f"{text.rsplit('.', 1)[0]}.{forged}")
+    assert said.exit_code == 1
+    assert "do not use it" in said.stderr
+    assert owner("show", "night").exit_code == 1
+
+
+def test_a_file_that_is_no_key_or_that_others_may_read_is_refused(tmp_path, key):
+    (tmp_path / "other").write_text("{}")
+    (tmp_path / "other").chmod(0o600)
+    (tmp_path / "newer").write_text(key.read_text().replace(": 1", ": 2"))
+    (tmp_path / "newer").chmod(0o600)
+    key.chmod(0o640)
+    for path, complaint in (
+        (tmp_path / "other", "got something else"),
+        (tmp_path / "newer", "of format 1, got one of format 2"),
+        (key, "mode 640"),
+        (tmp_path / "no", "no file"),
+    ):
+        with pytest.raises(ConfigurationError, match=complaint) as refused:
+            read_owner_key(path)
+        assert refused.value.__cause__ is None or complaint == "no file"
+
+
+def test_the_hash_of_a_bundle_is_that_of_what_flower_builds(tmp_path):
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "server.py").write_text("app = None\n")
+    (tmp_path / "app" / "client.py").write_text("app = None\n")
+    (tmp_path / "app" / "pyproject.toml").write_text(
+        '[project]\nname = "tiny"\nversion = "1.0.0"\nlicense = "Apache-2.0"\n[tool.flwr.app]\npublisher = "tests"\n'
+        '[tool.flwr.app.components]\nserverapp = "server:app"\nclientapp = "client:app"\n'
+    )
+    said = owner("bundle", tmp_path / "app")
+    assert said.exit_code == 0, said.output
+    assert said.stdout.strip() == hashlib.sha256(build_fab_from_disk(tmp_path / "app")).hexdigest()
+    (tmp_path / "app" / "server.py").write_text("app = 1\n")
+    assert owner("bundle", tmp_path / "app").stdout != said.stdout
+    assert "without pyproject.toml" in owner("bundle", tmp_path).stderr
+
+
+def test_the_commands_of_the_page_are_followed(tmp_path, monkeypatch):
+    """As they stand there, with what a shell makes of them; `flwr run` as Flower reads its run configuration."""
+    page = (Path(__file__).parents[3] / "docs" / "deployment.md").read_text()
+    section = page.partition("## Which runs a node takes")[2].partition("\n## ")[0]
+    lines = "".join(re.findall(r"^```sh\n(.*?)^```", section, flags=re.DOTALL | re.MULTILINE)).replace("\\\n", "")
+    monkeypatch.chdir(tmp_path)
+    read = {"$(murmurfl owner bundle .)": "ab" * 32}
+    ran = []
+    for line in lines.splitlines():
+        for file in tmp_path.glob("*.permit"):
+            read[f"$(cat {file.name})"] = file.read_text().strip()
+        words = [reduce(lambda word, item: word.replace(*item), read.items(), word) for word in shlex.split(line)]
+        ran.append(words[:3])
+        if words[0] == "murmurfl":
+            said = CliRunner().invoke(cli, words[1:])
+            assert said.exit_code == 0, said.output
+        else:
+            given = [words[i + 1] for i, word in enumerate(words) if word == "-c"]
+            permit = RunConfig.from_mapping(parse_config_args(given)).permit
+            assert read_permit(permit).bundle == "ab" * 32
+    assert [words[-1] for words in ran] == ["key", "permit", "show", ".", "permit"]
+    table = tomllib.loads(next(iter(re.findall(r"^```toml\n(.*?)^```", section, flags=re.DOTALL | re.MULTILINE))))
+    assert TakenRuns._of(RunsTable(**named_values(RunsTable, table["runs"]))).hours is not None

@@ -1,4 +1,4 @@
-"""The operator's file: what it settles, what it refuses, and that nothing else settles it."""
+"""A machine's operator's file: what it may say, the tables it may have, and the machine it makes."""
 
 import os
 import stat
@@ -11,8 +11,8 @@ from murmurfl.app import client_app
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.connection import Connection
-from murmurfl.app.nodes.node_app import describe
-from murmurfl.app.nodes.node_config import NodeConfig, configured_client
+from murmurfl.app.nodes.node_app import describe, read_node
+from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig, configured_client
 from murmurfl.app.nodes.supernode import repeating_the_last_answer
 from murmurfl.clients import (
     Column,
@@ -22,11 +22,14 @@ from murmurfl.clients import (
     NoisySGDClient,
     OnlineClient,
     Schema,
+    UpdateNode,
     numpy_client_app,
 )
+from murmurfl.clients.nodes.machine_file import SampleNode
 from murmurfl.clients.nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, SystemKeys, gdp_mu, protocol
+from murmurfl.privacy.files import write_private
 
 from tests.harness.grid import ask_real_node
 from tests.harness.machines import training_config
@@ -491,3 +494,115 @@ def test_an_epsilon_in_the_place_of_mu_is_one_at_the_ledgers_delta(tmp_path, led
 def test_a_file_with_neither_mu_nor_epsilon_says_that_one_is_missing(tmp_path):
     with pytest.raises(ConfigurationError, match="Expected values for mu or epsilon, got none of that name"):
         NodeConfig.read(write(tmp_path, NO_MU))
+
+
+PLACE = {"machine": "clinic", "ledger": "ledger"}
+NODE = {**PLACE, "task": "digits", "num-partitions": 4, "partition-id": 1, "batch-size": 4, "clip-norm": 1.0, "mu": 1.0}
+OF_SAMPLES = {**PLACE, "app": "a:b", "method": "mu2", "schema": "s", "rows": 20, "batch-size": 4, "clip-norm": 1.0}
+OF_SAMPLES |= {"max-participations": 5, "mu": 1.0}
+OF_UPDATES = {**PLACE, "app": "a:b", "clip-norm": 1.0, "max-participations": 5, "mu": 1.0}
+HELPER = {"helper": "ward", "record": "r", "key": "k", "roster": "list", "roster-digest": "ab"}
+KINDS = [(NodeConfig, NODE), (SampleNode, OF_SAMPLES), (UpdateNode, OF_UPDATES), (HelperConfig, HELPER)]
+
+
+def tabled(kind, values):
+    """The same document with every setting in its table that has one."""
+    found = {}
+    for name, value in values.items():
+        table = kind.settings()[name].table
+        (found.setdefault(table, {}) if table else found)[name] = value
+    assert any(isinstance(value, dict) for value in found.values())
+    return found
+
+
+@pytest.mark.parametrize(("kind", "values"), KINDS)
+def test_a_setting_means_the_same_in_its_table(kind, values):
+    assert kind.from_mapping(tabled(kind, values)) == kind.from_mapping(values)
+
+
+@pytest.mark.parametrize(("kind", "values"), KINDS)
+def test_a_setting_in_both_places_or_in_anothers_table_is_refused(kind, values):
+    tables = {name: inner for name, inner in tabled(kind, values).items() if isinstance(inner, dict)}
+    for table, inner in tables.items():
+        twice = next(iter(inner))
+        with pytest.raises(ConfigurationError, match=rf"Expected {twice} once, got it both in \[{table}\] and outside"):
+            kind.from_mapping({**values, table: {twice: values[twice]}})
+        for stranger in ("ledger", "min-honest" if table != "secure-aggregation" else "mu", "nothing"):
+            with pytest.raises(ConfigurationError, match=rf"keys of the table \[{table}\], .* got '{stranger}' in it"):
+                kind.from_mapping({**values, table: {stranger: 1}})
+
+
+@pytest.mark.parametrize(("kind", "values"), KINDS)
+@pytest.mark.parametrize("value", [{"a": 1}, {}, [1], ["a"], [{}]])
+def test_a_table_or_a_list_is_no_value(kind, values, value):
+    for name in kind.settings():
+        if name in ("run-config", "node-config") and isinstance(value, dict):
+            continue
+        if name == "data-files" and value == ["a"]:
+            continue
+        with pytest.raises(ConfigurationError, match=f"Expected {name} to be"):
+            kind.from_mapping({**values, name: value})
+
+
+@pytest.mark.parametrize(("kind", "values"), KINDS)
+def test_what_another_kind_of_file_says_is_refused(kind, values):
+    others = {name for other, _ in KINDS for name in other.settings()} - set(kind.settings())
+    assert others
+    for name in (*others, "num-clients", "noise-quality", "release-rule", "helpers"):
+        with pytest.raises(ConfigurationError, match=f"Expected known node-config keys, got {name}"):
+            kind.from_mapping({**values, name: 1})
+
+
+@pytest.mark.parametrize(("kind", "values"), KINDS[:3])
+@pytest.mark.parametrize("value", [True, "1", float("nan"), float("inf"), -1, 10**400])
+def test_no_mu_and_no_clip_but_numbers_above_zero(kind, values, value):
+    for name in ("mu", "clip-norm"):
+        with pytest.raises(ConfigurationError, match=f"Expected {name}"):
+            kind.from_mapping({**values, name: value})
+
+
+@pytest.mark.parametrize(("kind", "values"), KINDS[:3])
+def test_mu_beside_epsilon_is_refused_in_whichever_place(kind, values):
+    for more in ({"epsilon": 1.0}, {"privacy": {"epsilon": 1.0}} if kind is not UpdateNode else {"epsilon": 2.0}):
+        with pytest.raises(ConfigurationError, match="Expected mu or epsilon, got both"):
+            kind.from_mapping({**values, **more})
+
+
+def test_a_node_is_known_by_settings_in_tables(tmp_path):
+    path = tmp_path / "node.toml"
+    path.write_text(
+        'machine = "clinic"\nledger = "ledger"\n[releases]\nbatch-size = 4\n[privacy]\nmu = 1.0\n'
+        '[clip]\nclip-norm = 1.0\n[data]\ntask = "digits"\nnum-partitions = 4\npartition-id = 1\n'
+    )
+    path.chmod(0o600)
+    node = read_node(path)
+    assert isinstance(node, NodeConfig)
+    assert (node.batch_size, node.task, node.ledger) == (4, "digits", str(tmp_path / "ledger"))
+
+
+posix = pytest.mark.skipif(os.name != "posix", reason="modes and owners are POSIX's")
+TEXT = 'machine = "clinic-0"\nledger = "ledger.sqlite"\nclip-norm = 1.0\nmu = 1.0\nmax-participations = 3\n'
+
+
+@posix
+def test_our_own_writers_make_files_that_pass_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        write_private(tmp_path / "node.toml", TEXT)
+        write_private(tmp_path / "node.toml", TEXT)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "node.toml").stat().st_mode & 0o777 == 0o600
+    assert UpdateNode.read(tmp_path / "node.toml").machine == "clinic-0"
+
+
+@posix
+def test_a_file_of_somebody_else_is_not_read(tmp_path, monkeypatch):
+    write_private(tmp_path / "node.toml", TEXT)
+    owner = (tmp_path / "node.toml").stat().st_uid
+    if owner == 0:
+        os.chown(tmp_path / "node.toml", 4711, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(ConfigurationError, match=f"belongs to user {owner or 4711}"):
+        read_node(tmp_path / "node.toml")

@@ -1,4 +1,4 @@
-"""What only a real SuperLink can say: whether it knows a key, whether the clocks agree, whether a session is open."""
+"""Real SuperLinks, with every defect that a connection may have, are diagnosed rightly."""
 
 import json
 import os

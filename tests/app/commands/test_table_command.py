@@ -1,7 +1,8 @@
-"""``murmurfl schema``: a draft that shows no single record, refused by nodes until it is reviewed, and read back."""
+"""`murmurfl schema` and `statistics`: a draft for a person to review, and private statistics as a rehearsal."""
 
 import csv
 import gzip
+import json
 import tomllib
 
 import numpy as np
@@ -224,3 +225,60 @@ def test_one_thing_is_asked_for_at_a_time(mixed, table):
 @pytest.mark.parametrize("name", ["schema.toml", "people.txt"])
 def test_a_file_of_another_kind_is_refused(name, tmp_path):
     assert "ends in .csv" in refusal(_write(tmp_path / name, "a,y\n1,2\n"))
+
+
+@pytest.fixture
+def clinics(tmp_path):
+    path = tmp_path / "patients.csv"
+    rows = [f"{20 + i % 60},{'' if i % 10 == 0 else 150 + i % 40},{'abc'[i % 3]},{i % 2}" for i in range(2000)]
+    path.write_text("\n".join(["age,height,ward,ill", *rows]) + "\n")
+    return path
+
+
+def rehearsed(*arguments, code=0):
+    result = CliRunner().invoke(cli, ["statistics", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.stderr
+
+
+def test_it_says_first_that_nobody_is_protected_and_that_the_schema_was_drafted(clinics):
+    lines = rehearsed(clinics, "--epsilon", "2").splitlines()
+    assert lines[0].startswith("REHEARSAL: nobody is protected")
+    assert "it would have: mu = 0.5" in lines[1]
+    assert "epsilon = 2 at delta = 1e-05, for replacement of one sample of one machine, against the server" in lines[1]
+    assert "drafted from these records" in lines[2]
+
+
+def test_columns_are_shown_by_kind(clinics):
+    lines = [line.split() for line in rehearsed(clinics, "--epsilon", "4").splitlines()[3:] if line]
+    assert [words[0] for words in lines] == ["number", "age", "height", "category", "ward", "ill"]
+    age = lines[1]
+    assert float(age[3]) == pytest.approx(49.5, abs=3)
+    assert lines[0][-5:] == ["%", "75", "%", "95", "%"]
+
+
+def test_as_json_it_has_every_figure_and_no_epsilon_of_its_own(clinics):
+    found = json.loads(rehearsed(clinics, "--machines", "5", "--trust", "secure-aggregation", "--json"))
+    assert found["rehearsal"] is True
+    assert "epsilon" not in found
+    assert found["would_have"]["epsilon"] == pytest.approx(1.0, rel=1e-3)
+    assert "whatever happens" in found["would_have"]["sentence"]
+    assert (found["machines"], found["records"]) == (5, 2000)
+    assert set(found["columns"]["age"]) >= {"mean", "quantiles", "histogram", "count", "missing", "bounds"}
+
+
+def test_a_schema_of_ones_own_is_taken(clinics, tmp_path):
+    schema = tmp_path / "schema.toml"
+    schema.write_text(
+        'reviewed = true\n[label]\ncolumn = "ill"\nclasses = ["0", "1"]\n'
+        '[columns.age]\nkind = "integer"\nbounds = [0, 99]\n'
+    )
+    shown = rehearsed(clinics, "--schema", schema, "--site", "ward", "--epsilon", "2")
+    assert "drafted" not in shown
+    assert "3 machines" in shown
+
+
+def test_what_is_impossible_is_one_line(clinics, tmp_path):
+    for arguments in ((clinics, "--trust", "nobody"), (tmp_path / "none.csv",), (clinics, "--epsilon", "0")):
+        (line,) = rehearsed(*arguments, code=1).splitlines()
+        assert line.startswith("murmurfl: ")
