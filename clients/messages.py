@@ -46,7 +46,6 @@ from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import unflatten
 
 logger = logging.getLogger(__name__)
-
 GRADIENTS = "gradients"
 """A request for a contribution to the training, not for a side release."""
 
@@ -254,13 +253,9 @@ def answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
 
 
 RecordT = TypeVar("RecordT", ConfigRecord, MetricRecord)
-
 AnyT = TypeVar("AnyT", bound=MutableMapping[str, Any])
-
 _STYPE = "numpy.ndarray"  # how Flower calls the format of numpy.save
-
 _NUMBERS = frozenset((int, float))
-
 _PLAIN = frozenset((int, float, str, bytes, bool))
 
 

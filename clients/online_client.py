@@ -36,7 +36,6 @@ LARGEST_POINT = 1e100
 """A query point beyond this could overflow a margin, and a map that meets NaN is no longer monotone."""
 
 UNIT_ROUNDOFF = 2.0**-53
-
 FURTHER_ROUNDINGS = 8
 """Roundings of a value besides those of a sum over the parameters: clipping, a slope, a label, one step."""
 

@@ -421,7 +421,6 @@ class PrivateClient(NumPyClient):
 
 
 _NEEDS_CENTRE = "this machine is configured for centring: a request for gradients must bring a centre"
-
 _KINDS = {kind.of: kind for kind in SIDE_RELEASES}
 
 

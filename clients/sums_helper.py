@@ -27,7 +27,6 @@ from ..privacy.sums.opening_rule import SignedOpening
 from .messages import answer, check_version, malformed
 
 logger = logging.getLogger(__name__)
-
 TOTAL = "total"
 """The name of the sum in the reply's ArrayRecord."""
 

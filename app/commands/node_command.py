@@ -184,7 +184,7 @@ def take_part(
     serving = Serving(log_json, log_details, verbose)
     serving.start_log(watched=check)
     with serving.failing():
-        from ..nodes.connection import Given
+        from ..nodes.connection import Connection
         from ..nodes.node_app import read_node
         from ..nodes.node_config import HelperConfig
         from ..nodes.preflight import check_helper, check_node
@@ -193,14 +193,19 @@ def take_part(
         from ..nodes.watching.health import Addresses, watched
 
         refuse_without_check(check=check, as_json=as_json, run_every=run_every)
-        given = Given(superlink, root_certificates, auth_private_key, insecure)
+        given = {
+            "superlink": superlink,
+            "root_certificates": root_certificates,
+            "private_key": auth_private_key,
+            "insecure": insecure,
+        }
         if check:
             is_node = kind == "node"
             found = check_node(config, given, run_every_days=run_every) if is_node else check_helper(config, given)
             say_checks_and_end(found, as_json=as_json)
             return
         settings = (read_node if kind == "node" else HelperConfig.read)(config, runs_kept=True)
-        runs, reached, journal = TakenRuns.read(config), given.needed_connection(config), serving.journal()
+        runs, reached, journal = TakenRuns.read(config), Connection.needed(config, given), serving.journal()
         ledger = None if isinstance(settings, HelperConfig) else Path(settings.ledger)
         with watched(kind, journal, Addresses(health_address, metrics_address), ledger, reached.root_certificates):
             if isinstance(settings, HelperConfig):

@@ -9,7 +9,7 @@ import ssl
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -55,40 +55,18 @@ class Connection:
         return arguments
 
     @classmethod
-    def table(cls, path: Path) -> dict[str, Any]:
-        """The table ``[connection]`` of an operator's file, by field name; empty if there is none."""
-        values = operators_values(path.expanduser().absolute()).get(CONNECTION_TABLE, {})
-        if not isinstance(values, Mapping):
-            raise ConfigurationError(f"Expected a table [connection] in {path}, got {values!r}.")
-        try:
-            named = named_values(cls, {"superlink": "", **values})  # a command may say it instead
-            read = {
-                name: Setting(name.replace("_", "-"), _TYPES[name], None).read(value) for name, value in named.items()
-            }
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{path}: [connection]: {error}") from error
-        folder = path.expanduser().resolve().parent
-        files = {name: folder / Path(read[name]).expanduser() for name in _FILES if read.get(name)}
-        return {**read, **files}
+    def of(cls, path: Path, given: Mapping[str, Any]) -> Connection | None:
+        """The connection by a command's options, and where they say nothing by ``[connection]`` of an operator's file.
 
+        None if neither names a SuperLink. Options are given by field name; paths in the file are taken from its folder.
+        """
+        values = cls._table(path) | {name: value for name, value in given.items() if value}
+        return cls(**values) if values.get("superlink") else None
 
-@dataclass(frozen=True)
-class Given:
-    """What a command's options say of the connection; the operator's file says the rest."""
-
-    superlink: str = ""
-    root_certificates: Path | None = None
-    private_key: Path | None = None
-    insecure: bool = False
-
-    def connection(self, path: Path) -> Connection | None:
-        """The connection by these options and an operator's file; None if neither names a SuperLink."""
-        values = Connection.table(path) | {name: value for name, value in vars(self).items() if value}
-        return Connection(**values) if values.get("superlink") else None
-
-    def needed_connection(self, path: Path) -> Connection:
-        """Like :meth:`connection`, but raise if neither names a SuperLink."""
-        found = self.connection(path)
+    @classmethod
+    def needed(cls, path: Path, given: Mapping[str, Any]) -> Connection:
+        """Like :meth:`of`, but raise if neither names a SuperLink."""
+        found = cls.of(path, given)
         if found is None:
             raise ConfigurationError(
                 f"Expected the SuperLink as --superlink HOST:PORT, or as superlink in [connection] of {path}, got "
@@ -96,9 +74,23 @@ class Given:
             )
         return found
 
-
-_FILES = ("root_certificates", "private_key")
-_TYPES = {"superlink": "str", "root_certificates": "str", "private_key": "str", "insecure": "bool"}
+    @classmethod
+    def _table(cls, path: Path) -> dict[str, Any]:
+        values = operators_values(path.expanduser().absolute()).get(CONNECTION_TABLE, {})
+        if not isinstance(values, Mapping):
+            raise ConfigurationError(f"Expected a table [connection] in {path}, got {values!r}.")
+        folder, kinds = path.expanduser().resolve().parent, {one.name: str(one.type) for one in fields(cls)}
+        read: dict[str, Any] = {}
+        try:
+            named = named_values(cls, {"superlink": "", **values})  # a command may say it instead
+            for name, value in named.items():
+                kind = kinds[name] if kinds[name] == "bool" else "str"
+                read[name] = Setting(name.replace("_", "-"), kind, None).read(value)
+                if kinds[name].startswith("Path") and read[name]:
+                    read[name] = folder / Path(read[name]).expanduser()
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: [connection]: {error}") from error
+        return read
 
 
 _MOST_NAMES = 4

@@ -11,7 +11,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ...clients.records.machine_records import Records, file_items
 from ...privacy import ConfigurationError, MurmurflError, Roster, SQLiteLedger, read_ledger
 from ...privacy.files import exposure
 from ..settings.run_config import SECURE
-from .connection import Connection, Given, expiries, utc
+from .connection import Connection, expiries, utc
 from .diagnosis import AHEAD_S, BEHIND_S, Diagnosis, diagnose
 from .federation.keys_and_cards import Card, cards_of
 from .ledger_views import DAY_S, Allowance, Costs, allowance_of
@@ -85,7 +85,7 @@ class Preflight:
 
 
 def check_node(
-    path: Path, given: Given, *, run_every_days: float | None = None, clock: Callable[[], float] = time.time
+    path: Path, given: Mapping[str, Any], *, run_every_days: float | None = None, clock: Callable[[], float] = time.time
 ) -> Preflight:
     """Check everything that can be known of a node before it starts, at a run in ``run_every_days`` if that is said.
 
@@ -105,7 +105,7 @@ def check_node(
     return Preflight(made.description, [*made.checks, *_connection(path, given, clock)], made.allowance)
 
 
-def check_helper(path: Path, given: Given, *, clock: Callable[[], float] = time.time) -> Preflight:
+def check_helper(path: Path, given: Mapping[str, Any], *, clock: Callable[[], float] = time.time) -> Preflight:
     """Check everything that can be known of a helper before it starts; parameters as :func:`check_node`.
 
     Opens nothing; the record stays as it is.
@@ -161,9 +161,9 @@ def _data_files(config: NodeConfig | OwnNode) -> list[Path]:
     return [Path(text) for text in dict.fromkeys(named) if os.path.isfile(text)]  # noqa: PTH113 - any text: none is an error
 
 
-def _connection(path: Path, given: Given, clock: Callable[[], float]) -> list[Check]:
+def _connection(path: Path, given: Mapping[str, Any], clock: Callable[[], float]) -> list[Check]:
     try:
-        connection = given.connection(path)
+        connection = Connection.of(path, given)
     except (MurmurflError, OSError) as error:
         first, *rest = not_tried("The connection comes first.")
         return [Check(first.name, "failed", _told(error)), *rest]

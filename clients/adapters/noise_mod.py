@@ -62,7 +62,6 @@ _in_training: ContextVar[Message | None] = ContextVar("murmurfl_noise_mod", defa
 
 # The records that Flower's legacy ClientApp looks for, and does not find.
 _OF_LEGACY = ("'fitins.", "'evaluateins.")
-
 _LEGACY = (
     "this machine has Flower's legacy ClientApp(client_fn, mods=...), which cannot read messages of the Message API: "
     "write app = numpy_client_app(client_fn, mods=[CorrelatedNoiseMod(...)])"
@@ -176,7 +175,6 @@ def _reply_vector(reply: Message, received: Mapping[str, NDArray[np.float64]]) -
 
 
 logger = logging.getLogger("flwr")
-
 _MOST_PARAMETERS = 2**40
 
 

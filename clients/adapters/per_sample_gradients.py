@@ -391,7 +391,6 @@ _CANCELLING = 4.0
 """Two parts cancel where the square of their lengths' sum is more than this times that of their sum's length."""
 
 _ROUNDING = 2.0**-50
-
 _WRITTEN_AT_A_TIME = 64
 
 

@@ -35,7 +35,6 @@ from .per_sample_gradients import GRADIENT_MEMORY_MIB
 from .sample_methods import MachineModel, SampleMethod, read_request, sample_method, statistics_model
 
 logger = logging.getLogger(__name__)
-
 SamplesOf = Callable[[Context], Any]
 """A function of Flower's context that gives a machine its samples."""
 _KEPT_BYTES = 1 << 29

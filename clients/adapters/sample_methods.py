@@ -120,9 +120,7 @@ class GradientUpdateClient(PrivateClient):
 
 
 _EVERY_SAMPLE: Mapping[str, Any] = {"order": "all", "mechanism": "independent", "release_rule": "paper"}
-
 _COUNTED: Mapping[str, Any] = {"clip_unit": "nonnegative", "max_participations": 1}
-
 _TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
 
 
@@ -150,12 +148,10 @@ FULL_BATCH = Scale(0.1, 120.0)
 """For full batches with a momentum of :data:`MOMENTUM`; the travel is that of all rounds together."""
 
 MOMENTUM = 0.9
-
 MU2 = Scale(0.15, 10.0)
 """For mu^2-SGD, in up to eight rounds."""
 
 MU2_ROUNDS = 8
-
 SGD = Scale(0.4, 6.0)
 """For steps along one round's mean gradient."""
 
@@ -220,7 +216,6 @@ _KNOWN = (
     ),
     SampleMethod("statistics", StatisticsClient, "Statistics", whole={**_EVERY_SAMPLE, **_COUNTED}),
 )
-
 SAMPLE_METHODS: Mapping[str, SampleMethod] = {method.name: method for method in _KNOWN}
 
 
@@ -233,7 +228,6 @@ def sample_method(name: str) -> SampleMethod:
 
 
 _RECORDS = (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)
-
 Layout = Sequence[tuple[str, tuple[int, ...]]]
 """Names and shapes of a model's arrays, in order."""
 

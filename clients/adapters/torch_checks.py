@@ -39,14 +39,12 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-
 ORDINARY = 4
 """Examples that must have a gradient; few, for they are computed one by one as well."""
 
 _INSTEAD_OF_BATCH_NORM = (
     "use torch.nn.GroupNorm or LayerNorm, or freeze its statistics with .eval() before the app is made"
 )
-
 _INSTEAD_OF_DROPOUT = "leave it out (p=0, or .eval()): clipping and noise keep a model from learning samples by heart"
 
 

@@ -113,7 +113,6 @@ Loss = Callable[[Any, Any], Any]
 """``loss(output, target) -> scalar tensor``, as PyTorch's criteria."""
 
 _ROWS_AT_A_TIME = 8
-
 _WIDENED_VALUES = 1 << 20
 """Rows that are widened to float64 together: few enough for the processor's cache."""
 

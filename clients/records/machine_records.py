@@ -303,7 +303,6 @@ def _picked(part: Any, chosen: int | slice) -> Any:
 
 
 logger = logging.getLogger(__name__)
-
 _MOST_KEPT = 1 << 30
 """Bytes of converted records that are kept: of more each is read again when it is asked for."""
 

@@ -37,7 +37,6 @@ _WHOLE = re.compile(r"([+-]?\d+)\.0*")
 _LONGEST_TEXT = 1 << 16
 _WRITTEN = (int, Decimal, date, time, UUID)  # their texts are names; a date with a time of day is a date
 _FREE = 1e30  # a made-up outlier of a part without bounds
-
 Bounds = tuple[float, float]
 
 

@@ -194,10 +194,8 @@ def spread_samples(samples: Any, places: NDArray[np.intp], count: int) -> Any:
 
 
 logger = logging.getLogger(__name__)
-
 _BLOCK_VALUES = 1 << 22
 _NO_ENTRIES: Mapping[str, Any] = MappingProxyType({})
-
 Answer = tuple[str, Release | RefusedError]
 
 

@@ -324,10 +324,10 @@ class ReleaseRule:
         return made
 
     @cached_property
-    def mends(self) -> bool:
-        """Whether releases can take out the noise of those whose sums were skipped."""
+    def mends(self) -> int:
+        """The most contributions of a release whose sum was skipped and whose noise the next one takes out; 0: none."""
         chained = self.policy.trust == "secure-aggregation" and self.policy.builds_on == "last-opened"
-        return chained and self.noise.plan.noise_std > 0.0 and self.noise.plan.mechanism.mends
+        return self.noise.plan.mechanism.mends if chained and self.noise.plan.noise_std > 0.0 else 0
 
     def advance_mending(
         self,
@@ -343,7 +343,8 @@ class ReleaseRule:
 
         With ``skipped`` the sum of the acknowledged release was not used. The noise of that release is then put on this
         one as well, so that the sum of all that were used has the noise of one prefix, as if nothing had happened; its
-        contributions are lost.
+        contributions are lost. A release that carried over more contributions than :attr:`mends` is not mended: whoever
+        saw the ones it carried would see these move more noise than is charged.
 
         Notes
         -----
@@ -364,7 +365,7 @@ class ReleaseRule:
             known = known and built_on == ack  # else there was an acknowledgement in between
             noise += before
         else:
-            mended, known = known and skipped, True
+            mended, known = known and skipped and release - built_on <= self.mends, True
             if mended:
                 made += before
                 noise += before

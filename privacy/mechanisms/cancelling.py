@@ -97,8 +97,8 @@ class CancellingNoise(Mechanism):
         return (self._row(release, draw(range(release, release + 1))[0], scale),)
 
     @property
-    def mends(self) -> bool:
-        return True
+    def mends(self) -> int:
+        return self.num_releases
 
     def memory_bytes(self, size: int) -> int:
         return NONCE_BYTES

@@ -242,13 +242,13 @@ class Mechanism(ABC):
         return b""
 
     @property
-    def mends(self) -> bool:
-        """Whether a release may take out the noise of one before it that was thrown away, at no more mu.
+    def mends(self) -> int:
+        """The most contributions of a release that was thrown away and whose noise the next may take out at no more mu.
 
-        It may where no entry of C is negative or more than twice the one to its left, on and below the diagonal
-        (docs/proofs/secure-aggregation.md).
+        It may with m of them where no entry of C is negative or more than twice the one m columns to its left, on and
+        below the diagonal (docs/proofs/secure-aggregation.md); 0 where it may not.
         """
-        return False
+        return 0
 
     @property
     def remembered(self) -> int:

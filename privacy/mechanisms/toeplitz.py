@@ -565,8 +565,8 @@ class DecayNoise(RecentNoise):
         return repr(self.decay).encode()  # the options may not say it
 
     @property
-    def mends(self) -> bool:
-        return self.decay >= 0.5
+    def mends(self) -> int:
+        return int(np.count_nonzero(self.decay ** np.arange(1, self.num_releases + 1) >= 0.5))
 
     def _encoder_column(self) -> NDArray[np.float64]:
         ratios = np.full(self.num_releases, self.decay)

@@ -32,7 +32,6 @@ from tests.harness.grid import ask as ask_node
 from tests.harness.machines import training_config
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
-
 D, ROWS = 3, 12
 DATA = np.arange(1.0, 1.0 + D * ROWS).reshape(ROWS, D)
 COMMON = {"clip_norm": 1.0, "max_participations": 4, "mu": 1.0, "budget_mu": 2.0}

@@ -14,7 +14,7 @@ import typer
 from dockerfile_parse import DockerfileParser
 from flwr.cli.app import app as flwr
 from murmurfl.app.commands.main import cli
-from murmurfl.app.nodes.connection import Given
+from murmurfl.app.nodes.connection import Connection
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.servers.gate import SuperLinkOptions
 from murmurfl.app.settings.run_config import RunConfig
@@ -168,7 +168,7 @@ def test_the_operators_file_is_read(tmp_path):
     assert NodeConfig.read(path).machine == "clinic-0"
     (tmp_path / "ca.crt").touch()
     (tmp_path / "clinic-0").touch()
-    connection = Given().needed_connection(path)
+    connection = Connection.needed(path, {})
     assert connection.superlink == "fl.example.org:8000"
     assert (connection.root_certificates, connection.private_key) == (tmp_path / "ca.crt", tmp_path / "clinic-0")
 

@@ -10,8 +10,9 @@ from itertools import combinations, combinations_with_replacement, product
 
 import numpy as np
 import pytest
-from murmurfl.privacy import make_mechanism
+from murmurfl.privacy import SimulatedKeys, make_mechanism
 
+from tests.harness.machines import stream_noise
 from tests.harness.transcripts import (
     MECHANISMS,
     ROUNDING,
@@ -27,6 +28,8 @@ from tests.harness.transcripts import (
     random_patterns,
     stream,
 )
+from tests.privacy.machines import D, zero
+from tests.privacy.machines import machine as real_machine
 
 QUICK = ("cancelling", "sqrt_toeplitz", "tree")
 
@@ -95,14 +98,58 @@ def test_independent_noise_that_mended_would_tell_twice_as_much():
     exact, _, coarse, _ = all_cases("independent", 3, 2, states=4)
     assert np.nanmax(exact / coarse) == pytest.approx(2.0)
     assert MENDING == ["cancelling", "cancelling-harmonic", "cancelling-paper", "decay", "decay-half"]
-    assert not make_mechanism("decay", 4, decay=0.49).mends
+    assert [make_mechanism("decay", 4, decay=decay).mends for decay in (0.49, 0.5, 0.71, 0.95, 1.0)] == [0, 1, 2, 4, 4]
 
 
 @pytest.mark.parametrize("name", MENDING)
-def test_what_mends_has_no_entry_twice_as_large_as_the_one_to_its_left(name):
-    encoder = mechanism(name, 20).materialize()
+def test_what_mends_has_no_entry_twice_as_large_as_one_of_a_contribution_before(name):
+    made = mechanism(name, 20)
+    encoder = made.materialize()
     assert (encoder >= 0).all()
-    assert (np.tril(encoder[:, 1:], -2) <= 2 * np.tril(encoder[:, :-1], -2) * ROUNDING).all()
+    for m in range(1, min(made.mends, 19) + 1):
+        assert (np.tril(encoder[:, m:], -m - 1) <= 2 * np.tril(encoder[:, :-m], -m - 1) * ROUNDING).all()
+
+
+def told(name, monkeypatch, most=None):
+    """The largest mu^2 over the charged one to whoever sees all that leaves a real machine, of any acks and skips.
+
+    A release is what its contributions add up to, and noise N_k - N_b; which b, is found by the bits.
+    """
+    if most is not None:
+        monkeypatch.setattr(type(mechanism(name, 4)), "mends", most)
+    summed = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 2, "budget_local_mu": 99.0}
+    options = {"mechanism": name.split("-")[0], **({"decay": 0.5} if name == "decay-half" else {})}
+    worst, rounds = 0.0, 4
+    for acks in product(range(1), range(2), range(3), range(4)):
+        if list(acks) != sorted(acks):
+            continue
+        for skips in product((False, True), repeat=rounds - 1):
+            subject = real_machine(max_participations=rounds, **summed, **options)
+            names = [SimulatedKeys(1, "m").nonce("s", k) for k in range(1, rounds + 1)]
+            key = SimulatedKeys(1, "m").secret_key
+            noise = [stream_noise(subject.plan, D, key, names[:k]) for k in range(rounds + 1)]
+            moved, seen = np.zeros((rounds, rounds)), np.zeros((rounds, rounds))
+            for k, (ack, skipped) in enumerate(zip(acks, (False, *skips), strict=True), start=1):
+                counts = subject.release("s", ack, zero, skipped=skipped).counts
+                (base,) = (b for b in range(k) if np.array_equal(counts, noise[k] - noise[b]))
+                moved[k - 1, ack:k] = 1.0
+                seen[k - 1, k - 1] = 1.0
+                if base:
+                    seen[k - 1, base - 1] = -1.0
+            encoder = subject.plan.mechanism.materialize()
+            shifts = encoder @ np.linalg.solve(np.tril(np.ones_like(seen)), np.linalg.solve(seen, moved))
+            worst = max(worst, np.square(shifts).sum(axis=0).max() / np.square(encoder).sum(axis=0).max())
+    return worst
+
+
+@pytest.mark.parametrize("name", ["cancelling", "decay", "decay-half"])
+def test_mu_local_holds_whatever_a_machine_is_told_of_acknowledgements_and_skipped_sums(name, monkeypatch):
+    assert told(name, monkeypatch) == pytest.approx(1.0)
+
+
+def test_mending_releases_that_carried_others_over_would_tell_more_than_mu_local(monkeypatch):
+    """The planted bug: C (e_1 - e_4) is longer than C e_1 where a column falls to a quarter in two rows."""
+    assert told("decay-half", monkeypatch, most=4) > 1.5
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

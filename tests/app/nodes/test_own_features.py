@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from murmurfl.app import client_app
 from murmurfl.app.data.features import learnt as weights_file
-from murmurfl.app.data.features import own_features as file
+from murmurfl.app.data.features.own_features import save_features
 from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.engines.start import ray_environment, ray_overrides
 from murmurfl.app.nodes.node_config import NodeConfig, configured_client
@@ -35,7 +35,7 @@ def operator(tmp_path):
     configured_client.cache_clear()
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
     (tmp_path / "node.toml").write_text(toml_document(NODE))
-    file.save_features(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 5)), tmp_path / "net.pt")
+    save_features(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 5)), tmp_path / "net.pt")
     return tmp_path
 
 

@@ -9,7 +9,7 @@ import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.commands.node_command import Serving
 from murmurfl.app.engines.loopback import free_port, toml_document
-from murmurfl.app.nodes.connection import Connection, Given
+from murmurfl.app.nodes.connection import Connection
 from murmurfl.app.nodes.diagnosis import CAUSES, Diagnosis
 from murmurfl.app.nodes.federation.keys_and_cards import make_helper, make_machine, make_node_key, roster_of
 from murmurfl.app.nodes.ledger_views import DAY_S
@@ -62,7 +62,7 @@ class Node:
         return {path.name: path.read_bytes() for path in self.folder.iterdir()}
 
     def checked(self, given=None, **options):
-        found = check_node(self.config, given or Given(), **options)
+        found = check_node(self.config, given or {}, **options)
         return found, {check.name: check for check in found.checks}
 
 
@@ -338,7 +338,7 @@ def test_a_machine_that_cannot_be_made_leaves_the_connection_to_be_tried(node):
     with np.load(node.folder / "samples.npz") as file:
         features = file["features"]
     np.savez(node.folder / "samples.npz", features=features)
-    found, checks = node.checked(Given(f"127.0.0.1:{free_port()}", insecure=True))
+    found, checks = node.checked({"superlink": f"127.0.0.1:{free_port()}", "insecure": True})
     assert checks["configuration"].state == checks["connection"].state == "failed"
     assert "the arrays features, labels" in checks["configuration"].sentence
     assert found.document(NOW)["left"] is None
@@ -386,7 +386,7 @@ def test_a_helper_is_checked_the_same_way_and_its_record_is_as_it_was(run, tmp_p
     config.write_text(toml_document(values))
     config.chmod(0o600)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    found = check_helper(config, Given())
+    found = check_helper(config, {})
     assert [(one.name, one.state) for one in found.checks[:3]] == [
         *(("configuration", "ok"), ("roster", "ok"), ("disk", "ok")),
     ]
@@ -394,7 +394,7 @@ def test_a_helper_is_checked_the_same_way_and_its_record_is_as_it_was(run, tmp_p
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert "are in order" in run("helper", config, "--check").stdout
     config.write_text(toml_document({**values, "roster-digest": "00"}))
-    assert check_helper(config, Given()).state == "failed"
+    assert check_helper(config, {}).state == "failed"
 
 
 def test_a_state_is_one_of_a_few():

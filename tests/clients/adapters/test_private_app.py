@@ -17,7 +17,6 @@ from tests.harness.grid import NodesGrid, ask, ask_real_node
 from tests.harness.machines import each_method, training_config
 
 torch = pytest.importorskip("torch")
-
 MACHINES, EACH, ROUNDS, CLIP = 4, 12, 5, 0.5
 HUGE = 3e3  # a mu with next to no noise
 GENERATOR = np.random.Generator(np.random.Philox(key=18))

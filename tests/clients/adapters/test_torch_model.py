@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from murmurfl.clients import load_trainable, trainable_arrays
+from murmurfl.clients.adapters.torch_model import ModuleGradients, ModuleMeasure
 from murmurfl.privacy import ConfigurationError
 
 torch = pytest.importorskip("torch")
@@ -209,3 +210,13 @@ def test_frozen_weights_are_equal_in_every_process():
     first, second = (torch_machine_model(Adapter, None, seed=4, chunk=None).gradients.module for _ in range(2))
     assert torch.equal(first.frozen.weight, second.frozen.weight)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("low", [0.0, -1.0])
+def test_one_output_fits_classes_0_1_and_minus_1_1(low):
+    """Losses of margins have the second; counted as another class they would be wrong without a word."""
+    measure = ModuleMeasure(ModuleGradients(torch.nn.Linear(1, 1, bias=False), torch.nn.functional.mse_loss))
+    inputs, targets = torch.tensor([[-2.0], [3.0], [-1.0], [4.0]]), torch.tensor([low, 1.0, 1.0, low])
+    measured = measure([np.array([[1.0]])], (inputs, targets))
+    assert measured.right.tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert measured.positive.tolist() == [0.0, 1.0, 1.0, 0.0]

@@ -1,14 +1,16 @@
-"""The ledger in a node's context that travels: what was sent stands in it once, in the very bytes of the reply."""
+"""Machines of a simulation: seeded keys and ledgers that travel with a node's state, refused to real nodes."""
 
 import math
 import pickle
+import threading
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, RecordDict
-from murmurfl.clients import ContextLedger
+from flwr.app import Array, ArrayRecord, Context, RecordDict
+from murmurfl.clients import ContextLedger, simulated_machine
+from murmurfl.clients.messages import in_simulation, simulated_in_process
 from murmurfl.clients.simulation.simulated_machines import TravellingLedger
-from murmurfl.privacy import Account, LedgerError, StreamRecord, protocol
+from murmurfl.privacy import Account, ConfigurationError, LedgerError, SimulatedKeys, StreamRecord, protocol
 
 SPACING = 2.0**-30
 COUNTS = np.random.Generator(np.random.Philox(key=5)).integers(-(2**40), 2**40, 3000)
@@ -141,3 +143,33 @@ def test_an_array_that_is_not_what_it_says_is_a_damaged_ledger():
     state["murmurfl/7/arrays/s"]["pending-2"].data = Array(COUNTS.astype(np.int32)).data
     with ContextLedger(state, "7").exclusive() as page, pytest.raises(LedgerError, match="damaged"):
         page.stream("s").pending[2]
+
+
+def context(**node_config):
+    return Context(run_id=1, node_id=5, node_config=node_config, state=RecordDict(), run_config={})
+
+
+def test_a_simulated_machine_is_named_by_its_partition():
+    with simulated_in_process():
+        machine = simulated_machine(context(**{"partition-id": 3}), seed=7)
+        assert simulated_machine(context())["name"] == "5"
+    assert machine["name"] == "3"
+    assert isinstance(machine["ledger"], ContextLedger)
+    assert machine["keys"] == SimulatedKeys(7, "3")
+
+
+def test_a_real_node_gets_none():
+    assert not in_simulation()
+    with pytest.raises(ConfigurationError, match="SQLiteLedger"):
+        simulated_machine(context(**{"partition-id": 3}))
+
+
+def test_a_simulation_ends_with_its_message_and_is_its_threads_own():
+    seen = []
+    with simulated_in_process():
+        thread = threading.Thread(target=lambda: seen.append(in_simulation()))
+        thread.start()
+        thread.join()
+        assert in_simulation()
+    assert seen == [False]
+    assert not in_simulation()

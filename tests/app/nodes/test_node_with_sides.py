@@ -1,0 +1,179 @@
+"""An operator's file with a mean of the features or a private evaluation: its shares of mu and what bounds them."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from murmurfl.app.engines.loopback import toml_document
+from murmurfl.app.nodes.node_app import describe
+from murmurfl.app.nodes.node_config import NodeConfig
+from murmurfl.app.nodes.watching.journal import Journal, noting
+from murmurfl.clients import numpy_client_app
+from murmurfl.privacy import ConfigurationError, RefusedError, SQLiteLedger, protocol
+
+from tests.harness.grid import ask_real_node
+from tests.harness.machines import training_config
+from tests.harness.schemas import write_samples
+
+FEATURES, SAMPLES, MU = 4, 20, 1.0
+BASE = {"machine": "clinic", "ledger": "ledger.sqlite"}
+BASE |= {"strategy": "full-batch", "clip-norm": 1.0, "batch-size": 1, "mu": MU, "max-participations": 3}
+CENTRED = {"centring": "private", "centring-norm": 2.0, "centring-nonnegative": True}
+TASK = {"task": "digits", "num-partitions": 4, "partition-id": 0, "features": "soft-gradients"}
+MODEL = [np.zeros((2, FEATURES)), np.zeros(2)]
+OF_MEAN = {protocol.RELEASE_OF: protocol.OF_MEAN}
+
+
+def made(folder, classes=2, **changes):
+    values = {**BASE, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    features = np.abs(np.random.Generator(np.random.Philox(key=1)).normal(size=(SAMPLES, FEATURES)))
+    own = write_samples(folder, features.astype(np.float32), np.arange(SAMPLES) % 2, classes=classes)
+    values |= {} if "task" in values else own
+    SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=MU, delta=1e-5)
+    (folder / "node.toml").write_text(toml_document(values))
+    return NodeConfig.read(folder / "node.toml")
+
+
+def of_evaluation(session="e"):
+    return MODEL, training_config(session=session, **{protocol.RELEASE_OF: protocol.OF_EVALUATION})
+
+
+def test_the_file_decides_the_means_share_and_bound(tmp_path):
+    client = made(tmp_path, **CENTRED, centring_share=0.2).client()
+    mean, rest = client.centred.centring.policy, client.machine.policy
+    assert (mean.mu, rest.mu) == (pytest.approx(math.sqrt(0.2)), pytest.approx(math.sqrt(0.8)))
+    assert mean.budget_mu == rest.budget_mu == MU
+    assert (mean.clip_norm, mean.clip_unit, mean.noise_quality) == (2.0, "nonnegative", "exact")
+    assert client.gradients.shapes == [(2, FEATURES + 1)]
+    said = describe(client)
+    assert "mu = 1 Gaussian DP" in said
+    assert "Of it mu = 0.4473 is for the mean of its features, which it releases first." in said
+
+
+def test_the_file_decides_the_evaluations_share_and_samples(tmp_path):
+    client = made(tmp_path, private_evaluation=0.2, held_out=0.25, score_bins=4).client()
+    own, rest = client.evaluated.evaluation.policy, client.machine.policy
+    assert (own.mu, rest.mu) == (pytest.approx(math.sqrt(0.2)), pytest.approx(math.sqrt(0.8)))
+    assert (own.budget_mu, rest.budget_mu, own.noise_quality) == (MU, MU, "exact")
+    assert (client.machine.num_samples, client.evaluated.samples, client.evaluated.evaluation.bins) == (15, 5, 4)
+    said = describe(client)
+    assert "mu = 1 Gaussian DP" in said
+    assert "Of it mu = 0.4473 is for a private evaluation of the model, which it releases last." in said
+
+
+def test_mean_and_training_spend_exactly_the_budget(tmp_path):
+    client = made(tmp_path, **CENTRED).client()
+    arrays, examples, _ = client.fit([], training_config(session="m", **OF_MEAN))
+    assert (arrays[0].shape, examples) == ((FEATURES,), SAMPLES)
+    centre = {protocol.CENTRE: (arrays[0] / examples).astype("<f4").tobytes()}
+    for t in (1, 2, 3):
+        assert np.concatenate(client.fit([np.zeros((2, FEATURES + 1))], training_config(t, **centre))[0]).any()
+    assert client.statement("s")["mu-guaranteed"] == pytest.approx(MU)
+    with pytest.raises(RefusedError, match="budget"):
+        client.fit([], training_config(session="again", **OF_MEAN))
+    with pytest.raises(RefusedError, match="budget"):
+        client.fit([np.zeros((2, FEATURES + 1))], training_config(1, session="other", **centre))
+    # The same from the file again: the ledger is what remembers.
+    again = NodeConfig.read(tmp_path / "node.toml").client()
+    with pytest.raises(RefusedError, match="cap"):
+        again.fit([], training_config(session="m", **OF_MEAN))
+
+
+def test_training_and_evaluation_spend_exactly_the_budget(tmp_path):
+    client = made(tmp_path, private_evaluation=0.2).client()
+    for t in (1, 2, 3):
+        client.fit(MODEL, training_config(t))
+    arrays, examples, metrics = client.fit(*of_evaluation())
+    assert (arrays[0].shape, examples, metrics[protocol.HELD_OUT]) == ((2,), 2, 1)
+    for session in ("other", "e"):
+        with pytest.raises(RefusedError, match=r"budget|cap"):
+            client.fit(*of_evaluation(session))
+    # The same from the file again: the ledger is what remembers.
+    again = NodeConfig.read(tmp_path / "node.toml").client()
+    with pytest.raises(RefusedError, match="cap"):
+        again.fit(*of_evaluation())
+    with pytest.raises(RefusedError, match="budget"):
+        again.fit(MODEL, training_config(1, session="new"))
+
+
+def test_mean_evaluation_and_training_are_one_mu(tmp_path):
+    centred = {"centring": "private", "centring_norm": 2.0, "centring_share": 0.1}
+    client = made(tmp_path, private_evaluation=0.2, held_out=0.0, **centred).client()
+    mus = [client.machine.plan.mu, *(machine.plan.mu for machine in client.beside)]
+    assert math.hypot(*mus) == pytest.approx(MU, rel=1e-9)
+    assert client.evaluated.samples == SAMPLES
+    assert describe(client).count("Of it mu") == 2
+
+
+def test_built_in_features_declare_bounds_and_centring(tmp_path):
+    client = made(tmp_path, **TASK).client()
+    mean = client.centred.centring.policy
+    assert (mean.clip_norm, mean.clip_unit) == (1.0, "nonnegative")
+    assert client.centred.centring.num_features == 192
+    other = tmp_path / "other"
+    other.mkdir()
+    assert made(other, **TASK, centring="none").client().centred is None
+
+
+def test_a_machine_that_trusts_its_server_says_that_side_releases_go_without_noise(tmp_path):
+    client = made(tmp_path, **TASK, strategy="trusted-full-batch", private_evaluation=0.2).client()
+    assert client.centred.centring.policy.trust == client.evaluated.evaluation.policy.trust == "trusted-server"
+    said = describe(client)
+    assert "and to the mean of its features before them" in said
+    assert "and to how good a model is on its samples after them" in said
+    assert "keep mu = 1 a run" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"centring": "private"}, "centring-norm to be set with centring and `samples`"),
+        ({"centring-norm": 1.0}, "centring-norm"),
+        ({"centring-nonnegative": True}, "centring-nonnegative to be unset"),
+        ({"centring-share": 0.1}, "centring-share to be unset without centring"),
+        ({**CENTRED, "centring-share": 1.0}, "centring-share to be a number > 0 and < 1"),
+        ({**CENTRED, "strategy": "online", "learning-rate": 0.1}, "centring to be 'none' or empty"),
+        ({"centring": "public"}, "centring"),
+        ({"held_out": 0.2}, "held-out"),
+        ({"score_bins": 4}, "score-bins"),
+        ({"private_evaluation": 1.0}, "private-evaluation"),
+        ({"private_evaluation": -0.1}, "private-evaluation"),
+        ({"private_evaluation": 0.1, "held_out": 1.0}, "held-out"),
+        ({"private_evaluation": 0.96, "centring": "private", "centring_norm": 1.0}, "private-evaluation"),
+        ({"private_evaluation": 0.1, "strategy": "noisy-sgd", "secret_order": True}, "private-evaluation"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(tmp_path, changes, words):
+    with pytest.raises(ConfigurationError, match=words) as error:
+        made(tmp_path, **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_bins_of_scores_are_for_two_classes(tmp_path):
+    with pytest.raises(ConfigurationError, match="two classes"):
+        made(tmp_path, classes=3, private_evaluation=0.1, score_bins=4).client()
+
+
+def test_what_is_released_beside_the_training_is_noted_as_what_it_is(tmp_path):
+    centred = {"centring": "private", "centring_norm": 2.0, "centring_share": 0.1}
+    client = made(tmp_path, private_evaluation=0.2, held_out=0.0, **centred).client()
+    journal, entries = Journal(), []
+    journal.listen(entries.append)
+    app = noting(numpy_client_app(lambda context: client), journal)
+    model = [np.zeros(shape) for shape in client._shapes]
+    requests = [
+        ([], OF_MEAN),
+        (model, {protocol.CENTRE: bytes(4 * FEATURES)}),
+        (model, {protocol.RELEASE_OF: protocol.OF_EVALUATION, protocol.CENTRE: bytes(4 * FEATURES)}),
+    ]
+    for session, (arrays, entry) in zip("abc", requests, strict=True):
+        records = {protocol.ARRAYS: ArrayRecord(list(arrays))}
+        content = RecordDict({**records, protocol.CONFIG: ConfigRecord(training_config(session=session, **entry))})
+        reply = ask_real_node(app, content, "train")
+        assert not reply.has_error(), reply.error
+    assert [(entry.kind, entry.facts.get("of"), entry.facts["release"]) for entry in entries] == [
+        ("released", "mean", 1),
+        ("released", None, 1),
+        ("released", "evaluation", 1),
+    ]
