@@ -79,7 +79,7 @@ def setting_declarations() -> dict[str, int]:
 
 
 def ancestors() -> dict[str, int]:
-    """How many ancestors of our own each class has, most first; tables of settings, which are declarations, aside."""
+    """How many ancestors of our own each class has, most first; tables and options, which are declarations, aside."""
     found = {}
     for path in sources(*PRODUCT):
         if path.endswith("__main__.py"):  # runs when it is imported
@@ -90,7 +90,7 @@ def ancestors() -> dict[str, int]:
         for thing in vars(module).values():
             if isinstance(thing, type) and thing.__module__ == module.__name__:
                 ours = [base for base in thing.__mro__[1:] if base.__module__.startswith("murmurfl.")]
-                own = [base for base in ours if not vars(base).get("_table")]
+                own = [base for base in ours if not (vars(base).get("_table") or base.__name__.endswith("Options"))]
                 found[f"{thing.__module__}.{thing.__qualname__}"] = len(own)
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 

@@ -184,8 +184,7 @@ class PrivateClient(NumPyClient):
         self.gradients = gradients
         self.samples = samples
         self._shapes = [tuple(shape) for shape in gradients.shapes]
-        self._sizes = [math.prod(shape) for shape in self._shapes]
-        size = sum(self._sizes)
+        size = sum(map(math.prod, self._shapes))
         sides: list[SideRelease] = [one for one in (centring, evaluation, *side) if one is not None]
         refuse_sides(type(self), sides, per_owner=policy.samples_per_owner > 0)
         known: MachineTerms = {"data": known_by(samples)}
@@ -196,7 +195,7 @@ class PrivateClient(NumPyClient):
         self.machine = self.machine_type(policy, size, count, ledger, keys, rows, **known)
         self.machine.num_rows = held
         shapes = getattr(gradients, "model_shapes", self._shapes)
-        terms = PartTerms(self.machine, held, samples, ledger, keys, known, shapes, beside=policy)
+        terms = PartTerms(self.machine, samples, ledger, keys, known, shapes)
         self.parts: dict[str, SidePart] = {one.of: one.part(terms) for one in sides}
         """Makers of side releases, by the names of these in requests."""
         self.beside: list[LedgeredMachine] = [part.machine for part in self.parts.values()]

@@ -24,13 +24,14 @@ always M / m; for machines drawn uniformly the delay is geometric and it is 2 M 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Unpack, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from ..privacy import ConfigurationError
 from .mu2 import ProjectedOptions, ProjectedStrategy, project_to_ball
 from .rounds.attendance import LateAnswers
+from .rounds.options import takes
 from .rounds.replies import Vector
 
 
@@ -68,7 +69,7 @@ class NoisySGD(ProjectedStrategy[NoisySGDState]):
         return (state.w,)
 
     def step(self, state: NoisySGDState, release_sum: Vector, server_round: int) -> NoisySGDState:
-        return noisy_sgd_step(state, release_sum, **self.step_options())
+        return noisy_sgd_step(state, release_sum, **self.step_options)
 
     def model(self, state: NoisySGDState) -> Vector:
         return state.w
@@ -109,6 +110,18 @@ def isrl_dp_step(
     return IsrlDpState(state.start, w, average, query)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class IsrlDpOptions(ProjectedOptions):
+    """What :class:`IsrlDp` takes."""
+
+    variant: Variant = "minibatch"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variant not in VARIANTS:
+            raise ConfigurationError(f"Expected variant one of {VARIANTS}, got {self.variant!r}.")
+
+
 class IsrlDp(ProjectedStrategy[IsrlDpState]):
     """ISRL-DP minibatch SGD with an untrusted server, for :class:`~murmurfl.clients.IsrlDpClient`.
 
@@ -122,14 +135,11 @@ class IsrlDp(ProjectedStrategy[IsrlDpState]):
 
     state_type: ClassVar[type[IsrlDpState]] = IsrlDpState
 
-    def __init__(self, *, variant: Variant = "minibatch", **options: Unpack[ProjectedOptions]) -> None:
-        super().__init__(**options)
-        if variant not in VARIANTS:
-            raise ConfigurationError(f"Expected variant one of {VARIANTS}, got {variant!r}.")
-        self.variant: Variant = variant
+    options: IsrlDpOptions  # type: ignore[assignment]
 
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "variant": self.variant}
+    @takes(IsrlDpOptions)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
 
     def initial_state(self, start: Vector) -> IsrlDpState:
         return IsrlDpState(start, start, start, start)
@@ -138,7 +148,7 @@ class IsrlDp(ProjectedStrategy[IsrlDpState]):
         return (state.query,)
 
     def step(self, state: IsrlDpState, release_sum: Vector, server_round: int) -> IsrlDpState:
-        return isrl_dp_step(state, release_sum, server_round, variant=self.variant, **self.step_options())
+        return isrl_dp_step(state, release_sum, server_round, variant=self.options.variant, **self.step_options)
 
     def model(self, state: IsrlDpState) -> Vector:
         return state.average
@@ -195,7 +205,7 @@ class DelayedMomentum(ProjectedStrategy[DelayedMomentumState]):
         return (state.x,)
 
     def step(self, state: DelayedMomentumState, release_sum: Vector, server_round: int) -> DelayedMomentumState:
-        return delayed_momentum_step(state, release_sum, server_round, **self.step_options())
+        return delayed_momentum_step(state, release_sum, server_round, **self.step_options)
 
     def model(self, state: DelayedMomentumState) -> Vector:
         return state.x

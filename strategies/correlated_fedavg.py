@@ -25,7 +25,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -37,7 +37,7 @@ from ..privacy import ConfigurationError, Guarantee, Unit, protocol
 from ..privacy.accounting.gdp import check_positive
 from .mu2 import check_finite
 from .rounds.observed import check_evaluations, check_masks
-from .rounds.options import ReleaseOptions
+from .rounds.options import RoundOptions, takes
 from .rounds.replies import DirectMachines, Reply, RoundReport, Vector, exchange
 from .rounds.strategy import ReleaseStrategy
 
@@ -138,7 +138,7 @@ class ServerAdam(ServerOptimizer):
     Where noise is most of the average, the second moment is the noise's, and the steps are those of momentum.
     """
 
-    learning_rate: ClassVar[float] = 0.1
+    learning_rate = 0.1
     remembered: ClassVar[int] = 2
 
     beta_1: float = 0.9
@@ -146,28 +146,23 @@ class ServerAdam(ServerOptimizer):
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_adaptive(self.beta_1, self.beta_2, self.tau)
+        _check_below_one("beta_1", self.beta_1)
+        _check_below_one("beta_2", self.beta_2)
+        check_positive("tau", self.tau)
 
     def direction(self, moments: Moments, update: Vector, steps: int) -> tuple[Vector, Moments]:
         return adam_step(moments, update, steps, beta_1=self.beta_1, beta_2=self.beta_2, tau=self.tau)
 
 
 @dataclass(frozen=True)
-class ServerYogi(ServerOptimizer):
+class ServerYogi(ServerAdam):
     """Yogi on the average update, as Flower's FedYogi; the learning rate is 0.01 unless the strategy says another.
 
     Its parameters are those of :class:`ServerAdam`.
     """
 
-    learning_rate: ClassVar[float] = 0.01
+    learning_rate = 0.01
     remembered: ClassVar[int] = 2
-
-    beta_1: float = 0.9
-    beta_2: float = 0.99
-    tau: float = 1e-3
-
-    def __post_init__(self) -> None:
-        _check_adaptive(self.beta_1, self.beta_2, self.tau)
 
     def direction(self, moments: Moments, update: Vector, steps: int) -> tuple[Vector, Moments]:
         return yogi_step(moments, update, beta_1=self.beta_1, beta_2=self.beta_2, tau=self.tau)
@@ -192,12 +187,6 @@ def server_optimizer(stated: ServerOptimizer | str | None) -> ServerOptimizer | 
 def _check_below_one(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise ConfigurationError(f"Expected 0 <= {name} < 1, got {value!r}.")
-
-
-def _check_adaptive(beta_1: float, beta_2: float, tau: float) -> None:
-    _check_below_one("beta_1", beta_1)
-    _check_below_one("beta_2", beta_2)
-    check_positive("tau", tau)
 
 
 _UNITS: dict[Any, Unit] = {0: "sample", 1: "machine"}
@@ -252,6 +241,29 @@ def optimizer_step(
     return AverageState(x, moments, state.steps + 1.0)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AverageOptions(RoundOptions):
+    """What :class:`CorrelatedFedAvg` takes."""
+
+    learning_rate: float | None = None
+    optimizer: ServerOptimizer | str | None = None
+    evaluate_on_machines: bool = False
+    arrayrecord_key: str = protocol.ARRAYS
+    configrecord_key: str = protocol.CONFIG
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.learning_rate is not None:
+            check_positive("learning_rate", float(self.learning_rate))
+        if self.arrayrecord_key == self.configrecord_key:
+            raise ConfigurationError(f"Expected two record keys, got {self.arrayrecord_key!r} twice.")
+        if self.evaluate_on_machines and not self.waits_for_all:
+            raise ConfigurationError(
+                "Expected wait_for = 1 and ask = 1 with evaluate_on_machines, got others: an evaluation waits for all. "
+                "Give start(..., evaluate_fn=...), on public data."
+            )
+
+
 class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     """Federated averaging for ClientApps with :class:`~murmurfl.clients.CorrelatedNoiseMod`, in place of FedAvg.
 
@@ -294,33 +306,14 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         "max_participations=20))])."
     )
 
-    def __init__(
-        self,
-        *,
-        learning_rate: float | None = None,
-        optimizer: ServerOptimizer | str | None = None,
-        evaluate_on_machines: bool = False,
-        arrayrecord_key: str = protocol.ARRAYS,
-        configrecord_key: str = protocol.CONFIG,
-        **options: Unpack[ReleaseOptions],
-    ) -> None:
+    options: AverageOptions
+
+    @takes(AverageOptions)
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.optimizer = server_optimizer(optimizer)
-        if learning_rate is None:
-            learning_rate = 1.0 if self.optimizer is None else self.optimizer.learning_rate
-        if not (math.isfinite(learning_rate) and learning_rate > 0):
-            raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
-        if arrayrecord_key == configrecord_key:
-            raise ConfigurationError(f"Expected two record keys, got {arrayrecord_key!r} twice.")
-        if evaluate_on_machines and not self.roll.attendance.waits_for_all:
-            raise ConfigurationError(
-                "Expected wait_for = 1 and ask = 1 with evaluate_on_machines, got others: an evaluation waits for all. "
-                "Give start(..., evaluate_fn=...), on public data."
-            )
-        self.learning_rate = float(learning_rate)
-        self.evaluate_on_machines = evaluate_on_machines
-        self.arrayrecord_key = arrayrecord_key
-        self.configrecord_key = configrecord_key
+        self.optimizer = server_optimizer(self.options.optimizer)
+        default = 1.0 if self.optimizer is None else self.optimizer.learning_rate
+        self.learning_rate = default if self.options.learning_rate is None else float(self.options.learning_rate)
         self._fixed: dict[str, Array] = {}
         self._order: list[str] = []
         self._stated: dict[tuple[Unit, float, int], tuple[float, float]] = {}
@@ -374,8 +367,8 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         for message in messages:
             content = message.content
             records = {
-                self.arrayrecord_key: content[protocol.ARRAYS],
-                self.configrecord_key: content[protocol.CONFIG],
+                self.options.arrayrecord_key: content[protocol.ARRAYS],
+                self.options.configrecord_key: content[protocol.CONFIG],
             }
             message.content.clear()
             message.content.update(records)
@@ -385,10 +378,10 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """With ``evaluate_on_machines``, a request to every connected machine; otherwise none."""
-        if not self.evaluate_on_machines:
+        if not self.options.evaluate_on_machines:
             return []
         settings = ConfigRecord({**config, **self.machines.entries, protocol.SERVER_ROUND: server_round})
-        records = {self.arrayrecord_key: arrays, self.configrecord_key: settings}
+        records = {self.options.arrayrecord_key: arrays, self.options.configrecord_key: settings}
         return [
             Message(RecordDict({**records}), dst_node_id=node_id, message_type=MessageType.EVALUATE)
             for node_id in self.machines.node_map().values()
@@ -420,7 +413,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
 
     def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
         check_masks(statements, masked=self._secure is not None)
-        if self.evaluate_on_machines:
+        if self.options.evaluate_on_machines:
             check_evaluations(statements)
 
     def _take_round(self, server_round: int, outcomes: Iterable[Any]) -> RoundReport:
@@ -439,7 +432,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     def _after_round(
         self, server_round: int, grid: Grid | DirectMachines, config: ConfigRecord, timeout: float, result: Result
     ) -> None:
-        if not self.evaluate_on_machines or isinstance(grid, DirectMachines):
+        if not self.options.evaluate_on_machines or isinstance(grid, DirectMachines):
             return
         messages = self.configure_evaluate(server_round, self._record(self._published()), config, grid)
         metrics = self.aggregate_evaluate(server_round, exchange(grid, messages, timeout))

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, Mechanism, NoiseKeys, PrivacyPolicy, make_mechanism
+from ..privacy import ConfigurationError, Mechanism, make_mechanism
 from ..privacy.mechanisms import State
 from ..privacy.noise import NONCE_BYTES
+from .rounds.options import takes
 from .rounds.replies import Vector
 from .tree_momentum import MomentumNoise, MomentumOptions, TrustedMomentum, normalised_step
 
@@ -52,14 +53,7 @@ class CorrelatedMomentumState:
 
 
 class CorrelatedNoise(MomentumNoise):
-    """The noise of a mechanism on the machines' sums of gradients.
-
-    Parameters
-    ----------
-    policy, num_rounds, noise_keys, alpha
-        See :class:`~murmurfl.strategies.tree_momentum.MomentumNoise`.
-    mechanism : Mechanism
-        One of :data:`MOMENTUM_MECHANISMS`.
+    """The noise of a mechanism, one of :data:`MOMENTUM_MECHANISMS`, on the machines' sums of gradients.
 
     Notes
     -----
@@ -68,16 +62,8 @@ class CorrelatedNoise(MomentumNoise):
     Proof: docs/proofs/returning-samples.md.
     """
 
-    def __init__(
-        self,
-        policy: PrivacyPolicy,
-        num_rounds: int,
-        noise_keys: NoiseKeys | None = None,
-        *,
-        alpha: float,
-        mechanism: Mechanism,
-    ) -> None:
-        super().__init__(policy, num_rounds, noise_keys, alpha=alpha)
+    def __init__(self, options: MomentumOptions, mechanism: Mechanism) -> None:
+        super().__init__(options)
         self.mechanism = mechanism
 
     def noise_std(self, num_parameters: int) -> float:
@@ -134,6 +120,23 @@ class CorrelatedNoise(MomentumNoise):
         return self.mechanism.state_after(server_round - 1, draw, scale)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CorrelatedOptions(MomentumOptions):
+    """What :class:`CorrelatedMomentum` takes."""
+
+    mechanism: str = "independent"
+    mechanism_options: dict[str, Any] | None = None
+    normalised: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mechanism not in MOMENTUM_MECHANISMS:
+            raise ConfigurationError(
+                f"Expected mechanism one of {MOMENTUM_MECHANISMS} for momentum, got {self.mechanism!r}; TreeMomentum "
+                "has the tree."
+            )
+
+
 class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
     """Momentum with correlated noise, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
 
@@ -143,8 +146,6 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
         One of :data:`MOMENTUM_MECHANISMS`.
     normalised : bool
         Whether a step has the length eta or eta times that of the momentum.
-    policy, num_rounds, alpha, noise_keys
-        See :class:`~murmurfl.strategies.tree_momentum.MomentumNoise`.
     **options
         See :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`.
 
@@ -157,33 +158,20 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
     Proof: docs/proofs/returning-samples.md.
     """
 
+    options: CorrelatedOptions  # type: ignore[assignment]
     trust: CorrelatedNoise
     state_type: ClassVar[type[CorrelatedMomentumState]] = CorrelatedMomentumState
 
-    def __init__(
-        self,
-        *,
-        policy: PrivacyPolicy,
-        num_rounds: int,
-        alpha: float,
-        noise_keys: NoiseKeys | None = None,
-        mechanism: str = "independent",
-        mechanism_options: dict[str, Any] | None = None,
-        normalised: bool = True,
-        **options: Unpack[MomentumOptions],
-    ) -> None:
-        if mechanism not in MOMENTUM_MECHANISMS:
-            raise ConfigurationError(
-                f"Expected mechanism one of {MOMENTUM_MECHANISMS} for momentum, got {mechanism!r}; TreeMomentum has "
-                "the tree."
-            )
-        made = make_mechanism(mechanism, num_rounds, **(mechanism_options or {}))
-        super().__init__(noise=CorrelatedNoise(policy, num_rounds, noise_keys, alpha=alpha, mechanism=made), **options)
-        self.normalised = normalised
+    @takes(CorrelatedOptions)
+    def __init__(self, **options: Any) -> None:
+        taken = self.options
+        made = make_mechanism(taken.mechanism, taken.num_rounds, **(taken.mechanism_options or {}))
+        self.trust = CorrelatedNoise(taken, made)
+        super().__init__(**options)
 
     def settings(self) -> dict[str, Any]:
         mechanism = self.trust.mechanism
-        own = {"mechanism": mechanism.name, "normalised": self.normalised}
+        own = {"mechanism": mechanism.name, "normalised": self.options.normalised}
         return {**super().settings(), **own, "encoder": mechanism.identity().hex()[:64]}
 
     def initial_state(self, start: Vector) -> CorrelatedMomentumState:
@@ -198,10 +186,10 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
         noisy, noise, nonces = self.trust.noisy_sum(state, release_sum, server_round)
         alpha = self.trust.alpha
         momentum = (1 - alpha) * state.momentum + alpha * (noisy / self.clients_per_round)
-        if self.normalised:
-            w = normalised_step(state.w, momentum, self.learning_rate)
+        if self.options.normalised:
+            w = normalised_step(state.w, momentum, self.options.learning_rate)
         else:
-            w = state.w - self.learning_rate * momentum
+            w = state.w - self.options.learning_rate * momentum
         return CorrelatedMomentumState(w, momentum, noise, nonces)
 
     def model(self, state: CorrelatedMomentumState) -> Vector:

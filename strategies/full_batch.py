@@ -21,19 +21,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Required, TypedDict, Unpack, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from flwr.app import ArrayRecord
 
-from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
+from ..privacy import ConfigurationError
 from ..privacy.accounting.gdp import check_positive
 from ..privacy.side.clipped_share import QUANTILE_SHARE, CountedRows
-from .mu2 import check_finite, check_step
+from .mu2 import check_finite
 from .rounds.attendance import LateAnswers
-from .rounds.options import ReleaseOptions
+from .rounds.options import StepOptions, takes
 from .rounds.replies import Layout, Reply, RoundReport, Vector, array_record
-from .rounds.server_trust import FreshNoise, TrustedStrategy
+from .rounds.server_trust import FreshNoise, TrustedOptions, TrustedStrategy
 from .rounds.strategy import ReleaseStrategy
 
 Average = Literal["last", "linear"]
@@ -48,29 +48,35 @@ _FARTHEST = 1e6
 """How many times the first clip a clip may become, and its inverse: noise alone must not lead it to 0 or infinity."""
 
 
-class DescentOptions(TypedDict, total=False):
-    """Options of the update rule of :class:`FullBatch`, where they are described."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FullBatchOptions(StepOptions):
+    """What :class:`FullBatch` takes: the update rule's options, and those of the moving clip."""
 
-    momentum: float
-    nesterov: bool
-    average: Average
-    l2: float
+    momentum: float = 0.0
+    nesterov: bool = True
+    average: Average = "last"
+    l2: float = 0.0
 
+    quantile: float = 0.0
+    quantile_share: float = QUANTILE_SHARE
+    quantile_rate: float = QUANTILE_RATE
+    first_clip: float = 0.0
+    relative_steps: bool = False
 
-class QuantileOptions(TypedDict, total=False):
-    """Options of the moving clip of :class:`FullBatch`, where they are described."""
-
-    quantile: float
-    quantile_share: float
-    quantile_rate: float
-    first_clip: float
-    relative_steps: bool
-
-
-class FullBatchOptions(DescentOptions, QuantileOptions, ReleaseOptions, total=False):
-    """Options of :class:`FullBatch`, where they are described."""
-
-    learning_rate: Required[float]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise ConfigurationError(f"Expected 0 <= momentum < 1, got {self.momentum!r}.")
+        if not (math.isfinite(self.l2) and self.l2 >= 0):
+            raise ConfigurationError(f"Expected l2 >= 0 and finite, got {self.l2!r}.")
+        if self.average not in AVERAGES:
+            raise ConfigurationError(f"Expected average one of {AVERAGES}, got {self.average!r}.")
+        if not 0 <= self.quantile < 1:
+            raise ConfigurationError(f"Expected quantile above 0 and below 1, or 0 for none, got {self.quantile!r}.")
+        check_positive("quantile_rate", self.quantile_rate)
+        if not math.isfinite(self.first_clip) or (self.first_clip > 0) != (self.quantile > 0):
+            expected = "> 0 and finite with a quantile" if self.quantile else "left at 0 without a quantile"
+            raise ConfigurationError(f"Expected first_clip {expected}, got {self.first_clip!r}.")
 
 
 @dataclass(frozen=True)
@@ -184,57 +190,23 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
     state_type: ClassVar[type[FullBatchState]] = FullBatchState
     late_answers: ClassVar[LateAnswers] = "dropped"  # a gradient at a model that is gone
 
-    def __init__(
-        self,
-        *,
-        learning_rate: float,
-        momentum: float = 0.0,
-        nesterov: bool = True,
-        average: Average = "last",
-        l2: float = 0.0,
-        quantile: float = 0.0,
-        quantile_share: float = QUANTILE_SHARE,
-        quantile_rate: float = QUANTILE_RATE,
-        first_clip: float = 0.0,
-        relative_steps: bool = False,
-        **options: Unpack[ReleaseOptions],
-    ) -> None:
+    options: FullBatchOptions
+
+    @takes(FullBatchOptions)
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        check_step(learning_rate)
-        if not 0 <= momentum < 1:
-            raise ConfigurationError(f"Expected 0 <= momentum < 1, got {momentum!r}.")
-        if not (math.isfinite(l2) and l2 >= 0):
-            raise ConfigurationError(f"Expected l2 >= 0 and finite, got {l2!r}.")
-        if average not in AVERAGES:
-            raise ConfigurationError(f"Expected average one of {AVERAGES}, got {average!r}.")
-        self.learning_rate = float(learning_rate)
-        self.momentum = float(momentum)
-        self.nesterov = bool(nesterov)
-        self.average: Average = average
-        self.l2 = float(l2)
-        if not 0 <= quantile < 1:
-            raise ConfigurationError(f"Expected quantile above 0 and below 1, or 0 for none, got {quantile!r}.")
-        check_positive("quantile_rate", float(quantile_rate))
-        if not math.isfinite(first_clip) or (first_clip > 0) != (quantile > 0):
-            expected = "> 0 and finite with a quantile" if quantile else "left at 0 without a quantile"
-            raise ConfigurationError(f"Expected first_clip {expected}, got {first_clip!r}.")
-        self.quantile = float(quantile)
-        self.quantile_rate = float(quantile_rate)
-        self.first_clip = float(first_clip)
-        self.relative_steps = bool(relative_steps)
-        self.counted = CountedRows(quantile_share)
+        self.counted = CountedRows(self.options.quantile_share)
 
     def settings(self) -> dict[str, Any]:
-        own = {"learning_rate": self.learning_rate, "momentum": self.momentum, "nesterov": self.nesterov}
-        names = ("quantile", "quantile_rate", "first_clip", "relative_steps") if self.quantile else ()
-        clip = {name: getattr(self, name) for name in names}
-        clip |= {"quantile_share": self.counted.share} if self.quantile else {}
-        return {**super().settings(), **own, "average": self.average, "l2": self.l2, **clip}
+        own = self.options.own
+        if not self.options.quantile:
+            own = {name: own[name] for name in ("learning_rate", "momentum", "nesterov", "average", "l2")}
+        return {**super().settings(), **own}
 
     @property
     def release_layout(self) -> Layout:
         model = super().release_layout
-        return [*model, ("clip", (1,), np.dtype(np.float64))] if self.quantile else model
+        return [*model, ("clip", (1,), np.dtype(np.float64))] if self.options.quantile else model
 
     def _asked_at(self, point: Vector) -> ArrayRecord:
         return array_record(point, self.release_layout)
@@ -243,11 +215,11 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
         return reply.samples > 0  # nothing can be divided by what it does not say
 
     def initial_state(self, start: Vector) -> FullBatchState:
-        return replace(full_batch_start(start), clip=np.asarray(self.first_clip))
+        return replace(full_batch_start(start), clip=np.asarray(self.options.first_clip))
 
     def query_points(self, state: FullBatchState) -> tuple[Vector, ...]:
-        point = query_point(state, momentum=self.momentum, nesterov=self.nesterov)
-        return (np.append(point, state.clip),) if self.quantile else (point,)
+        point = query_point(state, momentum=self.options.momentum, nesterov=self.options.nesterov)
+        return (np.append(point, state.clip),) if self.options.quantile else (point,)
 
     def next_state(self, state: FullBatchState, release_sum: Vector, report: RoundReport) -> FullBatchState:
         if not report.samples:
@@ -257,27 +229,34 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
 
     def step(self, state: FullBatchState, release_sum: Vector, server_round: int) -> FullBatchState:
         """The step along the mean gradient, or the mean of counted rows, which :meth:`next_state` makes of the sum."""
-        if self.quantile:
+        if self.options.quantile:
             clip = float(state.clip)
             release_sum, within = self.counted.read(release_sum, clip)
-            rate = self.quantile_rate / (1.0 + float(state.steps)) ** _SLOWING
-            following = next_clip(clip, within, quantile=self.quantile, rate=rate)
-            farthest = 1.0 if self.relative_steps else _FARTHEST
-            following = min(max(following, self.first_clip / _FARTHEST), self.first_clip * farthest)
+            rate = self.options.quantile_rate / (1.0 + float(state.steps)) ** _SLOWING
+            following = next_clip(clip, within, quantile=self.options.quantile, rate=rate)
+            farthest = 1.0 if self.options.relative_steps else _FARTHEST
+            following = min(max(following, self.options.first_clip / _FARTHEST), self.options.first_clip * farthest)
             # A clip that was too long let in more noise than there need be: the step is as short as the next one says.
-            release_sum *= self.first_clip / clip if self.relative_steps else min(1.0, following / clip)
+            release_sum *= self.options.first_clip / clip if self.options.relative_steps else min(1.0, following / clip)
             state = replace(state, clip=np.asarray(following))
         return full_batch_step(
             state,
             release_sum,
-            learning_rate=self.learning_rate,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            l2=self.l2,
+            learning_rate=self.options.learning_rate,
+            momentum=self.options.momentum,
+            nesterov=self.options.nesterov,
+            l2=self.options.l2,
         )
 
     def model(self, state: FullBatchState) -> Vector:
-        return state.average if self.average == "linear" else state.w
+        return state.average if self.options.average == "linear" else state.w
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrustedFullBatchOptions(TrustedOptions, FullBatchOptions):
+    """What :class:`TrustedFullBatch` takes."""
+
+    shares: str = "uniform"
 
 
 class TrustedFullBatch(TrustedStrategy, FullBatch):
@@ -286,7 +265,7 @@ class TrustedFullBatch(TrustedStrategy, FullBatch):
     Parameters
     ----------
     policy, num_rounds, noise_keys
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedServer`. The policy has ``order="all"``.
+        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`. The policy has ``order="all"``.
     shares : str
         How mu^2 is shared among rounds (:class:`~murmurfl.privacy.mechanisms.IndependentNoise`).
     **options
@@ -301,28 +280,24 @@ class TrustedFullBatch(TrustedStrategy, FullBatch):
     over is public. Proof: docs/proofs/returning-samples.md.
     """
 
-    def __init__(
-        self,
-        *,
-        policy: PrivacyPolicy,
-        num_rounds: int,
-        noise_keys: NoiseKeys | None = None,
-        shares: str = "uniform",
-        **options: Unpack[FullBatchOptions],
-    ) -> None:
-        self.trust = FreshNoise(policy, num_rounds, noise_keys, shares=shares)
-        self.shares = shares
+    options: TrustedFullBatchOptions  # type: ignore[assignment]
+
+    @takes(TrustedFullBatchOptions)
+    def __init__(self, **options: Any) -> None:
+        self.trust = FreshNoise(self.options, shares=self.options.shares)
         super().__init__(**options)
+        policy = self.options.policy
         if policy.order != "all" or policy.release_rule != "paper":
             raise ConfigurationError(
                 "Expected a policy with order 'all' and release_rule 'paper' for TrustedFullBatch, got "
                 f"{policy.order!r} and {policy.release_rule!r}: the noise is for sums over all samples, each "
                 "of which stands alone."
             )
-        if self.quantile:
+        if self.options.quantile:
             raise ConfigurationError(
-                f"Expected quantile 0 for TrustedFullBatch, got {self.quantile:g}: its noise is for gradients alone."
+                f"Expected quantile 0 for TrustedFullBatch, got {self.options.quantile:g}: its noise is for gradients "
+                "alone."
             )
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "shares": self.shares}
+        return {**super().settings(), "shares": self.options.shares}

@@ -34,32 +34,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Required, TypedDict, TypeVar, Unpack
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, protocol
-from .rounds.options import ReleaseOptions
+from ..privacy import ConfigurationError, protocol
+from .rounds.options import StepOptions, takes
 from .rounds.replies import Vector
-from .rounds.server_trust import FreshNoise, TrustedStrategy
+from .rounds.server_trust import FreshNoise, TrustedOptions, TrustedStrategy
 from .rounds.strategy import ReleaseStrategy
 
 StateT = TypeVar("StateT")
 
 
-class ProjectedOptions(ReleaseOptions, total=False):
-    """Options of :class:`ProjectedStrategy`, where they are described."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProjectedOptions(StepOptions):
+    """What :class:`ProjectedStrategy` takes."""
 
-    learning_rate: Required[float]
-    diameter: float
+    diameter: float = math.inf
 
-
-class StepOptions(TypedDict):
-    """Arguments of the pure functions of projected steps beside states and releases."""
-
-    clients_per_round: int
-    learning_rate: float
-    diameter: float
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if math.isnan(self.diameter) or self.diameter <= 0:
+            raise ConfigurationError(f"Expected diameter > 0, got {self.diameter!r}.")
 
 
 def check_finite(values: Vector | float) -> None:
@@ -79,14 +76,6 @@ def project_to_ball(point: Vector, centre: Vector, radius: float) -> Vector:
     return point if distance <= radius else centre + offset * (radius / distance)
 
 
-def check_step(learning_rate: float, diameter: float = math.inf) -> None:
-    """Refuse a step or a ball that is not positive."""
-    if not (math.isfinite(learning_rate) and learning_rate > 0):
-        raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
-    if math.isnan(diameter) or diameter <= 0:
-        raise ConfigurationError(f"Expected diameter > 0, got {diameter!r}.")
-
-
 class ProjectedStrategy(ReleaseStrategy[StateT]):
     """A strategy whose steps are projected onto a ball; a base class.
 
@@ -100,20 +89,20 @@ class ProjectedStrategy(ReleaseStrategy[StateT]):
         See :class:`~murmurfl.strategies.ReleaseStrategy`.
     """
 
-    def __init__(self, *, learning_rate: float, diameter: float = math.inf, **options: Unpack[ReleaseOptions]) -> None:
+    options: ProjectedOptions
+
+    @takes(ProjectedOptions)
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        check_step(learning_rate, diameter)
-        self.learning_rate = float(learning_rate)
-        self.diameter = float(diameter)
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "learning_rate": self.learning_rate, "diameter": self.diameter}
+        return {**super().settings(), **self.options.own}
 
-    def step_options(self) -> StepOptions:
+    @property
+    def step_options(self) -> dict[str, Any]:
         """Arguments of the update rule's pure function in every round."""
-        return StepOptions(
-            clients_per_round=self.clients_per_round, learning_rate=self.learning_rate, diameter=self.diameter
-        )
+        rate, diameter = self.options.learning_rate, self.options.diameter
+        return {"clients_per_round": self.clients_per_round, "learning_rate": rate, "diameter": diameter}
 
 
 @dataclass(frozen=True)
@@ -205,7 +194,7 @@ class Mu2(ProjectedStrategy[Mu2State]):
 
     def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:
         noise = self.trust.noise_on(state.release_sum + release_sum, server_round)
-        return mu2_step(state, release_sum, server_round, noise=noise, **self.step_options())
+        return mu2_step(state, release_sum, server_round, noise=noise, **self.step_options)
 
     def model(self, state: Mu2State) -> Vector:
         return state.x
@@ -241,6 +230,18 @@ def anytime_mu2_step(
     return AnytimeMu2State(state.start, w, (1.0 - a) * state.x + a * w, state.x, total, mean_square)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AnytimeOptions(ProjectedOptions):
+    """What :class:`AnytimeMu2` takes."""
+
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 0 or self.window == 1:
+            raise ConfigurationError(f"Expected window of at least 2 rounds, or 0 for none, got {self.window!r}.")
+
+
 class AnytimeMu2(Mu2):
     """DP-mu^2-FL with an untrusted server and steps that need no horizon: for streams whose every model is used.
 
@@ -264,17 +265,18 @@ class AnytimeMu2(Mu2):
 
     state_type: ClassVar[type[Mu2State]] = AnytimeMu2State
 
-    def __init__(self, *, window: int = 0, **options: Unpack[ProjectedOptions]) -> None:
+    options: AnytimeOptions  # type: ignore[assignment]
+
+    @takes(AnytimeOptions)
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        if isinstance(window, bool) or not isinstance(window, int) or window < 0 or window == 1:
-            raise ConfigurationError(f"Expected window of at least 2 rounds, or 0 for none, got {window!r}.")
-        self.window = window
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "steps": "anytime", "window": self.window}
+        return {**super().settings(), "steps": "anytime"}
 
     def round_entries(self, server_round: int) -> dict[str, Any]:
-        return {protocol.WEIGHED_AS: self.window} if 0 < self.window < server_round else {}
+        window = self.options.window
+        return {protocol.WEIGHED_AS: window} if 0 < window < server_round else {}
 
     def initial_state(self, start: Vector) -> AnytimeMu2State:
         return AnytimeMu2State(start, start, start, start, np.zeros_like(start), np.zeros(1))
@@ -282,10 +284,15 @@ class AnytimeMu2(Mu2):
     def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:
         if not isinstance(state, AnytimeMu2State):
             raise ConfigurationError(f"Expected a state of anytime steps, got {type(state).__name__}.")
-        return anytime_mu2_step(state, release_sum, server_round, window=self.window, **self.step_options())
+        return anytime_mu2_step(state, release_sum, server_round, window=self.options.window, **self.step_options)
 
     def model(self, state: Mu2State) -> Vector:
         return state.w
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrustedMu2Options(TrustedOptions, ProjectedOptions):
+    """What :class:`TrustedMu2` takes."""
 
 
 class TrustedMu2(TrustedStrategy, Mu2):
@@ -294,7 +301,7 @@ class TrustedMu2(TrustedStrategy, Mu2):
     Parameters
     ----------
     policy, num_rounds, noise_keys
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedServer`. The policy must use every sample once.
+        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`. The policy must use every sample once.
     **options
         See :class:`~murmurfl.strategies.mu2.ProjectedStrategy`.
 
@@ -311,16 +318,13 @@ class TrustedMu2(TrustedStrategy, Mu2):
     Proof: docs/proofs/sensitivities.md.
     """
 
-    def __init__(
-        self,
-        *,
-        policy: PrivacyPolicy,
-        num_rounds: int,
-        noise_keys: NoiseKeys | None = None,
-        **options: Unpack[ProjectedOptions],
-    ) -> None:
-        self.trust = FreshNoise(policy, num_rounds, noise_keys, accumulates=True)
+    options: TrustedMu2Options  # type: ignore[assignment]
+
+    @takes(TrustedMu2Options)
+    def __init__(self, **options: Any) -> None:
+        self.trust = FreshNoise(self.options, accumulates=True)
         super().__init__(**options)
+        policy = self.options.policy
         if policy.sample_participations > 1:
             raise ConfigurationError(
                 f"Expected sample_participations = 1 for TrustedMu2, got {policy.sample_participations}: a sample "

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
+from ..privacy.accounting.gdp import check_positive
 from ..privacy.machine.clipping import Moments
 from .rounds.attendance import LateAnswers
-from .rounds.options import ReleaseOptions
+from .rounds.options import RoundOptions, takes
 from .rounds.replies import Layout, RoundReport, Vector
 from .rounds.strategy import ReleaseStrategy
 
@@ -42,6 +43,26 @@ def ridge_scores(gram: NDArray[np.float64], targets: NDArray[np.float64], floor:
     """A_floor^-1 B, shape (k, C), of A = ``gram`` (k, k) and B = ``targets`` (k, C): a pure function."""
     values, vectors = np.linalg.eigh(gram)
     return (vectors / np.maximum(values, floor)) @ (vectors.T @ targets)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OneShotOptions(RoundOptions):
+    """What :class:`OneShot` takes."""
+
+    clip_norm: float
+    class_weight: float = 1.0
+    noise_std: float = 0.0
+    ridge: float = 11.0
+    constant: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("clip_norm", self.clip_norm)
+        check_positive("ridge", self.ridge)
+        for name, value in (("noise_std", self.noise_std), ("constant", self.constant)):
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigurationError(f"Expected {name} >= 0 and finite, got {value!r}.")
+        Moments(2, self.class_weight)
 
 
 class OneShot(ReleaseStrategy[OneShotState]):
@@ -68,33 +89,14 @@ class OneShot(ReleaseStrategy[OneShotState]):
     state_type: ClassVar[type[OneShotState]] = OneShotState
     late_answers: ClassVar[LateAnswers] = "refused"  # there is one round
 
-    def __init__(
-        self,
-        *,
-        clip_norm: float,
-        class_weight: float = 1.0,
-        noise_std: float = 0.0,
-        ridge: float = 11.0,
-        constant: float = 0.0,
-        **options: Unpack[ReleaseOptions],
-    ) -> None:
+    options: OneShotOptions
+
+    @takes(OneShotOptions)
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for name, value in (("clip_norm", clip_norm), ("ridge", ridge)):
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigurationError(f"Expected {name} > 0 and finite, got {value!r}.")
-        for name, value in (("noise_std", noise_std), ("constant", constant)):
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigurationError(f"Expected {name} >= 0 and finite, got {value!r}.")
-        Moments(2, class_weight)
-        self.clip_norm = float(clip_norm)
-        self.class_weight = float(class_weight)
-        self.noise_std = float(noise_std)
-        self.ridge = float(ridge)
-        self.constant = float(constant)
 
     def settings(self) -> dict[str, Any]:
-        names = ("clip_norm", "class_weight", "noise_std", "ridge", "constant")
-        return {**super().settings(), **{name: getattr(self, name) for name in names}}
+        return {**super().settings(), **self.options.own}
 
     @property
     def release_layout(self) -> Layout:
@@ -115,9 +117,9 @@ class OneShot(ReleaseStrategy[OneShotState]):
             raise ConfigurationError(f"Expected one round of one shot, got round {report.server_round}.")
         if not report.aggregated:
             return state  # nothing came: the initial model
-        gram, targets = self._moments.read(release_sum, self.clip_norm)
-        noise = math.sqrt(report.aggregated) * self.noise_std
-        floor = max(self.ridge * noise, LEAST_RIDGE * self.clip_norm**2 * max(report.samples, 1))
+        gram, targets = self._moments.read(release_sum, self.options.clip_norm)
+        noise = math.sqrt(report.aggregated) * self.options.noise_std
+        floor = max(self.options.ridge * noise, LEAST_RIDGE * self.options.clip_norm**2 * max(report.samples, 1))
         return OneShotState(self._arranged(self._moments.classes * ridge_scores(gram, targets, floor)))
 
     def model(self, state: OneShotState) -> Vector:
@@ -125,8 +127,8 @@ class OneShot(ReleaseStrategy[OneShotState]):
 
     def _arranged(self, scores: NDArray[np.float64]) -> Vector:
         """Scores of shape (k, C) as the model's values."""
-        if self.constant:
-            return np.concatenate([scores[:-1].T.ravel(), self.constant * scores[-1]])
+        if self.options.constant:
+            return np.concatenate([scores[:-1].T.ravel(), self.options.constant * scores[-1]])
         if len(self._layout[0][1]) == 1:
             return scores[:, 1] - scores[:, 0]
         return scores.T.ravel()
@@ -134,19 +136,19 @@ class OneShot(ReleaseStrategy[OneShotState]):
     @property
     def _moments(self) -> Moments:
         shape = self._layout[0][1]
-        return Moments(shape[0] if len(shape) == 2 else 2, self.class_weight)
+        return Moments(shape[0] if len(shape) == 2 else 2, self.options.class_weight)
 
     @property
     def _width(self) -> int:
         """Features of a sample, the constant among them."""
-        return self._layout[0][1][-1] + (self.constant > 0)
+        return self._layout[0][1][-1] + (self.options.constant > 0)
 
     def _check_layout(self) -> None:
         shapes = [shape for _, shape, _ in self._layout]
         weight = shapes[0]
-        expected = [weight, (weight[0],)] if self.constant else [weight]
-        if shapes != expected or not (len(weight) == 2 or (len(weight) == 1 and not self.constant)):
+        expected = [weight, (weight[0],)] if self.options.constant else [weight]
+        if shapes != expected or not (len(weight) == 2 or (len(weight) == 1 and not self.options.constant)):
             raise ConfigurationError(
                 "Expected a model of a weight of shape (C, k), with a bias of shape (C,) if there is a constant, or of "
-                f"shape (k,) for two classes without one, got shapes {shapes} and constant {self.constant:g}."
+                f"shape (k,) for two classes without one, got shapes {shapes} and constant {self.options.constant:g}."
             )

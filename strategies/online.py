@@ -7,13 +7,11 @@ So x is one step along the prefix sums of what the machines release, and the noi
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
-from ..privacy import ConfigurationError
-from ..privacy.accounting.gdp import check_count
-from .rounds.options import ReleaseOptions
+from ..privacy.accounting.gdp import check_count, check_positive
+from .rounds.options import StepOptions, takes
 from .rounds.replies import Vector
 from .rounds.strategy import ReleaseStrategy
 
@@ -28,6 +26,19 @@ class OnlineState:
 def online_step(state: OnlineState, release_sum: Vector, *, clients_per_round: int, step: float) -> OnlineState:
     """One round with m = ``clients_per_round`` and eta~ = ``step``: a pure function."""
     return OnlineState(state.x - step / clients_per_round * release_sum)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OnlineOptions(StepOptions):
+    """What :class:`OnlineFedSGD` takes."""
+
+    local_steps: int
+    global_learning_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("global_learning_rate", self.global_learning_rate)
+        check_count("local_steps", self.local_steps)
 
 
 class OnlineFedSGD(ReleaseStrategy[OnlineState]):
@@ -47,20 +58,13 @@ class OnlineFedSGD(ReleaseStrategy[OnlineState]):
 
     state_type: ClassVar[type[OnlineState]] = OnlineState
 
-    def __init__(
-        self,
-        *,
-        learning_rate: float,
-        local_steps: int,
-        global_learning_rate: float = 1.0,
-        **options: Unpack[ReleaseOptions],
-    ) -> None:
+    options: OnlineOptions
+
+    @takes(OnlineOptions)
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for name, value in (("learning_rate", learning_rate), ("global_learning_rate", global_learning_rate)):
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigurationError(f"Expected {name} > 0 and finite, got {value!r}.")
-        check_count("local_steps", local_steps)
-        self.step_size = float(learning_rate) * float(global_learning_rate) * local_steps
+        taken = self.options
+        self.step_size = taken.learning_rate * taken.global_learning_rate * taken.local_steps
         """eta~."""
 
     def settings(self) -> dict[str, Any]:

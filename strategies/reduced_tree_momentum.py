@@ -24,18 +24,18 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, MurmurflError, NoiseKeys, PrivacyPolicy
+from ..privacy import ConfigurationError, MurmurflError
 from ..privacy.mechanisms.momentum_tree import Changes, ReconstructionTrees, best_gamma
 from ..privacy.noise import NONCE_BYTES
-from .rounds.options import ReleaseOptions
+from .rounds.options import takes
 from .rounds.replies import Outcome, RoundReport, Vector
 from .sums.summation import Summation
-from .tree_momentum import MomentumNoise, TrustedMomentum, normalised_step
+from .tree_momentum import MomentumNoise, MomentumOptions, TrustedMomentum, normalised_step
 
 # Steps are computed in float64: an epoch leads at most eta N away, and this much more, relatively.
 _ROUNDING = 1e-9
@@ -79,47 +79,39 @@ def reduced_tree_momentum_step(
     return ReducedTreeMomentumState(normalised_step(state.w, noisy_momentum, learning_rate), momentum, nonces)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReducedOptions(MomentumOptions):
+    """What :class:`ReducedTreeMomentum` takes."""
+
+    smoothness: float = math.inf
+    gamma: float | None = None
+    noise_cache_mib: float = 256.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.smoothness >= 0:
+            raise ConfigurationError(f"Expected smoothness >= 0, infinite if none is known, got {self.smoothness!r}.")
+        if self.gamma is not None and not 0 <= self.gamma <= 1:
+            raise ConfigurationError(f"Expected 0 <= gamma <= 1, got {self.gamma!r}.")
+
+
 class ReducedTreeNoise(MomentumNoise):
     """The noise on the nodes of the trees for A, D and R, of which nothing is kept but nonces.
-
-    Parameters
-    ----------
-    policy, num_rounds, noise_keys, alpha
-        See :class:`~murmurfl.strategies.tree_momentum.MomentumNoise`.
-    learning_rate, smoothness, gamma, noise_cache_mib
-        See :class:`ReducedTreeMomentum`.
 
     Notes
     -----
     **Formal guarantees.** See :class:`ReducedTreeMomentum`: what it says rests on these standard deviations.
     """
 
-    def __init__(
-        self,
-        policy: PrivacyPolicy,
-        num_rounds: int,
-        noise_keys: NoiseKeys | None = None,
-        *,
-        alpha: float,
-        learning_rate: float,
-        smoothness: float,
-        gamma: float | None,
-        noise_cache_mib: float,
-    ) -> None:
-        super().__init__(policy, num_rounds, noise_keys, alpha=alpha)
-        if policy.max_participations < num_rounds:
+    def __init__(self, options: ReducedOptions) -> None:
+        super().__init__(options)
+        if options.policy.max_participations < self.num_rounds:
             raise ConfigurationError(
-                f"Expected max_participations >= num_rounds = {num_rounds}, got {policy.max_participations}: "
-                "every machine must be in every round."
+                f"Expected max_participations >= num_rounds = {self.num_rounds}, got "
+                f"{options.policy.max_participations}: every machine must be in every round."
             )
-        if not smoothness >= 0:
-            raise ConfigurationError(f"Expected smoothness >= 0, infinite if none is known, got {smoothness!r}.")
-        if gamma is not None and not 0 <= gamma <= 1:
-            raise ConfigurationError(f"Expected 0 <= gamma <= 1, got {gamma!r}.")
-        self.learning_rate = float(learning_rate)
-        self.smoothness = float(smoothness)
-        self.gamma = gamma
-        self._cache_bytes = int(noise_cache_mib * 2**20)
+        self.learning_rate, self.smoothness, self.gamma = options.learning_rate, options.smoothness, options.gamma
+        self._cache_bytes = int(options.noise_cache_mib * 2**20)
         self._cached: dict[tuple[bytes, int], NDArray[np.floating]] = {}
         self._trees: dict[int, tuple[ReconstructionTrees, NDArray[np.float64]]] = {}
 
@@ -219,8 +211,6 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
         0 <= gamma <= 1, public; default the one with the least noise. Only the noise depends on it, not the momentum.
     noise_cache_mib : float
         Most memory for noise rows of nodes, in MiB; what does not fit is drawn again in every round that needs it.
-    policy, num_rounds, alpha, noise_keys
-        See :class:`~murmurfl.strategies.tree_momentum.MomentumNoise`.
     **options
         See :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`.
 
@@ -241,25 +231,14 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
     momentum before it, so it is charged with two roundings. The machines' own roundings are charged to R_t.
     """
 
+    options: ReducedOptions  # type: ignore[assignment]
     trust: ReducedTreeNoise
     state_type: ClassVar[type[ReducedTreeMomentumState]] = ReducedTreeMomentumState
 
-    def __init__(
-        self,
-        *,
-        policy: PrivacyPolicy,
-        num_rounds: int,
-        alpha: float,
-        noise_keys: NoiseKeys | None = None,
-        learning_rate: float,
-        smoothness: float = math.inf,
-        gamma: float | None = None,
-        noise_cache_mib: float = 256.0,
-        **options: Unpack[ReleaseOptions],
-    ) -> None:
-        terms = {"smoothness": smoothness, "gamma": gamma, "noise_cache_mib": noise_cache_mib}
-        noise = ReducedTreeNoise(policy, num_rounds, noise_keys, alpha=alpha, learning_rate=learning_rate, **terms)
-        super().__init__(noise=noise, learning_rate=learning_rate, **options)
+    @takes(ReducedOptions)
+    def __init__(self, **options: Any) -> None:
+        self.trust = ReducedTreeNoise(self.options)
+        super().__init__(**options)
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -285,12 +264,13 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
     def step(self, state: ReducedTreeMomentumState, release_sum: Vector, server_round: int) -> ReducedTreeMomentumState:
         self.trust.check_round(server_round)
         nonces, alpha = self.trust.with_nonce(state.nonces, server_round), self.trust.alpha
+        rate = self.options.learning_rate
         momentum = (1 - alpha) * state.momentum + alpha * release_sum
         noisy = self.trust.rounded(momentum, self.trust.noise(nonces, server_round, len(release_sum)))
-        after = reduced_tree_momentum_step(state, momentum, noisy, nonces, learning_rate=self.learning_rate)
-        if not np.linalg.norm(after.w - state.w) <= self.learning_rate * (1 + _ROUNDING):
+        after = reduced_tree_momentum_step(state, momentum, noisy, nonces, learning_rate=rate)
+        if not np.linalg.norm(after.w - state.w) <= rate * (1 + _ROUNDING):
             raise ConfigurationError(
-                f"Expected steps of length {self.learning_rate:g}, got a longer one: they are too short for float64 at "
+                f"Expected steps of length {rate:g}, got a longer one: they are too short for float64 at "
                 f"a model of length {np.linalg.norm(state.w):.3g}. Use a larger learning_rate."
             )
         return after

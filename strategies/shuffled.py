@@ -9,10 +9,9 @@ An epoch on public samples alone is the server's own: nobody is asked and nothin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Unpack, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError
 from ..privacy.machine.shuffled_machine import noisy_epoch
 from .rounds.attendance import LateAnswers
-from .rounds.options import ReleaseOptions
+from .rounds.options import StepOptions, takes
 from .rounds.replies import Vector
 from .rounds.strategy import ReleaseStrategy
 
@@ -102,6 +101,27 @@ class PublicEpochs:
     clip_norm: float
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShuffledOptions(StepOptions):
+    """What :class:`ShuffledAvg` takes."""
+
+    steps_per_epoch: int
+    regularizer: Regularizer = "none"
+    strength: float = 0.0
+    rounds: range | None = None
+    public: PublicEpochs | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps_per_epoch < 1:
+            raise ConfigurationError(f"Expected steps_per_epoch >= 1, got {self.steps_per_epoch!r}.")
+        if self.regularizer not in REGULARIZERS or (self.regularizer != "none" and not self.strength > 0):
+            raise ConfigurationError(
+                f"Expected regularizer one of {REGULARIZERS} with strength > 0, got {self.regularizer!r}, "
+                f"{self.strength!r}."
+            )
+
+
 class ShuffledAvg(ReleaseStrategy[ShuffledState]):
     """Shuffled gradients over machines, for :class:`~murmurfl.clients.ShuffledClient`.
 
@@ -130,43 +150,16 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
     sums_suffice: ClassVar[bool] = False  # an epoch is built on no release before
     late_answers: ClassVar[LateAnswers] = "refused"  # the next epoch goes on from all of this one
 
-    def __init__(
-        self,
-        *,
-        learning_rate: float,
-        steps_per_epoch: int,
-        regularizer: Regularizer = "none",
-        strength: float = 0.0,
-        rounds: range | None = None,
-        public: PublicEpochs | None = None,
-        **options: Unpack[ReleaseOptions],
-    ) -> None:
+    options: ShuffledOptions
+
+    @takes(ShuffledOptions)
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        if not (math.isfinite(learning_rate) and learning_rate > 0) or steps_per_epoch < 1:
-            raise ConfigurationError(
-                f"Expected learning_rate > 0 and steps_per_epoch >= 1, got {learning_rate!r} and {steps_per_epoch!r}."
-            )
-        if regularizer not in REGULARIZERS or (regularizer != "none" and not strength > 0):
-            raise ConfigurationError(
-                f"Expected regularizer one of {REGULARIZERS} with strength > 0, got {regularizer!r}, {strength!r}."
-            )
-        self.learning_rate = float(learning_rate)
-        self.steps_per_epoch = steps_per_epoch
-        self.regularizer: Regularizer = regularizer
-        self.strength = float(strength)
-        self.rounds = rounds
-        self.public = public
 
     def settings(self) -> dict[str, Any]:
-        rounds = [] if self.rounds is None else [self.rounds.start, self.rounds.stop]
-        return {
-            **super().settings(),
-            "learning_rate": self.learning_rate,
-            "steps_per_epoch": self.steps_per_epoch,
-            "regularizer": self.regularizer,
-            "strength": self.strength,
-            "private_rounds": rounds,
-        }
+        own, rounds = self.options.own, self.options.rounds
+        del own["public"], own["rounds"]
+        return {**super().settings(), **own, "private_rounds": [] if rounds is None else [rounds.start, rounds.stop]}
 
     def initial_state(self, start: Vector) -> ShuffledState:
         return ShuffledState(start)
@@ -179,17 +172,17 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
             if not release_sum.any():  # nobody answered: there was no epoch
                 return state
             total = release_sum / self.clients_per_round
-        elif self.public is None:
+        elif self.options.public is None:
             raise ConfigurationError(f"Expected public samples for round {server_round}, which asks no silo; got none.")
         else:
-            public, rate = self.public, self.learning_rate
+            public, rate = self.options.public, self.options.learning_rate
             total = noisy_epoch(public.gradient, state.x, public.steps, learning_rate=rate, clip_norm=public.clip_norm)
-        end = state.x - self.learning_rate * total
-        weight = self.learning_rate * self.steps_per_epoch
-        return ShuffledState(proximal(self.regularizer, end, self.strength, weight))
+        end = state.x - self.options.learning_rate * total
+        weight = self.options.learning_rate * self.options.steps_per_epoch
+        return ShuffledState(proximal(self.options.regularizer, end, self.options.strength, weight))
 
     def model(self, state: ShuffledState) -> Vector:
         return state.x
 
     def asks_machines(self, server_round: int) -> bool:
-        return self.rounds is None or server_round in self.rounds
+        return self.options.rounds is None or server_round in self.options.rounds

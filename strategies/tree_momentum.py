@@ -16,27 +16,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Required, TypeVar, Unpack
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
+from ..privacy import ConfigurationError
 from ..privacy.mechanisms.momentum_tree import MomentumTree
-from .mu2 import check_step
 from .rounds.attendance import LateAnswers
-from .rounds.options import ReleaseOptions
+from .rounds.options import StepOptions, takes
 from .rounds.replies import Reply, Vector
-from .rounds.server_trust import TrustedServer, TrustedStrategy
+from .rounds.server_trust import TrustedOptions, TrustedServer, TrustedStrategy
 from .rounds.strategy import ReleaseStrategy
 
 StateT = TypeVar("StateT")
 
 
-class MomentumOptions(ReleaseOptions, total=False):
-    """Options of :class:`TrustedMomentum`, where they are described."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MomentumOptions(TrustedOptions, StepOptions):
+    """What strategies of private momentum take."""
 
-    learning_rate: Required[float]
+    alpha: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.alpha <= 1:
+            raise ConfigurationError(f"Expected 0 < alpha <= 1, got {self.alpha!r}.")
 
 
 def normalised_step(w: Vector, momentum: Vector, learning_rate: float) -> Vector:
@@ -48,35 +53,22 @@ def normalised_step(w: Vector, momentum: Vector, learning_rate: float) -> Vector
 class MomentumNoise(TrustedServer):
     """A trusted server's noise on a momentum of gradients in which samples return every N rounds; a base class.
 
-    Parameters
-    ----------
-    policy : PrivacyPolicy
-        With ``release_rule="paper"``, and as many passes (``sample_participations``) of ``min_separation`` = N releases
-        as samples are used.
-    num_rounds, noise_keys
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedServer`.
-    alpha : float
-        Weight of a new gradient, 0 < alpha <= 1.
-
     Notes
     -----
     **Formal guarantees.** Whatever of the momentum is published is mu-GDP, as :class:`TrustedMomentum` says.
     Proof: docs/proofs/sensitivities.md.
     """
 
-    def __init__(
-        self, policy: PrivacyPolicy, num_rounds: int, noise_keys: NoiseKeys | None = None, *, alpha: float
-    ) -> None:
-        super().__init__(policy, num_rounds, noise_keys)
-        if not 0 < alpha <= 1:
-            raise ConfigurationError(f"Expected 0 < alpha <= 1, got {alpha!r}.")
+    def __init__(self, options: MomentumOptions) -> None:
+        super().__init__(options)
+        policy = options.policy
         if policy.release_rule != "paper":
             raise ConfigurationError(
                 f"Expected a policy with release_rule 'paper', got {policy.release_rule!r}: a contribution that "
                 "comes later has another weight."
             )
-        self.alpha = float(alpha)
-        self.epoch = policy.min_separation if policy.sample_participations > 1 else num_rounds
+        self.alpha = options.alpha
+        self.epoch = policy.min_separation if policy.sample_participations > 1 else self.num_rounds
         """N."""
 
 
@@ -85,6 +77,13 @@ class TrustedMomentum(TrustedStrategy, ReleaseStrategy[StateT]):
 
     Parameters
     ----------
+    policy : PrivacyPolicy
+        With ``release_rule="paper"``, and as many passes (``sample_participations``) of ``min_separation`` = N releases
+        as samples are used.
+    num_rounds, noise_keys
+        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`.
+    alpha : float
+        Weight of a new gradient, 0 < alpha <= 1.
     learning_rate : float
         eta > 0.
     **options
@@ -103,12 +102,7 @@ class TrustedMomentum(TrustedStrategy, ReleaseStrategy[StateT]):
 
     late_answers: ClassVar[LateAnswers] = "refused"  # a sample would not return after as many rounds
 
-    def __init__(self, *, noise: MomentumNoise, learning_rate: float, **options: Unpack[ReleaseOptions]) -> None:
-        self.trust = noise
-        super().__init__(**options)
-        check_step(learning_rate)
-        self.learning_rate = float(learning_rate)
-        self._momentum = {"alpha": noise.alpha, "epoch": noise.epoch}
+    options: MomentumOptions
 
     def _settle(self, machines: int) -> None:
         super()._settle(machines)
@@ -119,7 +113,8 @@ class TrustedMomentum(TrustedStrategy, ReleaseStrategy[StateT]):
             )
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "learning_rate": self.learning_rate, **self._momentum}
+        own = {"learning_rate": self.options.learning_rate, "alpha": self.trust.alpha, "epoch": self.trust.epoch}
+        return {**super().settings(), **own}
 
     def check_reply(self, reply: Reply) -> bool:
         return reply.release == len(self.history) + 1
@@ -194,10 +189,8 @@ class TreeNoise(MomentumNoise):
     Proof: docs/proofs/sensitivities.md.
     """
 
-    def __init__(
-        self, policy: PrivacyPolicy, num_rounds: int, noise_keys: NoiseKeys | None = None, *, alpha: float
-    ) -> None:
-        super().__init__(policy, num_rounds, noise_keys, alpha=alpha)
+    def __init__(self, options: MomentumOptions) -> None:
+        super().__init__(options)
         self.tree = MomentumTree(self.num_rounds, self.epoch, self.alpha)
         self._noise_stds: dict[int, NDArray[np.float64]] = {}
 
@@ -232,8 +225,6 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
 
     Parameters
     ----------
-    policy, num_rounds, alpha, noise_keys
-        See :class:`~murmurfl.strategies.tree_momentum.MomentumNoise`.
     **options
         See :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`.
 
@@ -249,16 +240,10 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
     trust: TreeNoise
     state_type: ClassVar[type[TreeMomentumState]] = TreeMomentumState
 
-    def __init__(
-        self,
-        *,
-        policy: PrivacyPolicy,
-        num_rounds: int,
-        alpha: float,
-        noise_keys: NoiseKeys | None = None,
-        **options: Unpack[MomentumOptions],
-    ) -> None:
-        super().__init__(noise=TreeNoise(policy, num_rounds, noise_keys, alpha=alpha), **options)
+    @takes(MomentumOptions)
+    def __init__(self, **options: Any) -> None:
+        self.trust = TreeNoise(self.options)
+        super().__init__(**options)
 
     def initial_state(self, start: Vector) -> TreeMomentumState:
         return tree_momentum_start(start, self.trust.num_rounds)
@@ -270,7 +255,8 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
         alpha = self.trust.tree.alpha
         node = node_sum(state, release_sum / self.clients_per_round, server_round, alpha)
         noisy = self.trust.noisy_node(node, server_round)
-        return tree_momentum_step(state, node, noisy, server_round, alpha=alpha, learning_rate=self.learning_rate)
+        rate = self.options.learning_rate
+        return tree_momentum_step(state, node, noisy, server_round, alpha=alpha, learning_rate=rate)
 
     def model(self, state: TreeMomentumState) -> Vector:
         return state.w

@@ -130,7 +130,7 @@ def test_reproduce_a_cell(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [(PLAN, "Take full-batch: 25 rounds"), (AUDIT, "The claim stands")],
+    [(PLAN, "Take full-batch: 48 rounds"), (AUDIT, "The claim stands")],
 )
 def test_plan_and_audit(line, said):
     command = shlex.split(line)

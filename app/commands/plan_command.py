@@ -202,7 +202,7 @@ def _show_updates(unit: str, given: Mapping[str, Any], *, of_run: bool, as_json:
     if missing:
         fail(f"Expected {', '.join(missing)} as well.", MISUSED)
     from ..planning import plan_lines as told
-    from ..planning.update_plans import UpdateRequest
+    from ..planning.noise_plans import UpdateRequest
 
     mu = given["mu"] if "mu" in given else gdp_mu(given["epsilon"], given.get("delta", UpdateRequest.delta))
     request = UpdateRequest(mu=mu, **{_OF_UPDATES[name]: given[name] for name in given if name in _OF_UPDATES})

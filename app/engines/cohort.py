@@ -85,18 +85,11 @@ class ExperimentKinds:
 class CohortMachines:
     """An experiment's machines, asked directly.
 
-    Parameters
-    ----------
-    row_cache_mib : float
-        Memory for noise rows until they are removed again, in MiB; other rows are drawn a second time.
-    ledgers : mapping, optional
-        The machines' ledgers by name, if other sessions use them too; default new ones.
-    machines : sequence of int, optional
-        The machines to compute here; default all. Every request must still name all machines that are asked: the
-        products of a round's matrices, and who may release, depend on them.
+    ``row_cache_mib`` is the memory for noise rows until they are removed again; other rows are drawn a second time.
+    ``ledgers`` are the machines' own, by name, if other sessions use them too. ``machines`` are those to compute here,
+    by default all; a request must still name all that are asked, because the products of a round's matrices, and who
+    may release, depend on them.
 
-    Notes
-    -----
     Secure aggregation needs neither masks nor helpers here: masks cancel exactly, so sums are the same without them,
     and nothing leaves this process.
     """

@@ -27,15 +27,7 @@ _UNCHANGEABLE = frozenset((bool, int, float, str, bytes))
 
 
 class InProcessGrid(Grid):
-    """Nodes 0 .. num_nodes - 1 of a ClientApp, in this process.
-
-    Parameters
-    ----------
-    num_nodes : int
-        A node's ``partition-id`` is its number.
-    run_config : mapping
-        The run configuration that the nodes see.
-    """
+    """Nodes of a ClientApp in this process: a node's ``partition-id`` is its number, ``run_config`` what it sees."""
 
     def __init__(self, client_app: ClientApp, num_nodes: int, run_config: Mapping[str, Any]) -> None:
         self._client_app = client_app

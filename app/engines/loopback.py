@@ -39,12 +39,7 @@ _DROPPED_VARIABLES = ("RAY_ADDRESS", "FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INT
 class LaunchError(MurmurflError, RuntimeError):
     """A run was refused, failed, was interrupted, or did not end in time.
 
-    Parameters
-    ----------
-    reason : str
-        One line.
-    log : str
-        The log so far; its last lines follow the reason in the message.
+    ``reason`` is one line; the last lines of the ``log`` so far follow it in the message.
     """
 
     def __init__(self, reason: str, log: str = "") -> None:
@@ -97,13 +92,7 @@ def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def executable(name: str) -> str:
-    """Path of a command of Flower's or murmurfl's beside this interpreter.
-
-    Raises
-    ------
-    LaunchError
-        If it is not there.
-    """
+    """Path of a command of Flower's or murmurfl's beside this interpreter; refused if it is not there."""
     folder = Path(sys.executable).parent
     found = shutil.which(name, path=str(folder))
     if found is None:

@@ -180,16 +180,7 @@ _QUIET = {
 class RayPool(Pool):
     """Workers that are Ray actors of one core each; made by :func:`ray_pool`.
 
-    Parameters
-    ----------
-    search : list of str
-        Folders in which workers look for modules after their own, such as a user's.
-    where : str
-        Where the workers are, in words.
-    say : callable
-        Told what is waited for.
-    spread : bool
-        Whether to use as many nodes as there are.
+    Workers look for modules in the folders of ``search`` after their own, such as a user's.
     """
 
     def __init__(self, ray: Any, size: int, search: list[str], where: str, say: Say, *, spread: bool) -> None:
@@ -277,25 +268,10 @@ class _Worker:
 
 @contextlib.contextmanager
 def ray_pool(size: int, address: str = "", *, say: Say, most: int = 0, data_bytes: int = 0) -> Iterator[Pool]:
-    """Workers on Ray, until the block ends.
+    """Workers on Ray, until the block ends; on a cluster size 0 means one on each core, but no more than ``most``.
 
-    Parameters
-    ----------
-    size : int
-        At least 1; on a cluster 0 means one on each core, but no more than ``most``.
-    address : str
-        Of a Ray cluster: ``host:port``, ``auto`` or ``ray://host:port``. Empty for a private Ray on this computer.
-    say : callable
-        Told what is waited for.
-    data_bytes : int
-        Size of what will be shared, about.
-
-    Raises
-    ------
-    ConfigurationError
-        If no cluster answers at the address, or it has too few cores, or another murmurfl.
-    WorkerError
-        If workers do not start.
+    ``address`` is that of a Ray cluster, ``host:port``, ``auto`` or ``ray://host:port``, or empty for a private Ray on
+    this computer. ``data_bytes`` is about the size of what will be shared.
     """
     with interrupts_as_keyboard_interrupt() as protect:
         ray, end, where = _connected(size, address, say, data_bytes)
@@ -448,20 +424,8 @@ def opened_pool(
 ) -> Iterator[Pool]:
     """A pool of workers until the block ends: this process for one, Ray for more.
 
-    Parameters
-    ----------
-    workers : int or None
-        None for one on each core of the cluster, or of this computer.
-    ray_address : str
-        A Ray cluster, on which even one worker is another process; empty for this computer.
-    most : int
-        Number of workers that have something to do; no more are started.
-    of : str
-        What there are ``most`` of, in words.
-    say : callable
-        Told what is waited for.
-    data_bytes : int
-        Size of what will be shared, about.
+    ``workers`` is None for one on each core; no more are started than there are things to do, ``most`` of ``of`` in
+    words. On a Ray cluster (``ray_address``) even one worker is another process.
     """
     checked_workers(workers, ray_address=ray_address)
     asked = workers or (0 if ray_address else cores())

@@ -174,13 +174,7 @@ def ray_overrides(config: RunConfig) -> dict[str, bool | int | float | str]:
 
 
 def app_folder() -> Path:
-    """The checkout that this package runs from, which ``flwr run`` needs.
-
-    Raises
-    ------
-    ConfigurationError
-        If the package is installed without its checkout.
-    """
+    """The checkout that this package runs from, which ``flwr run`` needs; refused without one."""
     folder = Path(__file__).resolve().parents[2]
     if not (folder / "pyproject.toml").is_file():
         raise ConfigurationError(

@@ -68,17 +68,7 @@ _NO_DETAILS = ("", "N/A")
 
 
 class Launch:
-    """Processes, scratch home and log of one call.
-
-    Parameters
-    ----------
-    deadline : float
-        Monotonic seconds.
-    timeout_s : float
-        For the message when the deadline has passed.
-    on_line : callable
-        Receives the lines of the run's log.
-    """
+    """Processes, scratch home and log of one call; ``deadline`` is in monotonic seconds."""
 
     def __init__(self, app_dir: Path, deadline: float, timeout_s: float, on_line: Callable[[str], None]) -> None:
         self.app_dir, self.deadline, self.timeout_s, self.on_line = app_dir, deadline, timeout_s, on_line

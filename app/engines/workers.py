@@ -56,25 +56,41 @@ class _Question:
     sums_suffice: bool
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Releases that a worker has added up."""
+@dataclass
+class _Sum:
+    """Releases on one grid that a worker has added up, as in SummedReplies, but of machines by position."""
 
-    positions: NDArray[np.int64]  # of the machines in the question
-    releases: NDArray[np.int64]  # of each machine, like samples
-    samples: NDArray[np.int64]
-    # As in SummedReplies
     counts: NDArray[np.int64]
     spacing: float
-    largest: int
     metrics: Mapping[str, Any]
+    largest: int = 0
+    positions: list[int] = field(default_factory=list)  # of the machines in the question
+    releases: list[int] = field(default_factory=list)  # of each machine, like samples
+    samples: list[int] = field(default_factory=list)
+
+    def add(self, position: int, reply: Reply) -> None:
+        """Add one machine's release."""
+        counts = reply.contents.counts.ravel()  # type: ignore[union-attr]
+        self.counts += counts
+        self.largest = max(self.largest, int(counts.max(initial=0)), -int(counts.min(initial=0)))
+        self.positions.append(position)
+        self.releases.append(reply.release)
+        self.samples.append(reply.samples)
+
+    def add_sum(self, positions: Iterable[int], replies: SummedReplies) -> None:
+        """Add several machines' releases."""
+        self.counts += replies.counts
+        self.largest = max(self.largest, replies.largest)
+        self.positions.extend(positions)
+        self.releases.extend(replies.releases)
+        self.samples.extend(replies.samples)
 
 
 @dataclass
 class _Answer:
     """One worker's outcomes of a round."""
 
-    parts: list[_Part] = field(default_factory=list)
+    parts: list[_Sum] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
     refusals: Counter[int] = field(default_factory=Counter)
     figures: list[ObservedFigures] = field(default_factory=list)
@@ -82,18 +98,10 @@ class _Answer:
 
 
 class WorkerMachines:
-    """An experiment's machines, spread over the workers of a pool.
+    """An experiment's machines, spread over the workers of a pool, of which there are at most as many as machines.
 
-    Parameters
-    ----------
-    pool : Pool
-        With at most as many workers as machines.
-    row_cache_mib : float
-        As for :class:`~murmurfl.app.engines.cohort.CohortMachines`, of all workers together.
-    samples : Any, optional
-        The result of :func:`shared_samples`; default sends the samples now.
-    keeps_ledgers : bool
-        Whether machines keep the ledgers of earlier trainings on this pool; default new ones.
+    ``samples`` is the result of :func:`shared_samples`; by default the samples are sent now. With ``keeps_ledgers``
+    machines keep the ledgers of earlier trainings on this pool.
     """
 
     def __init__(
@@ -159,16 +167,15 @@ class WorkerMachines:
             request.sums_suffice,
         )
 
-    def _summed(self, worker: int, part: _Part, names: list[str], request: RoundRequest) -> SummedReplies:
+    def _summed(self, worker: int, part: _Sum, names: list[str], request: RoundRequest) -> SummedReplies:
         """A worker's sum as strategies take it."""
         # In the part's order, which equals the question's only if all machines are alike.
-        everybody = np.array_equal(part.positions, np.arange(len(names)))
-        machines = tuple(names) if everybody else tuple(names[i] for i in part.positions.tolist())
-        releases = tuple(part.releases.tolist())
-        self._sent[worker].update(zip(machines, releases, strict=True))
+        everybody = part.positions == list(range(len(names)))
+        machines = tuple(names) if everybody else tuple(names[i] for i in part.positions)
+        self._sent[worker].update(zip(machines, part.releases, strict=True))
         acks = tuple(map(request.acks.__getitem__, machines))
         sums = part.counts, part.spacing, part.largest, part.metrics
-        return SummedReplies(machines, releases, acks, tuple(part.samples.tolist()), *sums)
+        return SummedReplies(machines, tuple(part.releases), acks, tuple(part.samples), *sums)
 
     def _others(self, answers: Iterable[_Answer], request: RoundRequest) -> Iterator[Outcome]:
         """Replies of single machines in the request's order, refusals, and the round's clipping figures."""
@@ -243,7 +250,7 @@ def answer_part(state: WorkerState, question: _Question, shared: tuple[tuple[Any
         answer = _gathered(state[_MACHINES].answer(request), names, sums_suffice=question.sums_suffice)
     answer.said = heard.messages()
     for part in answer.parts:
-        sent.update(zip((names[i] for i in part.positions.tolist()), part.releases.tolist(), strict=True))
+        sent.update(zip((names[i] for i in part.positions), part.releases, strict=True))
     sent.update((reply.machine, reply.release) for reply in answer.replies)
     return answer
 
@@ -260,12 +267,15 @@ def _gathered(outcomes: Iterable[Outcome], names: Sequence[str], *, sums_suffice
     """A worker's outcomes, added up where sums suffice."""
     answer = _Answer()
     sums: dict[Any, _Sum] = {}
+    positions = {name: i for i, name in enumerate(names)}
     for outcome in outcomes:
         if isinstance(outcome, SummedReplies):
-            _sum_for(sums, outcome.spacing, outcome.metrics, outcome.counts.size).add_sum(outcome)
+            total = _sum_for(sums, outcome.spacing, outcome.metrics, outcome.counts.size)
+            total.add_sum(map(positions.__getitem__, outcome.machines), outcome)
         elif isinstance(outcome, Reply) and sums_suffice and isinstance(outcome.contents, Release):
             said = {name: value for name, value in outcome.metrics.items() if name != protocol.NUM_EXAMPLES}
-            _sum_for(sums, outcome.contents.spacing, said, outcome.contents.counts.size).add(outcome)
+            total = _sum_for(sums, outcome.contents.spacing, said, outcome.contents.counts.size)
+            total.add(positions[outcome.machine], outcome)
         elif isinstance(outcome, Reply):
             answer.replies.append(outcome)
         elif isinstance(outcome, Refusal):
@@ -274,9 +284,7 @@ def _gathered(outcomes: Iterable[Outcome], names: Sequence[str], *, sums_suffice
             answer.figures.append(outcome)
         elif isinstance(outcome, TrainingFigures):
             raise TypeError("Expected figures that can be united, got some without medians.")
-    if sums:
-        positions = {name: i for i, name in enumerate(names)}
-        answer.parts = [one.part(positions) for one in sums.values()]
+    answer.parts = list(sums.values())
     return answer
 
 
@@ -285,40 +293,6 @@ def _sum_for(sums: dict[Any, _Sum], spacing: float, metrics: Mapping[str, Any], 
     if key not in sums:
         sums[key] = _Sum(np.zeros(size, np.int64), spacing, dict(metrics))
     return sums[key]
-
-
-@dataclass
-class _Sum:
-    """Running sum of releases on one grid."""
-
-    counts: NDArray[np.int64]
-    spacing: float
-    metrics: Mapping[str, Any]
-    largest: int = 0
-    machines: list[str] = field(default_factory=list)
-    releases: list[int] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
-
-    def add(self, reply: Reply) -> None:
-        counts = reply.contents.counts.ravel()  # type: ignore[union-attr]
-        self.counts += counts
-        self.largest = max(self.largest, int(counts.max(initial=0)), -int(counts.min(initial=0)))
-        self.machines.append(reply.machine)
-        self.releases.append(reply.release)
-        self.samples.append(reply.samples)
-
-    def add_sum(self, replies: SummedReplies) -> None:
-        self.counts += replies.counts
-        self.largest = max(self.largest, replies.largest)
-        self.machines.extend(replies.machines)
-        self.releases.extend(replies.releases)
-        self.samples.extend(replies.samples)
-
-    def part(self, positions: Mapping[str, int]) -> _Part:
-        """The sum, with machines by their positions in the question."""
-        where = np.fromiter(map(positions.__getitem__, self.machines), np.int64, len(self.machines))
-        numbers = np.array(self.releases, np.int64), np.array(self.samples, np.int64)
-        return _Part(where, *numbers, self.counts, self.spacing, self.largest, self.metrics)
 
 
 class _Heard(logging.Handler):

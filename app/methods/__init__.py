@@ -1,16 +1,21 @@
 """Methods: one object for each ``strategy`` that a run configuration can name."""
 
 from ..settings.registry import Registry
-from .auto_method import AutoMethod
-from .full_batch_method import FullBatchMethod, TrustedFullBatchMethod
-from .method import Method
-from .momentum_methods import CorrelatedMomentumMethod, ReducedTreeMomentumMethod, TreeMomentumMethod, TrustedSgdMethod
+from .full_batch_method import FullBatchMethod, OneShotMethod, TrustedFullBatchMethod
+from .gradient_methods import (
+    AcceleratedIsrlDpMethod,
+    CorrelatedMomentumMethod,
+    IsrlDpMethod,
+    NoisySgdMethod,
+    OnlineMethod,
+    ReducedTreeMomentumMethod,
+    ShuffledMethod,
+    TreeMomentumMethod,
+    TrustedSgdMethod,
+)
+from .method import AutoMethod, Method
 from .mu2_methods import DelayedMomentumMethod, Mu2Method, TrustedMu2Method
-from .one_shot_method import OneShotMethod
-from .online_method import OnlineMethod
-from .problem import Hyperparameters, Problem
-from .sgd_methods import AcceleratedIsrlDpMethod, IsrlDpMethod, NoisySgdMethod
-from .shuffled_method import ShuffledMethod
+from .presets import Hyperparameters, Problem
 
 METHODS: Registry[Method] = Registry(
     "strategy",

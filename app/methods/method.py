@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 
 from numpy.typing import NDArray
 
-from ...clients import PrivateClient
+from ...clients import Mu2Client, PrivateClient
 from ...privacy import (
     NO_NOISE,
     ConfigurationError,
@@ -29,12 +29,11 @@ from ...privacy import (
 )
 from ...privacy.accounting.amplification import Amplification, amplification_of_all
 from ...privacy.setting import refusal
-from ...strategies import ReleaseStrategy
+from ...strategies import Mu2, ReleaseStrategy
 from ..models.model import Model
 from ..settings.registry import known_mechanism, registry
 from ..settings.run_config import SECURE, RunConfig, refused_trust, run_keys
-from .presets import plan_or_largest_mu, sgd_preset
-from .problem import Hyperparameters, Problem
+from .presets import Hyperparameters, Problem, plan_or_largest_mu, sgd_preset
 
 _SERVER_NOISE = "server"
 _CHARGED = ("clip_norm", "clip_unit", "batch_size", "sample_participations", "min_separation", "release_rule")
@@ -439,3 +438,38 @@ def worth_of_order(policies: Iterable[PrivacyPolicy], num_parameters: int) -> Am
     if not all(policy.order == "secret" and policy.adds_noise for policy in known):
         return None
     return amplification_of_all([(policy, policy.plan(num_parameters)) for policy in known])
+
+
+AUTO = "auto"
+
+
+class AutoMethod(Method):
+    """Stands for the method that is chosen where a run is worked out (:mod:`murmurfl.app.planning`).
+
+    Nothing is ever run with it: :func:`~murmurfl.app.runs.experiment.prepare` puts the chosen one in its place.
+    """
+
+    name = AUTO
+    sentence = "What `murmurfl plan` would choose, from machines, samples, mu and how often a sample may be used."
+    keys = frozenset({"sample-uses", "stream"})
+    mechanisms = ()
+    uses_public = False
+    client_type = Mu2Client
+    strategy_type = Mu2
+    trusts = ("untrusted-server", SECURE, "trusted-server")  # type: ignore[assignment]
+
+    def check(self, config: RunConfig) -> None:
+        super().check(config)
+        for name, value, usual in (("passes", config.passes, 1), ("max_participations", config.max_participations, 0)):
+            if value != usual:
+                expected = f"{usual} with strategy = {AUTO!r}, which settles it by sample-uses and num-rounds"
+                raise refusal(name, expected, value)
+
+
+def refuse_unsettled() -> ConfigurationError:
+    """Refuse ``auto`` where operators' files fix the strategy."""
+    return ConfigurationError(
+        "Expected a strategy on real nodes, got strategy = 'auto': operators' files name the strategy that they serve. "
+        "Decide first, with `murmurfl plan --machines M --samples N --epsilon E`, and set what it prints in the run "
+        "configuration and in the operators' files."
+    )

@@ -13,8 +13,17 @@ from ...strategies import AnytimeMu2, DelayedMomentum, Mu2, ReleaseStrategy, Tru
 from ..models.model import Model
 from ..settings.run_config import RunConfig
 from .method import BOUNDING, Method
-from .presets import PaperConstants, largest_step, mu2_scaled, tuned, typical_norm, usual_norm, wanted_mu
-from .problem import Hyperparameters, Problem
+from .presets import (
+    Hyperparameters,
+    PaperConstants,
+    Problem,
+    largest_step,
+    mu2_scaled,
+    tuned,
+    typical_norm,
+    usual_norm,
+    wanted_mu,
+)
 
 ANYTIME_CLIP, ANYTIME_RATE = 0.3, 0.5
 """Of anytime steps: S / R, and eta R d^(1/8). Steps of all sizes from half to twice that do about as well."""

@@ -252,7 +252,12 @@ class ManySites(Paper):
         many = {**_images(BEST), **everybody(1_000)}
         images = [Cell("1,000 machines of 60", {**many, "epsilon": epsilon}, _ways(1_000)) for epsilon in _EPSILONS]
         people = [
-            Cell(f"{task}, 100 sites", {**_SHARED, "task": task, "epsilon": epsilon}, _ways(100))
+            Cell(
+                f"{task}, 100 sites",
+                {**_SHARED, "task": task, "epsilon": epsilon},
+                _ways(100),
+                times=4 if epsilon < 1 else 1,
+            )
             for task in _TABLES
             for epsilon in _EPSILONS
         ]

@@ -56,6 +56,8 @@ class Cell:
     validation : mapping
         Overrides of the runs that choose a step, such as ``validation-samples``, how many samples are held out for
         them.
+    times : int
+        How many times as many seeds it has as other cells: more where single runs differ much and take little.
     """
 
     table: str
@@ -65,6 +67,7 @@ class Cell:
     steps: tuple[float, ...] = ()
     grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     validation: Overrides = field(default_factory=dict)
+    times: int = 1
 
     @property
     def holds_out(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..methods.auto_method import AUTO
+from ..methods.method import AUTO
 from ..reports.table import Column, Table, statistics
 from ..settings.run_config import RunConfig
 from .accuracy import AT_DELTA, MU, Document, TableKind, Trial, at_the_end, caption_of

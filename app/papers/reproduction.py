@@ -24,7 +24,7 @@ from ..data.task import Dataset, Shard
 from ..engines.pool import HerePool, Pool, WorkerState, checked_workers, computing_alone, opened_pool, say_nothing
 from ..engines.start import ENGINES, run_document
 from ..methods import METHODS, Problem
-from ..methods.auto_method import AUTO
+from ..methods.method import AUTO
 from ..methods.presets import constant_feature
 from ..models.linear import SoftmaxRegression
 from ..reports.table import Table, statistics
@@ -60,7 +60,7 @@ def plan_runs(cells: Sequence[Cell], seeds: int, engine: str, kind: TableKind | 
         for index, cell in enumerate(cells)
         for label in cell.algorithms
         for step in cell.steps or (None,)
-        for seed in range(1, seeds + 1)
+        for seed in range(1, seeds * cell.times + 1)
     }
     if kind is not None:
         for config in runs.values():
@@ -302,11 +302,12 @@ def run_cells(
     say: Callable[[str], None] | None = None,
     on_run: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Run every algorithm of every cell with seeds 1 .. seeds; finished runs in ``out``/runs are not run again.
+    """Run every algorithm of every cell with seeds 1 .. seeds, or ``times`` as many.
 
-    Runs are made by ``workers`` processes at once, by default as many as cores, on this computer or on the Ray cluster
-    at ``ray_address``, whose nodes get the data from here; runs on the ray engine are made one after the other, because
-    it uses the cores itself. ``say`` is told what is waited for, ``on_run`` the runs done and the runs in all.
+    Finished runs in ``out``/runs are not run again. Runs are made by ``workers`` processes at once, by default as many
+    as cores, on this computer or on the Ray cluster at ``ray_address``, whose nodes get the data from here; runs on the
+    ray engine are made one after the other, because it uses the cores itself. ``say`` is told what is waited for,
+    ``on_run`` the runs done and the runs in all.
 
     Returns
     -------

@@ -25,7 +25,7 @@ from ...strategies import proximal
 from ...strategies.shuffled import penalty
 from ..data.loading import public_shard
 from ..methods import METHODS
-from ..methods.shuffled_method import regularization
+from ..methods.gradient_methods import regularization
 from ..models.linear import LinearModel, MeanEstimation, RidgeRegression
 from ..runs.experiment import Experiment, prepare
 from ..settings.run_config import RunConfig

@@ -1,6 +1,5 @@
 """Plan a run before it starts: which strategy its situation calls for, what its noise would do, a paid search."""
 
-from .deciding import Decision, Impossible, Option, decide, noise_to_signal
-from .situation import SAMPLE_USES, Situation
+from .deciding import SAMPLE_USES, Decision, Impossible, Option, Situation, decide, noise_to_signal
 
 __all__ = ["SAMPLE_USES", "Decision", "Impossible", "Option", "Situation", "decide", "noise_to_signal"]

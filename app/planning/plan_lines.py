@@ -13,10 +13,8 @@ from ..methods import METHODS
 from ..reports.table import Column, Table
 from ..settings.run_config import SECURE, RunConfig, nothing_gained, run_keys
 from .deciding import FEW_POINTS, Decision, Option
-from .noise_plans import Person, Plan
-from .plan_answers import Answer, Choice
-from .update_plans import UpdateRequest, by_epsilon
-from .variations import DEFAULT, TAKEN, Variation
+from .noise_plans import Person, Plan, UpdateRequest, by_epsilon
+from .plan_answers import DEFAULT, TAKEN, Answer, Choice, Variation
 
 
 def answer_document(answer: Answer) -> dict[str, Any]:

@@ -28,12 +28,11 @@ from ...privacy import MemoryLedger, RefusedError, derived_seed, protocol
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
 from ..data.task import Dataset, Shard
 from ..methods import METHODS, Problem
-from ..methods.presets import the_task, usual_squared_norm, wanted_mu
+from ..methods.presets import WorkedOut, the_task, usual_squared_norm, wanted_mu
 from ..models.fitted_linear import discriminant, ridge
 from ..models.model import area_under_curve
 from ..nodes.flower_internals import without_log
 from ..settings.run_config import RunConfig
-from .situation import WorkedOut
 
 MOST_SAMPLES = 2000
 MOST_FEATURES = 256
@@ -193,7 +192,7 @@ def mean_auc(scores: NDArray[np.floating], labels: NDArray[Any]) -> float:
     return float(np.nanmean(found))
 
 
-_RIDGES = (0.001, 0.1, 10.0)
+_RIDGES = (0.001, 0.1, 10.0, 1000.0)
 made_up = lru_cache(maxsize=32)(MadeUp)
 
 

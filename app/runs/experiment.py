@@ -28,9 +28,8 @@ from ..data.loading import load_dataset, load_shards
 from ..data.partition import shard_sizes
 from ..data.task import Dataset
 from ..methods import METHODS, Method, Problem
-from ..methods.auto_method import AUTO
-from ..methods.presets import constant_feature, feature_bound
-from ..methods.problem import trained_samples
+from ..methods.method import AUTO
+from ..methods.presets import constant_feature, feature_bound, trained_samples
 from ..models import make_model
 from ..models.model import Model
 from ..planning import Situation, decide

@@ -47,8 +47,7 @@ from ...strategies import (
 from ..data.partition import shard_sizes
 from ..data.task import Dataset
 from ..methods import Problem
-from ..methods.presets import plan_or_largest_mu
-from ..methods.problem import trained_samples
+from ..methods.presets import plan_or_largest_mu, trained_samples
 from ..models.model import Model
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, is_centred, is_evaluated

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from ...privacy import ConfigurationError, Forecast, MurmurflError, protocol
 from ...privacy.accounting.guarantee import stated_figures
 from ...strategies import DirectMachines, ReleaseStrategy, RoundReport
-from ..methods.auto_method import AUTO, refuse_unsettled
+from ..methods.method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
 from ..nodes.flower_internals import Run
 from ..planning.rehearsal import foretold

@@ -84,7 +84,7 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         self._given: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> ThingT:
-        """The thing of a name."""
+        """The thing that a name stands for; one of a user's own is imported when it is first asked for."""
         if name in self._things:
             return self._things[name]
         if self._of_file is not None and self.is_file(name):

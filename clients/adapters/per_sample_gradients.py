@@ -397,72 +397,41 @@ _WRITTEN_AT_A_TIME = 64
 class OuterProducts:
     """Per-sample gradients of a linear layer, [r x^T, r] for a sample's r and x, not written out.
 
-    Parameters
-    ----------
-    residuals : ndarray of shape (samples, classes), float64
-    features : ndarray of shape (samples, features), float64
-    bias : bool
-        Whether the layer has one; without it the gradients are r x^T.
+    ``residuals`` have a row r for each sample, ``features`` a row x. Without a ``bias`` gradients are r x^T.
     """
 
     def __init__(self, residuals: NDArray[np.float64], features: NDArray[np.float64], *, bias: bool = True) -> None:
-        self._residuals = residuals
-        self._bias = bias
-        self._features = features
-        self._split = residuals.shape[1] * features.shape[1]
+        self.residuals, self.features, self.bias = residuals, features, bias
         self._shape = (residuals.shape[1], features.shape[1])
-
-    @property
-    def residuals(self) -> NDArray[np.float64]:
-        """A row r for each sample."""
-        return self._residuals
-
-    @property
-    def features(self) -> NDArray[np.float64]:
-        """A row x for each sample."""
-        return self._features
-
-    @property
-    def bias(self) -> bool:
-        """Whether the layer has a bias."""
-        return self._bias
+        self._split = math.prod(self._shape)
 
     def norms(self) -> NDArray[np.float64]:
         """||[r x^T, r]|| = ||r|| sqrt(||x||^2 + 1), and ||r x^T|| = ||r|| ||x||."""
         with np.errstate(all="ignore"):
-            squares = _told(self._features) + (1.0 if self._bias else 0.0)
-            return np.sqrt(_told(self._residuals) * squares)
+            squares = _told(self.features) + (1.0 if self.bias else 0.0)
+            return np.sqrt(_told(self.residuals) * squares)
 
     def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
         """Write ``scale`` times a row to ``out``."""
-        residual = self._residuals[row : row + 1].T * scale
+        residual = self.residuals[row : row + 1].T * scale
         # A matrix product of inner size one: the same products as broadcasting makes, in half the time.
-        np.dot(residual, self._features[row : row + 1], out=out[: self._split].reshape(self._shape))
-        if self._bias:
+        np.dot(residual, self.features[row : row + 1], out=out[: self._split].reshape(self._shape))
+        if self.bias:
             out[self._split :] = residual[:, 0]
 
     def scaled_sum(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
         """The sum of rows, each times its scale; one matrix product."""
-        residuals = self._residuals * scales[:, None]
-        weight = (residuals.T @ self._features).ravel()
-        return np.concatenate([weight, residuals.sum(axis=0)]) if self._bias else weight
+        residuals = self.residuals * scales[:, None]
+        weight = (residuals.T @ self.features).ravel()
+        return np.concatenate([weight, residuals.sum(axis=0)]) if self.bias else weight
 
 
 class PulledOuterProducts(OuterProducts):
     """Outer products with one matrix V added to each, [r x^T + V, r]: gradients with a penalty on the weights.
 
-    Parameters
-    ----------
-    residuals, features, bias
-        See :class:`OuterProducts`.
-    pull : ndarray of shape (classes, features), float64
-        V: the same for every sample.
-
-    Notes
-    -----
-    Norms are at most 2^-41 too small, and sums as precise as clipping and adding up need them
-    (:mod:`~murmurfl.privacy.machine.clipping`), whatever V a server chooses: where r x^T and V cancel, and little but
-    rounding is left, a row is written out before it is measured and added up.
+    ``pull`` is V, shape (classes, features), the same for every sample. Norms are at most 2^-41 too small, and sums as
+    precise as clipping and adding up need them (:mod:`~murmurfl.privacy.machine.clipping`), whatever V a server
+    chooses: where r x^T and V cancel, and little but rounding is left, a row is written out first.
     """
 
     def __init__(
@@ -482,7 +451,7 @@ class PulledOuterProducts(OuterProducts):
             parts = own + of_pull
             self._cancels = ~(_CANCELLING * squares >= parts * parts)  # where either is NaN, too
             # Products are summed in any order, so each may be wrong by as many roundings as there are.
-            self._norms = np.sqrt(np.maximum(squares, 0.0)) * (1.0 + _ROUNDING * self._features.shape[1])
+            self._norms = np.sqrt(np.maximum(squares, 0.0)) * (1.0 + _ROUNDING * self.features.shape[1])
         for rows in self._written_ones():
             self._norms[rows] = DenseContributions(self._written(rows)).norms()
 
@@ -497,7 +466,7 @@ class PulledOuterProducts(OuterProducts):
 
     def scaled_sum(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
         apart = ~self._cancels  # left out, and not times zero: a feature may be NaN where a residual is zero
-        total = OuterProducts(self._residuals[apart], self._features[apart], bias=self._bias).scaled_sum(scales[apart])
+        total = OuterProducts(self.residuals[apart], self.features[apart], bias=self.bias).scaled_sum(scales[apart])
         total[: self._split] += scales[apart].sum() * self._pull.ravel()
         for rows in self._written_ones():
             total += scales[rows] @ self._written(rows)
@@ -510,7 +479,7 @@ class PulledOuterProducts(OuterProducts):
             yield numbers[start : start + _WRITTEN_AT_A_TIME]
 
     def _written(self, rows: NDArray[np.intp]) -> NDArray[np.float64]:
-        found = np.empty((len(rows), self._split + (self._residuals.shape[1] if self._bias else 0)))
+        found = np.empty((len(rows), self._split + (self.residuals.shape[1] if self.bias else 0)))
         with np.errstate(all="ignore"):
             for row, out in zip(rows, found, strict=True):
                 self.write(int(row), 1.0, out)

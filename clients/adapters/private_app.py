@@ -193,21 +193,9 @@ class PrivateClientApp(ClientApp):
     ) -> PrivateClient:
         """A real machine: this app's model and samples; the policy, ledger and key of an operator's file.
 
-        Parameters
-        ----------
-        node : SampleNode
-            The operator's file.
-        node_config : mapping, optional
-            The SuperNode's own, from the operator's command line.
-        ledger : SQLiteLedger, optional
-            Ledger with the key in place of the file's own; an audit brings one.
-        items : Items, optional
-            Records in place of the app's samples; an audit makes them up.
-
-        Notes
-        -----
         The ledger outlives the process; key and nonces are the operating system's. Nothing of the app's own policy and
-        nothing of a run configuration is looked at.
+        nothing of a run configuration is looked at. ``node_config`` is the SuperNode's own, from the operator's command
+        line. An audit brings a ``ledger``, and ``items`` that it makes up.
         """
         if self.method is not sample_method(node.method):
             raise ConfigurationError(

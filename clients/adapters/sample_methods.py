@@ -126,18 +126,12 @@ _TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
 
 @dataclass(frozen=True)
 class Scale:
-    """Constants without dimension: they hold for any data whose records have a known bound R (docs/tuning.md).
-
-    Parameters
-    ----------
-    clip : float
-        S / R.
-    travel : float
-        eta S R: how far one unclipped step moves the scores of the longest record.
-    """
+    """Constants without dimension: they hold for any data whose records have a known bound R (docs/tuning.md)."""
 
     clip: float
+    """S / R."""
     travel: float
+    """eta S R: how far one unclipped step moves the scores of the longest record."""
 
     def step(self, clip_norm: float, bound: float, *, slower: float = 1.0) -> float:
         """Eta for records of length R and a clip, divided by ``slower``."""

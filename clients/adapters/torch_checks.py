@@ -125,15 +125,9 @@ class SampleTrials:
     ) -> None:
         """Refuse a model that mixes samples, draws at random, remembers, or cannot be computed sample by sample.
 
-        Parameters
-        ----------
-        examples : sequence of pairs (inputs, targets)
-            Batches of one record each: ordinary records first, then extremes.
-        ordinary : int
-            How many of the first must have a gradient, at least two. Another one that fails counts as zero, as a
-            machine's sample would.
-        measure : callable, optional
-            ``measure(arrays, samples)`` of a private evaluation, to be tried as well.
+        Examples are batches of one record each. The first ``ordinary`` ones, at least two, must have a gradient; an
+        extreme one that fails counts as zero, as a machine's sample would. The ``measure`` of a private evaluation is
+        tried as well.
         """
         if ordinary < 2 or len(examples) < ordinary:
             raise ConfigurationError(f"Expected at least {max(ordinary, 2)} examples, got {len(examples)}.")

@@ -507,16 +507,9 @@ _OF_PROBABILITIES = ("BCELoss", "binary_cross_entropy")
 class ModuleMeasure:
     """Which samples a module predicts right, and its scores for class 1 of two.
 
-    Parameters
-    ----------
-    gradients : ModuleGradients
-        The module and its trained parameters.
-    right : callable, optional
-        ``right(output, target)`` gives a value from 0 to 1 a sample. By default the largest of several outputs is the
-        prediction; of a single one its sign, or with ``BCELoss``, which takes probabilities, whether it is above 1/2.
+    ``right(output, target)`` gives a value from 0 to 1 a sample. By default the largest of several outputs is the
+    prediction; of a single one its sign, or with ``BCELoss``, which takes probabilities, whether it is above 1/2.
 
-    Notes
-    -----
     Row i depends on sample i alone for a module that mixes no samples, as those that ``private_client_app`` accepts; a
     real machine computes one sample at a time, whatever the module does.
     """

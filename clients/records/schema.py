@@ -560,30 +560,18 @@ class Schema(_Said):
     def made_up(self, count: int, random: np.random.Generator) -> Iterator[Any]:
         """Yield records that are nobody's, of every class, spread over the bounds: mappings for a table, else pairs."""
         for number in range(count):
-            if self.columns:
-                cells = {name: _made_up_cell(column, random) for name, column in self.columns.items()}
-                owner = {self.owner: f"owner-{number}"} if self.owner else {}
-                yield {**owner, **cells, self.label.column: _cell(_made_up_label(self.label, number, random))}
-                continue
-            inputs = [_made_up_part(part, random) for part in self.inputs]
-            pair = (self._together(inputs), _made_up_label(self.label, number, random))
-            yield (*pair, f"owner-{number}") if self.owner else pair
+            values = [_made_up_cell(column, random) for column in self.columns.values()]
+            values += [_made_up_part(part, random) for part in self.inputs]
+            yield self._item(values, _made_up_label(self.label, number, random), f"owner-{number}")
 
     def outliers(self) -> Iterator[Any]:
         """Yield made-up records at the ends of what the schema allows: all lowest, highest, in the middle, in turn."""
         random = np.random.Generator(np.random.Philox(key=29))
         for number, (even, odd) in enumerate([(0.0, 0.0), (1.0, 1.0), (0.5, 0.5), (0.0, 1.0), (1.0, 0.0)]):
-            label = _made_up_label(self.label, number, random)
-            if self.columns:
-                cells = {
-                    name: _end_of_column(column, odd if place % 2 else even)
-                    for place, (name, column) in enumerate(self.columns.items())
-                }
-                owner = {self.owner: f"outlier-{number}"} if self.owner else {}
-                yield {**owner, **cells, self.label.column: _cell(label)}
-                continue
-            pair = (self._together([_end_of_part(part, even, odd) for part in self.inputs]), label)
-            yield (*pair, f"outlier-{number}") if self.owner else pair
+            ends = enumerate(self.columns.values())
+            values = [_end_of_column(column, odd if place % 2 else even) for place, column in ends]
+            values += [_end_of_part(part, even, odd) for part in self.inputs]
+            yield self._item(values, _made_up_label(self.label, number, random), f"outlier-{number}")
 
     def examples(self, ordinary: int = 6) -> list[tuple[Any, Any]]:
         """Made-up records as batches of one: some ordinary ones, then :meth:`outliers`; what a model is tried on."""
@@ -591,12 +579,16 @@ class Schema(_Said):
         read = [self.read(item) for item in [*self.made_up(ordinary, random), *self.outliers()]]
         return [stacked([record.inputs], [record.label]) for record in read]
 
-    def _together(self, inputs: list[Any]) -> Any:
-        if len(inputs) == 1:
-            return inputs[0]
-        if self.inputs[0].name:
-            return {part.name: value for part, value in zip(self.inputs, inputs, strict=True)}
-        return tuple(inputs)
+    def _item(self, values: list[Any], label: Any, owner: str) -> Any:
+        """A record as it would be handed over, of cells or arrays; with the owner if the schema names one."""
+        if self.columns:
+            whose = {self.owner: owner} if self.owner else {}
+            cell = label.item() if isinstance(label, np.ndarray) and not label.ndim else label
+            return {**whose, **dict(zip(self.columns, values, strict=True)), self.label.column: cell}
+        inputs: Any = values[0] if len(values) == 1 else tuple(values)
+        if len(values) > 1 and self.inputs[0].name:
+            inputs = {part.name: value for part, value in zip(self.inputs, values, strict=True)}
+        return (inputs, label, owner) if self.owner else (inputs, label)
 
 
 _LABELS = ("label", "labels", "target", "targets")
@@ -715,10 +707,6 @@ def _within(name: str, encode: Callable[[Any], Any], cell: Any) -> Any:
         return encode(cell)
     except MisfitError as error:
         raise MisfitError(f"{name}: {error}") from None
-
-
-def _cell(value: Any) -> Any:
-    return value.item() if isinstance(value, np.ndarray) and not value.ndim else value
 
 
 def _made_up_cell(column: Column, random: np.random.Generator) -> Any:

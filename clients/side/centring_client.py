@@ -18,11 +18,11 @@ from ...privacy.mechanisms import noise_stands_alone
 from ...privacy.side.centring_query import CENTRING_CONSTANT, centred
 from ..adapters.per_sample_gradients import Samples
 from ..messages import Request
-from .side_parts import PartTerms, check_beside
+from .side_parts import PartTerms, SidePart, SideRelease, check_beside
 
 
 @dataclass(frozen=True)
-class Centring:
+class Centring(SideRelease):
     """Configures a machine to release the mean of its features, and to see its samples from a centre that it is sent.
 
     Parameters
@@ -71,16 +71,11 @@ class Centring:
         """Refuse a policy of everything else with which the mean cannot share samples or a budget."""
         check_beside(self.policy, policy, beside="centring", release="the mean of features")
 
-    def trained_on(self, samples: int) -> int:
-        """How many of a machine's samples are trained on: all."""
-        return samples
-
     def part(self, terms: PartTerms) -> Centred:
         """The part of a machine that releases the mean of the samples that are trained on."""
-        count = terms.machine.num_samples
-        mean = PrivateMachine(self.policy, self.num_features, count, terms.ledger, terms.keys, **terms.known)
-        mean.num_rows = terms.num_rows
-        return Centred(self, terms.samples, mean, beside=terms.beside)
+        mean = terms.private_machine(self.policy, self.num_features, terms.machine.num_samples)
+        mean.num_rows = terms.machine.num_rows
+        return Centred(self, terms.samples, mean, beside=terms.machine.policy)
 
     def features(self, batch: Any) -> NDArray[np.float64]:
         """The features of a batch of samples, an array or a tuple that begins with it: one row each."""
@@ -104,7 +99,7 @@ class Centring:
         return self.num_features, self.constant
 
 
-class Centred:
+class Centred(SidePart):
     """The part of a machine that releases the mean of its features and sees its samples from a centre.
 
     Samples are arrays of features, or tuples that begin with one. ``machine`` makes the mean, on the ledger and keys of
@@ -118,28 +113,19 @@ class Centred:
 
     def __init__(self, centring: Centring, samples: Samples, machine: PrivateMachine, *, beside: PrivacyPolicy) -> None:
         centring.check_beside(beside)
+        super().__init__(machine)
         self.centring = centring
-        self.machine = machine
-        self.shapes = [(centring.num_features,)]
-        self.asked_at: list[tuple[int, ...]] | None = None
         self._samples = samples
         # A simulation whose releases are from all samples asks for the same ones again and again.
         self._keeps = machine.simulated and beside.sums_samples
         self._centre: NDArray[np.float32] | None = None
         self._batches: dict[tuple[int, int], Any] = {}
 
-    def release(self, session: str, ack: int) -> Release:
-        """The sum of the machine's features, bounded and with noise; the only one of its session."""
-        return self.machine.release(session, ack, lambda chosen: self.centring.features(self._samples[chosen]))
-
-    @property
-    def entries(self) -> dict[str, Any]:
-        """No further entries of a reply."""
-        return {}
-
     def answer(self, request: Request, batch: Callable[[slice], Any]) -> Release:
-        """:meth:`release`, for a request that has passed every check."""
-        return self.release(request.session, request.ack)
+        """The sum of the machine's features, bounded and with noise; the only one of its session."""
+        return self.machine.release(
+            request.session, request.ack, lambda chosen: self.centring.features(self._samples[chosen])
+        )
 
     def batch(self, samples: slice, centre: NDArray[np.float32]) -> Any:
         """The samples of a slice, seen from a centre."""

@@ -31,14 +31,14 @@ from ...privacy.side.evaluation_query import (
 )
 from ..adapters.per_sample_gradients import Samples
 from ..messages import Request
-from .side_parts import PartTerms, check_beside
+from .side_parts import PartTerms, SidePart, SideRelease, check_beside
 
 Measure = Callable[[Sequence[NDArray[Any]], Any], Measured]
 """From a model's arrays and a batch of samples, how right the model is about each of them."""
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(SideRelease):
     """Configures a machine to say, privately, how good a model is on its samples.
 
     Parameters
@@ -112,11 +112,11 @@ class Evaluation:
 
     def part(self, terms: PartTerms) -> Evaluated:
         """The part of a machine that makes the evaluation."""
-        own = PrivateMachine(self.policy, self.rows.width, terms.num_rows, terms.ledger, terms.keys, **terms.known)
-        return Evaluated(self, terms.shapes, own, beside=terms.beside)
+        own = terms.private_machine(self.policy, self.rows.width, terms.machine.num_rows)
+        return Evaluated(self, terms.shapes, own, beside=terms.machine.policy)
 
 
-class Evaluated:
+class Evaluated(SidePart):
     """The part of a machine that makes a private evaluation.
 
     ``machine`` makes it, on the ledger and keys of everything else the machine releases, whose policy is ``beside``. It
@@ -138,13 +138,10 @@ class Evaluated:
         beside: PrivacyPolicy,
     ) -> None:
         evaluation.check_beside(beside)
+        super().__init__(machine)
         self.evaluation = evaluation
-        self.machine = machine
-        self.asked_at: list[tuple[int, ...]] | None = [
-            tuple(shape) for shape in (shapes if evaluation.shapes is None else evaluation.shapes)
-        ]
+        self.asked_at = [tuple(shape) for shape in (shapes if evaluation.shapes is None else evaluation.shapes)]
         self.rows = evaluation.rows
-        self.shapes = [(self.rows.width,)]
         self.first = machine.num_samples - evaluation.held_out if evaluation.held_out else 0
         """The first sample that is evaluated on."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 from ...privacy import ConfigurationError, Ledger, LedgeredMachine, NoiseKeys, PrivacyPolicy, PrivateMachine, Release
 from ...privacy.machine.known_samples import Owners, RowBytes
@@ -30,38 +30,41 @@ class PartTerms:
     """Arguments from which a part of a machine is made."""
 
     machine: LedgeredMachine
-    """The machine of everything else; ``beside`` is its policy."""
-    num_rows: int
-    """Number of samples, those that are held out among them."""
+    """The machine of everything else."""
     samples: Samples
     ledger: Ledger
     keys: NoiseKeys
     known: MachineTerms
     shapes: Sequence[tuple[int, ...]]
     """Shapes of the model's arrays."""
-    beside: PrivacyPolicy
+
+    def private_machine(self, policy: PrivacyPolicy, num_values: int, num_samples: int) -> PrivateMachine:
+        """A machine of releases of so many values, on the ledger and keys of everything else."""
+        return PrivateMachine(policy, num_values, num_samples, self.ledger, self.keys, **self.known)
 
 
-class SidePart(Protocol):
+class SidePart:
     """The part of a machine that makes one side release."""
 
-    machine: PrivateMachine
-    shapes: Shapes
-    """Shapes of the arrays of a release."""
-    asked_at: Shapes | None
+    asked_at: Shapes | None = None
     """Shapes of the model that a request brings; None where it brings none."""
+
+    def __init__(self, machine: PrivateMachine) -> None:
+        self.machine = machine
+        self.shapes: Shapes = [(machine.num_parameters,)]
+        """Shapes of the arrays of a release."""
 
     @property
     def entries(self) -> dict[str, Any]:
         """Further entries of a reply; independent of data."""
-        ...
+        return {}
 
     def answer(self, request: Request, batch: Callable[[slice], Any]) -> Release:
         """The only release of a session; ``batch`` gives a slice of the samples as the model sees them."""
-        ...
+        raise NotImplementedError
 
 
-class SideRelease(Protocol):
+class SideRelease:
     """Configures a client to make a side release."""
 
     of: ClassVar[str]
@@ -77,11 +80,11 @@ class SideRelease(Protocol):
 
     def trained_on(self, samples: int) -> int:
         """How many of a machine's samples, the first ones, are left to be trained on."""
-        ...
+        return samples
 
     def part(self, terms: PartTerms) -> SidePart:
         """The part of a machine that makes the release."""
-        ...
+        raise NotImplementedError
 
 
 def refuse_sides(kind: type, sides: Iterable[SideRelease], *, per_owner: bool) -> None:

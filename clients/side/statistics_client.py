@@ -24,7 +24,7 @@ from ..adapters.per_sample_gradients import Samples
 from ..messages import Request
 from ..records.machine_records import Records
 from ..records.schema import OTHER, Column, Label, Schema, is_missing, number_of, text_of
-from .side_parts import PartTerms, check_beside
+from .side_parts import PartTerms, SidePart, SideRelease, check_beside
 
 
 def statistics_columns(schema: Schema) -> tuple[CountedColumn, ...]:
@@ -132,7 +132,7 @@ class TableRows:
 
 
 @dataclass(frozen=True)
-class Counting:
+class Counting(SideRelease):
     """Configures a machine to release statistics of its records beside a training.
 
     Parameters
@@ -169,25 +169,18 @@ class Counting:
         """The rows that are added up."""
         return TableRows(self.schema)
 
-    def trained_on(self, samples: int) -> int:
-        """How many of a machine's samples are trained on: all."""
-        return samples
-
     def part(self, terms: PartTerms) -> StatisticsPart:
         """The part of a machine that makes the release."""
-        check_beside(self.policy, terms.beside, beside="statistics", release="the statistics of the records")
-        size = self.rows.rows.width
-        own = PrivateMachine(self.policy, size, terms.num_rows, terms.ledger, terms.keys, **terms.known)
+        check_beside(self.policy, terms.machine.policy, beside="statistics", release="the statistics of the records")
+        own = terms.private_machine(self.policy, self.rows.rows.width, terms.machine.num_rows)
         return StatisticsPart(self.rows, terms.samples, own)
 
 
-class StatisticsPart:
+class StatisticsPart(SidePart):
     """The part of a machine that releases statistics, on the ledger and keys of everything else it releases."""
 
     def __init__(self, rows: TableRows, samples: Samples, machine: PrivateMachine) -> None:
-        self.machine = machine
-        self.shapes = rows.shapes
-        self.asked_at: list[tuple[int, ...]] | None = None
+        super().__init__(machine)
         self._rows, self._samples = rows, samples
 
     @property

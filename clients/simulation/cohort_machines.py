@@ -299,19 +299,10 @@ class Cohort:
         points: Sequence[Sequence[NDArray[Any]]],
         entries: Mapping[str, Any] = _NO_ENTRIES,
     ) -> Iterator[Answer]:
-        """Yield what every machine answers to the request of a round, in the order of ``acks``.
+        """Yield what every machine answers to the request of round t, in the order of ``acks``.
 
-        Parameters
-        ----------
-        server_round : int
-            t.
-        session : str
-        acks : mapping of str to int
-            The machines asked and the acknowledgement for each.
-        points : sequence of sequences of ndarray
-            Query points, each a list of the model's arrays.
-        entries : mapping
-            Further entries of the request, for all of them.
+        ``acks`` are the machines asked and the acknowledgement for each, ``points`` the query points, each a list of
+        the model's arrays, and ``entries`` further entries of the request, for all of them.
         """
         for answer in self.answers(server_round, session, acks, points, entries):
             yield from answer

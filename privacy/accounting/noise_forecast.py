@@ -126,33 +126,30 @@ def stated_noise(policy: PrivacyPolicy, plan: NoisePlan, num_samples: int) -> di
     }
 
 
-def weighed_noise(mechanism: Mechanism, streams: Iterable[tuple[int, Iterable[Sequence[float]]]]) -> float:
-    """Variance of the noise in a sum of streams over that of a sum in which each release counts once.
+def lasting_noise(mechanism: Mechanism, streams: Iterable[tuple[int, Iterable[Sequence[int]]]]) -> float:
+    """Variance of the noise in a sum of streams that misses releases, over that of the whole sum.
 
     Parameters
     ----------
     mechanism : Mechanism
         Whose noise it is, of at least one stream.
     streams : iterable of tuples
-        Of each stream the last release that was opened, >= 1, and (a, k, weight) for each release P_k - P_a that was
-        added up with another weight than 1: 0 if it was skipped.
+        Of each stream the last release that was added up, >= 1, and (a, k) for each P_k - P_a that is missing.
 
     Examples
     --------
     >>> from murmurfl.privacy import make_mechanism
     >>> cancelling = make_mechanism("cancelling", 9)
-    >>> skips = [], [(3, 4, 0)], [(3, 4, 0), (6, 7, 0)], [(3, 4, 0), (4, 5, 0)]
-    >>> [round(weighed_noise(cancelling, [(9, one)])) for one in skips]
+    >>> skips = [], [(3, 4)], [(3, 4), (6, 7)], [(3, 4), (4, 5)]
+    >>> [round(lasting_noise(cancelling, [(9, one)])) for one in skips]
     [1, 3, 5, 3]
     """
     streams = list(streams)
     decoder = mechanism.decoder(max(last for last, _ in streams))
     rows = np.vstack([np.zeros_like(decoder[:1]), decoder])
     found = whole = 0.0
-    for last, weighed in streams:
-        left = rows[last].copy()
-        for a, k, weight in weighed:
-            left -= (1.0 - weight) * (rows[int(k)] - rows[int(a)])
+    for last, missing in streams:
+        left = rows[last] - sum(rows[k] - rows[a] for a, k in missing)
         found, whole = found + float(left @ left), whole + float(rows[last] @ rows[last])
     return found / whole
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -172,7 +173,7 @@ _FEWEST = 2  # machines of a training that does not say how many there are, as i
 _ROUNDING = 1e-9  # 0.8 * 10 is 8 machines, whatever floating point makes of it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Attendance:
     """A strategy's options on attendance, checked; None for those that were left out.
 
@@ -186,6 +187,8 @@ class Attendance:
     min_available_nodes: int | None = None
     wait_for: float = 1.0
     ask: float = 1.0
+    seed: int | None = None
+    sampling: Sampling = "uniform"
 
     def __post_init__(self) -> None:
         for name, value in (("wait_for", self.wait_for), ("ask", self.ask)):
@@ -220,6 +223,8 @@ class Attendance:
                     f"Expected {name} of at most num_clients = {self.num_clients}, got {value}: there are no more "
                     "machines. Leave num_clients out to train with all that are connected."
                 )
+        if self.sampling not in SAMPLINGS:
+            raise ConfigurationError(f"Expected sampling one of {SAMPLINGS}, got {self.sampling!r}.")
 
     @property
     def waits_for_all(self) -> bool:
@@ -262,8 +267,8 @@ class Attendance:
         return min(max(int(machines * self.fraction_train + _ROUNDING), fewest, 1), machines)
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Settings that a checkpoint must agree on, plain values."""
+    def plain(self) -> dict[str, Any]:
+        """How many machines and how long a wait a checkpoint must agree on, plain values."""
         end = {} if self.waits_for_all else {"wait_for": float(self.wait_for), "ask": float(self.ask)}
         if self.num_clients is not None:
             return {"num_clients": self.num_clients, "clients_per_round": self.asked(self.num_clients), **end}
@@ -418,15 +423,6 @@ class OpenRequest:
     since: float  # when it was sent, by the clock
 
 
-@dataclass(frozen=True)
-class Enough:
-    """When a round may end."""
-
-    answers: int  # the fewest answers of machines that it asked
-    open: int  # the most requests that may be open, of any round
-    releases: int = 0  # the fewest replies without an error, late ones among them
-
-
 @dataclass
 class Gathered:
     """What came while a round lasted."""
@@ -472,15 +468,21 @@ class OpenRequests:
         machines: Iterable[str],
         *,
         server_round: int,
-        enough: Enough,
+        answers: int,
+        most_open: int,
+        least_releases: int,
         timeout: float,
     ) -> Gathered:
-        """Send a round's requests, one a machine, and take answers to them and to earlier ones until it is enough."""
+        """Send a round's requests, one a machine, and take answers to them and to earlier ones until it is enough.
+
+        It is with ``answers`` of machines that it asked and ``least_releases`` replies without an error, late ones
+        among them, once at most ``most_open`` requests of any round are open.
+        """
         started, found = self.clock.now(), Gathered()
         shortest = min(_SHORTEST_PAUSE_S, float(getattr(grid, "pull_interval", _SHORTEST_PAUSE_S)))  # of a simulation
         own = self._send(grid, messages, machines, server_round)
         found.given_up = len(messages) - len(own)  # nobody carries them
-        wanted = min(enough.answers, len(own))
+        wanted = min(answers, len(own))
         satisfied: float | None = None
         while True:
             self._take(grid, found, server_round)
@@ -488,8 +490,8 @@ class OpenRequests:
             if satisfied is None and len(own) - waiting >= wanted:
                 satisfied = passed
             behind = waiting and passed < (1 + _JUST_BEHIND) * (passed if satisfied is None else satisfied)
-            over = satisfied is not None and not behind and len(self._open) <= enough.open
-            if (over and found.releases >= enough.releases) or not self._open or passed >= timeout:
+            over = satisfied is not None and not behind and len(self._open) <= most_open
+            if (over and found.releases >= least_releases) or not self._open or passed >= timeout:
                 return found
             pause = min(max(_PAUSE_SHARE * passed, shortest), _LONGEST_PAUSE_S)
             self.clock.sleep(max(min(pause, timeout - passed), _NEXT_TO_NOTHING_S))
@@ -529,8 +531,6 @@ class RollCall:
         attendance: Attendance,
         machines: MachineDirectory,
         *,
-        seed: int,
-        sampling: Sampling,
         late_answers: LateAnswers,
         strategy: str,
     ) -> None:
@@ -541,8 +541,9 @@ class RollCall:
                 "The timeout of start() says how long a round waits."
             )
         self.attendance, self.machines = attendance, machines
-        self.seed, self.late_answers = seed, late_answers
-        self.sampling: Sampling = sampling
+        self.late_answers = late_answers
+        self.seed = secrets.randbits(63) if attendance.seed is None else attendance.seed
+        self.sampling: Sampling = attendance.sampling
         self.num_clients = attendance.num_clients or 0
         """M; 0 until it is known."""
         self.clients_per_round = 0
@@ -636,13 +637,13 @@ class RollCall:
         done = self._left.finished - self.requests.machines
         askable = sum(name not in done for name in nodes)
         share = self.attendance.needed(self.num_clients, min(askable, self.clients_per_round))
-        enough = Enough(
-            answers=self.attendance.needed(self.num_clients, len(self.asked)),
-            open=max(askable - share, 0),
-            releases=least_releases,
-        )
         found = self.requests.gather(
-            grid, list(messages), self.asked, server_round=server_round, enough=enough, timeout=timeout
+            *(grid, list(messages), self.asked),
+            server_round=server_round,
+            answers=self.attendance.needed(self.num_clients, len(self.asked)),
+            most_open=max(askable - share, 0),
+            least_releases=least_releases,
+            timeout=timeout,
         )
         self._overdue = found.overdue
         self._given_up += found.given_up

@@ -1,8 +1,9 @@
 """The options of every strategy: their types, their checks, and refusals of Flower's own that take none of them.
 
-They are typed once, so that a type checker knows them in ``**options`` (PEP 692). A permit is signed by the session's
-owner away from the server (:mod:`murmurfl.privacy.permits`), which shows it with every message; whether it fits is
-checked here before anybody is asked.
+An option is declared once, as a field of a frozen dataclass with its type, its default and its check; :func:`takes`
+makes a strategy's constructor of it. A permit is signed by the session's owner away from the server
+(:mod:`murmurfl.privacy.permits`), which shows it with every message; whether it fits is checked here before anybody is
+asked.
 """
 
 from __future__ import annotations
@@ -12,61 +13,107 @@ import inspect
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, Concatenate, ParamSpec, cast
 
 import numpy as np
 from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, protocol
-from ...privacy.accounting.gdp import check_count
+from ...privacy.accounting.gdp import check_count, check_positive
 from ...privacy.permits import read_permit, shown_time
 from ..sums.secure_aggregation import SecureAggregation
-from .attendance import SAMPLINGS, Sampling
-from .replies import RoundReport
+from .attendance import Attendance
+from .replies import LARGEST_VALUE, RoundReport
 
 OnRound = Callable[[RoundReport, MetricRecord | None], None]
 """Called after every round with its report and the metrics of the central evaluation."""
 
 
-class RoundOptions(TypedDict, total=False):
-    """Options of :class:`~murmurfl.strategies.ReleaseStrategy`, where they are described, that all strategies take."""
-
-    fraction_train: float | None
-    min_train_nodes: int | None
-    min_available_nodes: int | None
-    wait_for: float
-    ask: float
-    seed: int | None
-    sampling: Sampling
-    session: str | None
-    node_deadline_s: float
-    checkpoint: Path | str | None
-    largest_value: float
-    evaluate_every: int
-    run_dry: bool
-    on_round: OnRound | None
-    secure_aggregation: SecureAggregation | None
-    centre: NDArray[np.floating] | None
-    permit: str | None
-    schema: str | None
+Parameters = ParamSpec("Parameters")
 
 
-class ReleaseOptions(RoundOptions, total=False):
-    """All options of :class:`~murmurfl.strategies.ReleaseStrategy`."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundOptions(Attendance):
+    """What every strategy takes, checked; :class:`~murmurfl.strategies.ReleaseStrategy` describes it.
 
-    num_clients: int | None
-    clients_per_round: int | None
+    A strategy's own options are a dataclass of these and more.
+    """
+
+    session: str | None = None
+    node_deadline_s: float = 120.0
+    checkpoint: Path | str | None = None
+    largest_value: float = LARGEST_VALUE
+    evaluate_every: int = 1
+    run_dry: bool = False
+    on_round: OnRound | None = None
+    secure_aggregation: SecureAggregation | None = None
+    centre: NDArray[np.floating] | None = None
+    permit: str | None = None
+    schema: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for one in fields(self):
+            if one.type == "float":  # Python's own, which JSON has, for whatever else is a number
+                object.__setattr__(self, one.name, float(getattr(self, one.name)))
+        check_count("evaluate_every", self.evaluate_every)
+        session = self.session
+        if session is not None and not (session.isalnum() and len(session) <= protocol.LONGEST_SESSION_NAME):
+            raise ConfigurationError(f"Expected a session of up to 64 letters and digits, got {session!r}.")
+        if not self.largest_value > 0:
+            raise ConfigurationError(f"Expected largest_value > 0, got {self.largest_value!r}.")
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The options beside those that every strategy takes, for the settings of a checkpoint."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _OF_EVERY_STRATEGY}
 
 
-def check_rounds_options(sampling: str, session: str | None, evaluate_every: int) -> None:
-    """Refuse impossible values of these options."""
-    check_count("evaluate_every", evaluate_every)
-    if sampling not in SAMPLINGS:
-        raise ConfigurationError(f"Expected sampling one of {SAMPLINGS}, got {sampling!r}.")
-    if session is not None and not (session.isalnum() and len(session) <= protocol.LONGEST_SESSION_NAME):
-        raise ConfigurationError(f"Expected a session of up to 64 letters and digits, got {session!r}.")
+_OF_EVERY_STRATEGY = frozenset(one.name for one in fields(RoundOptions))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepOptions(RoundOptions):
+    """What strategies take that step along a direction: ``learning_rate`` is eta > 0."""
+
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("learning_rate", self.learning_rate)
+
+
+def takes(
+    options: Callable[Parameters, RoundOptions],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, Parameters], None]]:
+    """Make ``__init__(self, **options)`` the constructor of a strategy that takes these options, for type checkers too.
+
+    ``self.options`` has them before the constructor's own lines. What is none of them is refused by
+    :func:`refuse_arguments`.
+    """
+
+    def typed(constructor: Callable[..., None]) -> Callable[Concatenate[Any, Parameters], None]:
+        signature = inspect.signature(options)
+        taken = signature.parameters
+
+        @wraps(constructor)
+        def made(self: Any, **given: Any) -> None:
+            if "options" not in vars(self):  # else a subclass has made them, of more
+                refuse_arguments(type(self), {name: value for name, value in given.items() if name not in taken})
+                known = {name: value for name, value in given.items() if name in taken}
+                signature.bind(**known)  # says what is missing
+                self.options = cast(Any, options)(**known)
+            constructor(self, **given)
+
+        itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        cast(Any, made).__signature__ = inspect.Signature([itself, *taken.values()])
+        return cast(Any, made)
+
+    return typed
 
 
 def refuse_sums(option: SecureAggregation, refusing: str) -> None:

@@ -255,34 +255,14 @@ def read_outcome(
     largest_value: float = LARGEST_VALUE,
     *,
     masked: bool = False,
-) -> Outcome:
-    """A message as an outcome; parameters as for :func:`read_reply`."""
+) -> Refusal | Reply | None:
+    """A message as an outcome: a refusal, a reply with the model's arrays (``layout``), or None if it is malformed.
+
+    A machine answers for itself only: ``nodes`` has those of the machines asked in this round. ``largest_value`` bounds
+    magnitudes, since a huge one would swallow everybody else's; it is not checked under masks.
+    """
     if message.has_error():
         return Refusal(message.error.code)
-    return read_reply(message, layout, nodes, largest_value, masked=masked)
-
-
-def read_reply(
-    message: Message,
-    layout: Layout,
-    nodes: Mapping[str, int],
-    largest_value: float = LARGEST_VALUE,
-    *,
-    masked: bool = False,
-) -> Reply | None:
-    """A reply's contents, or None if it is malformed.
-
-    Parameters
-    ----------
-    message : Message
-        Without an error.
-    layout : sequence
-        The model's arrays.
-    nodes : mapping of str to int
-        The nodes of the machines asked in this round: a machine answers for itself only.
-    largest_value : float
-        Bound on magnitudes: a huge one would swallow everybody else's. Not checked under masks.
-    """
     arrays, metrics, config = (
         message.content.get(key, None) for key in (protocol.ARRAYS, protocol.METRICS, protocol.CONFIG)
     )

@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,6 +40,7 @@ from ...privacy.mechanisms import IndependentNoise
 from ...privacy.noise import FINEST_GRID, ideal_mu, power_of_two_at_most, range_problem, standard_normal_rows
 from .checkpoint import CheckpointError, CheckpointMark, TrustedCheckpoint
 from .known_machines import MachineDirectory
+from .options import RoundOptions
 from .replies import Reply, RoundReport, Vector
 
 
@@ -182,8 +183,9 @@ def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) 
     return bool((counts == np.rint(counts)).all())
 
 
-class TrustedServer(UntrustedServer):
-    """A server that is trusted to add the noise; a base class, whose subclasses say how much.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrustedOptions(RoundOptions):
+    """What a strategy with a trusted server takes beside its own.
 
     Parameters
     ----------
@@ -195,6 +197,27 @@ class TrustedServer(UntrustedServer):
     noise_keys : NoiseKeys, optional
         The server's noise key; default one from the operating system, kept in a file beside the checkpoint. Whoever
         gives keys keeps them, and gives them again when the training is resumed.
+    """
+
+    policy: PrivacyPolicy
+    num_rounds: int
+    noise_keys: NoiseKeys | None = None
+
+    @property
+    def own(self) -> dict[str, Any]:
+        return {name: value for name, value in super().own.items() if name not in _OF_EVERY_TRUSTED_STRATEGY}
+
+
+_OF_EVERY_TRUSTED_STRATEGY = frozenset(one.name for one in fields(TrustedOptions))
+
+
+class TrustedServer(UntrustedServer):
+    """A server that is trusted to add the noise; a base class, whose subclasses say how much.
+
+    Parameters
+    ----------
+    options : TrustedOptions
+        Those of its strategy.
     accumulates : bool
         Whether the mean of all releases so far is published, and a reply may hold several releases.
 
@@ -208,9 +231,8 @@ class TrustedServer(UntrustedServer):
 
     adds_noise: ClassVar[bool] = True
 
-    def __init__(
-        self, policy: PrivacyPolicy, num_rounds: int, noise_keys: NoiseKeys | None = None, *, accumulates: bool = False
-    ) -> None:
+    def __init__(self, options: TrustedOptions, *, accumulates: bool = False) -> None:
+        policy, num_rounds, noise_keys = options.policy, options.num_rounds, options.noise_keys
         if policy.trust != "trusted-server":
             raise ConfigurationError(f"Expected a policy with trust 'trusted-server', got {policy.trust!r}.")
         if num_rounds < 1:
@@ -499,14 +521,7 @@ class TrustedStrategy:
 
 
 class FreshNoise(TrustedServer):
-    """A trusted server that adds fresh noise to the sum of every round.
-
-    Parameters
-    ----------
-    policy, num_rounds, noise_keys, accumulates
-        See :class:`TrustedServer`.
-    shares : str
-        How mu^2 is shared among rounds (:class:`~murmurfl.privacy.mechanisms.IndependentNoise`).
+    """A trusted server that adds fresh noise to the sum of every round, with shares of mu^2 by ``shares``.
 
     Notes
     -----
@@ -516,17 +531,9 @@ class FreshNoise(TrustedServer):
     Proof: docs/proofs/sensitivities.md and docs/proofs/returning-samples.md.
     """
 
-    def __init__(
-        self,
-        policy: PrivacyPolicy,
-        num_rounds: int,
-        noise_keys: NoiseKeys | None = None,
-        *,
-        shares: str = "uniform",
-        accumulates: bool = False,
-    ) -> None:
-        super().__init__(policy, num_rounds, noise_keys, accumulates=accumulates)
-        self.rounds_noise = IndependentNoise(num_rounds, shares=shares)
+    def __init__(self, options: TrustedOptions, *, shares: str = "uniform", accumulates: bool = False) -> None:
+        super().__init__(options, accumulates=accumulates)
+        self.rounds_noise = IndependentNoise(self.num_rounds, shares=shares)
 
     def noise_std(self, num_parameters: int, server_round: int = 1) -> float:
         """Standard deviation of the noise on the sum that a round publishes, or on the mean over machines."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -24,16 +23,15 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.accounting.guarantee import Statements, stated_guarantee, stated_values
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
 from ...privacy.machine.clipping import TrainingFigures, observing
-from ..sums.secure_aggregation import Helpers, SecureAggregation, SkippedSumError
+from ..sums.secure_aggregation import Helpers, SkippedSumError
 from ..sums.secure_rounds import SecureRounds
 from ..sums.summation import CohortSet, CohortSum, ReleaseSum, Summation
-from .attendance import Attendance, LateAnswers, Leaving, RollCall, Sampling
+from .attendance import LateAnswers, Leaving, RollCall
 from .checkpoint import load_checkpoint, save_checkpoint
 from .known_machines import (
     MachineDirectory,
@@ -55,16 +53,14 @@ from .observed import (
     log_forecast,
 )
 from .options import (
-    OnRound,
+    RoundOptions,
     centre_bytes,
     check_permitted,
-    check_rounds_options,
-    refuse_arguments,
     refuse_sums,
     session_of,
+    takes,
 )
 from .replies import (
-    LARGEST_VALUE,
     UNREACHED,
     DirectMachines,
     Layout,
@@ -164,6 +160,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     _QUERY_RECORDS: ClassVar[tuple[str, ...]] = (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)
 
+    options: Any
+    """What the strategy takes, a :class:`~murmurfl.strategies.rounds.options.RoundOptions` or a dataclass of more."""
     state_type: ClassVar[type[Any]]
     acknowledges: ClassVar[bool] = True
     """Whether machines are told what was aggregated; if not, every release is P_k: all of the machine's prefix sum."""
@@ -190,55 +188,21 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     )
     """The ClientApp that machines must have, as code, for error messages."""
 
-    def __init__(
-        self,
-        *,
-        num_clients: int | None = None,
-        clients_per_round: int | None = None,
-        fraction_train: float | None = None,
-        min_train_nodes: int | None = None,
-        min_available_nodes: int | None = None,
-        wait_for: float = 1.0,
-        ask: float = 1.0,
-        seed: int | None = None,
-        sampling: Sampling = "uniform",
-        session: str | None = None,
-        node_deadline_s: float = 120.0,
-        checkpoint: Path | str | None = None,
-        largest_value: float = LARGEST_VALUE,
-        evaluate_every: int = 1,
-        run_dry: bool = False,
-        on_round: OnRound | None = None,
-        secure_aggregation: SecureAggregation | None = None,
-        centre: NDArray[np.floating] | None = None,
-        permit: str | None = None,
-        schema: str | None = None,
-        **others: object,
-    ) -> None:
-        refuse_arguments(type(self), others)
-        counts = (num_clients, clients_per_round, fraction_train, min_train_nodes, min_available_nodes)
-        attendance = Attendance(*counts, wait_for, ask)
-        check_rounds_options(sampling, session, evaluate_every)
-        if not largest_value > 0:
-            raise ConfigurationError(f"Expected largest_value > 0, got {largest_value!r}.")
-        self.session = session_of(permit, session)
+    @takes(RoundOptions)
+    def __init__(self, **options: Any) -> None:
+        taken: RoundOptions = self.options
+        self.session = session_of(taken.permit, taken.session)
         self.machines = MachineDirectory(
-            num_clients,
-            node_deadline_s,
+            taken.num_clients,
+            taken.node_deadline_s,
             message_type=self.message_type_of_queries,
-            fewest=attendance.fewest,
+            fewest=taken.fewest,
             client=self.client_line,
-            permit=permit or "",
-            schema=schema or "",
+            permit=taken.permit or "",
+            schema=taken.schema or "",
         )
-        self.roll = RollCall(
-            attendance,
-            self.machines,
-            seed=secrets.randbits(63) if seed is None else seed,
-            sampling=sampling,
-            late_answers=self.late_answers,
-            strategy=type(self).__name__,
-        )
+        strategy = type(self).__name__
+        self.roll = RollCall(taken, self.machines, late_answers=self.late_answers, strategy=strategy)
         self.state: StateT | None = None
         self.acks: dict[str, int] = {}
         """The last release aggregated of each machine."""
@@ -259,27 +223,23 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self._clipping = ClippingWatch()
         self.training: dict[int, TrainingFigures] = self._clipping.rounds
         """What clipping did in each round; of simulated machines only, and not private."""
-        self.checkpoint = None if checkpoint is None else Path(checkpoint)
-        self.largest_value = float(largest_value)
-        self.evaluate_every = evaluate_every
-        self.run_dry = run_dry
-        self.secure_aggregation = secure_aggregation
-        if secure_aggregation is not None:
+        self.checkpoint = None if taken.checkpoint is None else Path(taken.checkpoint)
+        self.secure_aggregation = taken.secure_aggregation
+        if self.secure_aggregation is not None:
             able = self.sums_suffice and self.acknowledges and not self.trust.adds_noise
-            refuse_sums(secure_aggregation, "" if able else type(self).__name__)
-            helpers = Helpers(secure_aggregation, self.machines, self.message_type_of_queries)
-            self.trust = SecureRounds(secure_aggregation, helpers, self.largest_value)
+            refuse_sums(self.secure_aggregation, "" if able else strategy)
+            helpers = Helpers(self.secure_aggregation, self.machines, self.message_type_of_queries)
+            self.trust = SecureRounds(self.secure_aggregation, helpers, taken.largest_value)
         self.trust.join(self.session)
         self.trust.keep_beside(self.checkpoint)
-        if num_clients is not None:
-            self._settle(num_clients)
-        self.entries: dict[str, Any] = {} if centre is None else {protocol.CENTRE: centre_bytes(centre)}
+        if taken.num_clients is not None:
+            self._settle(taken.num_clients)
+        self.entries: dict[str, Any] = {} if taken.centre is None else {protocol.CENTRE: centre_bytes(taken.centre)}
         """Entries of every request beside the protocol's own; plain values."""
         self._grid: Grid | None = None  # None for machines that are asked without messages
         self._timeout = _TIMEOUT_S
-        self._fresh_seed = seed is None
-        self._fresh_session = session is None or bool(permit)  # a permit may be renewed
-        self._on_round = on_round
+        self._fresh_session = taken.session is None or bool(taken.permit)  # a permit may be renewed
+        self._on_round = taken.on_round
         self._layout: Layout = []
         self._nodes: dict[str, int] = {}
         self._observed: Mapping[str, TrainingFigures] = {}
@@ -350,8 +310,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         entries = hashlib.sha256(repr(sorted(self.entries.items())).encode()).hexdigest()
         return {
             "strategy": type(self).__name__,
-            **self.roll.attendance.settings,
-            "seed": None if self._fresh_seed else self.seed,
+            **self.roll.attendance.plain,
+            "seed": None if self.options.seed is None else self.seed,
             "sampling": self.roll.sampling,
             "session": None if self._fresh_session else self.session,
             **self.trust.settings(),
@@ -461,7 +421,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             asked = not last and self.ends_after is not None and self.ends_after(server_round)
             over = "it was asked to end" if asked else self.trust.over(self.history, self.skipped_noise)
             self.ended = "" if last else over
-            if last or self.ended or (evaluate_fn and not server_round % self.evaluate_every):
+            if last or self.ended or (evaluate_fn and not server_round % self.options.evaluate_every):
                 evaluation = self._publish(server_round, num_rounds, evaluate_fn, result)
             if figures is not None:
                 figures.note(self.history[-1], num_rounds)
@@ -577,19 +537,19 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     def _look_ahead(self, grid: Grid | DirectMachines, done: int, num_rounds: int, timeout: float) -> None:
         """Ask machines, before anything is spent, how many rounds they last and how loud their noise is."""
-        if self.run_dry and not self.foresees:
+        if self.options.run_dry and not self.foresees:
             return
         self._meet(grid)
         simulated = isinstance(grid, DirectMachines) or self.machines.several_on_a_node
         # For how long a training lasts all machines matter; for how loud the noise is a few of them will do.
-        statements = self._statements(grid, timeout, _FEW if self.run_dry and simulated else None)
+        statements = self._statements(grid, timeout, _FEW if self.options.run_dry and simulated else None)
         self._stated_before = statements
-        if not self.run_dry:
+        if not self.options.run_dry:
             self._check_statements(statements)
             if simulated or self.roll.attendance.waits_for_all:
                 check_rounds(self._sample, statements, done, num_rounds)
         if not simulated:
-            self.leaving = self.roll.foresee(statements, done, num_rounds, run_dry=self.run_dry)
+            self.leaving = self.roll.foresee(statements, done, num_rounds, run_dry=self.options.run_dry)
         if not self.foresees:
             return
         self.roll.say_what_is_dropped()
@@ -703,7 +663,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         layout, masked, replies = self.release_layout, self._secure is not None, list(replies)
         say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
         say_refusals(server_round, replies, self._reasons)
-        outcomes = [read_outcome(reply, layout, asked, self.largest_value, masked=masked) for reply in replies]
+        outcomes = [read_outcome(reply, layout, asked, self.options.largest_value, masked=masked) for reply in replies]
         # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
         outcomes.sort(
             key=lambda outcome: by_length_and_name(outcome.machine) if isinstance(outcome, Reply) else (0, "")

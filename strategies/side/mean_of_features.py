@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Required, TypeVar, Unpack
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -21,12 +21,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, protocol
+from ...privacy import ConfigurationError, protocol
 from ...privacy.accounting.gdp import check_count
 from ..rounds.attendance import LateAnswers
-from ..rounds.options import RoundOptions
+from ..rounds.options import RoundOptions, takes
 from ..rounds.replies import DirectMachines, Reply, RoundReport, Vector
-from ..rounds.server_trust import FreshNoise, TrustedStrategy
+from ..rounds.server_trust import FreshNoise, TrustedOptions, TrustedStrategy
 from ..rounds.strategy import ReleaseStrategy
 
 logger = logging.getLogger("flwr")
@@ -36,24 +36,39 @@ StateT = TypeVar("StateT")
 _CAP_REACHED = protocol.REFUSAL_NAMES[protocol.CAP_REACHED]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OneAnswerOptions(RoundOptions):
+    """What strategies of one round take: those of every strategy, but all machines are asked, and each answers once."""
+
+    def __post_init__(self) -> None:
+        if self.clients_per_round is not None:
+            raise ConfigurationError(
+                f"Expected no clients_per_round, got {self.clients_per_round}: all machines are asked. Leave it out."
+            )
+        object.__setattr__(self, "clients_per_round", self.num_clients)
+        object.__setattr__(self, "run_dry", True)
+        super().__post_init__()
+
+
 class OneAnswer(ReleaseStrategy[StateT]):
     """A strategy of one round, in which all machines are asked for the only release of a session; a base class.
 
-    ``of`` is what they are asked for (:data:`~murmurfl.privacy.protocol.RELEASE_OF`); empty for machines that release
-    nothing else.
+    :attr:`of` is what they are asked for (:data:`~murmurfl.privacy.protocol.RELEASE_OF`); empty for machines that
+    release nothing else.
     """
+
+    of: str
 
     foresees: ClassVar[bool] = False
     late_answers: ClassVar[LateAnswers] = "refused"  # there is one round
 
     must_aggregate: bool = False
 
-    def __init__(self, *, num_clients: int | None, of: str, **options: Unpack[RoundOptions]) -> None:
-        # How often a machine answers is known: once.
-        settled: RoundOptions = {**options, "run_dry": True}
-        super().__init__(num_clients=num_clients, clients_per_round=num_clients, **settled)
-        if of:
-            self.entries = {**self.entries, protocol.RELEASE_OF: of}
+    @takes(OneAnswerOptions)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self.of:
+            self.entries = {**self.entries, protocol.RELEASE_OF: self.of}
         self._resumed = False
         self._stated: dict[str, list[float]] = {}
 
@@ -63,6 +78,11 @@ class OneAnswer(ReleaseStrategy[StateT]):
             return False
         self._stated[reply.machine] = stated
         return True
+
+    def next_state(self, state: StateT, release_sum: Vector, report: RoundReport) -> StateT:
+        if not report.samples:
+            return state  # nothing came
+        return self.step(state, self.trust.noisy(release_sum, report.server_round), report.server_round)
 
     def read_entries(self, entries: Mapping[str, Any]) -> list[float] | None:
         """Further public figures of a reply; None where they make no sense."""
@@ -118,7 +138,14 @@ def stated_std(entries: Mapping[str, Any]) -> float | None:
     return std if isinstance(std, float) and math.isfinite(std) and std >= 0 else None
 
 
-def one_sum(strategy: type, policy: PrivacyPolicy, noise_keys: NoiseKeys | None, made_with: str) -> FreshNoise:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OneSumOptions(TrustedOptions):
+    """What strategies of one round with a trusted server take."""
+
+    num_rounds: int = field(default=1, init=False)
+
+
+def one_sum(strategy: type, options: OneSumOptions, made_with: str) -> FreshNoise:
     """The noise of a trusted server on the one sum of a :class:`OneAnswer`; refuses policies of more than one answer.
 
     Notes
@@ -127,12 +154,13 @@ def one_sum(strategy: type, policy: PrivacyPolicy, noise_keys: NoiseKeys | None,
     :class:`~murmurfl.strategies.rounds.server_trust.FreshNoise` says for one round.
     Proof: docs/proofs/sensitivities.md.
     """
+    policy = options.policy
     if policy.order != "all" or policy.max_participations != 1:
         raise ConfigurationError(
             f"Expected for {strategy.__name__} a policy with order 'all' and max_participations 1, got "
             f"{policy.order!r} and {policy.max_participations}: make it with {made_with}."
         )
-    return FreshNoise(policy, 1, noise_keys)
+    return FreshNoise(options)
 
 
 @dataclass(frozen=True)
@@ -142,11 +170,18 @@ class MeanState:
     mean: Vector
 
 
-class MeanOptions(RoundOptions, total=False):
-    """Options of :class:`MeanOfFeatures`, where they are described."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeanOptions(OneAnswerOptions):
+    """What :class:`MeanOfFeatures` takes."""
 
-    num_features: Required[int]
-    num_clients: Required[int]
+    num_features: int
+    num_clients: int = field()
+
+    def __post_init__(self) -> None:
+        if self.centre is not None:
+            raise ConfigurationError("Expected no centre for MeanOfFeatures, got one: it makes one.")
+        super().__post_init__()
+        check_count("num_features", self.num_features)
 
 
 class MeanOfFeatures(OneAnswer[MeanState]):
@@ -174,13 +209,13 @@ class MeanOfFeatures(OneAnswer[MeanState]):
     """
 
     state_type: ClassVar[type[MeanState]] = MeanState
+    of = protocol.OF_MEAN
 
-    def __init__(self, *, num_features: int, num_clients: int, **options: Unpack[RoundOptions]) -> None:
-        if options.get("centre") is not None:
-            raise ConfigurationError("Expected no centre for MeanOfFeatures, got one: it makes one.")
-        super().__init__(num_clients=num_clients, of=protocol.OF_MEAN, **options)
-        check_count("num_features", num_features)
-        self.num_features = num_features
+    options: MeanOptions
+
+    @takes(MeanOptions)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
 
     def collect(self, grid: Grid | DirectMachines, *, timeout: float = 3600.0) -> NDArray[np.float32]:
         """The centre, shape (k,), from all machines or from the checkpoint.
@@ -205,7 +240,7 @@ class MeanOfFeatures(OneAnswer[MeanState]):
         last answer; other machines have made their only release of it. The mean is then of those that had not answered,
         or zero, with a warning, where all had: features are used as they lie.
         """
-        start = ArrayRecord({"mean": Array(np.zeros(self.num_features, np.float32))})
+        start = ArrayRecord({"mean": Array(np.zeros(self.options.num_features, np.float32))})
         centre = self.start(grid, start, num_rounds=1, timeout=timeout).arrays.to_numpy_ndarrays()[0]
         report = self.history[-1]
         if not report.aggregated and self.answered_to_another(report):
@@ -230,20 +265,23 @@ class MeanOfFeatures(OneAnswer[MeanState]):
         return ()
 
     def next_state(self, state: MeanState, release_sum: Vector, report: RoundReport) -> MeanState:
-        if not report.samples:
-            return state  # nothing came
-        mean = self.trust.noisy(release_sum, report.server_round) / report.samples
-        return self.step(state, mean, report.server_round)
+        noisy = super().next_state(state, release_sum, report)
+        return MeanState(noisy.mean / report.samples) if report.samples else state
 
     def step(self, state: MeanState, release_sum: Vector, server_round: int) -> MeanState:
-        """The state with the mean, which :meth:`next_state` makes of the sum."""
+        """The state with the sum, which :meth:`next_state` divides."""
         return MeanState(release_sum)
 
     def model(self, state: MeanState) -> Vector:
         return state.mean
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "num_features": self.num_features}
+        return {**super().settings(), "num_features": self.options.num_features}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrustedMeanOptions(OneSumOptions, MeanOptions):
+    """What :class:`TrustedMeanOfFeatures` takes."""
 
 
 class TrustedMeanOfFeatures(TrustedStrategy, MeanOfFeatures):
@@ -254,7 +292,7 @@ class TrustedMeanOfFeatures(TrustedStrategy, MeanOfFeatures):
     policy : PrivacyPolicy
         The :func:`~murmurfl.privacy.centring_policy` that all machines were configured with.
     noise_keys : NoiseKeys, optional
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedServer`.
+        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`.
     **options
         See :class:`MeanOfFeatures`.
 
@@ -265,8 +303,9 @@ class TrustedMeanOfFeatures(TrustedStrategy, MeanOfFeatures):
     docs/proofs/sensitivities.md.
     """
 
-    def __init__(
-        self, *, policy: PrivacyPolicy, noise_keys: NoiseKeys | None = None, **options: Unpack[MeanOptions]
-    ) -> None:
-        self.trust = one_sum(type(self), policy, noise_keys, "centring_policy")
+    options: TrustedMeanOptions  # type: ignore[assignment]
+
+    @takes(TrustedMeanOptions)
+    def __init__(self, **options: Any) -> None:
+        self.trust = one_sum(type(self), self.options, "centring_policy")
         super().__init__(**options)

@@ -24,19 +24,19 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, MessageType
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from ...privacy import EvaluationRows, MurmurflError, NoiseKeys, PrivacyPolicy, protocol
+from ...privacy import EvaluationRows, MurmurflError, protocol
 from ...privacy.side.evaluation_query import SCORES_SHARE
-from ..rounds.options import RoundOptions
+from ..rounds.options import takes
 from ..rounds.replies import DirectMachines, Layout, RoundReport, Vector
 from ..rounds.server_trust import TrustedStrategy
-from .mean_of_features import OneAnswer, one_sum, stated_std
+from .mean_of_features import OneAnswer, OneAnswerOptions, OneSumOptions, one_sum, stated_std
 
 logger = logging.getLogger("flwr")
 
@@ -240,13 +240,13 @@ class EvaluationState:
     total: Vector
 
 
-class EvaluationOptions(RoundOptions, total=False):
-    """Options of :class:`PrivateEvaluation`, where they are described."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EvaluationOptions(OneAnswerOptions):
+    """What :class:`PrivateEvaluation` takes."""
 
-    num_clients: int | None
-    bins: int
-    scores_share: float
-    of_updates: bool
+    bins: int = 0
+    scores_share: float = SCORES_SHARE
+    of_updates: bool = False
 
 
 class PrivateEvaluation(OneAnswer[EvaluationState]):
@@ -278,20 +278,16 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
     """
 
     state_type: ClassVar[type[EvaluationState]] = EvaluationState
+    of = protocol.OF_EVALUATION
 
-    def __init__(
-        self,
-        *,
-        num_clients: int | None = None,
-        bins: int = 0,
-        scores_share: float = SCORES_SHARE,
-        of_updates: bool = False,
-        **options: Unpack[RoundOptions],
-    ) -> None:
-        self.rows = EvaluationRows(bins, scores_share)
-        if of_updates:
+    options: EvaluationOptions
+
+    @takes(EvaluationOptions)
+    def __init__(self, **options: Any) -> None:
+        self.rows = EvaluationRows(self.options.bins, self.options.scores_share)
+        if self.options.of_updates:
             self.message_type_of_queries = MessageType.TRAIN  # type: ignore[misc]
-        super().__init__(num_clients=num_clients, of=protocol.OF_EVALUATION, **options)
+        super().__init__(**options)
 
     def evaluate(
         self, grid: Grid | DirectMachines, arrays: ArrayRecord, *, timeout: float = 3600.0
@@ -364,11 +360,6 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
         """The state with the sum of the rows."""
         return EvaluationState(state.model, release_sum)
 
-    def next_state(self, state: EvaluationState, release_sum: Vector, report: RoundReport) -> EvaluationState:
-        if not report.samples:
-            return state  # nothing came
-        return self.step(state, self.trust.noisy(release_sum, report.server_round), report.server_round)
-
     def model(self, state: EvaluationState) -> Vector:
         return state.model
 
@@ -387,6 +378,11 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
         return [std, float(held_out)]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrustedEvaluationOptions(OneSumOptions, EvaluationOptions):
+    """What :class:`TrustedPrivateEvaluation` takes."""
+
+
 class TrustedPrivateEvaluation(TrustedStrategy, PrivateEvaluation):
     """An evaluation with a trusted server.
 
@@ -395,7 +391,7 @@ class TrustedPrivateEvaluation(TrustedStrategy, PrivateEvaluation):
     policy : PrivacyPolicy
         The :func:`~murmurfl.privacy.evaluation_policy` that all machines were configured with.
     noise_keys : NoiseKeys, optional
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedServer`.
+        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`.
     **options
         See :class:`PrivateEvaluation`.
 
@@ -406,8 +402,9 @@ class TrustedPrivateEvaluation(TrustedStrategy, PrivateEvaluation):
     Proof: docs/proofs/sensitivities.md.
     """
 
-    def __init__(
-        self, *, policy: PrivacyPolicy, noise_keys: NoiseKeys | None = None, **options: Unpack[EvaluationOptions]
-    ) -> None:
-        self.trust = one_sum(type(self), policy, noise_keys, "evaluation_policy")
+    options: TrustedEvaluationOptions  # type: ignore[assignment]
+
+    @takes(TrustedEvaluationOptions)
+    def __init__(self, **options: Any) -> None:
+        self.trust = one_sum(type(self), self.options, "evaluation_policy")
         super().__init__(**options)

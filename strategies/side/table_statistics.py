@@ -23,7 +23,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Required, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -31,12 +31,12 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
-from ...privacy import ConfigurationError, Guarantee, NoiseKeys, PrivacyPolicy, StatisticsRows, protocol
+from ...privacy import ConfigurationError, Guarantee, StatisticsRows, protocol
 from ...privacy.side.statistics_query import CountedColumn, PlaceCounts
-from ..rounds.options import RoundOptions
-from ..rounds.replies import DirectMachines, Layout, RoundReport, Vector
+from ..rounds.options import takes
+from ..rounds.replies import DirectMachines, Layout, Vector
 from ..rounds.server_trust import TrustedStrategy
-from .mean_of_features import OneAnswer, one_sum, stated_std
+from .mean_of_features import OneAnswer, OneAnswerOptions, OneSumOptions, one_sum, stated_std
 from .private_evaluation import Z_95, Interval
 
 logger = logging.getLogger("flwr")
@@ -321,12 +321,17 @@ class StatisticsState:
     total: Vector
 
 
-class StatisticsOptions(RoundOptions, total=False):
-    """Options of :class:`Statistics`, where they are described."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StatisticsOptions(OneAnswerOptions):
+    """What :class:`Statistics` takes."""
 
-    columns: Required[Sequence[CountedColumn]]
-    num_clients: int | None
-    beside: bool
+    columns: Sequence[CountedColumn]
+    beside: bool = False
+
+    def __post_init__(self) -> None:
+        if self.centre is not None:
+            raise ConfigurationError("Expected no centre for Statistics, got one: records are counted as they are.")
+        super().__post_init__()
 
 
 class Statistics(OneAnswer[StatisticsState]):
@@ -360,18 +365,13 @@ class Statistics(OneAnswer[StatisticsState]):
 
     state_type: ClassVar[type[StatisticsState]] = StatisticsState
 
-    def __init__(
-        self,
-        *,
-        columns: Sequence[CountedColumn],
-        num_clients: int | None = None,
-        beside: bool = False,
-        **options: Unpack[RoundOptions],
-    ) -> None:
-        if options.get("centre") is not None:
-            raise ConfigurationError("Expected no centre for Statistics, got one: records are counted as they are.")
-        self.rows = StatisticsRows(tuple(columns))
-        super().__init__(num_clients=num_clients, of=protocol.OF_STATISTICS if beside else "", **options)
+    options: StatisticsOptions
+
+    @takes(StatisticsOptions)
+    def __init__(self, **options: Any) -> None:
+        self.rows = StatisticsRows(tuple(self.options.columns))
+        self.of = protocol.OF_STATISTICS if self.options.beside else ""
+        super().__init__(**options)
 
     def collect(self, grid: Grid | DirectMachines, *, timeout: float = 3600.0) -> TableStatistics:
         """The statistics, from all machines or from the checkpoint.
@@ -427,11 +427,6 @@ class Statistics(OneAnswer[StatisticsState]):
         """The state with the sum of the rows."""
         return StatisticsState(release_sum)
 
-    def next_state(self, state: StatisticsState, release_sum: Vector, report: RoundReport) -> StatisticsState:
-        if not report.samples:
-            return state  # nothing came
-        return self.step(state, self.trust.noisy(release_sum, report.server_round), report.server_round)
-
     def model(self, state: StatisticsState) -> Vector:
         return state.total
 
@@ -444,6 +439,11 @@ class Statistics(OneAnswer[StatisticsState]):
         return {**super().settings(), "columns": f"{len(self.rows.columns)} ({told})"}
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrustedStatisticsOptions(OneSumOptions, StatisticsOptions):
+    """What :class:`TrustedStatistics` takes."""
+
+
 class TrustedStatistics(TrustedStrategy, Statistics):
     """Statistics with a trusted server.
 
@@ -452,7 +452,7 @@ class TrustedStatistics(TrustedStrategy, Statistics):
     policy : PrivacyPolicy
         The :func:`~murmurfl.privacy.statistics_policy` that all machines were configured with.
     noise_keys : NoiseKeys, optional
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedServer`.
+        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`.
     **options
         See :class:`Statistics`.
 
@@ -463,8 +463,9 @@ class TrustedStatistics(TrustedStrategy, Statistics):
     Proof: docs/proofs/sensitivities.md.
     """
 
-    def __init__(
-        self, *, policy: PrivacyPolicy, noise_keys: NoiseKeys | None = None, **options: Unpack[StatisticsOptions]
-    ) -> None:
-        self.trust = one_sum(type(self), policy, noise_keys, "statistics_policy")
+    options: TrustedStatisticsOptions  # type: ignore[assignment]
+
+    @takes(TrustedStatisticsOptions)
+    def __init__(self, **options: Any) -> None:
+        self.trust = one_sum(type(self), self.options, "statistics_policy")
         super().__init__(**options)

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.serverapp import Grid as FlowerGrid
 
 from ...privacy import MECHANISMS, ConfigurationError, Grid, make_mechanism, protocol
-from ...privacy.accounting.noise_forecast import weighed_noise
+from ...privacy.accounting.noise_forecast import lasting_noise
 from ...privacy.machine.policy import MOST_SUMMED
 from ...privacy.sums.masking import MaskedRelease, MaskedReleaseError, checked_header
 from ...privacy.sums.opening_rule import View
@@ -392,8 +392,8 @@ class SecureRounds(UntrustedServer):
         if not max(acks.values(), default=1) <= releases <= _MOST_RELEASES:
             return None
         used = {name: self._skipped.get(name, last) for name, last in acks.items()}
-        streams = [(last, [(a, k, 0.0) for a, k in self._lost.get(name, ())]) for name, last in used.items() if last]
-        return weighed_noise(make_mechanism(str(mechanism), releases), streams) if streams else 1.0
+        streams = [(last, self._lost.get(name, [])) for name, last in used.items() if last]
+        return lasting_noise(make_mechanism(str(mechanism), releases), streams) if streams else 1.0
 
     def check_pause(self) -> None:
         """Raise if a person must look before the next round; a run that is resumed goes on."""

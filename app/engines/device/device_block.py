@@ -36,12 +36,7 @@ _BYTES_A_VALUE = 64
 class DeviceArithmetic:
     """Computes all values of a block's releases, for simulations only: the noise is of quality ``fast``.
 
-    Parameters
-    ----------
-    rows : RowTable
-        Keeps normals until a later release has removed them.
-    own_rows : bool
-        Whether each machine's counts own their memory: then remembering a lost release does not keep all others.
+    With ``own_rows`` each machine's counts own their memory: remembering a lost release does not keep all others.
     """
 
     def __init__(self, rule: ReleaseRule, device: torch.device, rows: RowTable, *, own_rows: bool = False) -> None:
@@ -79,12 +74,7 @@ class DeviceArithmetic:
 class DeviceBlocks:
     """Makes the arithmetic of a block from its release rule.
 
-    Parameters
-    ----------
-    limit_bytes : int, optional
-        Most memory for kept normals; default a quarter of a GPU's free memory.
-    own_rows : bool
-        Whether releases may be lost (:class:`DeviceArithmetic`).
+    ``limit_bytes`` is the most memory for kept normals, by default a quarter of a GPU's free memory.
     """
 
     def __init__(self, device: torch.device, limit_bytes: int | None = None, *, own_rows: bool = False) -> None:
@@ -109,18 +99,7 @@ def _room(device: torch.device) -> int:
 
 
 def open_device(name: str) -> torch.device:
-    """The device of a name, once its integers have passed a check.
-
-    Parameters
-    ----------
-    name : str
-        ``cuda``, ``cuda:1`` and so on, or ``torch-cpu``.
-
-    Raises
-    ------
-    ConfigurationError
-        If PyTorch is not installed, has no such device, or computes other than the published words.
-    """
+    """The device of a name, once its integers have passed a check; refused if PyTorch or the device is missing."""
     check_device_name(name)
     check_installed("torch", "torch", f"device {name!r}")
     if name == TORCH_CPU:
@@ -146,19 +125,9 @@ def _check_cuda(name: str) -> None:
 
 
 def machines_on(experiment: Experiment, device: str) -> CohortMachines:
-    """An experiment's machines, with gradients, clipping, grid and noise on a device.
+    """An experiment's machines, with gradients, clipping, grid and noise on a device; refused before anything starts.
 
     For simulations only: the noise is of quality ``fast``.
-
-    Parameters
-    ----------
-    device : str
-        ``cuda``, ``cuda:1`` and so on, or ``torch-cpu``.
-
-    Raises
-    ------
-    ConfigurationError
-        If the device is missing, or cannot compute this experiment; nothing was started.
     """
     check_on_device(experiment)
     opened = open_device(device)
@@ -176,13 +145,7 @@ _WITHOUT = "or leave the device empty"
 
 
 def check_on_device(experiment: Experiment) -> None:
-    """Raise if a device cannot compute the experiment.
-
-    Raises
-    ------
-    ConfigurationError
-        With what was expected and what to set.
-    """
+    """Raise if a device cannot compute the experiment."""
     config = experiment.config
     # Policies follow from the number of samples: one machine of each is enough.
     of_each_size = {size: machine for machine, size in enumerate(experiment.sizes)}.values()

@@ -131,17 +131,8 @@ _ROUNDER = 1.5 * 2.0**52
 
 
 def clipped_counts(stack: DeviceContributions, bound: RowBound, grid: Grid, rows_per_release: int) -> torch.Tensor:
-    """The mean of each machine's bounded rows on the grid, each row rounded by itself.
+    """The mean of each machine's bounded rows, ``rows_per_release`` each, on the grid, each row rounded by itself.
 
-    Parameters
-    ----------
-    stack : DeviceContributions
-        Rows of one machine after the other.
-    rows_per_release : int
-        b, rows of a machine.
-
-    Notes
-    -----
     Rows are bounded as by :meth:`murmurfl.privacy.machine.clipping.RowBound.rows`: float64 products and roundings
     follow IEEE 754 on a device too; norms are sums of at most 2^26 squares in another order.
     """
@@ -426,13 +417,7 @@ _KINDS: tuple[tuple[type[Model], type[DeviceGradients]], ...] = (
 
 
 def gradients_on(model: Model, device: torch.device) -> DeviceGradients:
-    """A model's gradients on a device.
-
-    Raises
-    ------
-    ConfigurationError
-        If the model neither has a closed form here nor a PyTorch module.
-    """
+    """A model's gradients on a device; refused unless it has a closed form here or a PyTorch module."""
     # A subclass may have another loss, so only the classes themselves match.
     found = next((kind for known, kind in _KINDS if type(model) is known), None)
     if found is not None:

@@ -63,19 +63,9 @@ KNOWN_ANSWERS: tuple[tuple[tuple[int, ...], tuple[int, int], tuple[int, ...]], .
 
 
 def philox_words(counter: Sequence[torch.Tensor], key: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Four words for each counter under each key.
+    """Four words, from 0 to 2^32 - 1, for each counter of four words under each key of two, all int64 tensors.
 
-    Parameters
-    ----------
-    counter : four int64 tensors
-        Words of the counters, from 0 to 2^32 - 1; their shapes broadcast with each other and with the key's.
-    key : two int64 tensors
-        Words of the keys.
-
-    Returns
-    -------
-    tuple of four int64 tensors
-        Words from 0 to 2^32 - 1, of the broadcast shape.
+    The words' shapes are those of counters and keys, broadcast.
     """
     shape = torch.broadcast_shapes(*(one.shape for one in (*counter, *key)))
     first, second, third, fourth = counter
@@ -133,22 +123,10 @@ _SIGN, _SWAP = 1 << _ANGLE_BITS, 1 << (_ANGLE_BITS + 1)
 def standard_normal_rows(
     keys: Sequence[bytes], size: int, device: torch.device, *, blocks_together: int | None = None
 ) -> torch.Tensor:
-    """Rows of independent standard normals, each a pure function of its key and of ``size``.
+    """Rows of independent standard normals, each a pure function of its 32-byte key and of ``size``.
 
-    Parameters
-    ----------
-    keys : sequence of bytes
-        One a row, from :func:`murmurfl.privacy.noise.row_key`; 32 bytes, each used for one row only.
-    size : int
-        Values of a row, from 0.
-    blocks_together : int, optional
-        Blocks of four normals computed at a time, which bounds the work memory and changes no bit. The default keeps a
-        GPU busy, or fits a processor's cache.
-
-    Raises
-    ------
-    ConfigurationError
-        If a key has the wrong length, or a row would be longer than 2^34.
+    A key (:func:`murmurfl.privacy.noise.row_key`) is for one row only. ``blocks_together`` is how many
+    blocks of four normals are computed at a time: it bounds the work memory and changes no bit.
     """
     blocks = -(-size // _PER_BLOCK)
     if not 0 <= blocks < _MOST_BLOCKS:
@@ -232,12 +210,7 @@ Name = tuple[bytes, bytes]
 class RowTable:
     """Noise rows in one table, so that a kept row holds no other row's memory.
 
-    Parameters
-    ----------
-    size : int
-        Values of a row.
-    most_rows : int
-        Most rows to keep. The oldest go first, and are drawn again if needed.
+    At most ``most_rows`` are kept: the oldest go first, and are drawn again if needed.
     """
 
     def __init__(self, size: int, most_rows: int, device: torch.device) -> None:
@@ -306,13 +279,7 @@ class Factors(NamedTuple):
 
 
 def check_mechanism_on_device(mechanism: Mechanism) -> None:
-    """Raise if a mechanism makes a release from more than a few releases' normals.
-
-    Raises
-    ------
-    ConfigurationError
-        With the names of those that work.
-    """
+    """Raise if a mechanism makes a release from more than a few releases' normals."""
     if _earlier_rows(mechanism, mechanism.num_releases) is None:
         raise ConfigurationError(
             "Expected a mechanism whose releases are made of the normals of a few (cancelling, decay, bisr, "
@@ -330,17 +297,7 @@ def _earlier_rows(mechanism: Mechanism, release: int) -> int | None:
 
 @lru_cache(maxsize=4096)
 def factors_of(mechanism: Mechanism, release: int, scale: float) -> Factors:
-    """The factors of a release, by the mechanism's own increment of unit vectors.
-
-    Parameters
-    ----------
-    mechanism : Mechanism
-        One that passes :func:`check_mechanism_on_device`.
-    release : int
-        k, from 1.
-    scale : float
-        Common factor of all normals.
-    """
+    """The factors of release k, times ``scale``, by the mechanism's own increment of unit vectors."""
     size = (_earlier_rows(mechanism, release) or 0) + 1
     units = np.eye(size)
 
@@ -358,13 +315,6 @@ class DeviceNoise:
     """The noise of sessions of the machines of one policy, for simulations only.
 
     It depends neither on what ``rows`` keeps, nor on data, nor on which machines share a block.
-
-    Parameters
-    ----------
-    num_parameters : int
-        d.
-    rows : RowTable
-        Keeps the normals that a later release needs; rows beyond its room are drawn again.
     """
 
     def __init__(self, plan: NoisePlan, num_parameters: int, device: torch.device, rows: RowTable) -> None:
@@ -383,18 +333,10 @@ class DeviceNoise:
         nonces: Sequence[bytes],
         earlier: Sequence[bytes],
     ) -> None:
-        """Add the noise of each machine's next release to its contribution.
+        """Add the noise of each machine's next release to its contribution: ``counts`` (machines, d) changes in place.
 
-        Parameters
-        ----------
-        counts : int64 tensor of shape (machines, d)
-            Changed in place.
-        releases : sequence of int
-            k of each machine, from 1.
-        keys, nonces : sequences of bytes
-            Each machine's secret key and the nonce of its release.
-        earlier : sequence of bytes
-            Nonces of the earlier releases, the last one last, as far as the mechanism remembers them.
+        ``earlier`` has the nonces of each machine's earlier releases, the last one last, as far as the mechanism
+        remembers them.
         """
         if self.plan.noise_std == 0.0:
             return

@@ -13,7 +13,7 @@ from murmurfl.app.data import TASKS
 from murmurfl.app.data.built_in_tasks import read_mnist, unit_rows
 from murmurfl.app.data.loading import _loaded, load_dataset, load_shards
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.methods.shuffled_method import regularization
+from murmurfl.app.methods.gradient_methods import regularization
 from murmurfl.app.papers.jiang_2026 import SIZES as PAPER_SIZES
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import Outcome

@@ -1,5 +1,7 @@
 """Full batches as the application has them: what their preset follows from, and whose policies it makes."""
 
+import json
+import logging
 import math
 from dataclasses import replace
 
@@ -9,8 +11,11 @@ from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.methods import METHODS
 from murmurfl.app.models import make_model
 from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.run_guarantees import COUNTED, expected_guarantee
+from murmurfl.app.runs.simulate import simulate
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.privacy import ConfigurationError
+from murmurfl.clients import CountedGradients
+from murmurfl.privacy import ConfigurationError, MemoryLedger
 
 METHOD = METHODS["full-batch"]
 BASE = RunConfig(strategy="full-batch", checkpoint=False)
@@ -87,7 +92,7 @@ def test_what_is_set_stands_in_the_place_of_the_preset():
     config = replace(BASE, momentum=0.3, average="linear", l2=0.01, shares="average", num_rounds=5, clip_norm=2.5)
     experiment = prepare(config)
     strategy = experiment.strategy()
-    assert (strategy.momentum, strategy.average, strategy.l2) == (0.3, "linear", 0.01)
+    assert (strategy.options.momentum, strategy.options.average, strategy.options.l2) == (0.3, "linear", 0.01)
     policy = experiment.policy()
     assert (policy.clip_norm, policy.max_participations) == (2.5, 5)
     assert dict(policy.mechanism_options) == {"shares": "average"}
@@ -121,7 +126,7 @@ def test_a_cap_ends_a_run_with_refusals_that_change_nothing_further():
     run = run_cohort(replace(BASE, num_rounds=4, max_participations=2, run_dry=True, give_up_after=0))
     assert [report.aggregated for report in run.strategy.history] == [10, 10, 0, 0]
     assert [report.refusals for report in run.strategy.history] == [0, 0, 10, 10]
-    shorter = run_cohort(replace(BASE, num_rounds=2, momentum=run.strategy.momentum))
+    shorter = run_cohort(replace(BASE, num_rounds=2, momentum=run.strategy.options.momentum))
     assert all((one == other).all() for one, other in zip(run.parameters, shorter.parameters, strict=True))
 
 
@@ -163,3 +168,164 @@ def test_every_engine_and_real_trust_gives_the_same_model():
         config = replace(BASE, num_rounds=2, trust=trust, training_samples=200)
         one, other = run_cohort(config), run_in_process(config)
         assert all((a == b).all() for a, b in zip(one.parameters, other.parameters, strict=True))
+
+
+FOLLOWING = RunConfig(strategy="full-batch", quantile=0.3, checkpoint=False, mu=2.0)
+SUMS = {"trust": "secure-aggregation", "min_cohort": 8}
+
+
+@pytest.mark.parametrize("changes", [{}, SUMS, {"centring": "private"}])
+def test_engines_agree_to_the_last_bit(changes):
+    config = replace(FOLLOWING, num_rounds=3, training_samples=200, **changes)
+    one, other = run_cohort(config), run_in_process(config)
+    assert all((a == b).all() for a, b in zip(one.parameters, other.parameters, strict=True))
+    assert one.strategy.state.clip.tobytes() == other.strategy.state.clip.tobytes()
+    assert float(one.strategy.state.clip) != one.strategy.options.first_clip
+
+
+def test_closed_sums_of_a_softmax_regression_are_those_of_its_rows():
+    generator = np.random.Generator(np.random.Philox(key=5))
+    features, labels = generator.normal(size=(40, 6)), np.arange(40) % 3
+    model, bound = make_model("softmax", 6, 3), prepare(FOLLOWING).policy().bound
+    counted = CountedGradients(model, 0.1)
+    for clip in (0.5, 2.0, 1e300, -1.0, 0.0):
+        point = [generator.normal(size=(3, 6)), np.zeros(3), np.array([clip])]
+        rows = counted(point, (features, labels))
+        with np.errstate(all="ignore"):
+            total = bound.total(counted.stacked([point], [1.0], (features, labels)), 22)
+        assert total == pytest.approx(bound.total(rows, 22), abs=1e-12)
+
+
+def test_the_guarantee_is_the_same_and_says_what_of_it_is_for_the_quantile():
+    plain, counted = expected_guarantee(replace(FOLLOWING, quantile=0.0)), expected_guarantee(FOLLOWING)
+    assert counted.mu == pytest.approx(plain.mu) == 2.0
+    assert "Of it mu = 0.2829, 2 % of mu^2, is for how many gradients are clipped." in counted.sentence
+    assert "gradients are clipped" not in plain.sentence
+    more = expected_guarantee(replace(FOLLOWING, quantile_share=0.25)).sentence
+    assert "Of it mu = 1, 25 % of mu^2, is for how many" in more
+    assert COUNTED in expected_guarantee(replace(FOLLOWING, num_rounds=4), deployed=True).sentence
+
+
+def test_the_share_in_the_sentence_is_that_of_the_noise_that_is_added():
+    """Of marks alone, worked out from what a mark can move and the noise on it."""
+    experiment = prepare(FOLLOWING)
+    plan = experiment.plans()[0]
+    client = experiment.client(0, MemoryLedger())
+    marks = client.gradients.rows.marks(np.array([0.0, 2.0]), 1.0)
+    mu = abs(marks[0] - marks[1]) * math.sqrt(experiment.num_rounds) / plan.noise_std
+    assert mu == pytest.approx(math.sqrt(0.02) * 2.0, rel=1e-3)
+    assert mu <= 0.2829
+
+
+def test_after_a_mean_of_features_the_share_is_of_what_is_left():
+    config = replace(FOLLOWING, centring="private", centring_share=0.2)
+    assert "1.6 % of mu^2, is for how many gradients are clipped" in expected_guarantee(config).sentence
+
+
+@pytest.mark.long
+def test_a_clip_that_starts_ten_times_too_long_costs_little():
+    """Three seeds each; a clip that stays there costs 15 points."""
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    tuned = prepare(FOLLOWING).values.clip_norm
+
+    def accuracy(**changes):
+        runs = [
+            run_cohort(replace(FOLLOWING, mu=4.0, evaluate_every=10**6, seed=seed, **changes)) for seed in (1, 2, 3)
+        ]
+        return np.mean([run.accuracy for run in runs])
+
+    best = accuracy(quantile=0.0)
+    assert accuracy(clip_norm=10 * tuned) > best - 0.05
+    assert accuracy(clip_norm=10 * tuned, quantile=0.0) < best - 0.1
+
+
+def test_the_result_says_where_the_clip_came_to():
+    run = run_cohort(replace(FOLLOWING, num_rounds=2))
+    said = run.outcome.document()["clip"]
+    assert said == {
+        "quantile": 0.3,
+        "share": 0.02,
+        "first": run.strategy.options.first_clip,
+        "last": float(run.strategy.state.clip),
+    }
+    json.dumps(said)
+    assert run_cohort(replace(FOLLOWING, num_rounds=2, quantile=0.0)).outcome.document()["clip"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"quantile": 1.0}, "Expected quantile to be"),
+        ({"quantile": 0.0, "quantile_share": 0.1}, "Expected quantile-share to be"),
+        ({"quantile_share": 1.0}, "Expected quantile-share to be"),
+        ({"clipping": "automatic"}, "Expected clipping to be"),
+        ({"trust": "trusted-server"}, "Expected quantile to be"),
+        ({"strategy": "mu2"}, "Expected quantile to be"),
+    ],
+)
+def test_what_it_does_not_go_with_is_refused_by_name(changes, said):
+    with pytest.raises(ConfigurationError, match=said):
+        replace(FOLLOWING, **changes)
+
+
+ONE = {"strategy": "one-shot", "mu": 2.0}
+
+
+def test_it_learns_digits_in_one_round_and_says_so():
+    result = simulate(**ONE)
+    assert result.progress[-1].accuracy > 0.8
+    assert len(result.progress) == 1
+    assert result.guarantee.mu == 2.0
+    assert "moments sensitivity" in result.guarantee.sentence
+
+
+@pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
+def test_engines_make_the_same_model_to_the_last_bit(trust):
+    models = [
+        simulate(**ONE, trust=trust, num_clients=4, clients_per_round=4, engine=engine).parameters
+        for engine in ("cohort", "inprocess")
+    ]
+    for one, other in zip(*models, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_a_lost_reply_leaves_the_others_moments():
+    result = simulate(**ONE, lost_replies=0.3, seed=3)
+    assert 5 <= result.strategy.history[0].aggregated < 10
+    assert result.progress[-1].accuracy > 0.7
+
+
+def test_two_classes_of_the_logistic_model():
+    result = simulate(
+        **ONE, task="synthetic-logistic", model="logistic", partition="own", synthetic_alpha=0.0, synthetic_beta=0.0,
+        synthetic_features=20, synthetic_samples=4000,
+    )  # fmt: skip
+    assert result.parameters[0].shape == (20,)
+    assert result.progress[-1].accuracy > 0.75
+
+
+def test_without_noise_it_is_least_squares():
+    assert simulate(**ONE, mechanism="none").progress[-1].accuracy > 0.9
+
+
+def test_no_floor_of_images_reaches_other_data():
+    images, table = (prepare(RunConfig(strategy="one-shot", task=task)).strategy() for task in ("digits", "synthetic"))
+    assert (images.options.ridge, table.options.ridge) == (11.0, 2.0)
+    assert prepare(RunConfig(strategy="one-shot", task="synthetic", ridge=5.0)).strategy().options.ridge == 5.0
+
+
+def test_every_machine_has_one_release_of_the_size_of_the_moments():
+    experiment = prepare(RunConfig(strategy="one-shot"))
+    policy = experiment.policy()
+    assert (policy.order, policy.max_participations, policy.clip_unit, policy.classes) == ("all", 1, "moments", 10)
+    assert experiment.client(0, MemoryLedger()).machine.num_parameters == 65 * 66 // 2 + 65 * 9
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_rounds": 2}, {"learning_rate": 0.1}, {"model": "cnn"}, {"passes": 2}, {"batch_size": 4}, {"diameter": 1.0}],
+    ids=str,
+)
+def test_what_one_round_has_no_use_for_is_refused(changes):
+    with pytest.raises(ConfigurationError, match=next(iter(changes)).replace("_", "-")):
+        RunConfig(strategy="one-shot", **changes)

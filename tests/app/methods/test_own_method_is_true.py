@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from murmurfl.app.data.partition import Partition
 from murmurfl.app.engines import run_cohort
-from murmurfl.app.methods.momentum_methods import TreeMomentumMethod
+from murmurfl.app.methods.gradient_methods import TreeMomentumMethod
 from murmurfl.app.methods.mu2_methods import Mu2Method
 from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.nodes.node_config import NodeConfig

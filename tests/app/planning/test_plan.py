@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 from dataclasses import replace
 
@@ -10,9 +11,11 @@ import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.planning import rehearsal
-from murmurfl.app.planning.noise_plans import BESIDE_MEAN, PlanRequest, make_plan, request_of
-from murmurfl.app.planning.plan_lines import plan_document, plan_lines, plan_table
+from murmurfl.app.planning.noise_plans import BESIDE_MEAN, PlanRequest, UpdateRequest, make_plan, request_of
+from murmurfl.app.planning.plan_lines import late_lines, plan_document, plan_lines, plan_table, update_lines
+from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.clients import UpdatePolicy
 from murmurfl.privacy import ConfigurationError, gdp_mu, make_mechanism
 from typer.testing import CliRunner
 
@@ -284,3 +287,114 @@ def test_the_noise_of_a_run_under_secure_aggregation_is_the_plans():
     request = request_of(config)
     (made,) = (one for one in make_plan(request).mechanisms if one.name == "decay mu2")
     assert {one["noise-std"] for one in run_cohort(config).statements.values()} == {made.noise_std}
+
+
+PLAN = ["plan", "--unit", "machine", "--machines", "100", "--parameters", "60000", "--epsilon", "4"]
+
+
+def invoke(*arguments, width="80"):
+    return CliRunner().invoke(cli, list(arguments), env={"COLUMNS": width})
+
+
+def test_it_is_the_forecast_of_the_policy_that_it_prints():
+    result = invoke(*PLAN, "--samples", "600")
+    assert result.exit_code == 0, result.output
+    assert "useless" in result.output
+    assert "600 a machine" in result.output
+    assert "UpdatePolicy(clip_norm=1, epsilon=4," in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+    document = json.loads(invoke(*PLAN, "--json").output)
+    mu = gdp_mu(4.0, 1e-5)
+    assert document["forecast"]["noise_over_longest"] == pytest.approx(2 * math.sqrt(600) / mu, rel=1e-2)
+    assert [row["epsilon"] for row in document["table"]] == pytest.approx([1, 2, 4, 8, 16])
+    machines = [row["machines_needed"] for row in document["table"]]
+    assert machines == sorted(machines, reverse=True)
+
+
+def test_neither_clip_nor_rounds_change_it():
+    one = UpdateRequest(100, 500, 2.0, rounds=5).forecast().ratio
+    assert UpdateRequest(100, 500, 2.0, rounds=40, clip_norm=7.0).forecast().ratio == pytest.approx(one, rel=1e-3)
+
+
+def test_sums_count_half_of_the_machines_unless_more_of_them_may_work_with_the_server():
+    alone = UpdateRequest(100, 500, 2.0).forecast()
+    summed = UpdateRequest(100, 500, 2.0, trust="secure-aggregation")
+    assert summed.forecast().ratio == pytest.approx(alone.ratio / math.sqrt(50), rel=1e-2)
+    few = UpdateRequest(100, 500, 2.0, trust="secure-aggregation", colluders=70)
+    assert few.policy().min_honest == 10
+    assert summed.guarantee.min_honest == 50
+
+
+def test_what_is_printed_is_what_was_asked_for():
+    made = update_lines(UpdateRequest(10, 20, gdp_mu(2.5, 1e-5), rounds=7))
+    assert "epsilon=2.5, max_participations=7" in made[-1]
+    assert UpdatePolicy(clip_norm=1.0, epsilon=2.5, max_participations=7).mu == pytest.approx(gdp_mu(2.5, 1e-5))
+    assert "mu=1.2345, max" in update_lines(UpdateRequest(10, 20, 1.2345))[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--unit", "person"], "sample or machine"),
+        (["--unit", "machine", "--set", "mu=1"], "without a run's configuration"),
+        (["--unit", "machine", "--machines", "5", "--epsilon", "1"], "--parameters"),
+        (["--unit", "machine", "--machines", "5", "--parameters", "9"], "exactly one of --epsilon and --mu"),
+        ([*PLAN[1:], "--mu", "1"], "exactly one of --epsilon and --mu"),
+        ([*PLAN[1:], "--batch", "5"], "--batch"),
+        ([*PLAN[1:], "--stream"], "--stream"),
+        ([*PLAN[1:], "--per-round", "101"], "per_round <= 100"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, said):
+    result = invoke("plan", *arguments, width="200")
+    assert result.exit_code != 0
+    assert said in result.output
+
+
+def test_numbers_that_are_none_are_refused():
+    for changes in ({"machines": 0}, {"parameters": 0}, {"rounds": 0}, {"samples": -1}):
+        with pytest.raises(ConfigurationError, match="Expected"):
+            UpdateRequest(**{"machines": 5, "parameters": 9, "mu": 1.0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"wait_for": 0.8}, "no budget is"),
+        ({"wait_for": 0.8, "strategy": "noisy-sgd"}, "one that never comes is lost, and its budget"),
+        (
+            {"wait_for": 0.8, "strategy": "full-batch"},
+            r"2 machines a round \(20 %\) the budget of a release",
+        ),
+        ({"ask": 1.2, "clients_per_round": 5, "strategy": "full-batch"}, "asks 6 machines and ends when 5"),
+    ],
+)
+def test_a_plan_says_what_late_answers_are_worth(settings, said):
+    (line,) = late_lines(RunConfig(**settings))
+    assert re.search(said, line)
+
+
+def test_a_plan_says_nothing_where_rounds_wait_for_all():
+    assert late_lines(RunConfig()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"strategy": "one-shot", "wait_for": 0.8}, "wait-for to be 1 with this strategy"),
+        ({"strategy": "tree-momentum", "wait_for": 0.8}, "wait-for to be 1 with this strategy"),
+        ({"ask": 1.2}, "ask to be at most 10 machines over clients-per-round = 10"),
+        ({"trust": "secure-aggregation", "wait_for": 0.5}, "at least min-cohort = 8 machines"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_key(settings, said):
+    with pytest.raises(ConfigurationError, match=said):
+        RunConfig(**settings)
+
+
+def test_whatever_depends_on_machines_a_round_counts_those_that_are_asked():
+    more, as_many = RunConfig(clients_per_round=5, ask=1.2), RunConfig(clients_per_round=6)
+    assert more.asked_per_round == 6
+    assert prepare(more).num_rounds == prepare(as_many).num_rounds
+    assert prepare(more).values == prepare(as_many).values
+    assert prepare(more).strategy().clients_per_round == 6

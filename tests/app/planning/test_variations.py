@@ -9,9 +9,15 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.methods import METHODS
 from murmurfl.app.planning import decide
 from murmurfl.app.planning.deciding import noise_to_signal_of
-from murmurfl.app.planning.plan_answers import choice_of_numbers, choice_of_run
+from murmurfl.app.planning.plan_answers import (
+    AS_SET,
+    DEFAULT,
+    choice_of_numbers,
+    choice_of_run,
+    tried_out,
+    variations_of,
+)
 from murmurfl.app.planning.plan_lines import reasons, rows_of
-from murmurfl.app.planning.variations import AS_SET, DEFAULT, tried_out, variations_of
 from murmurfl.app.runs.experiment import prepare, situation_of
 from murmurfl.app.settings.layers import parse_assignments, started_with
 from murmurfl.app.settings.run_config import RunConfig

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.clients import Centring, DelayedMomentumClient, FullBatchClient, Mu2Client, OnlineClient
+from murmurfl.clients import Centring, DelayedMomentumClient, FullBatchClient, Mu2Client, OnlineClient, Request
 from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,
@@ -219,7 +219,7 @@ def test_the_mean_leaves_under_masks_only():
     assert arrays[0].dtype == np.uint64
     assert (examples, arrays[0].shape) == (COUNT, (K,))
     bare = client(trust=SUMS, masking=masking_of("1", ROSTER))
-    release = bare.centred.release("mean", 0)
+    release = bare.centred.answer(Request(1, "mean", 0, ()), lambda _: None)
     assert np.array_equal(unmasked(arrays, metrics, ROSTER)[0], release.counts)
     with pytest.raises(ConfigurationError, match="nothing leaves this machine without masks"):
         client(trust=SUMS).fit(*mean_request())

@@ -1,17 +1,49 @@
-"""Options of strategies and clients are typed: a checker finds one that is misspelt, missing or of another type."""
+"""Options of strategies: typed, checked, refused where Flower's have no meaning here; and permits of sessions."""
 
+from __future__ import annotations
+
+import importlib
 import inspect
 import json
+import pkgutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Required, get_origin, get_type_hints
 
+import flwr.server.strategy as legacy
+import flwr.serverapp.strategy as message_api
+import numpy as np
 import pytest
-from murmurfl.clients import PrivateClient
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from murmurfl.clients import CorrelatedNoiseMod, NoisySGDClient, PrivateClient, UpdatePolicy
 from murmurfl.clients.private_client import ClientOptions
-from murmurfl.strategies import ReleaseStrategy
-from murmurfl.strategies.rounds.options import ReleaseOptions
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, protocol
+from murmurfl.privacy.permits import OwnerKey
+from murmurfl.strategies import (
+    CheckpointError,
+    CorrelatedFedAvg,
+    FullBatch,
+    MeanOfFeatures,
+    Mu2,
+    NodesUnavailableError,
+    NoisySGD,
+    OnlineFedSGD,
+    PrivateEvaluation,
+    SecureAggregation,
+    TrustedMu2,
+    sample_machines,
+)
+from murmurfl.strategies.rounds import strategy as rounds
+from murmurfl.strategies.rounds.options import UnexpectedArgumentError
+
+from tests.harness.grid import NodesGrid
+from tests.harness.machines import normal_samples, simulated_app
+from tests.harness.models import Data
+from tests.harness.secure import HELPERS, SecureGrid, build, machines, same, trained
+from tests.strategies.sums.test_secure_resume import in_round
 
 ROOT = Path(__file__).parents[3]
 
@@ -70,11 +102,369 @@ def test_a_type_checker_complains_about_every_wrong_option_and_about_nothing_els
     assert errors == wrong
 
 
-@pytest.mark.parametrize(("options", "kind"), [(ReleaseOptions, ReleaseStrategy), (ClientOptions, PrivateClient)])
-def test_the_typed_options_are_those_that_the_constructor_takes(options, kind):
-    parameters = inspect.signature(kind).parameters.values()
+def test_the_typed_options_are_those_that_the_constructor_takes():
+    parameters = inspect.signature(PrivateClient).parameters.values()
     keywords = {parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
-    typed = get_type_hints(options, include_extras=True)
+    typed = get_type_hints(ClientOptions, include_extras=True)
     assert typed.keys() == {parameter.name for parameter in keywords}
     required = {name for name, hint in typed.items() if get_origin(hint) is Required}
     assert required == {parameter.name for parameter in keywords if parameter.default is inspect.Parameter.empty}
+
+
+def test_a_strategys_constructor_is_its_options():
+    parameters = inspect.signature(TrustedMu2).parameters
+    assert {"num_clients", "sampling", "learning_rate", "diameter", "policy", "noise_keys"} <= parameters.keys()
+    assert {one.kind for one in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    missing = {name for name, one in parameters.items() if one.default is inspect.Parameter.empty}
+    assert missing == {"learning_rate", "policy", "num_rounds"}
+
+
+D = 3
+START = ArrayRecord({"w": Array(np.zeros(D))})
+TRUSTED = PrivacyPolicy(clip_norm=1.0, batch_size=1, max_participations=9, mu=1.0, trust="trusted-server")
+MAKE = {
+    "CorrelatedFedAvg": lambda **given: CorrelatedFedAvg(**given),
+    "Mu2": lambda **given: Mu2(learning_rate=0.1, **given),
+    "NoisySGD": lambda **given: NoisySGD(learning_rate=0.1, **given),
+    "FullBatch": lambda **given: FullBatch(learning_rate=0.1, **given),
+    "OnlineFedSGD": lambda **given: OnlineFedSGD(learning_rate=0.1, local_steps=1, **given),
+    "TrustedMu2": lambda **given: TrustedMu2(learning_rate=0.1, policy=TRUSTED, num_rounds=4, **given),
+}
+HONOURED = {"fraction_train", "min_train_nodes", "min_available_nodes"}
+
+
+def strategies_of(module):
+    """Flower's own strategy classes, deprecated ones that it no longer exports as well."""
+    classes = set()
+    for found in pkgutil.iter_modules(module.__path__):
+        inside = importlib.import_module(f"{module.__name__}.{found.name}")
+        classes |= {
+            kind
+            for _, kind in inspect.getmembers(inside, inspect.isclass)
+            if issubclass(kind, module.Strategy) and not inspect.isabstract(kind)
+        }
+    return classes
+
+
+def arguments_of_flower():
+    """The name of every argument of any strategy of Flower."""
+    kinds = strategies_of(message_api) | strategies_of(legacy)
+    parameters = [parameter for kind in kinds for parameter in inspect.signature(kind).parameters.values()]
+    return {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
+
+
+def refusal(made, **given):
+    with pytest.raises(ConfigurationError) as raised:
+        MAKE[made](num_clients=4, **given)
+    assert isinstance(raised.value, TypeError)
+    assert isinstance(raised.value, UnexpectedArgumentError)
+    return str(raised.value)
+
+
+def test_flowers_strategy_arguments_are_taken_or_refused_by_name():
+    flowers = arguments_of_flower()
+    assert {"weighted_by_key", "proximal_mu", "eta", "on_fit_config_fn", "fraction_fit"} <= flowers
+    taken = {*HONOURED, "arrayrecord_key", "configrecord_key"}
+    for name in flowers - taken:
+        said = refusal("CorrelatedFedAvg", **{name: 0.25})
+        assert said.startswith(f"Expected no {name} for CorrelatedFedAvg, got 0.25: "), said
+        assert len(said) > 70, "and says what takes its place"
+
+
+def test_an_argument_nobody_knows_is_refused_by_its_name_too():
+    """The sibling of the test above: it would see an argument that has no text of its own."""
+    said = refusal("CorrelatedFedAvg", fraction_of_new_flower=0.25)
+    assert said == "Expected an argument that CorrelatedFedAvg has, got 'fraction_of_new_flower'."
+    assert refusal("Mu2", diametre=1.0).endswith("got 'diametre'; did you mean 'diameter'?")
+    assert refusal("Mu2", sesion="s").endswith("did you mean 'session'?"), "of a base as well"
+
+
+@pytest.mark.parametrize("strategy", MAKE)
+def test_every_strategy_refuses_with_its_own_name_and_what_takes_its_place(strategy):
+    said = refusal(strategy, fraction_evaluate=0.5, weighted_by_key="num-examples", evaluate_metrics_aggr_fn=max)
+    for name in ("fraction_evaluate", "weighted_by_key", "evaluate_metrics_aggr_fn"):
+        assert f"Expected no {name} for {strategy}, got " in said
+    assert "evaluate_fn" in said
+    assert "PrivateEvaluation" in said
+    assert "depends on a machine's data" in said
+    assert ("evaluate_on_machines=True" in said) == (strategy == "CorrelatedFedAvg")
+
+
+def test_what_asks_for_nothing_is_let_through():
+    CorrelatedFedAvg(fraction_evaluate=0.0, min_evaluate_nodes=0, train_metrics_aggr_fn=None, initial_parameters=None)
+    refusal("CorrelatedFedAvg", fraction_evaluate=False)
+    refusal("CorrelatedFedAvg", weighted_by_key="")
+
+
+# How many machines.
+
+
+def app():
+    return simulated_app(NoisySGDClient, Data([(D,)]), lambda name: normal_samples(name, 9, D), mechanism="independent")
+
+
+def trained_on(nodes, strategy=NoisySGD, grid=NodesGrid, rounds=2, **given):
+    given = {"node_deadline_s": 0.5, "seed": 1, "session": "s", **given}
+    made = strategy(learning_rate=0.1, **given)
+    made.start(grid(app(), nodes), START, num_rounds=rounds)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("nodes", "given", "expected"),
+    [
+        (5, {}, (5, 5)),
+        (5, {"fraction_train": 0.6}, (5, 3)),
+        (5, {"fraction_train": 0.2}, (5, 2)),  # FedAvg's own min_train_nodes
+        (5, {"fraction_train": 0.2, "min_train_nodes": 1}, (5, 1)),
+        (5, {"fraction_train": 0.2, "min_train_nodes": 4}, (5, 4)),
+        (5, {"min_available_nodes": 3}, (5, 5)),
+        (5, {"clients_per_round": 3}, (5, 3)),
+        (6, {"num_clients": 4, "fraction_train": 0.5, "min_available_nodes": 2}, (4, 2)),
+        (1, {"min_available_nodes": 1}, (1, 1)),
+    ],
+)
+def test_the_numbers_of_machines_are_those_of_fedavg(nodes, given, expected):
+    strategy = trained_on(nodes, **given)
+    assert (strategy.num_clients, strategy.clients_per_round) == expected
+    assert [report.aggregated for report in strategy.history] == [expected[1]] * 2
+
+
+def test_a_share_asks_as_many_as_it_says():
+    """0.29 * 100 is below 29 in floating point."""
+    assert CorrelatedFedAvg(num_clients=100, fraction_train=0.29).clients_per_round == 29
+
+
+def test_without_num_clients_the_same_machines_are_asked_as_with_it():
+    left_out, given = trained_on(6, fraction_train=0.5), trained_on(6, num_clients=6, clients_per_round=3)
+    assert (left_out.state.w == given.state.w).all()
+    assert list(left_out.participation) == sample_machines(list("012345"), 3, 1, 2)
+
+
+def test_a_training_does_not_begin_without_the_machines_it_waits_for():
+    for given in ({"min_available_nodes": 4}, {"fraction_train": 0.1, "min_train_nodes": 4}):
+        with pytest.raises(NodesUnavailableError, match="Expected 4 machines"):
+            trained_on(3, node_deadline_s=0.05, **given)
+    with pytest.raises(NodesUnavailableError, match="Expected 2 machines"):
+        trained_on(1, node_deadline_s=0.05)
+
+
+def test_machines_that_are_about_to_say_who_they_are_are_waited_for():
+    class Slow(NodesGrid):
+        """The last node answers at the third look."""
+
+        looks = 0
+
+        def pull_messages(self, message_ids):
+            self.looks += 1
+            last = max(self.contexts)
+            replies = super().pull_messages(message_ids)
+            late = [reply for reply in replies if reply.metadata.src_node_id == last and self.looks < 3]
+            self._replies.update({reply.metadata.reply_to_message_id: reply for reply in late})
+            return [reply for reply in replies if reply not in late]
+
+    assert trained_on(4, grid=Slow, node_deadline_s=5.0).num_clients == 4
+
+
+def test_a_resumed_training_has_the_machines_it_began_with(tmp_path):
+    path, grid = tmp_path / "checkpoint.npz", NodesGrid(app(), 6)
+    given = {"fraction_train": 0.5, "checkpoint": path, "session": None}
+    begun = trained_on(0, rounds=2, grid=lambda *_: grid, **given)
+    grid.contexts |= {9000: NodesGrid(app(), 9).contexts.pop(1008)}  # one more since
+    resumed = trained_on(0, rounds=4, grid=lambda *_: grid, **given)
+    assert (resumed.num_clients, resumed.clients_per_round) == (begun.num_clients, begun.clients_per_round) == (6, 3)
+    assert resumed.machines.names == begun.machines.names
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"fraction_train": 0.0},
+        {"fraction_train": 1.1},
+        {"fraction_train": "half"},
+        {"min_train_nodes": 0},
+        {"min_available_nodes": 1.5},
+        {"num_clients": 0},
+        {"num_clients": True},
+        {"num_clients": 2, "clients_per_round": 3},
+        {"num_clients": 2, "min_available_nodes": 3},
+        {"num_clients": 2, "fraction_train": 0.5, "min_train_nodes": 3},
+        {"num_clients": 4, "clients_per_round": 2, "fraction_train": 0.5},
+    ],
+)
+def test_impossible_numbers_of_machines_are_refused(given):
+    with pytest.raises(ConfigurationError, match="Expected"):
+        CorrelatedFedAvg(**given)
+
+
+def test_sums_larger_than_a_round_are_refused():
+    with pytest.raises(ConfigurationError, match="min_cohort of at most clients_per_round = 2"):
+        CorrelatedFedAvg(num_clients=4, fraction_train=0.5, secure_aggregation=SecureAggregation(min_cohort=3))
+
+
+OWNER = OwnerKey(bytes(range(32)))
+NOW = int(time.time())
+
+
+def permit(*sessions, begins=-60, ends=6 * 3600):
+    return OWNER.permit(sessions or ["s"], not_before=NOW + begins, until=NOW + ends)
+
+
+class Watching:
+    """Keeps the kind and the entries of every message that is sent."""
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        self.sent = [*getattr(self, "sent", []), *((m.metadata.message_type, _entries(m)) for m in messages)]
+        return super().push_messages(messages)
+
+    def carried(self):
+        return {(kind, entries.get(protocol.PERMIT)) for kind, entries in self.sent}
+
+
+def _entries(message):
+    return {key: value for record in message.content.config_records.values() for key, value in record.items()}
+
+
+class WatchedSecureGrid(Watching, SecureGrid):
+    pass
+
+
+class WatchedGrid(Watching, NodesGrid):
+    pass
+
+
+def test_every_message_carries_it_greetings_questions_and_openings_too():
+    grid, plain, text = WatchedSecureGrid(machines()), WatchedSecureGrid(machines()), permit()
+    strategy = trained(build(secure={}, permit=text), grid, rounds=2)
+    strategy.ask_privacy(grid)
+    assert grid.carried() == {("train", text), ("query", text), (protocol.QUERY_OPEN, text)}
+    assert {entries.get(protocol.ASK) for _, entries in grid.sent} == {
+        None,
+        "hello",
+        "privacy",
+        "whether",
+        "lock",
+        "open",
+    }
+    without = trained(build(secure={}), plain, rounds=2)
+    assert {carried for _, carried in plain.carried()} == {None}
+    assert same(strategy, without), "it is no part of what is trained"
+    assert strategy.settings() == {**without.settings(), "session": None}
+
+
+def test_the_other_kinds_of_rounds_carry_it_as_well():
+    text = permit()
+    mod = CorrelatedNoiseMod(
+        simulation=UpdatePolicy(clip_norm=1.0, mu=4.0, max_participations=5, allow_evaluation=True)
+    )
+    app = ClientApp(mods=[mod])
+
+    @app.train()
+    def train(message, context):
+        (record,) = message.content.array_records.values()
+        return Message(RecordDict({"arrays": record, "metrics": MetricRecord({"loss": 0.5})}), reply_to=message)
+
+    app.evaluate()(train)
+    grid = WatchedGrid(app, 2)
+    model = ArrayRecord([np.zeros(3)])
+    strategy = CorrelatedFedAvg(num_clients=2, permit=text, evaluate_on_machines=True)
+    strategy.start(grid, model, num_rounds=1)
+    assert strategy.session == "s"
+    assert grid.carried() == {("train", text), ("evaluate", text)}
+    asked = []
+    for strategy in (
+        MeanOfFeatures(num_features=2, num_clients=2, permit=text, node_deadline_s=0.05),
+        PrivateEvaluation(num_clients=2, permit=text, node_deadline_s=0.05),
+    ):
+        strategy.state, strategy.machines.names = object(), ["0", "1"]
+        strategy.query_points = lambda state: ()
+        asked.append(strategy._plan_round(1, None).entries)
+    assert [entries[protocol.PERMIT] for entries in asked] == [text, text]
+    assert [entries[protocol.RELEASE_OF] for entries in asked] == ["mean", "evaluation"]
+
+
+def test_a_training_uses_the_permits_sessions_only():
+    two = permit("first", "second")
+    assert rounds.session_of(None, None) != rounds.session_of(None, None)
+    assert build(session=None, permit=two).session == "first"
+    assert build(session="second", permit=two).session == "second"
+    with pytest.raises(ConfigurationError, match="Expected a permit for session 'third', got one for first, second"):
+        build(session="third", permit=two)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("night.permit", "Expected a permit, one line that begins with murmurfl-permit-1"),
+        (permit()[:-10] + "?", "got one whose text was changed or cut"),
+        (permit(begins=-600, ends=-300), r"that has not ended, got one until .* --renew"),
+    ],
+)
+def test_what_no_machine_would_believe_is_refused_before_any_is_asked(text, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        Mu2(num_clients=2, clients_per_round=2, learning_rate=0.1, permit=text)
+
+
+class Killed(BaseException):
+    """What a kill -9 is to a test."""
+
+
+class Dying(Watching, NodesGrid):
+    """The server is killed when it has the replies of a round."""
+
+    dies_in = 3
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        replies = super().send_and_receive(messages, timeout=timeout)
+        if _entries(messages[0]).get(protocol.SERVER_ROUND) == self.dies_in:
+            raise Killed
+        return replies
+
+
+@pytest.mark.parametrize("first", [None, permit("s")])
+def test_a_training_continues_with_renewed_and_new_permits(tmp_path, first):
+    made, checkpoint, renewed = machines(masked=False), tmp_path / "checkpoint.npz", permit("s", ends=7 * 3600)
+    grid = Dying(made.app, 6)
+    own = {"run_dry": True, "session": None}  # without a permit its session has a name that nobody chose
+
+    def strategy(**options):
+        return build(checkpoint=checkpoint, **{**own, **options})
+
+    begun = strategy(permit=first)
+    session = begun.session
+    with pytest.raises(Killed):
+        trained(begun, grid)
+    grid.dies_in = 0
+    with pytest.raises(ConfigurationError, match=f"Expected a permit for session '{session}', got one for other.*sign"):
+        trained(strategy(permit=permit("other")), grid)
+    resumed = trained(strategy(permit=permit(session, ends=7 * 3600) if first is None else renewed), grid)
+    assert (resumed.session, len(resumed.history)) == (session, 6)
+    assert {entries[protocol.SESSION] for kind, entries in grid.sent if kind == "train"} == {session}
+
+
+def test_a_checkpoint_is_of_its_settings_still(tmp_path):
+    """The sibling: a renewed permit is no way around what a checkpoint must agree on."""
+    grid, checkpoint = NodesGrid(machines(masked=False).app, 6), tmp_path / "checkpoint.npz"
+    trained(build(checkpoint=checkpoint, run_dry=True, permit=permit()), grid, rounds=1)
+    with pytest.raises(CheckpointError, match="learning_rate"):
+        trained(build(checkpoint=checkpoint, run_dry=True, permit=permit(ends=7 * 3600), learning_rate=0.5), grid)
+
+
+def test_a_set_that_may_be_open_is_opened_under_a_renewed_permit(tmp_path):
+    """The server is killed after one helper has opened it: the same set under another permit, and the same model."""
+    checkpoint, grid = tmp_path / "checkpoint.npz", WatchedSecureGrid(machines())
+
+    def killed(message):
+        raise Killed
+
+    in_round(grid, "answers", HELPERS[0], killed)
+    with pytest.raises(Killed):
+        trained(build(secure={}, checkpoint=checkpoint, permit=permit()), grid, rounds=4)
+    grid.seen = lambda kind, helper, message: message
+    grid.sent = []
+    renewed = permit(ends=7 * 3600)
+    resumed = trained(build(secure={}, checkpoint=checkpoint, permit=renewed), grid, rounds=4)
+    assert {text for _, text in grid.carried()} == {renewed}
+    assert same(resumed, trained(build(secure={}), SecureGrid(machines()), rounds=4))

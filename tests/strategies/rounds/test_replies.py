@@ -1,11 +1,78 @@
-"""Adding up what came back."""
+"""Requests as messages, and which replies and statements are believed."""
+
+from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
-from murmurfl.privacy import Release
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType
+from flwr.supercore.task_identity import TaskIdentity
+from murmurfl.privacy import Release, protocol
 from murmurfl.strategies import Reply
-from murmurfl.strategies.rounds.replies import SummedReplies
+from murmurfl.strategies.rounds import replies as requests
+from murmurfl.strategies.rounds.replies import RoundRequest, SummedReplies, is_statement, request_messages
 from murmurfl.strategies.sums.summation import ReleaseSum
+
+from tests.harness.records import shown
+
+NODES = {"0": 1000, "1": 1001, "2": 1002}
+
+
+def messages(config=None):
+    # `Message(...)` takes its sender from here; a SuperLink would have set it.
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    points = {key: ArrayRecord({"w": Array(np.full(2, 0.5))}) for key in (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)}
+    request = RoundRequest(3, "session", {"2": 1, "0": 0}, {}, (), {protocol.CENTRE: b"1234"})
+    return request_messages(config or ConfigRecord({"lr": 0.1}), request, points, NODES)
+
+
+def test_every_machine_is_asked_with_its_own_name_and_acknowledgement():
+    asked = messages()
+    assert [message.metadata.dst_node_id for message in asked] == [1002, 1000]
+    for message, name, ack in zip(asked, ("2", "0"), (1, 0), strict=True):
+        assert dict(message.content[protocol.CONFIG]) == {
+            "lr": 0.1,
+            protocol.CENTRE: b"1234",
+            protocol.VERSION: protocol.PROTOCOL_VERSION,
+            protocol.SERVER_ROUND: 3,
+            protocol.SESSION: "session",
+            protocol.MACHINE: name,
+            protocol.ACK: ack,
+        }
+        assert list(message.content) == [protocol.ARRAYS, protocol.PREVIOUS_ARRAYS, protocol.CONFIG]
+
+
+def test_messages_are_as_flower_makes_them():
+    for message in messages():
+        made = Message(message.content, message.metadata.dst_node_id, MessageType.TRAIN)
+        made.metadata.created_at = message.metadata.created_at  # one clock for a round
+        assert vars(message).keys() == vars(made).keys()
+        assert message.metadata == made.metadata
+        assert message.content == made.content
+        assert not message.has_error()
+
+
+def test_where_flower_keeps_a_messages_parts_elsewhere_it_makes_them_itself(monkeypatch):
+    expected = [shown(message.content) for message in messages()]
+    monkeypatch.setattr(requests, "_alike", lambda *_: None)
+    assert [shown(message.content) for message in messages()] == expected
+
+
+def test_the_callers_entries_do_not_stand_in_for_the_protocols():
+    asked = messages(ConfigRecord({protocol.MACHINE: "9", protocol.ACK: 9, protocol.SESSION: "other"}))
+    assert [message.content[protocol.CONFIG][protocol.MACHINE] for message in asked] == ["2", "0"]
+    assert [message.content[protocol.CONFIG][protocol.ACK] for message in asked] == [1, 0]
+    assert {message.content[protocol.CONFIG][protocol.SESSION] for message in asked} == {"session"}
+
+
+def test_entries_of_one_machines_message_are_not_anothers():
+    first, second = messages()
+    before = shown(second.content)
+    first.content[protocol.CONFIG][protocol.SERVER_ROUND] = 99
+    del first.content[protocol.PREVIOUS_ARRAYS]
+    assert shown(second.content) == before
+
 
 SIZE = 5
 
@@ -52,3 +119,33 @@ def test_releases_that_were_added_up_where_they_were_made_are_the_same_sum():
             SummedReplies(tuple(map(str, range(len(part)))), ones, (0,) * len(part), ones, counts, 2.0**-20)
         )
     assert (together.total() == one_by_one.total()).all()
+
+
+PLAIN = {
+    "releases": 3,
+    "mu-spent": 0.5,
+    "mu-guaranteed": 1.0,
+    "mu-budget": math.inf,
+    "samples-used": 24,
+    "max-participations": 10,
+    "mechanism": "cancelling",
+}
+SUMS = {"mu-local": 2.0, "min-honest": 4, "min-cohort": 5}
+
+
+def test_a_statement_has_all_its_figures_and_under_sums_what_they_rest_on():
+    assert is_statement(PLAIN)
+    assert is_statement(PLAIN | SUMS)
+    assert is_statement(PLAIN | SUMS | {"mu-local": math.inf})
+
+
+@pytest.mark.parametrize("name", [*SUMS, "mu-guaranteed"])
+@pytest.mark.parametrize("value", ["many", None, math.nan, -1, [3], True])
+def test_one_machine_cannot_spoil_a_runs_figures_with_something_that_is_none(name, value):
+    """It would end the run that has just been made, or put an impossible figure into its sentence."""
+    assert not is_statement(PLAIN | SUMS | {name: value})
+
+
+@pytest.mark.parametrize("change", [{"min-honest": 0}, {"min-cohort": 0}, {"min-honest": 2.5}, {"min-honest": 5000}])
+def test_numbers_of_machines_are_whole_and_possible(change):
+    assert not is_statement(PLAIN | SUMS | change)

@@ -1,5 +1,7 @@
 """A device as it is asked for: on the command line and from Python."""
 
+from __future__ import annotations
+
 import json
 
 import numpy as np
@@ -11,6 +13,8 @@ from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.outcome import result_schema
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
+
+from benchmarks import device
 
 SETTINGS = {
     "task": "synthetic",
@@ -74,3 +78,20 @@ def test_from_python_it_is_the_same_run():
 def test_from_python_another_engine_is_refused():
     with pytest.raises(ConfigurationError, match="Expected engine 'cohort' for device 'torch-cpu', got 'inprocess'"):
         simulate(engine="inprocess", device="torch-cpu")
+
+
+ROW = {"machines": 20, "parameters": 1_000_000, "device": 30.0, "one_core": 60.0}
+
+
+def test_the_device_table_names_the_cpu_without_a_gpu():
+    table = device.table({"gpu": "", "backend": "torch-cpu", "rows": [ROW]})
+    assert "| 1,000,000 | 20 | not measured: no GPU was found | 60 | |" in table
+    assert "PyTorch's CPU backend on one core, the same path without a GPU: 30 at d = 1,000,000 updates/s." in table
+    assert "0.5" not in table
+
+
+def test_with_a_gpu_the_table_has_its_name_and_the_ratio():
+    table = device.table({"gpu": "Some GPU", "backend": "cuda", "rows": [{**ROW, "device": 1_800.0}]})
+    assert "Some GPU, updates/s" in table
+    assert "| 1,000,000 | 20 | 1,800 | 60 | 30.0 |" in table
+    assert "not measured" not in table

@@ -1,0 +1,372 @@
+"""Methods of one round's gradients or local steps: noisy SGD and ISRL-DP, private momentum, online, shuffled.
+
+Those that correct a gradient over the rounds stand in :mod:`.mu2_methods`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...clients import IsrlDpClient, NoisySGDClient, OnlineClient, ShuffledClient
+from ...clients.adapters.per_sample_gradients import gradients_at
+from ...privacy import NO_NOISE, ConfigurationError, PrivacyPolicy, ShuffledPolicy, epoch_words
+from ...privacy.setting import refusal
+from ...strategies import (
+    MOMENTUM_MECHANISMS,
+    CorrelatedMomentum,
+    IsrlDp,
+    NoisySGD,
+    OnlineFedSGD,
+    PublicEpochs,
+    ReducedTreeMomentum,
+    Regularizer,
+    ShuffledAvg,
+    TreeMomentum,
+    private_rounds,
+)
+from ...strategies.shuffled import penalty
+from ..data.loading import public_shard
+from ..models.model import Model
+from ..settings.registry import known_mechanism, registry
+from ..settings.run_config import RunConfig
+from .method import BOUNDING, Method
+from .presets import (
+    SGD,
+    Hyperparameters,
+    PaperConstants,
+    Problem,
+    sgd_preset,
+    the_task,
+    tuned,
+    usual_norm,
+    usual_smoothness,
+)
+
+
+class NoisySgdMethod(Method):
+    """Noisy SGD, the baseline of reshef-levy-2025."""
+
+    name = "noisy-sgd"
+    sentence = "Noisy SGD: fresh noise in every release, the server is not trusted."
+    keys = Method.keys | {"diameter", "secret-order"} | BOUNDING
+    mechanisms = ("independent",)
+    default_mechanism = "independent"
+    # SGD has nothing to carry over: a lost gradient belongs to a model that is gone.
+    release_rule = "paper"
+    presets = ("practical", "paper")
+    sums_suffice = True
+    on_real_nodes = True
+    client_type = NoisySGDClient
+    strategy_type = NoisySGD
+
+    def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
+        if config.preset != "paper":
+            return sgd_preset(config, num_rounds, model)
+        constants = PaperConstants.of(model)
+        variance = constants.sgd_variance(config, model) / config.asked_per_round
+        eta = constants.diameter / math.sqrt(num_rounds * (constants.lipschitz**2 + variance))
+        return Hyperparameters(constants.lipschitz, eta, constants.diameter, "uniform", "balanced")
+
+
+class IsrlDpMethod(NoisySgdMethod):
+    """ISRL-DP minibatch SGD (Lowy and Razaviyayn 2023), the "other work" of reshef-levy-2025."""
+
+    name = "isrl-dp"
+    sentence = "ISRL-DP minibatch SGD: fresh noise, an average of the iterates, the server is not trusted."
+    keys = NoisySgdMethod.keys - {"secret-order"}
+    sums_suffice = False
+    on_real_nodes = False
+    client_type = IsrlDpClient
+    strategy_type = IsrlDp
+    variant = "minibatch"
+
+    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+        return {**super().strategy_options(problem), "variant": self.variant}
+
+    def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
+        if config.preset != "paper":
+            return sgd_preset(config, num_rounds, model)
+        constants, spread = PaperConstants.of(model), _spread(config, model)
+        eta = min(constants.diameter / (spread * math.sqrt(num_rounds)), 1 / (2 * constants.smoothness))
+        return Hyperparameters(constants.lipschitz, eta, constants.diameter, "uniform", "balanced")
+
+
+class AcceleratedIsrlDpMethod(IsrlDpMethod):
+    """ISRL-DP with the accelerated steps of AC-SA."""
+
+    name = "isrl-dp-accelerated"
+    sentence = "ISRL-DP with accelerated steps (AC-SA), the server is not trusted."
+    variant = "accelerated"
+
+    def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
+        if config.preset != "paper":
+            return sgd_preset(config, num_rounds, model, accelerated=True)
+        constants, spread = PaperConstants.of(model), _spread(config, model)
+        eta = min(constants.diameter / (spread * (num_rounds + 2) ** 1.5), 1 / (4 * constants.smoothness))
+        return Hyperparameters(constants.lipschitz, eta, constants.diameter, "uniform", "balanced")
+
+
+def _spread(config: RunConfig, model: Model) -> float:
+    """Lan 2012 (corollary 1), with the variance of a mean over m machines and the step of AC-SA growing with r."""
+    constants = PaperConstants.of(model)
+    noise = constants.sgd_variance(config, model, config.passes)
+    return math.sqrt((constants.lipschitz**2 / config.batch_size + noise) / config.asked_per_round)
+
+
+_PATH = 30.0
+"""The length of all normalised steps together, and so the furthest that w can come, for pixels."""
+_SCORES = 300.0
+"""How far they move the scores of the longest row, where no constants were chosen."""
+
+
+class TreeMomentumMethod(Method):
+    """Tree-aggregated momentum with normalised steps (algorithm 1)."""
+
+    name = "tree-momentum"
+    sentence = "Tree-aggregated momentum with normalised steps; the server is trusted."
+    keys = Method.keys | {"alpha"} | BOUNDING
+    trusted = True
+    mechanisms = ()
+    release_rule = "paper"
+    presets = ("practical", "paper")
+    everybody = True
+    client_type = NoisySGDClient
+    strategy_type = TreeMomentum
+
+    def mechanism(self, config: RunConfig) -> str:
+        # The machines add no noise; the mechanism that may be set is the server's.
+        return NO_NOISE if not config.private else "independent"
+
+    def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
+        if config.preset == "paper":  # theorem 6
+            epoch = max(num_rounds // config.passes, 1)
+            eta = 1 / math.sqrt(epoch * num_rounds)
+            return Hyperparameters(PaperConstants.of(model).lipschitz, eta, math.inf)
+        return self._practical(config, num_rounds, model)
+
+    def _practical(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
+        chosen = tuned(config)
+        if chosen is None:
+            bound = usual_norm(config, model)
+            return Hyperparameters(SGD.clip * bound, _SCORES / (bound * num_rounds), math.inf)
+        return Hyperparameters(chosen.sgd_clip_norm, _PATH / num_rounds, chosen.diameter)
+
+    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+        return {"alpha": problem.config.alpha}
+
+    def server_noise(self, config: RunConfig) -> str:
+        return "tree"
+
+
+class ReducedTreeMomentumMethod(TreeMomentumMethod):
+    """Momentum of less sensitivity (algorithm 2)."""
+
+    name = "reduced-tree-momentum"
+    sentence = "Tree-aggregated momentum of less sensitivity, for smooth losses; the server is trusted."
+    # Automatic clipping moves two gradients further apart than they were; it may not.
+    keys = TreeMomentumMethod.keys - BOUNDING
+    may_lose = False
+    strategy_type = ReducedTreeMomentum
+
+    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+        smoothness = float(getattr(problem.model, "smoothness", math.inf))
+        return {**super().strategy_options(problem), "smoothness": smoothness}
+
+
+class CorrelatedMomentumMethod(TreeMomentumMethod):
+    """Momentum with any correlated noise."""
+
+    name = "correlated-momentum"
+    sentence = "Momentum with correlated noise of the server, normalised steps; the server is trusted."
+    mechanisms = MOMENTUM_MECHANISMS
+    default_server_mechanism = "blt"
+    strategy_type = CorrelatedMomentum
+
+    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+        config, options = problem.config, dict(problem.config.mechanism_options)
+        mechanism = self.server_noise(config) if config.private else "independent"
+        if mechanism == "blt" and config.passes > 1:
+            separation = self.policy(problem, max(problem.sizes)).min_separation
+            options |= {"num_participations": config.passes, "min_separation": separation}
+        return {**super().strategy_options(problem), "mechanism": mechanism, "mechanism_options": options}
+
+    def server_noise(self, config: RunConfig) -> str:
+        return known_mechanism(config.mechanism) or self.default_server_mechanism
+
+
+class TrustedSgdMethod(TreeMomentumMethod):
+    """DP-SGD with a trusted server, to compare with."""
+
+    name = "trusted-sgd"
+    sentence = "DP-SGD with fresh noise of the server, to compare with; the server is trusted."
+    keys = Method.keys | BOUNDING
+    strategy_type = CorrelatedMomentum
+
+    def _practical(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
+        return sgd_preset(config, num_rounds, model)
+
+    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+        return {"alpha": 1.0, "normalised": False}
+
+    def server_noise(self, config: RunConfig) -> str:
+        return "fresh"
+
+
+_UPDATE_CLIP, _UPDATE_TRAVEL = 0.1, 7.5
+"""Of whole updates: S / R, since gradients along the steps hardly agree, and eta L tau."""
+
+
+class OnlineMethod(Method):
+    """Online federated SGD: local steps on samples as they come."""
+
+    name = "online"
+    sentence = "Locally private online learning: machines take local steps, the server is not trusted."
+    keys = Method.keys | {"clip-unit", "global-learning-rate", "release-rule"}
+    clip_units = ("update", "contractive")
+    local_steps = True
+    has_regret = True
+    centres = False
+    sums_suffice = True
+    on_real_nodes = True
+    client_type = OnlineClient
+    strategy_type = OnlineFedSGD
+
+    def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
+        kind, bound = registry("model")[config.model], usual_norm(config, model)
+        longest = 1 / usual_smoothness(config, model)
+        if config.clip_unit == "contractive":
+            return Hyperparameters(SGD.clip * bound, longest)
+        # Beyond 1 / L steps on scores still lead somewhere, and those on squares nowhere.
+        eta = _UPDATE_TRAVEL / config.batch_size * longest
+        return Hyperparameters(_UPDATE_CLIP * bound, eta if kind.scores else min(eta, longest))
+
+    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+        config = problem.config
+        return {"local_steps": config.batch_size, "global_learning_rate": config.global_learning_rate}
+
+
+_ROUNDING = 1e-12
+_EPOCH_TRAVEL = 30.0
+"""eta L of all steps of an epoch together."""
+
+
+def regularization(config: RunConfig) -> tuple[Regularizer, float]:
+    """Psi and its lambda or radius: the configuration's, or the task's."""
+    task = the_task(config)
+    kind = config.regularizer or task.regularizer
+    strength = task.regularizer_strength if kind == task.regularizer else 0.0
+    return kind, config.regularizer_strength or strength  # type: ignore[return-value]
+
+
+class ShuffledMethod(Method):
+    """Shuffled gradient methods whose intermediate iterates stay on the machine."""
+
+    name = "shuffled"
+    sentence = "Shuffled gradients: noise on every step of an epoch on the machine, public samples on either side."
+    keys = frozenset(
+        {
+            *("variant", "order", "private-share", "public-samples"),
+            *("regularizer", "regularizer-strength", "accounting"),
+        }
+    )
+    mechanisms = ()
+    default_mechanism = "independent"
+    uses_public = True
+    centres = False
+    evaluates = False
+    client_type = ShuffledClient
+    strategy_type = ShuffledAvg
+
+    def check(self, config: RunConfig) -> None:
+        super().check(config)
+        if the_task(config).public and config.public_samples:
+            raise refusal("public_samples", "0 for a task with public samples of its own", config.public_samples)
+
+    def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
+        """Clip and step in units of R; no longer a step than the paper's theorem covers."""
+        share = min(_EPOCH_TRAVEL / max(sizes), 1.0)
+        return Hyperparameters(SGD.clip * usual_norm(config, model), share / usual_smoothness(config, model))
+
+    def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
+        return 1  # an epoch
+
+    def asked_rounds(self, config: RunConfig, num_rounds: int) -> range:
+        return private_rounds(config.variant, num_rounds, config.private_share)  # type: ignore[arg-type]
+
+    def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
+        # An epoch takes all samples, and they return.
+        return config.max_participations or math.inf, f"max-participations = {config.max_participations}"
+
+    def policy(self, problem: Problem, samples: int) -> ShuffledPolicy:
+        config, private = problem.config, samples
+        if config.variant == "interleaved":
+            private = max(round(config.private_share * samples), 1)
+        asked = self.asked_rounds(config, problem.num_rounds)
+        return ShuffledPolicy(
+            clip_norm=problem.values.clip_norm,
+            batch_size=samples,
+            max_participations=config.max_participations or max(len(asked), 1),
+            mu=config.mu,
+            delta=config.delta,
+            private_steps=private,
+            public_steps=samples - private,
+            accounting=config.accounting,  # type: ignore[arg-type]
+            noise_quality=config.noise_quality,  # type: ignore[arg-type]
+            mechanism=self.mechanism(config),
+        )
+
+    def client_options(self, problem: Problem, machine: int) -> Mapping[str, Any]:
+        policy = self.policy(problem, problem.sizes[machine])
+        return {
+            "learning_rate": problem.values.learning_rate,
+            "public": public_shard(problem.data, machine * policy.public_steps),
+            "order": problem.config.order,
+            "order_seed": problem.order_seed(machine),
+        }
+
+    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+        config, steps, model = problem.config, max(problem.sizes), problem.model
+        rounds, epochs = self.asked_rounds(config, problem.num_rounds), None
+        if len(rounds) < problem.num_rounds:
+            shard = public_shard(problem.data, 0)
+            if shard is None or len(shard) < steps:
+                raise ConfigurationError(
+                    f"Expected {steps} public samples, an epoch of a silo, for variant {config.variant!r}, got "
+                    f"{0 if shard is None else len(shard)}: set public-samples, or use a task that has them."
+                )
+            public = shard
+            epochs = PublicEpochs(
+                lambda point, i: gradients_at(model, point[None], public[i : i + 1])[0], steps, problem.values.clip_norm
+            )
+        kind, strength = regularization(config)
+        return {
+            "steps_per_epoch": steps,
+            "regularizer": kind,
+            "strength": strength,
+            "rounds": rounds,
+            "public": epochs,
+        }
+
+    def brief_words(self, policy: PrivacyPolicy) -> str:
+        return epoch_words(policy.accounting_used) if isinstance(policy, ShuffledPolicy) else policy.words
+
+    def objective(self, problem: Problem, parameters: Sequence[NDArray[Any]], loss: float) -> float:
+        kind, strength = regularization(problem.config)
+        return loss + sum(float(penalty(kind, np.ravel(part), strength)) for part in parameters)
+
+    def sweeps(self, config: RunConfig) -> bool:
+        alone = config.num_clients == 1 and not config.lost_replies and config.max_participations == 0
+        return alone and registry("model")[config.model].sweeps(config)
+
+    def covers(self, config: RunConfig, prepare: Callable[[RunConfig], Problem]) -> bool:
+        """Amplification needs eta <= 1 / L*, plain composition nothing."""
+        if config.variant != "interleaved" or config.accounting != "amplified" or not config.private:
+            return True
+        problem = prepare(config)
+        smoothness = float(getattr(problem.model, "smoothness", math.inf))
+        return problem.values.learning_rate * smoothness <= 1.0 + _ROUNDING

@@ -1,0 +1,238 @@
+"""Methods of one round's gradients and local steps in simulation: momentum, online, shuffled."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from murmurfl.app.engines.start import run_cohort
+from murmurfl.app.papers import PAPERS, Cell
+from murmurfl.app.papers.reproduction import run_cells, write_reproduction
+from murmurfl.app.papers.zhang_2025 import RegretTable
+from murmurfl.app.reports.table import curve_statistics
+from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.outcome import Outcome
+from murmurfl.app.runs.result import write_record
+from murmurfl.app.runs.run_summary import summary_lines
+from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.privacy import ConfigurationError, gdp_epsilon, gdp_mu
+from murmurfl.strategies import private_rounds, proximal
+from murmurfl.strategies.shuffled import penalty
+
+from tests.app.shuffled_run import BASE
+
+
+def test_tree_momentum_runs_over_many_passes_with_one_epoch_for_all_machines():
+    config = RunConfig(strategy="tree-momentum", passes=5, checkpoint=False)
+    experiment = prepare(config)
+    policies = {experiment.policy(i) for i in range(10)}
+    assert len(policies) == 1
+    assert len({len(shard) // config.batch_size for shard in experiment.shards}) == 2, "though shards differ"
+    result = run_cohort(config)
+    assert result.accuracy > 0.8
+    assert result.mu == config.mu
+    assert result.strategy.trust._keys.simulated
+    assert not experiment.strategy(deployed=True).trust._keys.simulated, (
+        "on real machines noise is the operating system's"
+    )
+    assert all(statement["releases"] == experiment.num_rounds for statement in result.statements.values())
+    with pytest.raises(ConfigurationError, match="clients-per-round"):
+        RunConfig(strategy="tree-momentum", clients_per_round=5)
+
+
+def test_reduced_tree_momentum_takes_the_smoothness_from_the_model():
+    config = RunConfig(
+        strategy="reduced-tree-momentum",
+        task="synthetic-logistic",
+        partition="iid",
+        model="nonconvex-logistic",
+        feature_bound=1.0,
+        synthetic_samples=400,
+        synthetic_features=8,
+        num_clients=2,
+        clients_per_round=2,
+        batch_size=20,
+        passes=5,
+        clip_norm=1.1,
+        learning_rate=0.1,
+        checkpoint=False,
+    )
+    result = run_cohort(config)
+    assert result.strategy.trust.smoothness == result.experiment.model.smoothness
+    assert result.mu == config.mu
+    unknown = prepare(RunConfig(strategy="reduced-tree-momentum", passes=2)).strategy()
+    assert math.isinf(unknown.trust.smoothness), "softmax regression does not declare any"
+    with pytest.raises(ConfigurationError, match="lost-replies"):
+        RunConfig(strategy="reduced-tree-momentum", lost_replies=0.1)
+
+
+def test_correlated_momentum_and_dp_sgd_run_with_machines_that_add_no_noise():
+    base = {"passes": 5, "checkpoint": False}
+    for settings in ({"strategy": "correlated-momentum"}, {"strategy": "trusted-sgd"}):
+        result = run_cohort(RunConfig(**base, **settings))
+        assert result.accuracy > 0.8
+        assert result.mu == 4.0
+        assert math.isinf(result.experiment.plans()[0].mu), "the machines add no noise"
+    with pytest.raises(ConfigurationError, match="mechanism"):
+        RunConfig(strategy="correlated-momentum", mechanism="tree")
+    with pytest.raises(ConfigurationError, match="mechanism"):
+        RunConfig(strategy="trusted-sgd", mechanism="blt")
+
+
+LOGISTIC = {
+    "strategy": "online", "task": "synthetic-logistic", "partition": "own", "model": "logistic", "num-clients": 4,
+    "clients-per-round": 4, "batch-size": 5, "synthetic-samples": 400, "synthetic-features": 12,
+    "clip-unit": "contractive", "learning-rate": 0.01, "checkpoint": False, "mu": 2.0,
+}  # fmt: skip
+
+
+def config(**changes):
+    return RunConfig.from_mapping({**LOGISTIC, **{key.replace("_", "-"): value for key, value in changes.items()}})
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MURMURFL_CACHE", str(tmp_path / "cache"))
+
+
+def test_more_noise_means_more_regret_and_every_mechanism_says_what_it_guarantees():
+    results = {
+        name: run_cohort(config(mechanism=name, mu=0.1, evaluate_every=5))
+        for name in ("none", "tree", "sqrt_toeplitz", "blt", "independent")
+    }
+    regrets = {name: result.online["static-regret"][-1] for name, result in results.items()}
+    assert regrets["none"] < min(value for name, value in regrets.items() if name != "none")
+    for name, result in results.items():
+        document = result.outcome.document()
+        json.dumps(document, allow_nan=False)
+        sentence = result.guarantee.sentence
+        if name == "none":
+            assert document["mu"] is None
+            assert document["epsilon"] is None
+            assert sentence.startswith("Nothing is guaranteed, epsilon is infinite at delta")
+        else:
+            assert document["epsilon"] == pytest.approx(gdp_epsilon(0.1, 1e-5))
+            assert f"{name} noise" in sentence
+            assert "contractive sensitivity" in sentence
+
+
+def test_the_reproductions_are_the_papers_settings():
+    papers = PAPERS["zhang-2025-logistic"], PAPERS["zhang-2025-cnn"]
+    assert [paper.seeds for paper in papers] == [10, 10]
+    logistic, cnn = (paper.cells() for paper in papers)
+    for cell, epsilon in zip(logistic, (2.0, 0.5), strict=True):
+        run = RunConfig.from_mapping({**cell.settings, **cell.algorithms["blt"]})
+        assert (run.num_clients, run.batch_size, run.num_rounds, run.synthetic_features) == (20, 5, 1000, 100)
+        assert gdp_epsilon(run.mu, run.delta) == pytest.approx(epsilon)
+        assert run.clip_unit == "contractive"
+        assert {o["mechanism"] for o in cell.algorithms.values()} >= {"tree", "optimal", "sqrt_toeplitz", "none"}
+    assert [cell.settings["batch-size"] for cell in cnn] == [5, 5, 10, 10]
+    for ours, papers in (cnn[:2], cnn[2:]):
+        assert ours.settings["mu"] == pytest.approx(gdp_mu(2.0, 1e-3))
+        assert papers.settings["mu"] == pytest.approx(ours.settings["batch-size"] * gdp_mu(2.0, 1e-3))
+
+
+@pytest.mark.long
+def test_curves_have_means_and_bands_and_a_noiseless_run_no_epsilon(tmp_path):
+    algorithms = {
+        "noiseless": {"strategy": "online", "mechanism": "none"},
+        "blt": {"strategy": "online", "mechanism": "blt"},
+    }
+    settings = {**{key: value for key, value in LOGISTIC.items() if key != "strategy"}, "preset": "practical"}
+    cells = [Cell("small", {**settings, "evaluate-every": 5}, algorithms)]
+    document = {"seeds": 2, **run_cells(cells, RegretTable(), seeds=2, out=tmp_path, workers=1)}
+    (table,) = write_reproduction(document, "small", RegretTable(), tmp_path)
+    rows = {row["algorithm"]: row for row in table.rows}
+    assert rows["noiseless"]["epsilon"] is None
+    assert rows["blt"]["epsilon"] == pytest.approx(gdp_epsilon(2.0, 1e-5))
+    assert rows["blt"]["step"] == 0.01
+    curve = document["cells"][0]["algorithms"]["blt"]["curves"]
+    assert curve["accuracy"]["rounds"] == [5, 10, 15, 20]
+    assert len(curve["static-regret"]["mean"]) == 20
+    assert "| small | noiseless | 0.01 |" in (tmp_path / "small.md").read_text()
+    assert (tmp_path / "small.png").stat().st_size > 10_000
+    one = RegretTable().curves(run_cohort(config(evaluate_every=5, mechanism="blt")).outcome.document())
+    assert curve_statistics([one, one])["accuracy"]["std"] == pytest.approx([0.0] * 4)
+
+
+rng = np.random.Generator(np.random.Philox(key=81))
+CRIME = {
+    "task": "crime",
+    "model": "ridge",
+    "synthetic_samples": 6000,  # the defaults: this task reads none
+    "synthetic_features": 784,
+    "public_samples": 0,
+    "data_root": "/nowhere",
+}
+VARIANTS = ("interleaved", "dp-shuffleg", "priv-pub", "pub-priv", "public-only")
+
+
+@pytest.mark.parametrize("kind", ["none", "l2", "l1", "ball"])
+def test_the_proximal_step_minimises_what_it_says(kind):
+    point, strength, weight = rng.normal(size=4), 0.7, 0.3
+
+    def value(z):
+        if kind == "ball" and np.linalg.norm(z) > strength * (1 + 1e-9):
+            return math.inf
+        return weight * float(penalty(kind, z, strength)) + float(np.sum((z - point) ** 2)) / 2
+
+    found = proximal(kind, point, strength, weight)
+    assert all(value(found) <= value(found + 1e-3 * rng.normal(size=4)) + 1e-12 for _ in range(300))
+    both = proximal(kind, np.stack([point, 2 * point]), strength, np.array([[weight], [weight]]))
+    assert both[0] == pytest.approx(found)
+
+
+def test_the_epochs_of_each_variant_are_the_papers():
+    rounds = {variant: list(private_rounds(variant, 10, 0.3)) for variant in VARIANTS}
+    assert rounds["interleaved"] == rounds["dp-shuffleg"] == list(range(1, 11))
+    assert rounds["priv-pub"] == [1, 2, 3]
+    assert rounds["pub-priv"] == [8, 9, 10]
+    assert rounds["public-only"] == []
+    with pytest.raises(ConfigurationError, match="variant"):
+        private_rounds("all", 10, 0.5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_only_epochs_that_touch_private_samples_are_asked_for_and_recorded(variant):
+    result = run_cohort(replace(BASE, variant=variant))
+    statement = result.statements["0"]
+    expected = len(private_rounds(variant, 4, 0.5))
+    assert statement["releases"] == expected == sum(report.asked for report in result.strategy.history)
+    document = result.outcome.document()
+    json.dumps(document, allow_nan=False)
+    if variant == "public-only":
+        assert (result.mu, result.epsilon) == (0.0, 0.0)
+        assert "nothing is spent" in result.guarantee.sentence
+    else:
+        assert result.mu == pytest.approx(2.0)
+        assert statement["mu-spent"] == pytest.approx(2.0)
+        assert f"{expected} epochs" in result.guarantee.sentence
+        named = "amplification by iteration" if variant == "interleaved" else "plain composition"
+        assert named in result.guarantee.sentence
+    assert statement["public-steps"] == (15 if variant == "interleaved" else 0)
+
+
+def test_what_does_not_fit_is_refused():
+    for changes, match in (
+        ({"private_share": 0.0}, "private-share"),
+        ({"public_samples": 0, "variant": "priv-pub"}, "public-samples"),
+        ({"public_samples": 5}, "public samples"),
+        ({"public_samples": 600}, "public-samples"),
+        ({"mechanism": "blt"}, "mechanism"),
+        ({"strategy": "mu2"}, "which does not read it"),
+        ({"task": "crime"}, "synthetic-samples"),
+        ({**CRIME, "model": "logistic"}, "'ridge'"),
+        ({**CRIME, "public_samples": 30}, "public-samples"),
+        (CRIME, "communities"),
+    ):
+        with pytest.raises(ConfigurationError, match=match):
+            run_cohort(replace(BASE, **changes))
+
+
+def test_a_run_without_an_accuracy_has_a_record_and_a_summary(tmp_path, pictures):
+    result = run_cohort(replace(BASE, model="mean", regularizer="none"))
+    document = write_record(result, tmp_path)
+    assert document["accuracy"] is None
+    assert any("none; loss" in line for line in summary_lines(Outcome.model_validate(document), tmp_path))
+    assert (tmp_path / "accuracy.png").stat().st_size > 5000
