@@ -201,7 +201,10 @@ def held_out(rows: ReadRows, schema: Schema, share: float, seed: int) -> Dataset
         if len(present) < len(rows.sites):
             lost = [name for i, name in enumerate(rows.sites) if i not in present]
             gone = ", ".join(lost[:_MOST_SAID]) + (f" and {len(lost) - _MOST_SAID} more" * (len(lost) > _MOST_SAID))
-            raise ConfigurationError(f"Expected several rows of each site, got too few of {gone} to hold some out.")
+            raise ConfigurationError(
+                f"Expected several rows of each site, got too few of {gone} to hold some out: leave "
+                "them out, or name these sites as one."
+            )
     parts = (features[train], labels[train], features[test], labels[test])
     return Dataset(*parts, schema.num_classes, machine_of=machine_of)
 

@@ -26,6 +26,8 @@ from . import make_model
 from .model import CENTRE_ARRAY, CONSTANT_ARRAY, Model
 
 WEIGHTS, SCHEMA, CARD, CARD_TEXT = "weights.npz", "schema.toml", "card.json", "CARD.md"
+MODEL = "model"
+"""The folder of a run's model, inside the run's own: there are no figures without noise in it."""
 _FORMAT = 1
 
 
@@ -132,6 +134,8 @@ class TrainedModel:
     def read(cls, folder: Path | str) -> TrainedModel:
         """The model of a folder; raises ConfigurationError if :meth:`save` did not write it."""
         where = Path(folder).expanduser()
+        if not (where / CARD).exists() and (where / MODEL / CARD).exists():  # a run's folder has its model in another
+            where = where / MODEL
         try:
             card = json.loads((where / CARD).read_text(encoding="utf-8"))
             if card["format"] != _FORMAT:
@@ -143,8 +147,9 @@ class TrainedModel:
             with np.load(where / WEIGHTS, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
         except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise ConfigurationError(
-                f"Expected a model's folder at {where} (`murmurfl fit` and RunResult.save write one), got: {error}."
+                f"Expected a model's folder at {where} (`murmurfl fit` and RunResult.save write one), got: {reason}."
             ) from error
         schema = Schema.read_file(where / SCHEMA) if (where / SCHEMA).exists() else None
         return cls(**own, arrays=arrays, schema=schema, card=card)
