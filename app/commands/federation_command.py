@@ -253,7 +253,7 @@ def _pin(member: Member, digest: str) -> Federation:
 
 
 def _published(member: Member, pinned: Federation) -> str:
-    """Whether the server publishes what was pinned, in words."""
+    """Whether the server publishes the pinned federation, in words."""
     try:
         digest = member.published().digest
     except ConfigurationError as error:
@@ -310,7 +310,7 @@ def _say_members(coordinator: Coordinator, *, online: bool = False) -> None:
 
 
 def _reserved(seen: Seen) -> str:
-    """What a machine's runs reserved by its own word."""
+    """Mu that a machine's runs reserved, by its own statements."""
     mu = seen.total("mu-guaranteed")
     return _spent(mu, seen.last("mu-budget")) if seen.statements and math.isfinite(mu) else ""
 

@@ -75,7 +75,7 @@ class _Late(Mapping[str, click.Command]):
 
 
 class _LateCommands(CommandsWithHint):
-    """Commands of which the help shows the first sentences without importing any."""
+    """Commands whose help shows their first sentences without importing any of them."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

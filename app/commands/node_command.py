@@ -95,7 +95,7 @@ CheckedAsJson = Annotated[bool, typer.Option("--json", help="With --check: print
 
 
 def refuse_without_check(*, check: bool, as_json: bool, run_every: float | None = None) -> None:
-    """Raise if options that only a check reads come without it, or the time is impossible."""
+    """Raise if --json or --run-every comes without --check, or --run-every is no number of days above 0."""
     if not check and (as_json or run_every is not None):
         raise ConfigurationError("Expected --json and --run-every with --check only, got one without it.")
     if run_every is not None and not 0 < run_every < float("inf"):

@@ -179,7 +179,7 @@ def report(
 
 
 def _make_twins(folders: list[Path]) -> None:
-    """Every simulated run's twin without noise; of a run that can have none it is said why."""
+    """Make every simulated run's twin without noise; say why where a run can have none."""
     from ..runs.simulate import add_alone, add_without_noise
 
     for folder in folders:

@@ -107,7 +107,7 @@ def run(
 
 
 def _from_here(folder: Path) -> Path:
-    """A folder as one types it."""
+    """The path of a folder as a user types it."""
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
@@ -164,7 +164,7 @@ _LINES = 4
 
 
 def is_worrying(line: str) -> bool:
-    """Whether a line of Flower's log is for the eyes of whoever started the run."""
+    """Whether a line of Flower's log concerns whoever started the run."""
     return line.startswith(("WARNING :", "ERROR :")) and "flwr 1.32" not in line
 
 
@@ -203,7 +203,7 @@ class RunDisplay:
         self._bar.stop()
 
     def show(self, line: RoundLine) -> None:
-        """One round is done."""
+        """Show a round that has ended."""
         if not self._console.is_terminal:
             if self._guarantee is not None and line.wanted:
                 self.message(line.within(width()))
@@ -226,7 +226,7 @@ class RunDisplay:
         return line is not None
 
     def log_line(self, line: str, *, verbose: bool) -> None:
-        """Show what matters of a line of Flower's log: rounds as such, and warnings; with verbose all as it is."""
+        """Show rounds and warnings in a line of Flower's log; with verbose, show every line as it is."""
         if verbose:
             self.message(line)
         elif self._guarantee is None and self._of_forecast(line):
@@ -235,7 +235,7 @@ class RunDisplay:
             self.message(line, error=True)
 
     def _of_forecast(self, line: str) -> bool:
-        """Whether a line of a log is of a forecast's banner, which is between three lines of equal signs."""
+        """Whether a line belongs to a forecast's banner, which stands between three lines of equal signs."""
         if not line.startswith("WARNING :"):
             return False
         edge = line.endswith("=" * 20)
@@ -256,7 +256,7 @@ class RunDisplay:
             logger.removeFilter(kept)
 
     def message(self, text: str, *, error: bool = False) -> None:
-        """Something else to say, above the bar."""
+        """Print another line, above the bar."""
         if self._console.is_terminal and not error:
             self._console.print(text, markup=False, highlight=False)
         elif error or self._console.file is sys.stdout:

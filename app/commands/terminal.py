@@ -100,7 +100,7 @@ class _Command(TyperCommand):
 
 
 def _as_setting(name: str, options: list[str]) -> str:
-    """How what is called so is set, by an option or as a run-config key; empty for another word."""
+    """The way out for an unknown option: the option or run-config key that it stands for; empty if neither."""
     from ...privacy.setting import meant_by
     from ..settings.run_config import run_keys
 

@@ -155,7 +155,7 @@ def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
 
 
 def _local_lines(summary: LedgerSummary, amount: Callable[[float], str]) -> list[str]:
-    """Budget, spent and left, whatever other machines and helpers do."""
+    """Lines on budget, spent and left that hold whatever other machines and helpers do."""
     budget, spent, left = map(amount, _local_amounts(summary))
     decided = "" if summary.local_decided else ", for none was decided (`murmurfl ledger set-local-budget`)"
     return [
@@ -246,7 +246,7 @@ def releases_rows(history: LedgerHistory, summary: LedgerSummary, *, short: bool
 
 
 def releases_notes(history: LedgerHistory, summary: LedgerSummary, *, local_shown: bool) -> list[str]:
-    """What must be known of the figures, in sentences; ``local_shown``: the table has what holds whatever others do."""
+    """Sentences that explain the figures; ``local_shown``: the table has what holds whatever others do."""
     notes = [
         "mu so far: of the releases up to a line that was chosen beforehand. Of a server that stops where it likes "
         "what it has seen, mu reserved holds: every session above counts with all the releases that it may make."

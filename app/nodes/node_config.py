@@ -105,7 +105,7 @@ class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
         self._check_sides(self.method)
 
     def _check_method(self, method: Method) -> None:
-        """Refuse what the strategy cannot have."""
+        """Refuse settings that the strategy cannot have."""
         keys, named = method.keys, f"with strategy = {self.strategy!r}"
         # How far apart a sample's turns are is the machine's to say; a trusted server could not know what to charge.
         once = (method.samples_return and not method.trusted) or self.passes == 1
@@ -179,11 +179,11 @@ class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
             raise refusal(name, expected, getattr(self, name))
 
     def located(self, folder: Path) -> Self:
-        """As for any operator's file; features of the operator's own, a function or a file, are what it names."""
+        """These settings with relative paths, also of a features file, taken from a folder."""
         return replace(super().located(folder), features=registry("features").located(self.features, folder))
 
     def settled(self, ledger: SQLiteLedger) -> NodeConfig:
-        """The same with a mu in the place of its epsilon, if it has one."""
+        """These settings with a mu in the place of an epsilon."""
         if not self.epsilon:
             return self
         return replace(self, mu=gdp_mu(self.epsilon, self.delta or float(ledger.delta or 0.0)), epsilon=0.0)
@@ -254,7 +254,7 @@ class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
         return client
 
     def _secret_of_owners(self) -> bytes:
-        """What the places of owners follow from; empty without owners, whose samples need no ledger to be read."""
+        """The secret from which the places of owners follow; empty without owners."""
         if not self.samples_per_owner:
             return b""
         ledger = SQLiteLedger(self.ledger)
@@ -293,7 +293,7 @@ class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
         return parts
 
     def make_model(self, num_features: int, num_classes: int) -> Model:
-        """The model as a server has it that runs on the same features: the constant is beside what the mean shows."""
+        """The model that a server on the same features has; centred samples have a constant beside them."""
         inputs = num_features + self.centred
         constant = self.centred or bool(getattr(registry("features")[self.features], "constant", False))
         return make_model(self.model, inputs, num_classes, self._bound, constant=constant)

@@ -270,7 +270,7 @@ _NO_HELP = "so the helper does not start, and no sum is opened"
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of one look."""
+    """One thing that was looked at, and whether it is right."""
 
     right: bool
     text: str  # what was found and, if it is wrong, its effect and what to do
@@ -386,7 +386,7 @@ _DAYS_LEFT = 30.0
 
 
 def not_tried(reason: str) -> list[Check]:
-    """Every check as not tried, for a reason."""
+    """All checks of a connection as not tried, for one reason."""
     return [Check(name, "not tried", reason) for name in NAMES]
 
 

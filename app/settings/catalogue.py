@@ -30,7 +30,6 @@ class Shelf:
     how: str
     names: Callable[[], Iterable[str]]
     sentence: Callable[[str], str]
-    own: bool = True
 
 
 def _named(key: str, title: str) -> Shelf:

@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, TypeVar
 
 from ...privacy import CENTRING_SHARE, MECHANISMS, NO_NOISE, ConfigurationError, Trust, divided_mu, gdp_mu
@@ -133,7 +133,7 @@ class RunConfig(RunKeys):
         """Whether the server sees only sums."""
         return self.trust_model == SECURE
 
-    @property
+    @cached_property
     def asked_per_round(self) -> int:
         """n: how many machines a round asks, and what a step divides by."""
         return self._attendance.asked(max(self.num_clients, math.ceil(self.ask * self.clients_per_round)))
@@ -181,7 +181,7 @@ class RunConfig(RunKeys):
 
     def to_mapping(self) -> dict[str, bool | int | float | str]:
         """The configuration with hyphenated keys."""
-        return {name.replace("_", "-"): value for name, value in vars(self).items()}
+        return {name: getattr(self, one.attribute) for name, one in run_keys().items()}
 
     def shown(self) -> dict[str, bool | int | float | str]:
         """The configuration with hyphenated keys, a permit by its digest: whoever has a permit may use it."""
@@ -201,7 +201,7 @@ def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> 
 
 
 def refuse_unread(config: RunKeys, reads: frozenset[str]) -> None:
-    """Refuse keys that are set and that nothing that the configuration names reads."""
+    """Refuse a key that is set although nothing that the configuration names reads it."""
     for one in run_keys().values():
         value = getattr(config, one.attribute)
         if value == one.default or _is_read(one, config.mechanism, config.trust, reads):
@@ -220,7 +220,7 @@ def refuse_unread(config: RunKeys, reads: frozenset[str]) -> None:
 
 
 def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by hyphenated key, without those that nothing they name reads.
+    """Settings by hyphenated key, without those that no thing they name reads.
 
     For settings that were made for another method, task, partition or model than those that are now named beside them,
     such as a paper's when somebody changes its task.
@@ -373,7 +373,7 @@ def trained_config(config: Config) -> Config:
 
 
 def check_sides(config: RunKeys) -> None:
-    """Refuse a side release that the method cannot have, and keys of one that nobody asked for."""
+    """Refuse a side release that the method cannot have, and settings of a side release that is not made."""
     method = registry("strategy")[config.strategy]
     if config.centring == PRIVATE:
         if not method.centres:

@@ -7,7 +7,7 @@ Buffers and frozen layers are constants of the module that each machine has inst
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +171,68 @@ def _as_numpy(values: torch.Tensor) -> NDArray[Any]:
     return (values.float() if values.dtype in (torch.float16, torch.bfloat16) else values).contiguous().numpy().copy()
 
 
-class ModuleGradients:
+class _SampleGradients:
+    """Gradients of a loss in parameters of a module, sample by sample by ``torch.func``, and the memory they need."""
+
+    def __init__(
+        self, module: torch.nn.Module, loss: Loss, parameters: Mapping[str, torch.nn.Parameter], memory_mib: float
+    ) -> None:
+        import torch
+
+        self.gradient_memory_mib = check_memory(memory_mib)
+        self.module, self.loss = module, loss
+        self.names = list(parameters)
+        self.shapes: list[tuple[int, ...]] = [tuple(parameter.shape) for parameter in parameters.values()]
+        self._kinds = [(parameter.dtype, parameter.device) for parameter in parameters.values()]
+        self._needs: dict[str, Need] = {}
+        self.state = ModuleState(module, loss)
+
+        def sample_loss(trained: dict[str, torch.Tensor], inputs: Any, target: Any) -> torch.Tensor:
+            arguments, named = called_with(with_batch_axis(inputs))
+            output = torch.func.functional_call(module, trained, arguments, named)
+            return loss(output, with_batch_axis(target))
+
+        self.of_one = torch.func.grad(sample_loss)
+        self.of_many = torch.func.vmap(self.of_one, in_dims=(None, 0, 0))
+
+    @property
+    def _width(self) -> int:
+        return sum(map(math.prod, self.shapes))
+
+    def trained(self, parameters: Sequence[NDArray[Any]]) -> dict[str, torch.Tensor]:
+        """The module's parameters from a model's arrays."""
+        import torch
+
+        return {
+            name: torch.tensor(np.asarray(values), dtype=kind, device=device)
+            for name, values, (kind, device) in zip(self.names, parameters, self._kinds, strict=True)
+        }
+
+    def _need(self, compute: Callable[[Any, Any, slice], Any], inputs: Any, targets: Any, kind: str = "") -> Need:
+        """What a sample of this shape needs; measured once for each kind of computation."""
+        looks = repr((kind, [(tuple(part.shape[1:]), part.dtype) for part in leaves((inputs, targets))]))
+        if looks not in self._needs:
+
+            def of_some(count: int) -> Any:
+                some = slice(0, count)
+                return compute(picked(inputs, some), picked(targets, some), some)
+
+            self._needs[looks] = Need.measured(of_some)
+        return self._needs[looks]
+
+    def _fill(self, rows: NDArray[np.floating], made: Mapping[str, torch.Tensor], count: int) -> None:
+        """Fill rows with the gradients of ``count`` samples; those behind the rows are left out."""
+        import torch
+
+        start = 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            stop = start + math.prod(shape)
+            values = made[name].detach().reshape(count, stop - start)[: len(rows)].cpu()
+            rows[:, start:stop] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+            start = stop
+
+
+class ModuleGradients(_SampleGradients):
     """Per-sample gradients of a PyTorch module's trained parameters, by ``torch.func``.
 
     Parameters
@@ -207,31 +268,13 @@ class ModuleGradients:
         gradient_memory_mib: float = GRADIENT_MEMORY_MIB,
     ) -> None:
         check_installed("torch", "torch", "a PyTorch model")
-        import torch
-
         if chunk is not None:
             check_count("chunk", chunk)
-        self.gradient_memory_mib = check_memory(gradient_memory_mib)
-        self._needs: dict[str, Need] = {}
-        parameters = trainable_parameters(module)
-        self.names = list(parameters)
-        self.shapes: list[tuple[int, ...]] = [tuple(parameter.shape) for parameter in parameters.values()]
-        self.module = module
-        self.loss = loss
+        super().__init__(module, loss, trainable_parameters(module), gradient_memory_mib)
         self.chunk = chunk
         self.together = True
         """Whether vmap can compute several samples of this module."""
-        self._kinds = [(parameter.dtype, parameter.device) for parameter in parameters.values()]
         self.dtype, self.device = self._kinds[0]
-        self.state = ModuleState(module, loss)
-
-        def sample_loss(trained: dict[str, torch.Tensor], inputs: Any, target: Any) -> torch.Tensor:
-            arguments, named = called_with(with_batch_axis(inputs))
-            output = torch.func.functional_call(module, trained, arguments, named)
-            return loss(output, with_batch_axis(target))
-
-        self.of_one = torch.func.grad(sample_loss)
-        self.of_many = torch.func.vmap(self.of_one, in_dims=(None, 0, 0))
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
         """Rows of shape (b, d): float64 if any trained parameter is, else float32."""
@@ -240,7 +283,8 @@ class ModuleGradients:
     def _rows(self, parameters: Sequence[NDArray[Any]], samples: Any, beside: int) -> NDArray[np.floating]:
         """The rows, computed in the memory less ``beside`` bytes."""
         trained = self.trained(parameters)
-        inputs, targets = self._as_tensors(samples)
+        inputs = as_inputs(samples[0], self.dtype, self.device)
+        targets = as_targets(samples[1], self.dtype, self.device)
         count = first_axis(inputs)
         if count == 1:
             self.forget(values=False)
@@ -274,34 +318,13 @@ class ModuleGradients:
         row_bytes = narrow_bytes * width if narrow else wide_row_bytes(len(points), width)
         return in_chunks(made, first_axis(samples[0]), row_bytes, self.gradient_memory_mib)
 
-    @property
-    def _width(self) -> int:
-        return sum(map(math.prod, self.shapes))
-
-    def _as_tensors(self, samples: Any) -> tuple[Any, Any]:
-        return as_inputs(samples[0], self.dtype, self.device), as_targets(samples[1], self.dtype, self.device)
-
     def _step(self, trained: dict[str, torch.Tensor], inputs: Any, targets: Any, beside: int) -> int:
         """How many samples are computed together."""
         most = MOST_TOGETHER if self.chunk is None else self.chunk
         if not self.together:
             return most  # they are computed one by one in any case
-        looks = repr([(tuple(part.shape[1:]), part.dtype) for part in leaves((inputs, targets))])
-        if looks not in self._needs:
-            of_some = partial(picked, inputs), partial(picked, targets)
-            self._needs[looks] = Need.measured(
-                lambda count: self.of_many(trained, *(of(slice(0, count)) for of in of_some))
-            )
-        return min(self._needs[looks].samples(self.gradient_memory_mib, beside), most)
-
-    def trained(self, parameters: Sequence[NDArray[Any]]) -> dict[str, torch.Tensor]:
-        """The module's parameters from a model's arrays."""
-        import torch
-
-        return {
-            name: torch.tensor(np.asarray(values), dtype=kind, device=device)
-            for name, values, (kind, device) in zip(self.names, parameters, self._kinds, strict=True)
-        }
+        need = self._need(lambda some, their, _: self.of_many(trained, some, their), inputs, targets)
+        return min(need.samples(self.gradient_memory_mib, beside), most)
 
     @property
     def _row_type(self) -> type[np.floating]:
@@ -321,7 +344,7 @@ class ModuleGradients:
             made = self.of_one(trained, picked(inputs, 0), picked(targets, 0))
         else:
             made = self.of_many(trained, inputs, targets)
-        _fill(rows, [made[name] for name in self.names], count)
+        self._fill(rows, made, count)
 
     def forget(self, *, values: bool) -> None:
         """Put the module back as it was before any sample (:meth:`ModuleState.restore`)."""
@@ -336,18 +359,6 @@ class ModuleGradients:
                 f"{', '.join(changed) or 'new ones'}: one sample's data would reach the next. Call module.eval(), or "
                 "leave such layers out."
             )
-
-
-def _fill(rows: NDArray[np.floating], made: Iterable[torch.Tensor], count: int) -> None:
-    """Fill rows with gradients of ``count`` samples, parameter by parameter; samples behind the rows are left out."""
-    import torch
-
-    start = 0
-    for part in made:
-        values = part.detach().reshape(count, part.numel() // count)[: len(rows)].cpu()
-        stop = start + values.shape[1]
-        rows[:, start:stop] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-        start = stop
 
 
 class _NarrowRows:
@@ -386,7 +397,7 @@ def called_with(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
 
 
-class TorchGradients:
+class TorchGradients(_SampleGradients):
     """Per-sample gradients of a PyTorch module by ``torch.func``.
 
     Parameters
@@ -421,37 +432,21 @@ class TorchGradients:
                 f"Expected a module without buffers, got {[name for name, _ in module.named_buffers()]}: "
                 "they carry data from sample to sample. Replace batch norm by group or layer norm."
             )
-        self.gradient_memory_mib = check_memory(gradient_memory_mib)
-        self._module = module
-        self._names = [name for name, _ in module.named_parameters()]
-        if not self._names:
+        parameters = dict(module.named_parameters())
+        if not parameters:
             raise ConfigurationError("Expected a module with parameters, got none.")
-        self._dtypes = [parameter.dtype for parameter in module.parameters()]
-        self.shapes: list[tuple[int, ...]] = [tuple(parameter.shape) for parameter in module.parameters()]
-        self._needs: dict[str, Need] = {}
-        self._state = ModuleState(module, loss)
-
-        def sample_loss(parameters: dict[str, torch.Tensor], inputs: Any, target: Any) -> torch.Tensor:
-            output = torch.func.functional_call(module, parameters, (inputs.unsqueeze(0),))
-            return loss(output, target.unsqueeze(0))
-
-        self._gradients = torch.func.vmap(torch.func.grad(sample_loss), in_dims=(None, 0, 0))
-        self._gradients_at = torch.func.vmap(torch.func.grad(sample_loss), in_dims=(0, 0, 0))
+        super().__init__(module, loss, parameters, gradient_memory_mib)
+        self._of_many_at = torch.func.vmap(self.of_one, in_dims=(0, 0, 0))
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:
-        import torch
-
-        named = {
-            name: torch.tensor(np.asarray(values), dtype=dtype)
-            for name, values, dtype in zip(self._names, parameters, self._dtypes, strict=True)
-        }
-        return self._rows(samples, lambda inputs, targets, _: self._gradients(named, inputs, targets), "one point")
+        named = self.trained(parameters)
+        return self._rows(samples, lambda inputs, targets, _: self.of_many(named, inputs, targets), "one point")
 
     def at_points(self, points: NDArray[np.floating], samples: Any) -> NDArray[np.float64]:
         """The gradient of sample i at point i, shape (b, d)."""
 
         def gradients(inputs: Any, targets: Any, chosen: slice | NDArray[np.intp]) -> dict[str, torch.Tensor]:
-            return self._gradients_at(self._named(points[chosen]), inputs, targets)
+            return self._of_many_at(self._named(points[chosen]), inputs, targets)
 
         return self._rows(samples, gradients, "a point each")
 
@@ -460,10 +455,10 @@ class TorchGradients:
         import torch
 
         named, start = {}, 0
-        for name, shape, dtype in zip(self._names, self.shapes, self._dtypes, strict=True):
+        for name, shape, (kind, _) in zip(self.names, self.shapes, self._kinds, strict=True):
             size = math.prod(shape)
             values = np.ascontiguousarray(points[:, start : start + size])
-            named[name] = torch.as_tensor(values, dtype=dtype).reshape(len(points), *shape)
+            named[name] = torch.as_tensor(values, dtype=kind).reshape(len(points), *shape)
             start += size
         return named
 
@@ -476,26 +471,19 @@ class TorchGradients:
         inputs, targets = (torch.as_tensor(part) for part in samples)
         count = len(inputs)
         if count == 1:  # as a real machine asks: whatever another sample has left behind is put back
-            self._state.restore(values=False)
-        rows = np.empty((count, sum(map(math.prod, self.shapes))))
-        step = count if count < 2 else self._need(inputs, targets, gradients, kind).samples(self.gradient_memory_mib)
+            self.state.restore(values=False)
+        rows, step = np.empty((count, self._width)), count
+        if count > 1:
+            need = self._need(gradients, inputs, targets, kind)
+            # Points are copied in NumPy's types as well, which nobody counts.
+            own = 16 * self._width if kind == "a point each" else 0
+            step = Need(need.fixed, need.a_sample + own).samples(self.gradient_memory_mib)
         for kept, chosen in chunks(count, max(step, 1)):
             given = inputs[chosen]
             made = gradients(given, targets[chosen], chosen)
-            _fill(rows[kept], [made[name] for name in self._names], len(given))
+            self._fill(rows[kept], made, len(given))
             del made
         return rows
-
-    def _need(self, inputs: Any, targets: Any, gradients: Callable[..., Any], kind: str) -> Need:
-        """What a sample of this shape needs; measured once."""
-        looks = repr((kind, tuple(inputs.shape[1:]), inputs.dtype, tuple(targets.shape[1:]), targets.dtype))
-        if looks not in self._needs:
-            some = (inputs, targets)
-            need = Need.measured(lambda count: gradients(*(part[:count] for part in some), np.arange(count)))
-            # Points are copied in NumPy's types as well, which nobody counts.
-            own = 16 * sum(map(math.prod, self.shapes)) if kind == "a point each" else 0
-            self._needs[looks] = Need(need.fixed, need.a_sample + own)
-        return self._needs[looks]
 
 
 _AT_A_TIME = 256

@@ -32,10 +32,298 @@ from ..errors import ANOTHER_FORMAT, LedgerError
 from ..files import FileKind, check_private, format_of, replace_durably
 from .ledger_records import StreamRecord, left_of
 
+FORMAT = 3
+ROTATED = 4
+"""The format of a ledger whose noise key was exchanged: it counts how often, and is FORMAT in all else."""
+CLOSED = "closed"
+UNDECIDED = (
+    " This ledger was made without a budget for what holds if nobody else is honest, so it is that of all releases: "
+    "decide it once, with `murmurfl ledger set-local-budget {path} --budget-local-mu MU`, or on a new node with "
+    "`murmurfl ledger create --budget-local-mu MU`."
+)
+SCHEMA = """
+CREATE TABLE ledger (
+    name TEXT NOT NULL, created REAL NOT NULL, data TEXT NOT NULL, budget_mu REAL NOT NULL, delta REAL NOT NULL,
+    mark TEXT NOT NULL, key_file TEXT NOT NULL, key BLOB NOT NULL, key_check BLOB NOT NULL, budget_local_mu REAL
+);
+CREATE TABLE state (
+    counter INTEGER NOT NULL, samples_used INTEGER NOT NULL, seal TEXT NOT NULL, data TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE reserved (session TEXT PRIMARY KEY, mu REAL NOT NULL, local REAL);
+CREATE TABLE streams (
+    session TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, release INTEGER NOT NULL, ack INTEGER NOT NULL,
+    nonces BLOB NOT NULL, terms TEXT NOT NULL, digest TEXT NOT NULL
+);
+CREATE TABLE arrays (
+    session TEXT NOT NULL, kind TEXT NOT NULL, number INTEGER NOT NULL, dtype TEXT NOT NULL, shape TEXT NOT NULL,
+    content BLOB NOT NULL, PRIMARY KEY (session, kind, number)
+);
+CREATE TABLE releases (
+    session TEXT NOT NULL, release INTEGER NOT NULL, time REAL NOT NULL, samples_used INTEGER NOT NULL,
+    PRIMARY KEY (session, release)
+) WITHOUT ROWID;
+"""
+LEDGER = FileKind(
+    what="a ledger",
+    user="node",
+    done="nothing was released",
+    error=LedgerError,
+    application_id=0x6D757266,  # "murf"
+    formats=(FORMAT, ROTATED),
+    missing="A node that had one must get it back: put the file back, or a backup of it and `murmurfl ledger "
+    "accept-rollback`. On a new node make one: `murmurfl ledger create`. Nothing was released.",
+    other_format=ANOTHER_FORMAT,
+    lost="Nothing was released. Restore a backup (then `murmurfl ledger accept-rollback`), or use these data no more.",
+)
+clear_errors, damaged, opened = LEDGER.clear_errors, LEDGER.damaged, LEDGER.opened
+
+
+@dataclass(frozen=True)
+class Header:
+    """The settings with which a ledger was made."""
+
+    name: str
+    created: float
+    data: str
+    budget_mu: float
+    delta: float
+    mark: Path
+    key_file: Path | None
+    key_check: bytes
+    budget_local_mu: float | None = None
+    rotations: int = 0
+    """How often the noise key was exchanged."""
+
+
+def write_new(path: Path, timeout_s: float, header: Header, key: bytes, seal: str, *, mark_beside: bool) -> None:
+    """Make the tables of a new ledger in an empty file; the noise key is among them if the header names no file for it.
+
+    A mark that is ``mark_beside`` the ledger is looked for there: it goes where the ledger goes.
+    """
+    row = {
+        **vars(header),
+        "mark": "" if mark_beside else str(header.mark),
+        "key_file": str(header.key_file or ""),
+        "key": b"" if header.key_file else key,
+    }
+    with LEDGER.making(path, timeout_s, SCHEMA) as connection:
+        connection.execute(
+            "INSERT INTO ledger VALUES (:name, :created, :data, :budget_mu, :delta, :mark, :key_file, :key, "
+            ":key_check, :budget_local_mu)",
+            row,
+        )
+        connection.execute("INSERT INTO state VALUES (0, 0, ?, '')", (seal,))
+
+
+def read_header(connection: sqlite3.Connection, path: Path) -> Header:
+    """Read the settings with which the ledger at ``path`` was made."""
+    name, created, data, budget_mu, delta, mark, key_file, key_check, budget_local_mu = connection.execute(
+        "SELECT name, created, data, budget_mu, delta, mark, key_file, key_check, budget_local_mu FROM ledger"
+    ).fetchone()
+    rotations = 0
+    if format_of(connection) == ROTATED:
+        (rotations,) = connection.execute("SELECT rotations FROM ledger").fetchone()
+    files = mark_path(path, mark), Path(key_file) if key_file else None
+    return Header(name, created, data, budget_mu, delta, *files, key_check, budget_local_mu, rotations)
+
+
+def read_reserved(connection: sqlite3.Connection) -> Iterator[tuple[str, float, float | None]]:
+    """Yield the sessions in the order in which they were opened: name, mu reserved, and mu_local or None."""
+    return connection.execute("SELECT session, mu, local FROM reserved ORDER BY rowid")
+
+
+def write_key(connection: sqlite3.Connection, key: bytes, key_file: Path | None) -> None:
+    """Replace the noise key, inside a transaction."""
+    if format_of(connection) != ROTATED:
+        connection.execute("ALTER TABLE ledger ADD COLUMN rotations INTEGER NOT NULL DEFAULT 0")
+        connection.execute(f"PRAGMA user_version = {ROTATED}")
+    row = b"" if key_file else key, key_check(key), str(key_file or "")
+    connection.execute("UPDATE ledger SET key = ?, key_check = ?, key_file = ?, rotations = rotations + 1", row)
+
+
+def mark_path(path: Path, mark: str) -> Path:
+    """Return the path of a ledger's high-water mark: as configured, or beside the ledger."""
+    return Path(mark) if mark else path.with_name(path.name + ".mark")
+
+
+def key_check(key: bytes) -> bytes:
+    """A check value by which a key is recognised without being written down."""
+    return hmac.digest(key, b"murmurfl ledger key", hashlib.sha256)[:16]
+
+
+_MARK_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SessionState:
+    """How far one session has come."""
+
+    mu: float
+    """Reserved, with a minus sign under a trusted server (:class:`~murmurfl.privacy.Account`)."""
+    releases: int
+    digest: str = ""
+    """Digest of the session's whole stream; empty if it has none."""
+    local: float | None = None
+    """mu_local, reserved under secure aggregation; None otherwise."""
+
+    @property
+    def reserved_local(self) -> float:
+        """The mu reserved for the case that nobody else is honest."""
+        return abs(self.mu) if self.local is None else self.local
+
+
+@dataclass(frozen=True)
+class LedgerState:
+    """How far a ledger has come."""
+
+    ledger: str
+    """The ledger's own random name."""
+    budget_mu: float
+    delta: float
+    counter: int = 0
+    """Commits so far."""
+    samples_used: int = 0
+    sessions: Mapping[str, SessionState] = field(default_factory=dict)
+    data: str = ""
+    """Digest of the samples used up; empty in a ledger that never had one."""
+    budget_local_mu: float | None = None
+    """None until the operator has decided it."""
+    key: str = ""
+    """Check value of the noise key, once it was exchanged; empty in a ledger with its first key."""
+
+    @cached_property
+    def seal(self) -> str:
+        """A digest of the whole state: it does not match if a part was lost or comes from another time."""
+        document = self._document()
+        if not self.data:
+            del document["data"]  # what is not there is not sealed
+        return hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def write_mark(self, path: Path) -> None:
+        """Make this the mark, durably."""
+        document = {"murmurfl-ledger-mark": _MARK_FORMAT, "seal": self.seal, **self._document()}
+        replace_durably(path, json.dumps(document, indent=1).encode() + b"\n")
+
+    def _document(self) -> dict[str, Any]:
+        document = asdict(self)
+        if not self.key:
+            del document["key"]
+        for values in (document, *document["sessions"].values()):
+            for name in ("local", "budget_local_mu"):
+                if name in values and values[name] is None:
+                    del values[name]
+        return document
+
+
+def read_mark(path: Path) -> LedgerState:
+    """Read the mark at ``path``; refuse one that is missing, damaged, of another format or open to others."""
+    check_private(
+        path,
+        "the ledger's high-water mark",
+        missing="Without it nobody can tell whether the ledger was copied back, so nothing is released. Put the mark "
+        "back; if it is lost, and this ledger was never copied back, `murmurfl ledger new-mark` makes another.",
+    )
+    try:
+        document = json.loads(path.read_text())
+        if (version := document.pop("murmurfl-ledger-mark")) != _MARK_FORMAT:
+            raise LedgerError(
+                f"Expected a high-water mark of format {_MARK_FORMAT} at {path}, got one of format {version!r}; it was "
+                f"left alone, and nothing was released. {ANOTHER_FORMAT}"
+            )
+        seal = document.pop("seal")
+        sessions = {name: SessionState(**values) for name, values in document.pop("sessions").items()}
+        state = LedgerState(**document, sessions=sessions)
+        if state.seal != seal:
+            raise ValueError("the seal does not match")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise LedgerError(
+            f"Expected the ledger's high-water mark at {path}, got a file that is damaged or something else ({error}). "
+            "Nothing was released. If the mark is lost, and this ledger was never copied back, remove the file; "
+            "`murmurfl ledger new-mark` makes another."
+        ) from error
+    return state
+
+
+@dataclass(frozen=True)
+class BudgetLeft:
+    """A ledger's budget and what new sessions may still reserve of it."""
+
+    budget_mu: float
+    left_mu: float
+    left_epsilon: float
+    """Epsilon of ``left_mu`` at the ledger's delta."""
+    left_local_mu: float
+    """What is left of the budget that holds whatever other machines and helpers do."""
+    sessions: int
+
+
+def budget_left(mark: Path) -> BudgetLeft:
+    """Read the budget left from a high-water mark; the ledger is neither locked nor touched.
+
+    Notes
+    -----
+    What it returns does not depend on the machine's data: budgets, and what sessions reserved when they were opened.
+    Between a commit and its mark it is what was left before; the ledger alone decides what is released.
+    """
+    state = read_mark(mark)
+    sessions = state.sessions.values()
+    budget_local_mu = state.budget_mu if state.budget_local_mu is None else state.budget_local_mu
+    left = left_of(state.budget_mu, compose_gdp(abs(session.mu) for session in sessions))
+    local = left_of(budget_local_mu, compose_gdp(session.reserved_local for session in sessions))
+    return BudgetLeft(state.budget_mu, left, gdp_epsilon(left, state.delta), local, len(sessions))
+
+
+def read_state(connection: sqlite3.Connection, header: Header, path: Path) -> LedgerState:
+    """Read how far the ledger has come; refuse it if its parts do not belong together."""
+    state = unsealed_state(connection, header)
+    (seal,) = connection.execute("SELECT seal FROM state").fetchone()
+    if state.seal != seal:
+        raise damaged(path, "contents that do not match their seal")
+    return state
+
+
+def unsealed_state(connection: sqlite3.Connection, header: Header) -> LedgerState:
+    """Read how far the ledger has come, as its tables say."""
+    counter, samples_used, data = connection.execute("SELECT counter, samples_used, data FROM state").fetchone()
+    sessions = {name: SessionState(mu, 0, local=local) for name, mu, local in read_reserved(connection)}
+    for name, release, digest in connection.execute("SELECT session, release, digest FROM streams"):
+        before = sessions.get(name, SessionState(0.0, 0))
+        sessions[name] = SessionState(before.mu, release, digest, before.local)
+    terms = header.budget_mu, header.delta
+    key = header.key_check.hex() if header.rotations else ""
+    return LedgerState(header.name, *terms, counter, samples_used, sessions, data, header.budget_local_mu, key)
+
+
+def is_rolled_back(state: LedgerState, mark: LedgerState) -> bool:
+    """Whether a ledger is behind its mark, or beside it."""
+    return mark.counter > state.counter or (mark.counter == state.counter and mark.seal != state.seal)
+
+
+def check_mark_belongs(state: LedgerState, mark: LedgerState, path: Path) -> None:
+    """Refuse another ledger's mark."""
+    if mark.ledger != state.ledger:
+        raise LedgerError(
+            f"Expected the high-water mark of {path}, got that of another ledger. Put the right one back; nothing was "
+            "released."
+        )
+
+
+def check_mark(state: LedgerState, mark: LedgerState, path: Path) -> None:
+    """Refuse another ledger's mark, and a ledger that was copied back."""
+    check_mark_belongs(state, mark, path)
+    if is_rolled_back(state, mark):
+        raise LedgerError(
+            f"Expected {path} at commit {mark.counter} of its high-water mark or after it, got commit {state.counter}"
+            f"{' of another history' if mark.counter == state.counter else ''}: the ledger was copied back from a "
+            "backup and has forgotten releases. Nothing was released. Put the newest file back, or go on without what "
+            "was forgotten: `murmurfl ledger accept-rollback` closes all its sessions and counts as spent what the "
+            "mark knows of."
+        )
+
+
 LARGE_BYTES = 1 << 20
 """Arrays from here on stay in the file until they are asked for."""
 _PIECE_BYTES = 1 << 20
-
 Place = tuple[str, str, int]
 """Session, kind and number of an array."""
 
@@ -141,298 +429,6 @@ class StoredState(Sequence[NDArray[Any]]):
 
     def __len__(self) -> int:
         return len(self.entries)
-
-
-_FORMAT = 1
-
-
-@dataclass(frozen=True)
-class SessionState:
-    """How far one session has come."""
-
-    mu: float
-    """Reserved, with a minus sign under a trusted server (:class:`~murmurfl.privacy.Account`)."""
-    releases: int
-    digest: str = ""
-    """Digest of the session's whole stream; empty if it has none."""
-    local: float | None = None
-    """mu_local, reserved under secure aggregation; None otherwise."""
-
-    @property
-    def reserved_local(self) -> float:
-        """The mu reserved for the case that nobody else is honest."""
-        return abs(self.mu) if self.local is None else self.local
-
-
-@dataclass(frozen=True)
-class LedgerState:
-    """How far a ledger has come."""
-
-    ledger: str
-    """The ledger's own random name."""
-    budget_mu: float
-    delta: float
-    counter: int = 0
-    """Commits so far."""
-    samples_used: int = 0
-    sessions: Mapping[str, SessionState] = field(default_factory=dict)
-    data: str = ""
-    """Digest of the samples used up; empty in a ledger that never had one."""
-    budget_local_mu: float | None = None
-    """None until the operator has decided it."""
-    key: str = ""
-    """Check value of the noise key, once it was exchanged; empty in a ledger with its first key."""
-
-    @cached_property
-    def seal(self) -> str:
-        """A digest of the whole state: it does not match if a part was lost or comes from another time."""
-        document = self._document()
-        if not self.data:
-            del document["data"]  # what is not there is not sealed
-        return hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-    def write_mark(self, path: Path) -> None:
-        """Make this the mark, durably."""
-        document = {"murmurfl-ledger-mark": _FORMAT, "seal": self.seal, **self._document()}
-        replace_durably(path, json.dumps(document, indent=1).encode() + b"\n")
-
-    def _document(self) -> dict[str, Any]:
-        document = asdict(self)
-        if not self.key:
-            del document["key"]
-        for values in (document, *document["sessions"].values()):
-            for name in ("local", "budget_local_mu"):
-                if name in values and values[name] is None:
-                    del values[name]
-        return document
-
-
-def read_mark(path: Path) -> LedgerState:
-    """Read the mark at ``path``; refuse one that is missing, damaged, of another format or open to others."""
-    check_private(
-        path,
-        "the ledger's high-water mark",
-        missing="Without it nobody can tell whether the ledger was copied back, so nothing is released. Put the mark "
-        "back; if it is lost, and this ledger was never copied back, `murmurfl ledger new-mark` makes another.",
-    )
-    try:
-        document = json.loads(path.read_text())
-        if (version := document.pop("murmurfl-ledger-mark")) != _FORMAT:
-            raise LedgerError(
-                f"Expected a high-water mark of format {_FORMAT} at {path}, got one of format {version!r}; it was left "
-                f"alone, and nothing was released. {ANOTHER_FORMAT}"
-            )
-        seal = document.pop("seal")
-        sessions = {name: SessionState(**values) for name, values in document.pop("sessions").items()}
-        state = LedgerState(**document, sessions=sessions)
-        if state.seal != seal:
-            raise ValueError("the seal does not match")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise LedgerError(
-            f"Expected the ledger's high-water mark at {path}, got a file that is damaged or something else ({error}). "
-            "Nothing was released. If the mark is lost, and this ledger was never copied back, remove the file; "
-            "`murmurfl ledger new-mark` makes another."
-        ) from error
-    return state
-
-
-@dataclass(frozen=True)
-class BudgetLeft:
-    """A ledger's budget and what new sessions may still reserve of it."""
-
-    budget_mu: float
-    left_mu: float
-    left_epsilon: float
-    """Epsilon of ``left_mu`` at the ledger's delta."""
-    left_local_mu: float
-    """What is left of the budget that holds whatever other machines and helpers do."""
-    sessions: int
-
-
-def budget_left(mark: Path) -> BudgetLeft:
-    """Read the budget left from a high-water mark; the ledger is neither locked nor touched.
-
-    Notes
-    -----
-    What it returns does not depend on the machine's data: budgets, and what sessions reserved when they were opened.
-    Between a commit and its mark it is what was left before; the ledger alone decides what is released.
-    """
-    state = read_mark(mark)
-    sessions = state.sessions.values()
-    budget_local_mu = state.budget_mu if state.budget_local_mu is None else state.budget_local_mu
-    left = left_of(state.budget_mu, compose_gdp(abs(session.mu) for session in sessions))
-    local = left_of(budget_local_mu, compose_gdp(session.reserved_local for session in sessions))
-    return BudgetLeft(state.budget_mu, left, gdp_epsilon(left, state.delta), local, len(sessions))
-
-
-FORMAT = 3
-ROTATED = 4
-"""The format of a ledger whose noise key was exchanged: it counts how often, and is FORMAT in all else."""
-
-CLOSED = "closed"
-UNDECIDED = (
-    " This ledger was made without a budget for what holds if nobody else is honest, so it is that of all releases: "
-    "decide it once, with `murmurfl ledger set-local-budget {path} --budget-local-mu MU`, or on a new node with "
-    "`murmurfl ledger create --budget-local-mu MU`."
-)
-SCHEMA = """
-CREATE TABLE ledger (
-    name TEXT NOT NULL, created REAL NOT NULL, data TEXT NOT NULL, budget_mu REAL NOT NULL, delta REAL NOT NULL,
-    mark TEXT NOT NULL, key_file TEXT NOT NULL, key BLOB NOT NULL, key_check BLOB NOT NULL, budget_local_mu REAL
-);
-CREATE TABLE state (
-    counter INTEGER NOT NULL, samples_used INTEGER NOT NULL, seal TEXT NOT NULL, data TEXT NOT NULL DEFAULT ''
-);
-CREATE TABLE reserved (session TEXT PRIMARY KEY, mu REAL NOT NULL, local REAL);
-CREATE TABLE streams (
-    session TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, release INTEGER NOT NULL, ack INTEGER NOT NULL,
-    nonces BLOB NOT NULL, terms TEXT NOT NULL, digest TEXT NOT NULL
-);
-CREATE TABLE arrays (
-    session TEXT NOT NULL, kind TEXT NOT NULL, number INTEGER NOT NULL, dtype TEXT NOT NULL, shape TEXT NOT NULL,
-    content BLOB NOT NULL, PRIMARY KEY (session, kind, number)
-);
-CREATE TABLE releases (
-    session TEXT NOT NULL, release INTEGER NOT NULL, time REAL NOT NULL, samples_used INTEGER NOT NULL,
-    PRIMARY KEY (session, release)
-) WITHOUT ROWID;
-"""
-
-
-LEDGER = FileKind(
-    what="a ledger",
-    user="node",
-    done="nothing was released",
-    error=LedgerError,
-    application_id=0x6D757266,  # "murf"
-    formats=(FORMAT, ROTATED),
-    missing="A node that had one must get it back: put the file back, or a backup of it and `murmurfl ledger "
-    "accept-rollback`. On a new node make one: `murmurfl ledger create`. Nothing was released.",
-    other_format=ANOTHER_FORMAT,
-    lost="Nothing was released. Restore a backup (then `murmurfl ledger accept-rollback`), or use these data no more.",
-)
-clear_errors, damaged, opened = LEDGER.clear_errors, LEDGER.damaged, LEDGER.opened
-
-
-@dataclass(frozen=True)
-class Header:
-    """The settings with which a ledger was made."""
-
-    name: str
-    created: float
-    data: str
-    budget_mu: float
-    delta: float
-    mark: Path
-    key_file: Path | None
-    key_check: bytes
-    budget_local_mu: float | None = None
-    rotations: int = 0
-    """How often the noise key was exchanged."""
-
-
-def write_new(path: Path, timeout_s: float, header: Header, key: bytes, seal: str, *, mark_beside: bool) -> None:
-    """Make the tables of a new ledger in an empty file; the noise key is among them if the header names no file for it.
-
-    A mark that is ``mark_beside`` the ledger is looked for there: it goes where the ledger goes.
-    """
-    row = {
-        **vars(header),
-        "mark": "" if mark_beside else str(header.mark),
-        "key_file": str(header.key_file or ""),
-        "key": b"" if header.key_file else key,
-    }
-    with LEDGER.making(path, timeout_s, SCHEMA) as connection:
-        connection.execute(
-            "INSERT INTO ledger VALUES (:name, :created, :data, :budget_mu, :delta, :mark, :key_file, :key, "
-            ":key_check, :budget_local_mu)",
-            row,
-        )
-        connection.execute("INSERT INTO state VALUES (0, 0, ?, '')", (seal,))
-
-
-def read_header(connection: sqlite3.Connection, path: Path) -> Header:
-    """Read the settings with which the ledger at ``path`` was made."""
-    name, created, data, budget_mu, delta, mark, key_file, key_check, budget_local_mu = connection.execute(
-        "SELECT name, created, data, budget_mu, delta, mark, key_file, key_check, budget_local_mu FROM ledger"
-    ).fetchone()
-    rotations = 0
-    if format_of(connection) == ROTATED:
-        (rotations,) = connection.execute("SELECT rotations FROM ledger").fetchone()
-    files = mark_path(path, mark), Path(key_file) if key_file else None
-    return Header(name, created, data, budget_mu, delta, *files, key_check, budget_local_mu, rotations)
-
-
-def read_reserved(connection: sqlite3.Connection) -> Iterator[tuple[str, float, float | None]]:
-    """Yield the sessions in the order in which they were opened: name, mu reserved, and mu_local or None."""
-    return connection.execute("SELECT session, mu, local FROM reserved ORDER BY rowid")
-
-
-def write_key(connection: sqlite3.Connection, key: bytes, key_file: Path | None) -> None:
-    """Replace the noise key, inside a transaction."""
-    if format_of(connection) != ROTATED:
-        connection.execute("ALTER TABLE ledger ADD COLUMN rotations INTEGER NOT NULL DEFAULT 0")
-        connection.execute(f"PRAGMA user_version = {ROTATED}")
-    row = b"" if key_file else key, key_check(key), str(key_file or "")
-    connection.execute("UPDATE ledger SET key = ?, key_check = ?, key_file = ?, rotations = rotations + 1", row)
-
-
-def mark_path(path: Path, mark: str) -> Path:
-    """Return the path of a ledger's high-water mark: as configured, or beside the ledger."""
-    return Path(mark) if mark else path.with_name(path.name + ".mark")
-
-
-def key_check(key: bytes) -> bytes:
-    """A check value by which a key is recognised without being written down."""
-    return hmac.digest(key, b"murmurfl ledger key", hashlib.sha256)[:16]
-
-
-def read_state(connection: sqlite3.Connection, header: Header, path: Path) -> LedgerState:
-    """Read how far the ledger has come; refuse it if its parts do not belong together."""
-    state = unsealed_state(connection, header)
-    (seal,) = connection.execute("SELECT seal FROM state").fetchone()
-    if state.seal != seal:
-        raise damaged(path, "contents that do not match their seal")
-    return state
-
-
-def unsealed_state(connection: sqlite3.Connection, header: Header) -> LedgerState:
-    """Read how far the ledger has come, as its tables say."""
-    counter, samples_used, data = connection.execute("SELECT counter, samples_used, data FROM state").fetchone()
-    sessions = {name: SessionState(mu, 0, local=local) for name, mu, local in read_reserved(connection)}
-    for name, release, digest in connection.execute("SELECT session, release, digest FROM streams"):
-        before = sessions.get(name, SessionState(0.0, 0))
-        sessions[name] = SessionState(before.mu, release, digest, before.local)
-    terms = header.budget_mu, header.delta
-    key = header.key_check.hex() if header.rotations else ""
-    return LedgerState(header.name, *terms, counter, samples_used, sessions, data, header.budget_local_mu, key)
-
-
-def is_rolled_back(state: LedgerState, mark: LedgerState) -> bool:
-    """Whether a ledger is behind its mark, or beside it."""
-    return mark.counter > state.counter or (mark.counter == state.counter and mark.seal != state.seal)
-
-
-def check_mark_belongs(state: LedgerState, mark: LedgerState, path: Path) -> None:
-    """Refuse another ledger's mark."""
-    if mark.ledger != state.ledger:
-        raise LedgerError(
-            f"Expected the high-water mark of {path}, got that of another ledger. Put the right one back; nothing was "
-            "released."
-        )
-
-
-def check_mark(state: LedgerState, mark: LedgerState, path: Path) -> None:
-    """Refuse another ledger's mark, and a ledger that was copied back."""
-    check_mark_belongs(state, mark, path)
-    if is_rolled_back(state, mark):
-        raise LedgerError(
-            f"Expected {path} at commit {mark.counter} of its high-water mark or after it, got commit {state.counter}"
-            f"{' of another history' if mark.counter == state.counter else ''}: the ledger was copied back from a "
-            "backup and has forgotten releases. Nothing was released. Put the newest file back, or go on without what "
-            "was forgotten: `murmurfl ledger accept-rollback` closes all its sessions and counts as spent what the "
-            "mark knows of."
-        )
 
 
 def arrays_of(stream: StreamRecord) -> Iterator[tuple[str, int, Entry]]:

@@ -26,6 +26,31 @@ from .clipping import StackedContributions, observe_releases
 from .ledgered_machine import Release, recorded, release_of, samples_counted, stream_fingerprint
 from .prefix_sums import PrivateMachine, ReleaseRule
 
+Contributions = Callable[[list[int], list[slice]], StackedContributions]
+"""Given which of the machines that were asked may release, and the fresh samples of each: their per-sample
+contributions, machine after machine."""
+
+
+class BlockArithmetic(Protocol):
+    """The arithmetic on all values of a block's releases; the rules need no more of them than + and -."""
+
+    def noised(
+        self, streams: StreamBlock, contributions: StackedContributions, keys: Sequence[bytes], nonces: Sequence[bytes]
+    ) -> Sequence[Any]:
+        """Contributions, bounded and on the grid, with what the noise of the next release adds and removes.
+
+        Counts of shape (d,), a machine each. What the noise is made again from goes into ``streams``.
+        """
+        ...
+
+    def total(self, counts: Sequence[Any], places: Sequence[int]) -> Counts:
+        """The sum of some machines' counts, as an array of NumPy's."""
+        ...
+
+    def sent(self, counts: Any) -> Counts:
+        """One machine's counts, as an array of NumPy's."""
+        ...
+
 
 class RowByRow:
     """The arithmetic of a block (:class:`BlockArithmetic`) in NumPy, one row after the other."""
@@ -82,32 +107,6 @@ class RowByRow:
             if total is None:
                 raise ConfigurationError("Expected at least one sample in a release.")
             yield total
-
-
-Contributions = Callable[[list[int], list[slice]], StackedContributions]
-"""Given which of the machines that were asked may release, and the fresh samples of each: their per-sample
-contributions, machine after machine."""
-
-
-class BlockArithmetic(Protocol):
-    """The arithmetic on all values of a block's releases; the rules need no more of them than + and -."""
-
-    def noised(
-        self, streams: StreamBlock, contributions: StackedContributions, keys: Sequence[bytes], nonces: Sequence[bytes]
-    ) -> Sequence[Any]:
-        """Contributions, bounded and on the grid, with what the noise of the next release adds and removes.
-
-        Counts of shape (d,), a machine each. What the noise is made again from goes into ``streams``.
-        """
-        ...
-
-    def total(self, counts: Sequence[Any], places: Sequence[int]) -> Counts:
-        """The sum of some machines' counts, as an array of NumPy's."""
-        ...
-
-    def sent(self, counts: Any) -> Counts:
-        """One machine's counts, as an array of NumPy's."""
-        ...
 
 
 @dataclass(frozen=True)

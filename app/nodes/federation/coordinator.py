@@ -100,7 +100,7 @@ class Terms:
 
     @property
     def records(self) -> Schema:
-        """What a record is."""
+        """The schema of the records."""
         return Schema.read_text(self.schema, f"the schema of federation {self.name!r}")
 
     @property
@@ -123,7 +123,7 @@ class Terms:
 
     @property
     def digest(self) -> str:
-        """SHA-256 by which an answer says to which terms it is one; 64 hexadecimal digits."""
+        """SHA-256 of the terms, 64 hexadecimal digits; a member's answer names it."""
         return digest_of(self.document)
 
     @classmethod
@@ -142,7 +142,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Kit:
-    """A member's invitation: the terms, and the place that is meant for it."""
+    """A member's invitation: the terms, its name and its role."""
 
     member: str
     role: str  # :data:`MACHINE` or :data:`HELPER`
@@ -239,7 +239,7 @@ class Federation:
 
 
 def check_member(name: Any) -> None:
-    """Refuse a member's name that could be no file's."""
+    """Refuse a member's name that no file could have."""
     check_name(name)
     if not all(c.isalnum() or c in "-_." for c in name) or name.startswith((".", "-")):
         raise ConfigurationError(f"Expected a member's name of letters, digits, '-', '_' and '.', got {name!r}.")
@@ -262,7 +262,7 @@ def toml_lines(values: Mapping[str, Value]) -> str:
 
 
 def read_document(path: Path, kind: str, keys: set[str]) -> dict[str, Any]:
-    """Read one of these documents from a file, up to a fixed length."""
+    """Read a document of a federation from a file, up to a fixed length."""
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_DOCUMENT + 1)
@@ -272,7 +272,7 @@ def read_document(path: Path, kind: str, keys: set[str]) -> dict[str, Any]:
 
 
 def parsed(content: bytes, kind: str, keys: set[str], where: str) -> dict[str, Any]:
-    """One of these documents from its bytes."""
+    """A document of a federation from its bytes."""
     try:
         document: Any = json.loads(content) if len(content) <= LARGEST_DOCUMENT else None
     except (ValueError, RecursionError):
@@ -315,11 +315,11 @@ class Seen:
     statements: Sequence[Mapping[str, Any]] = ()  # its own, one a run whose result lies on this computer
 
     def total(self, name: str) -> float:
-        """The sum in squares of one figure of the statements; infinite where it is not said."""
+        """Root of the sum of squares of one figure of the statements; infinite where one lacks it."""
         return math.hypot(*(_number(one.get(name)) for one in self.statements))
 
     def last(self, name: str) -> float:
-        """A figure of the last statement; infinite where it is not said."""
+        """A figure of the last statement; infinite where it lacks it."""
         return _number(self.statements[-1].get(name)) if self.statements else math.inf
 
 
@@ -328,7 +328,7 @@ def _number(value: Any) -> float:
 
 
 def _statements(folder: Path) -> Mapping[str, Mapping[str, Any]]:
-    """What machines said in the result of a run; nothing where none can be read."""
+    """Machines' statements in the result of a run; empty if there is none that can be read."""
     from ...runs.outcome import Outcome
 
     try:
@@ -507,7 +507,7 @@ def new_federation(
 
 
 def proposed_settings(records: Schema, machines: int, helpers: int, settings: Mapping[str, Value]) -> dict[str, Value]:
-    """What members are proposed: a clip in units of the schema's bound, and sums where there are helpers."""
+    """Settings for members: a clip in units of the schema's bound, and sums if there are helpers."""
     made = dict(DEFAULTS)
     if math.isfinite(records.norm_bound):
         made["clip-norm"] = float(f"{MU2.clip * math.hypot(records.norm_bound, 1.0):.{_DIGITS}g}")
@@ -535,7 +535,7 @@ def _write_members(made: Coordinator) -> None:
 
 
 def _write_run(folder: Path, terms: Terms, machines: int, helpers: int) -> None:
-    """Write what ``flwr run -c`` is told of this federation."""
+    """Write the run configuration of this federation, for ``flwr run -c``."""
     own = {name: value for name, value in terms.settings.items() if name != "min-honest"}
     run: dict[str, Value] = {"num-clients": machines, "clients-per-round": machines, **own}
     run["schema"] = terms.records.digest

@@ -57,7 +57,7 @@ class Member:
 
     @property
     def terms(self) -> Terms:
-        """What its operator was proposed."""
+        """The terms that its operator was proposed."""
         return self.kit.terms
 
     @property
@@ -67,7 +67,7 @@ class Member:
 
     @property
     def answer(self) -> Path:
-        """What is sent to the coordinator: public keys only."""
+        """The file for the coordinator: public keys only."""
         return self.folder / f"{self.kit.member}.answer"
 
     def card(self) -> Card:

@@ -162,7 +162,7 @@ class OwnServer:
         return Control(self._at.nearby, authority, server_name(certificate), self._key)
 
     def _changed(self) -> tuple[int, int] | None:
-        """What tells the current file from the one that was last registered; None if it is that."""
+        """Modification time and inode of the members' file if it has changed since it was registered, else None."""
         if self._members is None:
             return None
         try:
@@ -285,7 +285,7 @@ def _server_at(address: str, context: ssl.SSLContext) -> str:
 
 
 def _try(address: str, context: ssl.SSLContext | bool, text: str) -> None:
-    """Ask for something that the server tells only its owners."""
+    """Send a command that only owners may give, and raise if it is refused."""
     answer = answer_to("list-runs", address, context, text)
     if answer.status_code == httpx.codes.FORBIDDEN:
         raise ConfigurationError(

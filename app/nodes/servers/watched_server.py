@@ -130,7 +130,7 @@ class _Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the SuperLink's own process is told, and no run's."""
+        """Environment variables of the SuperLink's own process, and of no run's."""
         published = {} if self.published is None else {PUBLISHED_VARIABLE: str(self.published.absolute())}
         return {PROOF_VARIABLE: self.proof.hex(), **published}
 
@@ -155,7 +155,7 @@ class _Server:
 
 @contextmanager
 def _secret() -> Iterator[Path]:
-    """A secret of this start: a run's process shows it to get a task."""
+    """A file with the secret of this start, which runs' processes show to get a task."""
     with tempfile.TemporaryDirectory(prefix="murmurfl-secret-") as made:
         path = Path(made) / "secret"
         create_private(path, "a secret", secrets.token_bytes(32), error=ServerError)

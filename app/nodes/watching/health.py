@@ -256,7 +256,7 @@ class Figure:
 
     @property
     def counts(self) -> bool:
-        """Whether it only grows, until the process restarts."""
+        """Whether it is a counter, which only grows until the process restarts."""
         return self.name.endswith("_total")
 
 
@@ -529,8 +529,9 @@ class BudgetWatch:
         self._said = ""
 
     def left(self, now: float) -> BudgetLeft | None:
-        """What is left, at most a few seconds old; None if the ledger or its mark cannot be read. ``now`` is monotonic
-        seconds.
+        """What is left, at most a few seconds old; None if the ledger or its mark cannot be read.
+
+        ``now`` is in monotonic seconds.
         """
         if now - self._looked < _LOOK_EVERY_S:
             return self._left

@@ -128,14 +128,13 @@ def close(rows, expected):
 def watched(gradients, monkeypatch):
     """How many samples each call to the module's vmapped gradient had."""
     sizes = []
-    name = "of_many" if isinstance(gradients, ModuleGradients) else "_gradients"
-    of_many = getattr(gradients, name)
+    of_many = gradients.of_many
 
     def counted(parameters, inputs, targets):
         sizes.append(len(targets))
         return of_many(parameters, inputs, targets)
 
-    monkeypatch.setattr(gradients, name, counted)
+    monkeypatch.setattr(gradients, "of_many", counted)
     return sizes
 
 
