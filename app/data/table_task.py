@@ -34,6 +34,7 @@ class ReadTable:
     schema: Schema
     drafted: bool
     left_out: Mapping[str, list[str]]
+    """Columns that the draft left out, by the reason."""
     spellings: Sequence[str] = ()
     """How classes are written beside their names."""
     scaled: bool = False
@@ -128,14 +129,21 @@ class FittedTable:
     trained: int
     tested: int
     misfits: Mapping[str, int]
+    """How many rows do not fit, by the reason."""
     site: str
+    """The column of sites; empty where rows were dealt."""
     left_out: Mapping[str, list[str]]
+    """Columns that are not used, by the reason."""
     majority: float
+    """Accuracy of always naming the most frequent class, on the rows held out; 0 for numbers."""
     variance: float
+    """Variance of the scaled labels held out, for R^2."""
     differing: int = 0
+    """Rows held out of which either the model or the most frequent class is right, and not both."""
     spellings: Sequence[str] = ()
     scaled: bool = False
     better: str = ""
+    """A way that was rehearsed too and is better, if the model is of no use."""
 
     @property
     def error_of_accuracy(self) -> float:

@@ -1,4 +1,4 @@
-"""A trained model with what its inputs need, and the folder in which it is kept: weights, schema and card.
+"""A trained model with the schema and centre of its inputs, and the folder that keeps it: weights, schema and card.
 
 scikit-learn's users load the folder as an estimator with ``predict`` and ``predict_proba``.
 """
@@ -36,7 +36,7 @@ class TrainedModel:
     """A model's arrays and how rows become its inputs.
 
     ``num_features`` counts a constant that stands beside the inputs in the place of a bias; one class stands for
-    numbers. ``arrays`` are its parameters and, if its inputs were centred, what they are seen from. ``card`` says what
+    numbers. ``arrays`` are its parameters and, if its inputs were centred, their centre. ``card`` says what
     it was made from and what was promised.
     """
 
@@ -56,7 +56,7 @@ class TrainedModel:
 
     @property
     def classes(self) -> NDArray[Any]:
-        """What it tells apart, as the schema names it, else 0, 1, ...; empty where it predicts numbers."""
+        """Classes that it predicts, as the schema names them, else 0, 1, ...; empty where it predicts numbers."""
         if self.num_classes == 1:
             return np.array([])
         if self.schema is None or not isinstance(self.schema.label.classes, tuple):
@@ -222,7 +222,7 @@ class TrainedClassifier(ClassifierMixin, _Loaded):
 
     @property
     def classes_(self) -> NDArray[Any]:
-        """What it tells apart."""
+        """Classes that it predicts."""
         return self.model.classes
 
     def predict_proba(self, rows: Any) -> NDArray[np.float64]:
