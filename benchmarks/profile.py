@@ -31,7 +31,7 @@ KINDS = [
     ("astype", "clipping and grid"),
     ("flwr/app/message", "Flower's messages and records"),
     ("reply_records", "Flower's messages and records"),
-    ("strategies/requests", "Flower's messages and records"),
+    ("rounds/replies", "Flower's messages and records"),
     ("engines/inprocess", "Flower's messages and records"),
     ("flwr", "Flower's messages and records"),
     ("_format_impl", "NumPy's file format"),

@@ -154,8 +154,9 @@ def preparation() -> dict[str, int]:
 
     files: Counter[str] = Counter()
     prepare(RunConfig())  # reads the data
+    config = RunConfig(seed=2)
     with called(lambda name: files.update([name])):
-        prepare(RunConfig(seed=2))
+        prepare(config)
     return {"calls": files.total(), "files": len(files), "rooms": len({str(Path(name).parent) for name in files})}
 
 

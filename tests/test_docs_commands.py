@@ -161,7 +161,7 @@ def test_its_commands_run(page, read_before, tmp_path, monkeypatch):
         if not os.environ.get("MURMURFL_DATA") and ("reproduce" in words or any("data-root" in word for word in words)):
             continue  # no MNIST
         if any("track=" in word for word in words) and not importlib.util.find_spec("tensorboard"):
-            words = [word for word in words if word not in ("--set", "track=tensorboard")]  # test_trackers.py has it
+            words = [word for word in words if word not in ("--set", "track=tensorboard")]  # test_progress.py has it
         run(words, tmp_path)
         ran.append(words)
     assert ran or not os.environ.get("MURMURFL_DATA")

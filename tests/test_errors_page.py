@@ -126,7 +126,7 @@ class World:
             broken.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
             for name in [name for name in sys.modules if name.startswith("torchvision")]:
                 broken.delitem(sys.modules, name)
-            said = run("--set", "task=mnist", "--set", f"data-root={self.folder}")
+            said = run("--set", "task=mnist", "--set", f"data-root={self.folder}", "--set", "download=true")
         return said.replace(importlib.metadata.version("torch"), "VERSION"), run()
 
     def no_nodes(self):

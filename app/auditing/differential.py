@@ -62,7 +62,9 @@ class Found:
 
     record: str
     ratio: float
+    """The mu that it moved over the mu that is charged; above 1 the claim is wrong."""
     differs: tuple[str, ...]
+    """What else was not the same, and how records were handed over then."""
 
     @property
     def refutes(self) -> bool:
@@ -76,8 +78,11 @@ class DifferentialAudit:
 
     machine: str
     unit: str
+    """What was replaced: a record, or all records of an owner."""
     sources: tuple[str, ...]
+    """How records were handed over."""
     trials: int
+    """Machines that were made."""
     found: tuple[Found, ...]
     notes: tuple[str, ...] = ()
 

@@ -13,8 +13,6 @@ from ...privacy import ConfigurationError
 from .run_options import AsJson, Assignments
 from .terminal import fail, failing_clearly, say
 
-_MODEL = "model"
-"""The folder of a run's model, inside the run's own: there are no figures without noise in it."""
 _SUMS = "secure-aggregation"
 _TWO = 2
 
@@ -77,6 +75,7 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Train a private model of a table, as its sites would together: a rehearsal on this computer, unless --real."""
+    from ..models.trained_model import MODEL
     from ..runs import fitting
     from ..runs.outcome import RESULT_NAME
     from ..runs.result import folder_for, write_record
@@ -100,7 +99,7 @@ def fit(
             options |= {"evaluate": evaluate, "scale": scale, "real": real, "budget": budget, "ledger": ledger}
             result = fitting.fit(table, **{**options, **settings})
             write_record(result, folder)
-            model = result.save(folder / _MODEL)
+            model = result.save(folder / MODEL)
         shown = model.relative_to(Path.cwd()) if model.is_relative_to(Path.cwd()) else model
         if as_json:
             typer.echo(json.dumps({"folder": str(folder), "model": str(model), **result.outcome.document()}))

@@ -7,12 +7,13 @@ every row is scaled to length 1 by itself.
 
 from __future__ import annotations
 
+import gzip
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import distribution, version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,11 +84,10 @@ class MnistParity(ImageTask):
 
 
 def read_mnist(root: str, download: bool, setting: str) -> Images:
-    """Read MNIST with torchvision from the data root; with ``download`` missing files are fetched there first.
+    """Read MNIST from the data root; with ``download`` torchvision fetches missing files there first.
 
     ``setting`` names in a refusal what asks for it.
     """
-    fetch, read_images, read_labels = _torchvision(setting)
     if not root:
         raise ConfigurationError(
             "Expected a data root for task 'mnist', got none: set data-root or the environment variable MURMURFL_DATA, "
@@ -101,38 +101,28 @@ def read_mnist(root: str, download: bool, setting: str) -> Images:
                 f"Expected MNIST under {folder}, got no such files: set data-root or MURMURFL_DATA to the folder that "
                 "has MNIST/raw, or set download=true."
             )
-        fetch(root=str(Path(root).expanduser()), download=True)
-    train, train_labels, test, test_labels = (
-        _read_idx(folder, name, read_images if "images" in name else read_labels) for name in names
-    )
+        _fetch_mnist(str(Path(root).expanduser()), setting)
+    train, train_labels, test, test_labels = (_read_idx(folder / name) for name in names)
     return Images(train, train_labels.astype(np.int64), test, test_labels.astype(np.int64), 10)
 
 
-def _torchvision(setting: str) -> tuple[Callable[..., Any], Callable[[str], Any], Callable[[str], Any]]:
-    """Functions that fetch MNIST, read images, and read labels."""
+def _fetch_mnist(root: str, setting: str) -> None:
     try:
         check_installed("torchvision", "torch", setting)
         from torchvision.datasets import MNIST
-        from torchvision.datasets.mnist import read_image_file, read_label_file
     except (ImportError, RuntimeError, OSError) as error:
         raise ConfigurationError(
             f"Expected a torchvision that fits torch {version('torch')}, got: {error}. Install both together, from "
             "one place: pip install --upgrade --force-reinstall torch torchvision."
         ) from error
-    return MNIST, read_image_file, read_label_file
+    MNIST(root=root, download=True)
 
 
-def _read_idx(folder: Path, name: str, read: Callable[[str], Any]) -> NDArray[Any]:
-    """Read an idx file with torchvision; a packed one is unpacked elsewhere, since a data root may be read-only."""
-    import gzip
-    import tempfile
-
-    if (folder / name).exists():
-        return read(str(folder / name)).numpy()
-    with tempfile.NamedTemporaryFile() as unpacked:
-        unpacked.write(gzip.decompress((folder / f"{name}.gz").read_bytes()))
-        unpacked.flush()
-        return read(unpacked.name).numpy()
+def _read_idx(path: Path) -> NDArray[np.uint8]:
+    """The bytes of an idx file, in the shape that its header says; the file may be packed."""
+    content = path.read_bytes() if path.exists() else gzip.decompress(path.with_name(f"{path.name}.gz").read_bytes())
+    shape = np.frombuffer(content, ">i4", content[3], 4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
 
 
 _TEST = 1000

@@ -17,7 +17,7 @@ from ...privacy import ConfigurationError, derived_seed
 from ...privacy.errors import check_installed
 from ...privacy.machine.known_samples import Owners
 from ...privacy.noise import derived_bytes
-from ..settings.registry import Registry
+from ..settings.registry import Named, Registry
 from ..settings.run_config import RunConfig
 from .task import Dataset, Shard, settings
 
@@ -25,11 +25,11 @@ T = TypeVar("T", covariant=True)
 
 
 class PerMachine(Sequence[T]):
-    """Things of machines, each made on access by :meth:`machine`."""
+    """A sequence with an entry for each machine, made on access by :meth:`machine`."""
 
     @abstractmethod
     def machine(self, number: int) -> T:
-        """The thing of one machine."""
+        """The entry of one machine."""
 
     @overload
     def __getitem__(self, number: int) -> T: ...
@@ -99,7 +99,7 @@ class Parts(PerMachine[NDArray[np.int64]]):
         return Parts(numbers, self.sizes)
 
     def _alike(self) -> Iterator[tuple[range, int]]:
-        """Runs of neighbours with equally many samples, and that number."""
+        """Consecutive machines with equally many samples, and that number."""
         starts = np.flatnonzero(np.diff(self.sizes, prepend=-1))
         for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(self)], strict=True):
             yield range(start, stop), int(self.sizes[start])
@@ -191,21 +191,8 @@ class OwnedShards(PerMachine[OwnedSamples]):
         return Owners.one_each(self._owner_of[part], self._most, secret=secret).taken_from(part)
 
 
-class Partition(ABC):
-    """A way to split a data set among machines.
-
-    Attributes
-    ----------
-    keys : frozenset of str
-        Hyphenated run-config keys that only this partition reads.
-    """
-
-    name: str = ""
-    sentence: str = ""
-    keys: frozenset[str] = frozenset()
-
-    def check(self, config: RunConfig) -> None:  # noqa: B027 - most refuse nothing
-        """Raise if this partition cannot serve a run configuration."""
+class Partition(Named, ABC):
+    """A way to split a data set among machines."""
 
     @abstractmethod
     def parts(self, dataset: Dataset, config: RunConfig) -> Sequence[NDArray[np.int64]]:

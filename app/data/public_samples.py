@@ -28,15 +28,11 @@ _TYPICAL_NORM = 10.0
 
 
 class PublicTask(Task):
-    """A task of the paper; ``paper_size`` is its n and d (table 6).
-
-    ``num_classes`` is 1 if there is a number to regress on, or nothing to predict.
-    """
+    """A task of the paper; ``num_classes`` is 1 if there is a number to regress on, or nothing to predict."""
 
     reads = frozenset()
     public = True
     num_classes: int
-    paper_size: tuple[int, int]
 
     @abstractmethod
     def samples(self, config: RunConfig, root: str) -> tuple[Samples, Samples]:
@@ -65,7 +61,6 @@ class Mnist69(PublicTask):
     reads = frozenset({"download"})
     models = ("mean",)
     num_classes = 1
-    paper_size = (1000, 784)
     feature_bound = 28.0  # 784 pixels in [0, 1]
     regularizer = "ball"
     regularizer_strength = 10.0
@@ -87,7 +82,6 @@ class Cifar10Ridge(PublicTask):
     sentence = "images of CIFAR-10, whose class's number is predicted; four classes are public (jiang-2026)"
     models = ("ridge",)
     num_classes = 1
-    paper_size = (1000, 3072)
     feature_bound = math.sqrt(3072)  # pixels in [0, 1]
     regularizer = "l2"
     regularizer_strength = 0.1
@@ -112,7 +106,6 @@ class Crime(PublicTask):
     sentence = "crime in communities; the other half of them is public, corrupted (jiang-2026)"
     models = ("ridge",)
     num_classes = 1
-    paper_size = (159, 124)
     feature_bound = 84.0  # private features are in [0, 1], public ones are multiplied by a public matrix
     regularizer = "l2"
     regularizer_strength = 0.1
@@ -137,7 +130,6 @@ class Compas(PublicTask):
     sentence = "defendants who are arrested again or not; those of another group are public (jiang-2026)"
     models = ("logistic",)
     num_classes = 2
-    paper_size = (2103, 11)  # n of its text; its table 6 has 2013
     feature_bound = 20.0  # a typical sample is 10 long
     regularizer = "l1"
     regularizer_strength = 0.1
@@ -162,7 +154,6 @@ class CreditCard(PublicTask):
     sentence = "credit cards of school leavers; those of university graduates are public (jiang-2026)"
     models = ("logistic",)
     num_classes = 2
-    paper_size = (200, 21)
     feature_bound = 20.0  # a typical sample is 10 long
     regularizer = "l1"
     regularizer_strength = 0.1
@@ -199,6 +190,3 @@ def _standardised(private: NDArray[np.float64], public: NDArray[np.float64]) -> 
 
 
 PUBLIC_TASKS = (Mnist69(), Cifar10Ridge(), Crime(), Compas(), CreditCard())
-
-PAPER_SIZES = {task.name: task.paper_size for task in PUBLIC_TASKS}
-"""n and d of the paper, by task."""

@@ -34,6 +34,7 @@ class ReadTable:
     schema: Schema
     drafted: bool
     left_out: Mapping[str, list[str]]
+    """Columns that the draft left out, by the reason."""
     spellings: Sequence[str] = ()
     """How classes are written beside their names."""
     scaled: bool = False
@@ -128,14 +129,21 @@ class FittedTable:
     trained: int
     tested: int
     misfits: Mapping[str, int]
+    """How many rows do not fit, by the reason."""
     site: str
+    """The column of sites; empty where rows were dealt."""
     left_out: Mapping[str, list[str]]
+    """Columns that are not used, by the reason."""
     majority: float
+    """Accuracy of always naming the most frequent class, on the rows held out; 0 for numbers."""
     variance: float
+    """Variance of the scaled labels held out, for R^2."""
     differing: int = 0
+    """Rows held out of which either the model or the most frequent class is right, and not both."""
     spellings: Sequence[str] = ()
     scaled: bool = False
     better: str = ""
+    """A way that was rehearsed too and is better, if the model is of no use."""
 
     @property
     def error_of_accuracy(self) -> float:
@@ -193,7 +201,10 @@ def held_out(rows: ReadRows, schema: Schema, share: float, seed: int) -> Dataset
         if len(present) < len(rows.sites):
             lost = [name for i, name in enumerate(rows.sites) if i not in present]
             gone = ", ".join(lost[:_MOST_SAID]) + (f" and {len(lost) - _MOST_SAID} more" * (len(lost) > _MOST_SAID))
-            raise ConfigurationError(f"Expected several rows of each site, got too few of {gone} to hold some out.")
+            raise ConfigurationError(
+                f"Expected several rows of each site, got too few of {gone} to hold some out: leave "
+                "them out, or name these sites as one."
+            )
     parts = (features[train], labels[train], features[test], labels[test])
     return Dataset(*parts, schema.num_classes, machine_of=machine_of)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...clients.records.schema import Schema
 from ...privacy import ConfigurationError
 from ...strategies import Regularizer
-from ..settings.registry import registry
+from ..settings.registry import Named, registry
 from ..settings.run_config import RunConfig
 
 
@@ -106,7 +106,7 @@ SYNTHETIC_FEATURE_BOUND = 12.0
 """For synthetic(alpha, beta) with 100 features, whose samples have norms around 10."""
 
 
-class Task(ABC):
+class Task(Named, ABC):
     """A data set that a run configuration can name.
 
     A user's own is a subclass, named ``package.module:Class``. If there are only data, a function that returns them is
@@ -114,10 +114,6 @@ class Task(ABC):
 
     Attributes
     ----------
-    sentence : str
-        What it is, for help and documentation.
-    keys : frozenset of str
-        Hyphenated run-config keys that only this task reads.
     reads : frozenset of str, optional
         Fields of the run configuration that determine its data, which runs that agree in them load once; None for all.
     models : tuple of str, optional
@@ -142,9 +138,6 @@ class Task(ABC):
         Constants of the practical preset, by the name of the features; others get those in units of R.
     """
 
-    name: str = ""
-    sentence: str = ""
-    keys: frozenset[str] = frozenset()
     reads: frozenset[str] | None = None
     models: tuple[str, ...] | None = None
     partitions: tuple[str, ...] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,84 @@ from ..settings.run_keys import RunKeys
 from .model import Batch, Model, ModelKind, Parameters
 
 _LARGEST_RATE_TOGETHER = 0.5
+
+
+class SoftmaxRegression(Model):
+    """Softmax regression in closed form and float64, starting at zero (the papers' model).
+
+    Without ``bias`` for features with a constant.
+    """
+
+    rows_unmixed = True
+
+    def __init__(self, num_features: int, num_classes: int, *, bias: bool = True) -> None:
+        super().__init__(num_features, num_classes)
+        self.bias = bias
+        self.shapes = [(num_classes, num_features), (num_classes,)] if bias else [(num_classes, num_features)]
+        self.names = ["weight", "bias"] if bias else ["weight"]
+
+    def initial_parameters(self, seed: int) -> list[NDArray[np.float64]]:
+        return [np.zeros(shape) for shape in self.shapes]
+
+    def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
+        features = np.asarray(samples[0], dtype=np.float64)
+        residuals = self._residuals(parameters, features, samples[1])
+        split = self.num_classes * self.num_features
+        gradients = np.empty((len(residuals), split + self.num_classes * self.bias))
+        np.multiply(
+            residuals[:, :, None],
+            features[:, None, :],
+            out=gradients[:, :split].reshape(len(residuals), self.num_classes, self.num_features),
+        )
+        if self.bias:
+            gradients[:, split:] = residuals
+        return gradients
+
+    def stacked(
+        self, points: Sequence[Parameters], weights: Sequence[float | NDArray[np.float64]], samples: Batch
+    ) -> OuterProducts:
+        """Weighted sums of each sample's gradients at several points, as outer products with its features."""
+        features = np.asarray(samples[0], dtype=np.float64)
+        residuals = np.zeros((len(features), self.num_classes))
+        for point, weight in zip(points, weights, strict=True):
+            if isinstance(weight, np.ndarray):
+                chosen = np.flatnonzero(weight)
+                there = self._residuals(point, features[chosen], samples[1][chosen])
+                residuals[chosen] += weight[chosen, None] * there
+            elif weight:
+                residuals += weight * self._residuals(point, features, samples[1])
+        return OuterProducts(residuals, features, bias=self.bias)
+
+    def _residuals(self, parameters: Parameters, features: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[Any]:
+        """Softmax minus one-hot label, shape (samples, classes)."""
+        residuals = features @ np.asarray(parameters[0], dtype=np.float64).T
+        if self.bias:
+            residuals += parameters[1]
+        residuals -= np.maximum.reduce(residuals, axis=1, keepdims=True)
+        np.exp(residuals, out=residuals)
+        residuals /= np.add.reduce(residuals, axis=1, keepdims=True)
+        residuals[np.arange(len(labels)), labels] -= 1.0
+        return residuals
+
+    def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.floating]:
+        weight, *bias = (np.asarray(values, dtype=features.dtype) for values in parameters)
+        return features @ weight.T + bias[0] if self.bias else features @ weight.T
+
+
+class Softmax(ModelKind):
+    """Softmax regression, with bias unless the features have a constant."""
+
+    name = "softmax"
+    sentence = "softmax regression, the papers' model"
+    paper_constants = True
+    convex = True
+    scores = True
+
+    def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
+        return SoftmaxRegression(num_features, num_classes)
+
+    def make_biasless(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
+        return SoftmaxRegression(num_features, num_classes, bias=False)
 
 
 class LinearModel(Model):
@@ -205,153 +283,48 @@ class MeanEstimation(Model):
         return -float(self.logits(parameters, samples[0]).mean()), math.nan
 
 
-class Logistic(ModelKind):
-    """Kinds of logistic regression of two classes."""
+class LinearKind(ModelKind):
+    """Models of one margin, of numbers or, with ``scores``, of two classes."""
 
     keys = frozenset({"feature-bound"})
-    scores = True
 
-    def __init__(self, name: str, sentence: str, model: type[LogisticRegression], *, convex: bool) -> None:
-        self.name, self.sentence, self.convex, self._model = name, sentence, convex, model
+    def __init__(
+        self,
+        name: str,
+        sentence: str,
+        model: Callable[[int, float], Model],
+        *,
+        scores: bool = False,
+        convex: bool = True,
+    ) -> None:
+        self.name, self.sentence, self.scores, self.convex, self._model = name, sentence, scores, convex, model
 
     def sweeps(self, config: RunKeys) -> bool:
         return self.convex
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
-        if num_classes != 2:
+        if self.scores and num_classes != 2:
             raise ConfigurationError(f"Expected a task with two classes for model {self.name!r}, got {num_classes}.")
         return self._model(num_features, feature_bound)
 
     def declared_smoothness(self, num_features: int, feature_bound: float) -> float:
-        return self._model(num_features, feature_bound).smoothness
+        made: Any = self._model(num_features, feature_bound)
+        return made.smoothness
 
 
-class Ridge(ModelKind):
-    """Least squares."""
-
-    name = "ridge"
-    sentence = "least squares, (<w, a> - y)^2"
-    convex = True
-    keys = frozenset({"feature-bound"})
-
-    def sweeps(self, config: RunKeys) -> bool:
-        return True
-
-    def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
-        return RidgeRegression(num_features, feature_bound)
-
-    def declared_smoothness(self, num_features: int, feature_bound: float) -> float:
-        return RidgeRegression(num_features, feature_bound).smoothness
-
-
-class Mean(ModelKind):
+class Mean(LinearKind):
     """The mean of the samples."""
 
-    name = "mean"
-    sentence = "the mean of the samples, half the squared distance to each"
-    convex = True
+    keys = frozenset()
 
     def sweeps(self, config: RunKeys) -> bool:
         return config.learning_rate <= _LARGEST_RATE_TOGETHER  # products of 1 - eta are divisors
 
-    def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
-        return MeanEstimation(num_features)
 
-    def declared_smoothness(self, num_features: int, feature_bound: float) -> float:
-        return MeanEstimation.smoothness
-
-
+_NONCONVEX = "logistic regression with a regulariser that is not convex, sum_j w_j^2 / (1 + w_j^2)"
 LINEAR = (
-    Logistic(
-        "logistic",
-        "logistic regression of two classes without bias",
-        LogisticRegression,
-        convex=True,
-    ),
-    Logistic(
-        "nonconvex-logistic",
-        "logistic regression with a regulariser that is not convex, sum_j w_j^2 / (1 + w_j^2)",
-        NonconvexLogistic,
-        convex=False,
-    ),
-    Ridge(),
-    Mean(),
+    LinearKind("logistic", "logistic regression of two classes without bias", LogisticRegression, scores=True),
+    LinearKind("nonconvex-logistic", _NONCONVEX, NonconvexLogistic, scores=True, convex=False),
+    LinearKind("ridge", "least squares, (<w, a> - y)^2", RidgeRegression),
+    Mean("mean", "the mean of the samples, half the squared distance to each", lambda size, _: MeanEstimation(size)),
 )
-
-
-class SoftmaxRegression(Model):
-    """Softmax regression in closed form and float64, starting at zero (the papers' model).
-
-    Without ``bias`` for features with a constant.
-    """
-
-    rows_unmixed = True
-
-    def __init__(self, num_features: int, num_classes: int, *, bias: bool = True) -> None:
-        super().__init__(num_features, num_classes)
-        self.bias = bias
-        self.shapes = [(num_classes, num_features), (num_classes,)] if bias else [(num_classes, num_features)]
-        self.names = ["weight", "bias"] if bias else ["weight"]
-
-    def initial_parameters(self, seed: int) -> list[NDArray[np.float64]]:
-        return [np.zeros(shape) for shape in self.shapes]
-
-    def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
-        features = np.asarray(samples[0], dtype=np.float64)
-        residuals = self._residuals(parameters, features, samples[1])
-        split = self.num_classes * self.num_features
-        gradients = np.empty((len(residuals), split + self.num_classes * self.bias))
-        np.multiply(
-            residuals[:, :, None],
-            features[:, None, :],
-            out=gradients[:, :split].reshape(len(residuals), self.num_classes, self.num_features),
-        )
-        if self.bias:
-            gradients[:, split:] = residuals
-        return gradients
-
-    def stacked(
-        self, points: Sequence[Parameters], weights: Sequence[float | NDArray[np.float64]], samples: Batch
-    ) -> OuterProducts:
-        """Weighted sums of each sample's gradients at several points, as outer products with its features."""
-        features = np.asarray(samples[0], dtype=np.float64)
-        residuals = np.zeros((len(features), self.num_classes))
-        for point, weight in zip(points, weights, strict=True):
-            if isinstance(weight, np.ndarray):
-                chosen = np.flatnonzero(weight)
-                there = self._residuals(point, features[chosen], samples[1][chosen])
-                residuals[chosen] += weight[chosen, None] * there
-            elif weight:
-                residuals += weight * self._residuals(point, features, samples[1])
-        return OuterProducts(residuals, features, bias=self.bias)
-
-    def _residuals(self, parameters: Parameters, features: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[Any]:
-        """Softmax minus one-hot label, shape (samples, classes)."""
-        residuals = features @ np.asarray(parameters[0], dtype=np.float64).T
-        if self.bias:
-            residuals += parameters[1]
-        residuals -= np.maximum.reduce(residuals, axis=1, keepdims=True)
-        np.exp(residuals, out=residuals)
-        residuals /= np.add.reduce(residuals, axis=1, keepdims=True)
-        residuals[np.arange(len(labels)), labels] -= 1.0
-        return residuals
-
-    def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.floating]:
-        weight, *bias = (np.asarray(values, dtype=features.dtype) for values in parameters)
-        return features @ weight.T + bias[0] if self.bias else features @ weight.T
-
-
-class Softmax(ModelKind):
-    """Softmax regression, with bias unless the features have a constant."""
-
-    name = "softmax"
-    sentence = "softmax regression, the papers' model"
-    paper_constants = True
-    convex = True
-    scores = True
-
-    def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
-        return SoftmaxRegression(num_features, num_classes)
-
-    def make_biasless(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
-        return SoftmaxRegression(num_features, num_classes, bias=False)

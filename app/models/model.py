@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from ...clients.adapters.per_sample_gradients import GRADIENT_MEMORY_MIB
 from ...privacy import ConfigurationError, derived_seed
-from ..settings.registry import registry
+from ..settings.registry import Named, registry
 from ..settings.run_keys import RunKeys
 
 Parameters = Sequence[NDArray[Any]]
 Batch = tuple[NDArray[Any], NDArray[Any]]
 
 CENTRE_ARRAY, CONSTANT_ARRAY = "centring.centre", "centring.constant"
-"""Arrays of a saved model beside its own: what its inputs are seen from (:func:`murmurfl.privacy.centred`)."""
+"""Names of the centre and the constant in a saved model (:func:`murmurfl.privacy.centred`)."""
 
 SAMPLES_AT_A_TIME = 128
 """Samples whose gradients are in memory at a time, when all are averaged."""
@@ -123,15 +123,11 @@ def area_under_curve(scores: NDArray[np.floating], labels: NDArray[Any]) -> floa
     return float((rankdata(scores)[positive].sum() - ones * (ones + 1) / 2) / (ones * zeros))
 
 
-class ModelKind(ABC):
+class ModelKind(Named, ABC):
     """A model before its size is known, which is when the data are loaded.
 
     Attributes
     ----------
-    sentence : str
-        What it is, for help and documentation.
-    keys : frozenset of str
-        Hyphenated run-config keys that only this model reads.
     paper_constants : bool
         Whether the papers give clip and step for it, so that ``preset = paper`` is possible.
     convex : bool
@@ -140,9 +136,6 @@ class ModelKind(ABC):
         Whether its predictions follow linear scores of the features, one a class.
     """
 
-    name: str = ""
-    sentence: str = ""
-    keys: frozenset[str] = frozenset()
     paper_constants: bool = False
     convex: bool = False
     scores: bool = False

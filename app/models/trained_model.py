@@ -1,4 +1,4 @@
-"""A trained model with what its inputs need, and the folder in which it is kept: weights, schema and card.
+"""A trained model with the schema and centre of its inputs, and the folder that keeps it: weights, schema and card.
 
 scikit-learn's users load the folder as an estimator with ``predict`` and ``predict_proba``.
 """
@@ -26,6 +26,8 @@ from . import make_model
 from .model import CENTRE_ARRAY, CONSTANT_ARRAY, Model
 
 WEIGHTS, SCHEMA, CARD, CARD_TEXT = "weights.npz", "schema.toml", "card.json", "CARD.md"
+MODEL = "model"
+"""The folder of a run's model, inside the run's own: there are no figures without noise in it."""
 _FORMAT = 1
 
 
@@ -34,7 +36,7 @@ class TrainedModel:
     """A model's arrays and how rows become its inputs.
 
     ``num_features`` counts a constant that stands beside the inputs in the place of a bias; one class stands for
-    numbers. ``arrays`` are its parameters and, if its inputs were centred, what they are seen from. ``card`` says what
+    numbers. ``arrays`` are its parameters and, if its inputs were centred, their centre. ``card`` says what
     it was made from and what was promised.
     """
 
@@ -54,7 +56,7 @@ class TrainedModel:
 
     @property
     def classes(self) -> NDArray[Any]:
-        """What it tells apart, as the schema names it, else 0, 1, ...; empty where it predicts numbers."""
+        """Classes that it predicts, as the schema names them, else 0, 1, ...; empty where it predicts numbers."""
         if self.num_classes == 1:
             return np.array([])
         if self.schema is None or not isinstance(self.schema.label.classes, tuple):
@@ -132,6 +134,8 @@ class TrainedModel:
     def read(cls, folder: Path | str) -> TrainedModel:
         """The model of a folder; raises ConfigurationError if :meth:`save` did not write it."""
         where = Path(folder).expanduser()
+        if not (where / CARD).exists() and (where / MODEL / CARD).exists():  # a run's folder has its model in another
+            where = where / MODEL
         try:
             card = json.loads((where / CARD).read_text(encoding="utf-8"))
             if card["format"] != _FORMAT:
@@ -143,8 +147,9 @@ class TrainedModel:
             with np.load(where / WEIGHTS, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
         except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise ConfigurationError(
-                f"Expected a model's folder at {where} (`murmurfl fit` and RunResult.save write one), got: {error}."
+                f"Expected a model's folder at {where} (`murmurfl fit` and RunResult.save write one), got: {reason}."
             ) from error
         schema = Schema.read_file(where / SCHEMA) if (where / SCHEMA).exists() else None
         return cls(**own, arrays=arrays, schema=schema, card=card)
@@ -217,7 +222,7 @@ class TrainedClassifier(ClassifierMixin, _Loaded):
 
     @property
     def classes_(self) -> NDArray[Any]:
-        """What it tells apart."""
+        """Classes that it predicts."""
         return self.model.classes
 
     def predict_proba(self, rows: Any) -> NDArray[np.float64]:

@@ -67,7 +67,7 @@ class TableKind(ABC):
     columns: Sequence[Column] = ()
     """The columns of the first table, one line for each algorithm of each cell."""
     curves_needed: frozenset[str] = frozenset()
-    """The curves it cannot do without; a finished run that was kept without them is made again."""
+    """Curves it needs; a finished run that was kept without them is made again."""
     honest_in_columns: bool = False
     """Whether it has columns for the honest machines of each sum and for what holds whatever happens."""
     has_alone: bool = False

@@ -41,24 +41,13 @@ _OF_AUTO = ("strategy", "sample-uses", "stream")
 
 @dataclass(frozen=True)
 class Situation:
-    """The basis of a decision.
+    """The basis of a decision."""
 
-    Parameters
-    ----------
-    config : RunConfig
-        What is wanted, with ``strategy = auto``: machines, mu, trust, attendance, ``sample-uses``, ``stream``, and in
-        ``num-rounds`` how many rounds are possible, 0 for any number.
-    sizes : tuple of int
-        Samples of each machine.
-    num_features, num_classes : int
-        Of the data as they are, before any features are made of them.
-    worked_out : callable
-        Works a run configuration out on data (:func:`~murmurfl.app.runs.experiment.worked_out`).
-    """
-
+    # What is wanted, with `strategy = auto`: machines, mu, trust, attendance, `sample-uses`, `stream`, and how many
+    # rounds are possible in `num-rounds`, 0 for any number
     config: RunConfig
-    sizes: tuple[int, ...]
-    num_features: int
+    sizes: tuple[int, ...]  # Samples of each machine
+    num_features: int  # Of the data as they are, before any features are made of them
     num_classes: int
     worked_out: WorkedOut
 
@@ -144,13 +133,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Impossible:
-    """A strategy that a situation rules out.
-
-    Parameters
-    ----------
-    why : str
-        In words, for people.
-    """
+    """A strategy that a situation rules out."""
 
     strategy: str
     why: str
@@ -158,31 +141,16 @@ class Impossible:
 
 @dataclass(frozen=True)
 class Option:
-    """A strategy that is possible, with what it would be run with.
-
-    Parameters
-    ----------
-    settings : mapping
-        Run-config keys that it sets beyond the situation's own.
-    problem : Problem
-        The run, worked out on sizes.
-    worked_out : callable
-        As in :class:`~murmurfl.app.planning.Situation`.
-    noise_to_signal : float
-        :func:`noise_to_signal` of it.
-    uses : int
-        In how many releases a sample is.
-    behind : float
-        How much more than the usual way it must keep to be taken: by so much what is kept differs from one kind of data
-        to the next.
-    """
+    """A strategy that is possible, with what it would be run with."""
 
     strategy: str
-    settings: Mapping[str, Value]
-    problem: Problem
+    settings: Mapping[str, Value]  # Run-config keys that it sets beyond the situation's own
+    problem: Problem  # The run, worked out on sizes
     worked_out: WorkedOut
     noise_to_signal: float
-    uses: int
+    uses: int  # In how many releases a sample is
+    # How much more than the usual way it must keep to be taken: by so much what is kept differs from one kind of data
+    # to the next
     behind: float = 0.0
 
     @cached_property
@@ -480,20 +448,12 @@ def tried(situation: Situation, strategy: str, settings: Settings, *, behind: fl
 
 @dataclass(frozen=True)
 class Decision:
-    """The choice for a situation, and the alternatives.
-
-    Parameters
-    ----------
-    others : list of Option
-        Other strategies that are possible, the best first.
-    impossible : list of Impossible
-        Those that are not.
-    """
+    """The choice for a situation, and the alternatives."""
 
     situation: Situation
     chosen: Option
-    others: list[Option]
-    impossible: list[Impossible]
+    others: list[Option]  # Other strategies that are possible, the best first
+    impossible: list[Impossible]  # Those that are not
 
     @property
     def settings(self) -> dict[str, Value]:

@@ -57,54 +57,30 @@ USUAL = 3
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """A run's releases, for which mechanisms are compared: a few numbers, or what a run comes to on its data.
+    """A run's releases, for which mechanisms are compared: a few numbers, or what a run comes to on its data."""
 
-    Parameters
-    ----------
-    machines, per_round, rounds : int
-        M, m machines asked in a round, and T.
-    samples, batch_size, passes : int
-        Samples of each machine and of a release, b, and how often a machine goes through its samples.
-    epsilon, delta, mu : float
-        The guarantee wanted for one sample of one machine, over all its releases; mu, where it is not given, is what
-        epsilon at delta allows.
-    clip_norm : float
-        S.
-    parameters : int
-        d.
-    cap : int
-        Most releases of a machine, where it is set; 0 for as many as rounds and samples allow.
-    clip_unit, release_rule, trust, min_honest, min_cohort : str or int
-        As in :class:`~murmurfl.privacy.PrivacyPolicy`.
-    secret_order : bool
-        Whether each sample draws its release.
-    after_mean : bool
-        Whether machines release the mean of their features before all that is planned here, with a part of mu^2 that
-        is not in ``mu`` and ``epsilon``.
-    samples_per_owner : int
-        As in :class:`~murmurfl.privacy.PrivacyPolicy`; where it is not 0, samples are owners.
-    """
-
-    machines: int
-    samples: int
-    rounds: int
-    batch_size: int
-    epsilon: float
+    machines: int  # M
+    samples: int  # of each machine
+    rounds: int  # T
+    batch_size: int  # b, samples of a release
+    epsilon: float  # for one sample of one machine, over all its releases
     delta: float
-    per_round: int
-    passes: int = 1
-    clip_norm: float = 1.0
-    parameters: int = 1000
-    mu: float = 0.0
-    cap: int = 0
-    clip_unit: ClipUnit = "sample"
+    per_round: int  # m, machines asked in a round
+    passes: int = 1  # how often a machine goes through its samples
+    clip_norm: float = 1.0  # S
+    parameters: int = 1000  # d
+    mu: float = 0.0  # where it is not given, what epsilon at delta allows
+    cap: int = 0  # Most releases of a machine, where it is set; 0 for as many as rounds and samples allow
+    clip_unit: ClipUnit = "sample"  # As in PrivacyPolicy
     release_rule: ReleaseRule = "acknowledged"
     trust: Trust = "untrusted-server"
     min_honest: int = 1
     min_cohort: int = 1
-    secret_order: bool = False
+    secret_order: bool = False  # Whether each sample draws its release
+    # Whether machines release the mean of their features before all that is planned here, with a part of mu^2 that is
+    # not in `mu` and `epsilon`
     after_mean: bool = False
-    samples_per_owner: int = 0
+    samples_per_owner: int = 0  # As in PrivacyPolicy; where it is not 0, samples are owners
 
     def __post_init__(self) -> None:
         if not self.mu:
@@ -181,13 +157,7 @@ class PlanRequest:
 
 
 def request_of(config: RunConfig, *, check_rounds: bool = True) -> PlanRequest:
-    """The request of a run: its machine with the most samples, its clip norm and its model, on its data.
-
-    Parameters
-    ----------
-    check_rounds : bool
-        Whether more rounds than its machines' samples last for are refused.
-    """
+    """The request of a run: its machine with the most samples, its clip norm and its model, on its data."""
     experiment = prepare(config)
     policy = experiment.policy()
     if not policy.adds_noise or "batch-size" not in experiment.method.keys:
@@ -240,98 +210,55 @@ def _request(experiment: Experiment, *, epsilon: float, cap: int) -> PlanRequest
 
 @dataclass(frozen=True)
 class MechanismPlan:
-    """One mechanism worked out; all errors are standard deviations of one value, in the units of the clip norm.
+    """One mechanism worked out; all errors are standard deviations of one value, in the units of the clip norm."""
 
-    Parameters
-    ----------
-    name : str
-        Mechanism and option.
-    mu, epsilon : float
-        What all K releases guarantee.
-    mu_local, epsilon_local : float or None
-        Under secure aggregation, what they guarantee whatever happens; None also where that is nothing.
-    noise_std : float
-        In front of the mechanism's rows.
-    prefix_rmse, prefix_last : float
-        Noise of a machine's released prefix sums: root mean square over its releases, and the last.
-    mu2_rmse, mu2_last : float or None
-        The same of the sums of the prefix sums; None for too many releases to write B out.
-    server_prefix_rmse, server_mu2_rmse : float or None
-        Of the server's running sums of averages over m machines: each of the M machines has a prefix in them, divided
-        by m, so sqrt(M) / m times one machine's.
-    memory_bytes : int
-        What the mechanism makes a stream remember between releases.
-    epsilon_amplified, amplified_proved : float and bool, or None
-        What a secret order makes of epsilon, and whether that is proved or an estimate; None without one, and where
-        nothing is known of it.
-    """
-
-    name: str
-    mu: float
+    name: str  # Mechanism and option
+    mu: float  # What all K releases guarantee
     epsilon: float
-    noise_std: float
-    prefix_rmse: float
-    prefix_last: float
-    mu2_rmse: float | None
+    noise_std: float  # In front of the mechanism's rows
+    prefix_rmse: float  # Noise of a machine's released prefix sums: root mean square over its releases
+    prefix_last: float  # and of the last
+    mu2_rmse: float | None  # The same of the sums of the prefix sums; None for too many releases to write B out
     mu2_last: float | None
+    # Of the server's running sums of averages over m machines: each of the M machines has a prefix in them, divided
+    # by m, so sqrt(M) / m times one machine's
     server_prefix_rmse: float
     server_mu2_rmse: float | None
-    memory_bytes: int
+    memory_bytes: int  # What the mechanism makes a stream remember between releases
+    # Under secure aggregation, what they guarantee whatever happens; None also where that is nothing
     mu_local: float | None = None
     epsilon_local: float | None = None
+    # What a secret order makes of epsilon, and whether that is proved or an estimate; None without one, and where
+    # nothing is known of it
     epsilon_amplified: float | None = None
     amplified_proved: bool | None = None
 
 
 @dataclass(frozen=True)
 class TrustPlan:
-    """One trust model with one mechanism; errors are standard deviations of one value, in units of the clip norm.
-
-    Parameters
-    ----------
-    assumes : str
-        What mu rests on, in words.
-    mu_local, epsilon_local : float or None
-        What holds against the server whatever happens; None where nothing does.
-    noise_std : float
-        In front of the mechanism's rows, on each machine; 0 under a trusted server.
-    server_prefix_rmse : float
-        Noise of the prefix sums of the server's averages. A trusted server is counted as one machine that adds noise
-        for all of them.
-    """
+    """One trust model with one mechanism; errors are standard deviations of one value, in units of the clip norm."""
 
     trust: Trust
-    assumes: str
-    mu_local: float | None
+    assumes: str  # What mu rests on, in words
+    mu_local: float | None  # What holds against the server whatever happens; None where nothing does
     epsilon_local: float | None
-    noise_std: float
+    noise_std: float  # In front of the mechanism's rows, on each machine; 0 under a trusted server
+    # Noise of the prefix sums of the server's averages. A trusted server is counted as one machine that adds noise
+    # for all of them.
     server_prefix_rmse: float
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A request worked out for every mechanism.
-
-    Parameters
-    ----------
-    mu : float
-        What epsilon at delta allows.
-    releases : int
-        K.
-    sensitivity : float
-        The charged change of one release.
-    left_out : dict of str to str
-        Mechanisms that were not worked out, and why.
-    trusts : list of TrustPlan
-        What the same mu costs under each trust model, with the mechanism of least error of prefix sums.
-    """
+    """A request worked out for every mechanism."""
 
     request: PlanRequest
-    mu: float
-    releases: int
-    sensitivity: float
+    mu: float  # What epsilon at delta allows
+    releases: int  # K
+    sensitivity: float  # The charged change of one release
     mechanisms: list[MechanismPlan]
-    left_out: dict[str, str]
+    left_out: dict[str, str]  # Mechanisms that were not worked out, and why
+    # What the same mu costs under each trust model, with the mechanism of least error of prefix sums
     trusts: list[TrustPlan]
 
     @property
@@ -467,27 +394,16 @@ def _compared_trusts(request: PlanRequest, mechanism: str, options: dict[str, st
 class Person:
     """A guarantee worked out for somebody with samples on several machines.
 
-    Parameters
-    ----------
-    guarantee : Guarantee
-        For one sample, or for one owner on one machine; of each machine.
-    machines : int
-        j.
-    samples : int
-        On each of them; 1 where the unit is an owner, whose samples count as one.
-    values : int
-        Of noise, in all releases of a machine: what the range of the normals costs depends on it.
-
     Notes
     -----
     The figures hold if the guarantee is that of each machine, where the range of exact noise allows them; they are
     infinite elsewhere. Each machine's share of delta for that range, below 2^-20 delta, counts once a machine.
     """
 
-    guarantee: Guarantee
-    machines: int
-    samples: int
-    values: int
+    guarantee: Guarantee  # For one sample, or for one owner on one machine; of each machine
+    machines: int  # j
+    samples: int  # On each of them; 1 where the unit is an owner, whose samples count as one
+    values: int  # Of noise, in all releases of a machine: what the range of the normals costs depends on it
 
     @property
     def mu(self) -> float:
@@ -523,10 +439,7 @@ def persons_of(
 ) -> list[Person]:
     """A guarantee worked out for a person, by default one with several samples and one on several machines.
 
-    Parameters
-    ----------
-    guarantee, values, machines, samples
-        As for :class:`Person`; an owner's samples on a machine are one row of it, however many they are.
+    An owner's samples on a machine are one row of it, however many they are.
 
     Returns
     -------
@@ -550,36 +463,18 @@ _NEAR = 0.01
 
 @dataclass(frozen=True)
 class UpdateRequest:
-    """Updates of machines that a project has, and what is wanted of them.
+    """Updates of machines that a project has, and what is wanted of them."""
 
-    Parameters
-    ----------
-    machines, parameters : int
-        M and d.
-    mu, delta : float
-        Wanted for all data of a machine, over all its updates.
-    per_round : int
-        m; 0 for all.
-    rounds : int
-        T.
-    clip_norm : float
-        S, which does not matter to how much of the model is noise.
-    colluders : int
-        Machines of a sum that may work with the server; negative for what leaves half honest.
-    samples : int
-        Of a machine, for what privacy of one sample would leave; 0 where it is not known.
-    """
-
-    machines: int
+    machines: int  # M and d
     parameters: int
-    mu: float
+    mu: float  # Wanted for all data of a machine, over all its updates
     delta: float = 1e-5
-    per_round: int = 0
-    rounds: int = _ROUNDS
-    clip_norm: float = 1.0
+    per_round: int = 0  # m; 0 for all
+    rounds: int = _ROUNDS  # T
+    clip_norm: float = 1.0  # S, which does not matter to how much of the model is noise
     trust: Trust = "untrusted-server"
-    colluders: int = -1
-    samples: int = 0
+    colluders: int = -1  # Machines of a sum that may work with the server; negative for what leaves half honest
+    samples: int = 0  # Of a machine, for what privacy of one sample would leave; 0 where it is not known
 
     def __post_init__(self) -> None:
         if not self.per_round:

@@ -34,22 +34,12 @@ _BATCHES = ("mu2", "trusted-mu2", "noisy-sgd", "trusted-sgd")
 
 @dataclass(frozen=True)
 class Variation:
-    """One way to run what is wanted.
-
-    Parameters
-    ----------
-    varied : str
-        What differs from the decision's: ``taken``, ``default``, ``strategy``, ``rounds``, ``batch`` or ``trust``.
-    mark : str
-        What it is to whoever reads a list of them; often empty.
-    accuracy : float or None
-        On the test set, where it was tried out.
-    """
+    """One way to run what is wanted."""
 
     option: Option
-    varied: str
-    mark: str = ""
-    accuracy: float | None = None
+    varied: str  # What differs from the decision's: `taken`, `default`, `strategy`, `rounds`, `batch` or `trust`
+    mark: str = ""  # What it is to whoever reads a list of them; often empty
+    accuracy: float | None = None  # On the test set, where it was tried out
 
     @property
     def config(self) -> RunConfig:
@@ -81,12 +71,7 @@ class Variation:
 def variations_of(decision: Decision, default: Mapping[str, Value], *, mark: str = DEFAULT) -> list[Variation]:
     """The decision, what would be the default, and other rounds, batches and trust; the best first.
 
-    Parameters
-    ----------
-    default : mapping
-        Run-config keys of the run that would be made if nobody decided.
-    mark : str
-        What that one is called.
+    ``default`` has the keys of the run that would be made if nobody decided, ``mark`` what that one is called.
 
     Notes
     -----
@@ -164,10 +149,7 @@ def _other_trusts(situation: Situation) -> Iterator[Option]:
 def tried_out(rows: Sequence[Variation], most: int) -> list[Variation]:
     """The rows with the accuracy that the best of them, the decision and the default have in simulation.
 
-    Parameters
-    ----------
-    most : int
-        How many are tried, the first ones; those that are marked as well.
+    Tried are the first ``most`` rows, and those that are marked.
 
     Notes
     -----
@@ -219,19 +201,11 @@ _LEFT_OUT = ("out-dir", "run-name", "track", "data-root", "strategy", "sample-us
 
 @dataclass(frozen=True)
 class Choice:
-    """A decision, and the settings it was asked for with.
-
-    Parameters
-    ----------
-    asked : mapping
-        Run-config keys as they were given.
-    made_up : bool
-        Whether its task stands in for data that nobody has named.
-    """
+    """A decision, and the settings it was asked for with."""
 
     decision: Decision
-    asked: Mapping[str, Value]
-    made_up: bool
+    asked: Mapping[str, Value]  # Run-config keys as they were given
+    made_up: bool  # Whether its task stands in for data that nobody has named
 
     @property
     def experiment(self) -> Experiment:
@@ -263,19 +237,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Answer:
-    """Everything that ``murmurfl plan`` answers.
-
-    Parameters
-    ----------
-    ways : sequence of Variation
-        The decision beside other passes, batches and trust, and beside the run that would be made if nobody decided.
-    plan : Plan or None
-        Of every mechanism; None where machines release no stream with noise.
-    """
+    """Everything that ``murmurfl plan`` answers."""
 
     choice: Choice
+    # The decision beside other passes, batches and trust, and beside the run that would be made if nobody decided
     ways: Sequence[Variation]
-    plan: Plan | None
+    plan: Plan | None  # Of every mechanism; None where machines release no stream with noise
     persons: Sequence[Person]
 
 
@@ -290,18 +257,9 @@ def answer(
 ) -> Answer:
     """Vary a choice and work out its mechanisms and persons.
 
-    Parameters
-    ----------
-    request : PlanRequest or None
-        What mechanisms are compared for.
-    settings : mapping
-        Run-config keys of the run that was asked about; empty for numbers alone.
-    tries : int
-        How many ways are trained in simulation, the first ones.
-    person : tuple
-        On how many machines somebody has samples, and how many on each; None where nobody asks.
-    details : bool
-        Whether ways and mechanisms are worked out, and persons that nobody asked about.
+    ``settings`` are those of the run that was asked about, empty for numbers alone; ``tries`` ways are trained in
+    simulation. ``person`` has on how many machines somebody has samples, and how many on each; None where nobody asks.
+    Without ``details`` no ways and mechanisms are worked out.
     """
     if not details:
         asked = persons_of(choice.guarantee, choice.noise_values, *person) if any(person) else ()
@@ -332,14 +290,7 @@ def choice_of_run(settings: Mapping[str, Value]) -> Choice:
 def choice_of_numbers(samples: int, parameters: int, settings: Mapping[str, Value]) -> Choice:
     """The decision for a few numbers.
 
-    Parameters
-    ----------
-    samples : int
-        Of each machine.
-    parameters : int
-        d.
-    settings : mapping
-        Run-config keys beside: machines, mu, trust.
+    ``samples`` are those of each machine, ``parameters`` is d, and ``settings`` say machines, mu and trust.
     """
     for name, value in (("samples", samples), ("parameters", parameters)):
         if value < 1:
@@ -357,13 +308,8 @@ def asked_of_numbers(
 ) -> tuple[Choice, PlanRequest | None]:
     """The choice for a few numbers, and what mechanisms are compared for: the chosen run, or releases of a batch.
 
-    Parameters
-    ----------
-    samples, parameters, settings
-        As for :func:`choice_of_numbers`.
-    of_batches : mapping
-        ``batch-size`` if it is given, and beside it ``passes`` and ``secret-order``: they settle the comparison, and
-        not the decision.
+    ``of_batches`` has ``batch-size`` if it is given, and beside it ``passes`` and ``secret-order``: they settle the
+    comparison, and not the decision.
     """
     request, machines = None, settings["num-clients"]
     per_round = settings.get("clients-per-round") or machines

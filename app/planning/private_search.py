@@ -36,45 +36,23 @@ _LEAST_TRIALS = 2
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting that was tried.
+    """One setting that was tried."""
 
-    Parameters
-    ----------
-    multiples : mapping
-        Of the preset's clip and step.
-    clip_norm, learning_rate : float
-        What they came to in this trial.
-    score : float
-        The share of predictions that are right: by the private count, noise and all, or on public samples.
-    """
-
-    multiples: Mapping[str, float]
-    clip_norm: float
+    multiples: Mapping[str, float]  # Of the preset's clip and step
+    clip_norm: float  # What they came to in this trial
     learning_rate: float
-    score: float
+    score: float  # The share of predictions that are right: by the private count, noise and all, or on public samples
 
 
 @dataclass(frozen=True)
 class Search:
-    """The findings of a search and the cost of all of it.
-
-    Parameters
-    ----------
-    chosen : int
-        Which of them had the highest score.
-    result : RunResult
-        Of the last training; its own mu is only the last part of ``guarantee``'s.
-    guarantee : Guarantee
-        Of everything that was released.
-    spent : float
-        The largest mu that one machine's ledger has recorded.
-    """
+    """The findings of a search and the cost of all of it."""
 
     trials: list[Trial]
-    chosen: int
-    result: RunResult
-    guarantee: Guarantee
-    spent: float
+    chosen: int  # Which of them had the highest score
+    result: RunResult  # Of the last training; its own mu is only the last part of `guarantee`'s
+    guarantee: Guarantee  # Of everything that was released
+    spent: float  # The largest mu that one machine's ledger has recorded
 
 
 @dataclass(frozen=True)
@@ -112,18 +90,10 @@ def divided(mu: float, trials: int, share: float, counting: float) -> Parts:
 
 @dataclass(frozen=True)
 class OneOfSeveral(Experiment):
-    """An experiment whose machines' ledgers hold other sessions beside its own: samples are used again in each.
+    """An experiment whose machines' ledgers hold other sessions beside its own: samples are used again in each."""
 
-    Parameters
-    ----------
-    budget_mu : float
-        Of all sessions together.
-    number : int
-        Which of them it is.
-    """
-
-    budget_mu: float = 0.0
-    number: int = 0
+    budget_mu: float = 0.0  # Of all sessions together
+    number: int = 0  # Which of them it is
 
     def policy(self, machine: int | None = None) -> PrivacyPolicy:
         return beside_sides(super().policy(machine), self.budget_mu)

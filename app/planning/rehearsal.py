@@ -64,16 +64,11 @@ _TWO, _OF_TWO = 2, 0.25
 
 @dataclass(frozen=True)
 class Played:
-    """A run on one kind of made-up data.
+    """A run on one kind of made-up data."""
 
-    Parameters
-    ----------
-    score, floor, ceiling : float
-        Accuracy of the run, of always naming the most frequent class, and of central training without noise; with a
-        declared majority, which accuracy hardly sees beyond, the AUC, a mean over classes, and 1/2 for the floor; for a
-        regression R^2, and 0.
-    """
-
+    # Accuracy of the run, of always naming the most frequent class, and of central training without noise; with a
+    # declared majority, which accuracy hardly sees beyond, the AUC, a mean over classes, and 1/2 for the floor; for a
+    # regression R^2, and 0
     score: float
     floor: float
     ceiling: float
@@ -86,25 +81,15 @@ class Played:
 
 @dataclass(frozen=True)
 class MadeUp:
-    """Made-up data.
-
-    Parameters
-    ----------
-    classes : int
-        1 for a regression.
-    norm : float
-        R, which no sample is longer than.
-    majority : float
-        The first class's share; the others are equal. 0 if all are.
-    """
+    """Made-up data."""
 
     member: Member
     samples: int
     features: int
-    classes: int
-    norm: float
+    classes: int  # 1 for a regression
+    norm: float  # R, which no sample is longer than
     seed: int = 0
-    majority: float = 0.0
+    majority: float = 0.0  # The first class's share; the others are equal. 0 if all are.
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -239,15 +224,7 @@ _SEEDS, _BESIDE_SEEDS = (1, 2), (1, 2, 3)
 def rehearse(
     problem: Problem, worked_out: WorkedOut, *, members: Sequence[Member] = FAMILY, seeds: Sequence[int] = (1,)
 ) -> list[Played]:
-    """Try a run on made-up data; empty where its model cannot learn from them, or that would take minutes.
-
-    Parameters
-    ----------
-    problem : Problem
-        The run; of its samples only sizes and shapes are looked at.
-    worked_out : callable
-        Works a run configuration out on data (:func:`~murmurfl.app.runs.experiment.worked_out`).
-    """
+    """Try a run on made-up data; empty where its model cannot learn from them, or that would take minutes."""
     if problem.num_rounds > _MOST_ROUNDS or problem.model.num_parameters * problem.num_rounds > _MOST_UPDATES:
         return []
     try:

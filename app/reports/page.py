@@ -8,7 +8,7 @@ from jinja2 import Environment
 
 _PAGE = """\
 <!DOCTYPE html>
-<html lang="en">
+<html lang="en" class="{{ "one" if runs | length == 1 else "several" }}">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -77,11 +77,19 @@ summary { cursor: pointer; font-weight: 600; padding: .2rem 0; }
     color-scheme: light; --paper: #ffffff; --panel: #f6f7f8; --ink: #1a1c1e; --soft: #5a6168; --line: #d9dde1;
     --grid: #9aa0a6; --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #cc79a7; --c4: #e69f00; --c5: #56b4e9;
   }
-  body { padding: 0; font-size: .85rem; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
-  .first { break-after: page; break-inside: avoid; }
-  .stacked { font-size: .62rem; }
-  .stacked th, .stacked td { padding-right: .4rem; }
-  figure { break-inside: avoid; }
+  @page { size: A4; margin: 10mm; }
+  html { font-size: 8.5pt; }
+  html.one { font-size: 7pt; }
+  body { padding: 0; max-width: none; line-height: 1.4; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  p { max-width: none; }
+  .first { break-inside: avoid; }
+  .plots { grid-template-columns: repeat(2, 1fr); gap: .6rem; }
+  .one .plots { grid-template-columns: repeat(3, 1fr); }
+  details:not([open]) { display: none; }
+  .several .stacked { font-size: .75rem; }
+  .several .stacked th, .several .stacked td { padding-right: .4rem; }
+  .tiles { grid-template-columns: repeat(auto-fill, minmax(13rem, 1fr)); }
+  figure { break-inside: avoid; padding: .5rem .7rem; }
 }
 </style>
 </head>

@@ -7,7 +7,7 @@ configuration; on real nodes only the strategy is built, and the machines come f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -35,6 +35,19 @@ from ..models.model import Model
 from ..planning import Situation, decide
 from ..settings.run_config import RunConfig, check_classes, is_centred, trained_config
 from .side_releases import EvaluationSide, MeanSide, RunSide, beside_sides, session_options
+
+_MOST_COINS = 200_000
+"""Replies whose loss is looked at before the first round: seconds."""
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """The machine that first runs out: how many releases it can make, why, and the round that asks for one more."""
+
+    machine: int
+    server_round: int
+    releases: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -104,29 +117,8 @@ class Experiment(Problem):
         return [side for side in (self.mean, self.evaluation) if side is not None]
 
     def seen_from(self, centre: NDArray[np.float32]) -> Experiment:
-        """The experiment whose test set is seen from the centre; machines' own samples stay as they are."""
+        """The experiment with a test set centred as machines centre their features; their samples stay."""
         return self if self.mean is None else replace(self, data=self.mean.seen(self.data, centre))
-
-    @cached_property
-    def shortage(self) -> Shortage | None:
-        """The simulated machine that is asked once too often first, if one is."""
-        return shortage(self.method, self, self.num_rounds)
-
-    def check_rounds(self) -> None:
-        """Refuse more rounds than samples and caps of simulated machines allow.
-
-        Without ``num-rounds`` a run is one pass over all samples, in which one machine may use up its samples before
-        others do. That is allowed with a warning; with ``run-dry`` everything is.
-        """
-        config, found = self.config, self.shortage
-        if found is not None and not config.run_dry and (config.num_rounds or config.max_participations):
-            raise refuse_shortage(self.method, self, found)
-        refuse_closed(self, self.replies_left)
-
-    @cached_property
-    def replies_left(self) -> list[int]:
-        """Replies of each round, as far as is known beforehand; empty where no round can stay closed."""
-        return replies_left(self.method, self) if self.config.secure and self.config.lost_replies else []
 
     def plans(self) -> list[NoisePlan]:
         """The different noise plans of the machines."""
@@ -236,6 +228,87 @@ class Experiment(Problem):
         beside = [side.plan.mu_local for side in self.sides]
         return math.hypot(*beside, max(plan.mu_local for plan in self.plans()))
 
+    @cached_property
+    def shortage(self) -> Shortage | None:
+        """The simulated machine that is asked once too often first, if one is.
+
+        Samples and cap settle how many releases a machine can make; seed and round settle whom a round asks. A request
+        spends samples whether or not its reply is lost.
+        """
+        return self._shortage(self.num_rounds)
+
+    def _shortage(self, num_rounds: int) -> Shortage | None:
+        config, sizes = self.config, self.sizes
+        rounds = self.method.asked_rounds(config, num_rounds)
+        fewest = min(sizes)
+        limits = {size: self.method.releases_of(config, size, fewest) for size in set(sizes)}
+        if all(releases >= len(rounds) for releases, _ in limits.values()):
+            return None  # every machine can answer every round
+        # More releases than rounds are as good as that many; so they need not be finite.
+        most = {size: math.floor(min(releases, len(rounds))) for size, (releases, _) in limits.items()}
+        found = first_asked_too_often(self._asked, rounds, np.fromiter((most[size] for size in sizes), np.int64))
+        if found is None:
+            return None
+        server_round, machine = found
+        releases, reason = limits[sizes[machine]]
+        return Shortage(machine, server_round, int(releases), reason)
+
+    def _asked(self, server_round: int) -> NDArray[np.int64]:
+        """The machines that a round asks."""
+        config, sampling = self.config, self.values.sampling
+        return sample_numbers(config.num_clients, config.asked_per_round, config.seed, server_round, sampling)  # type: ignore[arg-type]
+
+    @cached_property
+    def replies_left(self) -> list[int]:
+        """Replies that arrive in each round, of very many in the first ones; empty where no round can stay closed."""
+        config, left = self.config, []
+        if config.secure and config.lost_replies:
+            for server_round in self.asked_rounds[: max(_MOST_COINS // config.asked_per_round, 1)]:
+                names = map(str, self._asked(server_round).tolist())
+                lost = (reply_is_lost(config.lost_replies, config.seed, server_round, name) for name in names)
+                left.append(sum(not one for one in lost))
+        return left
+
+    def check_rounds(self) -> None:
+        """Refuse more rounds than samples and caps of simulated machines allow, or sums that would never be opened.
+
+        Without ``num-rounds`` a run is one pass over all samples, in which one machine may use up its samples before
+        others do. That is allowed with a warning; with ``run-dry`` everything is.
+        """
+        config, found = self.config, self.shortage
+        if found is not None and not config.run_dry and (config.num_rounds or config.max_participations):
+            raise self._refused(found)
+        left, patience = self.replies_left, config.give_up_after
+        if not patience or len(left) < patience:
+            return
+        # Of every so many rounds in a row the best one must be opened.
+        possible = min(max(left[i : i + patience]) for i in range(len(left) - patience + 1))
+        if possible < config.cohort_floor:
+            raise ConfigurationError(
+                f"Expected a sum in one of every {patience} rounds, got {patience} rounds in a row with fewer than "
+                f"min-cohort = {config.cohort_floor} replies, with lost-replies = {config.lost_replies:g}: the run "
+                f"would be given up. Here min-cohort may be at most {possible}; or set a larger give-up-after (0: "
+                "never)."
+            )
+
+    def _refused(self, found: Shortage) -> ConfigurationError:
+        """The refusal of a run that asks a machine for too many releases; it says how many rounds are possible."""
+        config, num_rounds = self.config, self.num_rounds
+        # Which rounds ask machines may depend on how many there are; where all of them do, the answer is known at once.
+        possible = found.server_round - 1 if len(self.asked_rounds) == num_rounds else num_rounds - 1
+        while self._shortage(possible):
+            possible -= 1
+        more = "a larger cap" if config.max_participations else "more data, smaller batches, more passes"
+        ways = ["fewer rounds", more]
+        if config.asked_per_round < config.num_clients and self.values.sampling != "balanced":
+            ways.append("sampling = balanced, which asks all machines equally often")
+        if self.method.may_lose:
+            ways.append("run-dry = true: machines that have nothing left then refuse, and the others go on")
+        return ConfigurationError(
+            f"Expected num-rounds <= {possible}, got {num_rounds}: machine {found.machine} can make {found.releases} "
+            f"releases ({found.reason}), and round {found.server_round} asks it for one more. Use {', or '.join(ways)}."
+        )
+
 
 @lru_cache(maxsize=2)
 def prepare(config: RunConfig, *, deployed: bool = False) -> Experiment:
@@ -310,91 +383,3 @@ def reply_is_lost(share: float, seed: int, server_round: int, machine: str) -> b
         return False
     generator = np.random.Generator(np.random.Philox(key=derived_seed("loss", seed, server_round, machine)))
     return bool(generator.random() < share)
-
-
-_MOST_COINS = 200_000
-"""Replies whose loss is looked at before the first round: seconds."""
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """The machine that first runs out: how many releases it can make, why, and the round that asks for one more."""
-
-    machine: int
-    server_round: int
-    releases: int
-    reason: str
-
-
-def shortage(method: Method, problem: Problem, num_rounds: int) -> Shortage | None:
-    """Which machine runs out first in so many rounds, if one does."""
-    config, sizes = problem.config, problem.sizes
-    rounds = method.asked_rounds(config, num_rounds)
-    fewest = min(sizes)
-    limits = {size: method.releases_of(config, size, fewest) for size in set(sizes)}
-    if all(releases >= len(rounds) for releases, _ in limits.values()):
-        return None  # every machine can answer every round
-    # More releases than rounds are as good as that many; so they need not be finite.
-    most = {size: math.floor(min(releases, len(rounds))) for size, (releases, _) in limits.items()}
-    found = first_asked_too_often(_asked(problem), rounds, np.fromiter((most[size] for size in sizes), np.int64))
-    if found is None:
-        return None
-    server_round, machine = found
-    releases, reason = limits[sizes[machine]]
-    return Shortage(machine, server_round, int(releases), reason)
-
-
-def _asked(problem: Problem) -> Callable[[int], NDArray[np.int64]]:
-    """The machines that a round asks."""
-    config, sampling = problem.config, problem.values.sampling
-
-    def asked(server_round: int) -> NDArray[np.int64]:
-        return sample_numbers(config.num_clients, config.asked_per_round, config.seed, server_round, sampling)  # type: ignore[arg-type]
-
-    return asked
-
-
-def refuse_shortage(method: Method, problem: Problem, found: Shortage) -> ConfigurationError:
-    """The refusal of a run that asks a machine for too many releases; it says how many rounds are possible."""
-    config, num_rounds = problem.config, problem.num_rounds
-    # Which rounds ask machines may depend on how many there are; where all of them do, the answer is known at once.
-    fixed = len(method.asked_rounds(config, num_rounds)) == num_rounds
-    possible = found.server_round - 1 if fixed else num_rounds - 1
-    while shortage(method, problem, possible):
-        possible -= 1
-    ways = ["fewer rounds", "a larger cap" if config.max_participations else "more data, smaller batches, more passes"]
-    if config.asked_per_round < config.num_clients and problem.values.sampling != "balanced":
-        ways.append("sampling = balanced, which asks all machines equally often")
-    if method.may_lose:
-        ways.append("run-dry = true: machines that have nothing left then refuse, and the others go on")
-    return ConfigurationError(
-        f"Expected num-rounds <= {possible}, got {num_rounds}: machine {found.machine} can make {found.releases} "
-        f"releases ({found.reason}), and round {found.server_round} asks it for one more. Use {', or '.join(ways)}."
-    )
-
-
-def replies_left(method: Method, problem: Problem) -> list[int]:
-    """The replies that arrive in each round; of very many rounds, in the first ones."""
-    config = problem.config
-    rounds = method.asked_rounds(config, problem.num_rounds)[: max(_MOST_COINS // config.asked_per_round, 1)]
-    asked = _asked(problem)
-    left = []
-    for server_round in rounds:
-        names = map(str, asked(server_round).tolist())
-        left.append(sum(not reply_is_lost(config.lost_replies, config.seed, server_round, name) for name in names))
-    return left
-
-
-def refuse_closed(problem: Problem, left: list[int]) -> None:
-    """Refuse a run under secure aggregation that would be given up, given the replies left of each round."""
-    config, patience = problem.config, problem.config.give_up_after
-    if not patience or len(left) < patience:
-        return
-    # Of every so many rounds in a row the best one must be opened.
-    possible = min(max(left[i : i + patience]) for i in range(len(left) - patience + 1))
-    if possible < config.cohort_floor:
-        raise ConfigurationError(
-            f"Expected a sum in one of every {patience} rounds, got {patience} rounds in a row with fewer than "
-            f"min-cohort = {config.cohort_floor} replies, with lost-replies = {config.lost_replies:g}: the run would "
-            f"be given up. Here min-cohort may be at most {possible}; or set a larger give-up-after (0: never)."
-        )

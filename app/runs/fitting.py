@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...clients.records.schema import Schema
-from ...privacy import SIMULATED, ConfigurationError, Guarantee
+from ...privacy import ConfigurationError, Guarantee
 from ...privacy.machine.tables import PRIVATE
 from ...privacy.setting import Value
 from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out
@@ -135,7 +135,7 @@ def fit(
     epsilon = EPSILON if epsilon is None and "mu" not in own else epsilon
     if evaluate not in ("", PRIVATE) or (evaluate and of_numbers):
         raise ConfigurationError(
-            f"Expected evaluate to be empty or, of classes, 'private', got {evaluate!r}: of numbers nothing is right."
+            f"Expected evaluate to be empty or, of classes, 'private', got {evaluate!r}: numbers are never quite right."
         )
     if evaluate:
         own = {**evaluated_privately(found.schema), **own}
@@ -166,7 +166,11 @@ def fit(
     if not found.drafted and _far_too_wide(found.schema, read):
         again = {**settings, "scale": PRIVATE, "epsilon": epsilon, "trust": trust}
         other, option = fit(table, site=site, machines=machines, schema=found.schema, **again), f"--scale {PRIVATE}"
-    elif config.num_clients > 1 and made.guarantee.trust == "untrusted-server" and is_useless(made.outcome, described):
+    elif (
+        config.num_clients > 1
+        and made.guarantee.trust == "untrusted-server"
+        and (is_useless(made.outcome, described) or _alone_does(made.outcome, described))
+    ):
         with _quiet():
             summed = RunConfig.from_mapping({**config.to_mapping(), "trust": _SUMS})
             other, _ = _described(run_cohort(summed, rehearsed=not of_numbers), found, read, site, beside=False)
@@ -174,6 +178,12 @@ def fit(
         return made
     better = f"{option}: {shown_figure(other.outcome, other.table)}, rehearsed on these rows"
     return _with(made, made.outcome, replace(described, better=better))
+
+
+def _alone_does(outcome: Outcome, table: FittedTable) -> bool:
+    """Whether one machine alone is no worse than the federation."""
+    alone = outcome.alone
+    return alone is not None and alone.machines > 0 and figure(alone, table) >= figure(outcome, table)
 
 
 def _far_too_wide(schema: Schema, read: ReadRows) -> bool:
@@ -334,7 +344,7 @@ def fit_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str]:
         return _real_lines(result, table, folder)
     whose = f"{outcome.num_clients} sites by {table.site!r}" if table.site else f"{outcome.num_clients} machines, dealt"
     unused = ", ".join(f"{name} ({reason})" for reason, names in table.left_out.items() for name in names[:_MOST_NAMED])
-    review = f"review its {SCHEMA}, then " if table.drafted else ""
+    review = f"review its {SCHEMA}, set reviewed = true and " if table.drafted else ""
     rows = [
         ("table", f"{table.name}: {table.rows:,} rows, {table.tested:,} of them held out; {whose}"),
         *[("misfits", _misfits(table.misfits)) for _ in range(bool(table.misfits))],
@@ -344,10 +354,11 @@ def fit_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str]:
         ("model", f"{shown_figure(outcome, table)} on the rows held out"),
         *[("private", one.sentence) for one in (outcome.private_evaluation,) if one is not None and one.sentence],
         ("beside", _beside(outcome, table)),
+        *[("warning", words) for words in outcome.warnings[:1]],
         *[("better", table.better) for _ in range(bool(table.better))],
         ("privacy", _privacy(result)),
         ("saved", f"{folder}: `murmurfl predict {folder} NEW.csv`"),
-        ("next", f"for a model to be used: {review}fit --real, or nodes"),
+        ("next", f"for a model to be used: {review}fit it --real, or give each site a node"),
     ]
     return [*_verdict(outcome, table), *_aligned(rows)]
 
@@ -410,8 +421,8 @@ def _aligned(rows: list[tuple[str, str]]) -> list[str]:
 def _misfits(misfits: Mapping[str, int]) -> str:
     """How many rows do not fit, and the most frequent reason."""
     reason, count = max(misfits.items(), key=lambda one: one[1])
-    most = f", {count:,} of them" if count < sum(misfits.values()) else ""
-    return f"{sum(misfits.values()):,} rows do not fit{most} with {reason}"
+    most = f", {count:,} of them for one reason" if count < sum(misfits.values()) else ""
+    return f"{sum(misfits.values()):,} rows do not fit{most} ({reason})"
 
 
 def _columns_words(table: FittedTable) -> str:
@@ -435,7 +446,7 @@ def _beside(outcome: Outcome, table: FittedTable) -> str:
         said.append(f"without privacy {_short_figure(outcome.without_noise, table)}")
     if outcome.alone is not None and outcome.alone.machines:
         one = "site" if table.site else "machine"
-        no_worse = " (no worse)" if figure(outcome.alone, table) >= figure(outcome, table) else ""
+        no_worse = " (no worse)" if _alone_does(outcome, table) else ""
         said.append(f"one {one} alone {_short_figure(outcome.alone, table).removeprefix('AUC ')}{no_worse}")
     if table.schema.num_classes > 1:
         said.append(f"usual answer {100 * table.majority:.1f} %")
@@ -446,10 +457,10 @@ def _privacy(result: RunResult) -> str:
     if result.outcome.mu is None:
         return "none: no noise was added"
     guarantee = result.guarantee
-    notes = tuple(note for note in guarantee.notes if note != SIMULATED)  # the words before it say it
+    # What its parts cost stands in the card, and the words before it say that keys are seeded.
     return (
         "REHEARSAL: nobody was protected. With secret keys and a reviewed schema it would have "
-        f"{replace(guarantee, notes=notes)}"
+        f"{replace(guarantee, notes=())}"
     )
 
 

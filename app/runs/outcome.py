@@ -31,12 +31,12 @@ FORMAT = 1
 """The version of ``result.json``."""
 
 MEASURES = ("accuracy", "auc", "loss")
-"""What a central evaluation may give."""
+"""Measures of a central evaluation."""
 
 RESULT_NAME, FAILURE_NAME, CHECKPOINT_NAME = "result.json", "failure.json", "checkpoint.npz"
 
 _PACKAGES = ("flwr", "numpy", "scipy", "scikit-learn", "torch", "ray")
-"""What a result may depend on; those that are not installed are left out."""
+"""Packages that a result may depend on; only installed ones are recorded."""
 
 _LOCAL = (
     "Under secure aggregation, the mu that holds whatever server, helpers and other machines do; null under another "
@@ -44,14 +44,14 @@ _LOCAL = (
 )
 _HONEST = "Under secure aggregation, h: the honest machines of each sum that mu rests on; null under another trust."
 _BOTH, _ALONE = "of noise and sampling", "of the noise alone, on these very samples"
-_PRIVATE = "That these figures are not private."
+_PRIVATE = "Says that these figures are not private."
 
 _SAID = {"type": "object", "additionalProperties": {"type": ["number", "string", "boolean", "null"]}}
 Statement = Annotated[dict[str, Any], WithJsonSchema(_SAID)]
 
 
 class ReportError(MurmurflError):
-    """A folder is no run that could be reported."""
+    """A folder holds no run that a report could be made of."""
 
 
 def _said(words: str, **more: Any) -> Any:
@@ -82,17 +82,19 @@ class Privacy(_Part):
 
     mu: float | None = _or_null("Gaussian-DP parameter; null where nothing is guaranteed.")
     epsilon: float | None = _or_null("At `delta`; null where nothing is guaranteed.")
-    delta: float = _said("Where epsilon is shown.")
+    delta: float = _said("Delta at which epsilon is shown.")
     unit: str = _said("What is protected as a whole.", enum=list(UNITS))
     relation: str = _said("How neighbouring data sets differ.", enum=list(RELATIONS))
     trust: str = _said("Who is trusted.", enum=list(TRUST_MODELS))
     mu_local: float | None = _or_null(_LOCAL)
-    epsilon_local: float | None = _or_null("Of `mu_local`, at `delta`; null likewise.")
+    epsilon_local: float | None = _or_null("Epsilon of `mu_local` at `delta`; null wherever `mu_local` is.")
     min_honest: int | None = _or_null(_HONEST, ge=1)
     epsilon_amplified: float | None = _or_null(
-        "At `delta`, what a secret order makes of epsilon, or an estimate of it; else null."
+        "Epsilon at `delta` under a secret order, or an estimate of it; null without a secret order."
     )
-    amplified_proved: bool | None = _or_null("Whether that is a guarantee; false: an estimate. Null likewise.")
+    amplified_proved: bool | None = _or_null(
+        "True if `epsilon_amplified` is a guarantee, false if it is an estimate; null without one."
+    )
     mechanism: str = _said("Whose noise of which mechanism.")
     covers: str = _said("Which releases the figure is true of.")
     notes: list[str] = _said("Sentences about what the figure rests on.", default=())
@@ -104,9 +106,11 @@ class Round(_Part):
     """One round."""
 
     round: int = _said("From 1.", ge=1)
-    accuracy: float | None = _or_null("Of the central evaluation; null in rounds without one.")
-    auc: float | None = _or_null("Likewise, the area under the ROC curve; null unless there are two classes.")
-    loss: float | None = _or_null("Of the central evaluation; null in rounds without one, or if not finite.")
+    accuracy: float | None = _or_null("Accuracy of the central evaluation; null in rounds without one.")
+    auc: float | None = _or_null(
+        "Area under the ROC curve of the central evaluation; null unless there are two classes."
+    )
+    loss: float | None = _or_null("Loss of the central evaluation; null in rounds without one, or if not finite.")
     asked: int = _count("Machines asked.")
     aggregated: int = _count("Replies that entered the model.")
     lost: int = _count("Machines that were not connected or did not reply in time.")
@@ -127,26 +131,26 @@ class Training(_Part):
 
     note: str = _said(_PRIVATE)
     rows: int = _count("Contributions that were clipped: gradients, local steps or updates.")
-    not_finite: int = _count("Those that were not finite, and count as zero.")
-    clipped: int = _count("Those longer than the clip norm.")
-    median_ratio: float | None = _or_null("Their length over the clip norm, in the median.")
-    largest_ratio: float | None = _or_null("The largest of them.")
+    not_finite: int = _count("Contributions with a NaN or infinity, which count as zero.")
+    clipped: int = _count("Contributions longer than the clip norm.")
+    median_ratio: float | None = _or_null("Median of a contribution's length over the clip norm.")
+    largest_ratio: float | None = _or_null("Largest of these ratios.")
     sentence: str = _said("The figures in words.")
     worrying: bool = _said("Whether such training comes to little.")
     rounds: list[int] = _said("The rounds of the lists that follow.")
-    not_finite_per_round: list[int] = _said("By round.")
-    clipped_per_round: list[int] = _said("By round.")
-    median_ratio_per_round: list[float | None] = _said("By round.")
-    largest_ratio_per_round: list[float | None] = _said("By round.")
+    not_finite_per_round: list[int] = _said("`not_finite` of each round.")
+    clipped_per_round: list[int] = _said("`clipped` of each round.")
+    median_ratio_per_round: list[float | None] = _said("`median_ratio` of each round.")
+    largest_ratio_per_round: list[float | None] = _said("`largest_ratio` of each round.")
 
 
 class Clip(_Part):
     """With a `quantile`, the clip that followed the gradients; else null."""
 
-    quantile: float = _said("Which share of gradients was not to be clipped.")
-    share: float = _said("Of mu^2 of the releases, for how many were.")
-    first: float = _said("Of the first round.")
-    last: float = _said("After the last one.")
+    quantile: float = _said("Share of gradients that should stay unclipped.")
+    share: float = _said("Share of mu^2 of the releases that counting the clipped gradients takes.")
+    first: float = _said("Clip norm of the first round.")
+    last: float = _said("Clip norm after the last round.")
 
 
 class MeanFigures(_Part):
@@ -156,12 +160,12 @@ class MeanFigures(_Part):
     (`murmurfl.privacy.centred`).
     """
 
-    mu: float | None = _or_null("Of its release, a part of `mu`; null where nothing is guaranteed.")
-    share: float = _said("Of mu^2 that it was given, by the run configuration.")
-    constant: float = _said("What is appended to features seen from it: `centring.constant`.")
-    asked: int = _count("Machines asked for it.")
-    aggregated: int = _count("Replies that are in it.")
-    samples: int = _count("Samples that it is the mean of, by their words.")
+    mu: float | None = _or_null("Mu of its release, a part of `mu`; null where nothing is guaranteed.")
+    share: float = _said("Share of mu^2 that the run configuration gave it.")
+    constant: float = _said("Constant appended to centred features: `centring.constant`.")
+    asked: int = _count("Machines asked for the mean.")
+    aggregated: int = _count("Replies that the mean is made of.")
+    samples: int = _count("Samples behind these replies, as machines say.")
 
 
 class EvaluationFigures(_Part):
@@ -169,29 +173,29 @@ class EvaluationFigures(_Part):
     with noise; else null. Where no machine answered, figures are null and `failure` says why.
     """
 
-    mu: float | None = _or_null("Of its release, a part of `mu`; null where nothing is guaranteed, and likewise.")
-    share: float | None = _or_null("Of mu^2 that it was given; null in a training of somebody's own project.")
+    mu: float | None = _or_null("Mu of its release, a part of `mu`; null where nothing is guaranteed.")
+    share: float | None = _or_null("Share of mu^2 that it was given; null in a training of somebody's own project.")
     accuracy: float | None = _or_null("The share of right predictions, with noise.")
-    interval: list[float] | None = _or_null(f"95 % interval, {_BOTH}: of the accuracy on such samples.")
-    noise_interval: list[float] | None = _or_null(f"95 % interval, {_ALONE}.")
+    interval: list[float] | None = _or_null(f"95 % interval of the accuracy on such samples, {_BOTH}.")
+    noise_interval: list[float] | None = _or_null(f"95 % interval of the accuracy, {_ALONE}.")
     auc: float | None = _or_null("The area under the ROC curve, with noise; null without `score-bins`.")
-    auc_interval: list[float] | None = _or_null(f"95 % interval, {_BOTH}; null likewise.")
-    auc_noise_interval: list[float] | None = _or_null(f"95 % interval, {_ALONE}; null likewise.")
-    samples: int | None = _or_null("Samples that it is of, by the machines' words.")
-    machines: int | None = _or_null("Machines that are in it.")
+    auc_interval: list[float] | None = _or_null(f"95 % interval of the area, {_BOTH}; null without `score-bins`.")
+    auc_noise_interval: list[float] | None = _or_null(f"95 % interval of the area, {_ALONE}; null without bins.")
+    samples: int | None = _or_null("Samples that were evaluated, as machines say.")
+    machines: int | None = _or_null("Machines whose replies are counted.")
     held_out: bool | None = _or_null("Whether nobody trained on these samples.")
     noise_std: float | None = _or_null("Standard deviation of the noise in the accuracy.")
     sentence: str | None = _or_null("The figures in words.")
-    failure: str | None = _or_null("Why there are none.")
+    failure: str | None = _or_null("Why there are no figures.")
 
 
 class Twin(_Part):
     """Where the same run ended without noise: simulation only, and not private; null where it was not made."""
 
     note: str = _said(_PRIVATE)
-    accuracy: float | None = _or_null("On the test set; null where the model has none.")
-    auc: float | None = _or_null("Likewise; null unless there are two classes.")
-    loss: float | None = _or_null("Likewise; null if it is not finite.")
+    accuracy: float | None = _or_null("Accuracy on the test set; null where the model has none.")
+    auc: float | None = _or_null("Area under the ROC curve on the test set; null unless there are two classes.")
+    loss: float | None = _or_null("Loss on the test set; null if it is not finite.")
     rounds: int = _count("Rounds that were made.")
     seconds: float = _said("Wall-clock time of the rounds.", ge=0)
 
@@ -203,8 +207,8 @@ class Alone(_Part):
     """
 
     note: str = _said(_PRIVATE)
-    accuracy: float | None = _or_null("On the test set; null where the model has none.")
-    auc: float | None = _or_null("Likewise; null unless there are two classes.")
+    accuracy: float | None = _or_null("Accuracy on the test set; null where the model has none.")
+    auc: float | None = _or_null("Area under the ROC curve on the test set; null unless there are two classes.")
     loss: float | None = _or_null("The mean squared error, where the model has no accuracy; else null.")
     machines: int = _count("Machines that were tried, spread evenly over all.")
     samples: float = _said("Samples of one of them, on average.", default=0.0, ge=0)
@@ -215,12 +219,12 @@ class Online(_Part):
     """What online learning cost so far: simulation only, and not private; null where it was not computed."""
 
     rounds: list[int] = _said("The rounds of the lists that follow.")
-    cumulative_loss: list[float | None] | None = _or_null("Of the global models, summed.", alias="cumulative-loss")
+    cumulative_loss: list[float | None] | None = _or_null("Sum of the global models' losses.", alias="cumulative-loss")
     dynamic_regret: list[float | None] | None = _or_null(
-        "Against every round's own optimum; null if it is not known.", alias="dynamic-regret"
+        "Regret against every round's own optimum; null if that is not known.", alias="dynamic-regret"
     )
     static_regret: list[float | None] | None = _or_null(
-        "Against the best fixed model; null if it is not known.", alias="static-regret"
+        "Regret against the best fixed model; null if that is not known.", alias="static-regret"
     )
 
 
@@ -234,8 +238,8 @@ class Norms(_Part):
 class Remedy(_Part):
     """Something that would lessen the noise."""
 
-    words: str = _said("What.")
-    ratio: float = _said("What `noise_over_typical` would be.")
+    words: str = _said("What to change.")
+    ratio: float = _said("`noise_over_typical` after that change.")
 
 
 class Foreseen(_Part):
@@ -246,21 +250,21 @@ class Foreseen(_Part):
     verdict: str = _said("What to expect of the model.", enum=list(VERDICTS))
     warning: bool = _said("Whether there was a warning: above a ratio of 1, or if it is useless.")
     noise_over_longest: float = _said("Noise in the average of all releases over the longest it can be.")
-    noise_over_typical: float = _said("The same over a typical one: an estimate.")
-    typical: float = _said("Which part of the longest a typical one is taken to be.")
-    kept: float = _said("Which part of what is learnt without noise is likely to be left: an estimate.")
-    kept_range: tuple[float, float] | None = _or_null("Between which parts it is, by made-up data; null if not tried.")
+    noise_over_typical: float = _said("Noise over a typical update: an estimate.")
+    typical: float = _said("Length of a typical update over the longest: an assumption.")
+    kept: float = _said("Share of what is learnt without noise that is likely to be left: an estimate.")
+    kept_range: tuple[float, float] | None = _or_null("Bounds of `kept` by rehearsals on made-up data; null without.")
     machines_needed: int = _count("Machines like these at which it would be useful.")
     parameters_needed: int = _count("Values of a model that would be useful; 0 if one is too many.")
     epsilon_needed: float | None = _or_null("Epsilon, at `delta`, at which it would be useful.")
     sentence: str = _said("The figures in words.")
-    changes: list[Remedy] = _said("What would help; empty where it is useful.", default=())
+    changes: list[Remedy] = _said("Changes that would help; empty where the model is useful.", default=())
 
 
 class MachineGroup(_Part):
     """Machines that say the same."""
 
-    machines: int = _count("How many.")
+    machines: int = _count("Number of machines.")
     first: str = _said("The name of the first of them.")
     statement: Statement = _said("What each of them says.")
 
@@ -275,24 +279,24 @@ class Outcome(_Part):
         enum=["cohort", "inprocess", "ray", "real-nodes", None],
     )
     device: str | None = _or_null(
-        "Which of PyTorch's devices computed gradients and noise, whose bits are other ones then; null for NumPy."
+        "PyTorch's device that computed gradients and noise, with other bits than NumPy; null for NumPy."
     )
     chosen_by: str | None = _or_null(
         "`auto` where the strategy was chosen for the run's sizes; null where it was set.", enum=["auto", None]
     )
-    chosen_because: str | None = _or_null("Why it was chosen, in a sentence; null likewise.")
-    versions: dict[str, str] = _said("Of murmurfl, Python and the packages that were used.", default={})
-    accuracy: float | None = _or_null("On the test set, after the last round; null where the model has none.")
-    auc: float | None = _or_null("Likewise, the area under the ROC curve; null unless there are two classes.")
-    loss: float | None = _or_null("On the test set, after the last round; null if it is not finite.")
+    chosen_because: str | None = _or_null("Why the strategy was chosen, in a sentence; null where it was set.")
+    versions: dict[str, str] = _said("Versions of murmurfl, Python and the packages that were used.", default={})
+    accuracy: float | None = _or_null("Accuracy on the test set after the last round; null where the model has none.")
+    auc: float | None = _or_null("Area under the ROC curve on the test set; null unless there are two classes.")
+    loss: float | None = _or_null("Loss on the test set after the last round; null if it is not finite.")
     mu: float | None = _or_null("Gaussian-DP parameter of everything that was released; null: nothing is guaranteed.")
-    epsilon: float | None = _or_null("The same at `delta`; it means what `guarantee` says, and nothing else.")
+    epsilon: float | None = _or_null("Epsilon at `delta`; it means what `guarantee` says, and nothing else.")
     mu_local: float | None = _or_null(_LOCAL)
-    epsilon_local: float | None = _or_null("Of `mu_local`, at `delta`; null likewise.")
+    epsilon_local: float | None = _or_null("Epsilon of `mu_local` at `delta`; null wherever `mu_local` is.")
     min_honest: int | None = _or_null(_HONEST, ge=1)
     min_cohort: int | None = _or_null("Under secure aggregation, the fewest releases of a sum; else null.", ge=1)
     helpers: int | None = _or_null("Under secure aggregation, how many must open every sum; else null.", ge=1)
-    delta: float = _said("Where epsilon is shown.")
+    delta: float = _said("Delta at which epsilon is shown.")
     guarantee: str = _said("What mu and epsilon are true of, in one sentence.")
     privacy: Privacy | None = None
     forecast: Foreseen | None = None

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ..models.trained_model import TrainedClassifier, TrainedModel, TrainedRegressor
 
 WORKED_OUT = ("num-rounds", "clip-norm", "learning-rate", "diameter", "centring", "schedule", "sampling")
-"""Keys of ``config`` under which a result has what preset and data made of them; ``asked`` has what was asked for."""
+"""Keys of ``config`` that preset and data settle; ``asked`` has what the run configuration said."""
 
 
 SCALED = "It includes private statistics by which columns are scaled, a tenth of mu^2; other shares are of the rest."
@@ -84,7 +84,7 @@ class RunResult:
     device : str
         Which of PyTorch's devices computed gradients and noise; empty for NumPy.
     mean : FeatureMean or None
-        With centring, what the model's inputs were seen from: whoever uses the model needs it.
+        With centring, the centre of the model's inputs: whoever uses the model needs it.
     evaluation : EvaluationResult or None
         With a private evaluation, how good the model is on the machines' samples.
     evaluation_failure : str
@@ -118,7 +118,7 @@ class RunResult:
     evaluation_failure: str = ""
     table: FittedTable | None = None
 
-    delta = _recorded("delta", "Where epsilon is shown.")
+    delta = _recorded("delta", "Delta at which epsilon is shown.")
     rounds = _recorded("rounds", "How many rounds were made.")
     num_clients = _recorded("num_clients", "Machines in all.")
     releases = _recorded("releases", "Releases that the machines say they made.")
@@ -166,7 +166,7 @@ class RunResult:
 
     @property
     def arrays(self) -> dict[str, Any]:
-        """The model's arrays by name, with what its inputs are seen from: the contents of ``model.npz``."""
+        """The model's arrays by name, with the centre of its inputs: the contents of ``model.npz``."""
         arrays: dict[str, Any] = dict(zip(self.experiment.model.names, self.parameters, strict=True))
         if self.mean is not None:  # without which nobody could use the model
             arrays |= {CENTRE_ARRAY: self.mean.centre, CONSTANT_ARRAY: np.float64(self.mean.constant)}
@@ -297,7 +297,7 @@ class RunResult:
         )
 
     def _warnings(self) -> list[str]:
-        """What is odd about the model's loss and, in a simulation alone, about the length of the samples."""
+        """Warnings about the model's loss and, in a simulation, about samples far longer than declared."""
         experiment, found = self.experiment, []
         classes, config = experiment.model.num_classes, experiment.config
         penalty = experiment.method.objective(experiment, self.parameters, 0.0)
@@ -318,7 +318,7 @@ class RunResult:
         return found
 
     def _clip(self) -> dict[str, Any] | None:
-        """The first and last clip, where it followed the gradients; arithmetic on releases."""
+        """The first and last clip norm, where it followed the gradients; computed from releases."""
         strategy, config = self.strategy, self.experiment.config
         if not isinstance(strategy, FullBatch) or not strategy.options.quantile or strategy.state is None:
             return None
@@ -442,17 +442,13 @@ def ask_to_end(folder: Path) -> None:
     (folder / END_NAME).touch(mode=0o600)
 
 
-def machines_document(result: RunResult) -> dict[str, Any]:
-    """The contents of ``machines.json``: who was asked when, and what a machine's releases cost one after the other.
+def write_machines(result: RunResult, path: Path) -> None:
+    """Write ``machines.json``: who was asked when, and what a machine's releases cost one after the other.
 
     A server knows all of it: whom it asked, whose release it aggregated, and the policies that machines state. ``mu``
-    is bookkeeping, true of a number of releases fixed in advance (:meth:`murmurfl.privacy.NoisePlan.spent_mu`).
+    is bookkeeping, true of a number of releases fixed in advance (:meth:`murmurfl.privacy.NoisePlan.spent_mu`). Rounds
+    are written one by one: those of very many machines need not be in memory at once.
     """
-    return {"rounds": dict(_rounds(result)), "streams": _streams(result)}
-
-
-def write_machines(result: RunResult, path: Path) -> None:
-    """Write :func:`machines_document`, a round at a time: all rounds of many machines need not be in memory at once."""
     with path.open("w") as file:
         file.write('{"rounds": {')
         for number, (server_round, asked) in enumerate(_rounds(result)):

@@ -161,7 +161,7 @@ def warning_lines(outcome: Outcome) -> list[str]:
     """What to be warned of, the gravest first."""
     worrying = [one.sentence for one in (outcome.training,) if one is not None and one.worrying]
     useless = [one.sentence for one in (outcome.forecast,) if one is not None and one.warning]
-    return [*worrying, *compared_lines(outcome), *useless]
+    return [*outcome.warnings, *worrying, *compared_lines(outcome), *useless]
 
 
 def compared_lines(outcome: Outcome) -> list[str]:

@@ -93,11 +93,11 @@ def check_permit(config: RunConfig) -> None:
 
 
 _KEPT = ("delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu")
-"""Fields that the policy of a side release shares with that of everything else on a machine."""
+"""Fields that the policy of a side release takes from the training's."""
 
 
 def beside_sides(policy: PrivacyPolicy, budget_mu: float) -> PrivacyPolicy:
-    """The policy of everything else on a machine with side releases: samples are taken again, within a budget.
+    """The training's policy on a machine with side releases: samples are used again, within a budget.
 
     Notes
     -----
@@ -128,15 +128,15 @@ def make_centring(
     Parameters
     ----------
     policy : PrivacyPolicy
-        Of everything else.
+        The training's.
     bound : tuple of float and bool
         From :func:`features_bound`.
     num_features : int
         Values of one sample.
     mu : float
-        Of a training with all its side releases.
+        Mu of the training with all its side releases.
     share : float
-        Of mu^2.
+        Share of mu^2 that the side release takes.
 
     Notes
     -----
@@ -164,13 +164,13 @@ def make_evaluation(
     Parameters
     ----------
     policy : PrivacyPolicy
-        Of everything else.
+        The training's.
     mu : float
-        Of a training with all its side releases.
+        Mu of the training with all its side releases.
     share : float
-        Of mu^2.
+        Share of mu^2 that the side release takes.
     bins : int
-        Of scores.
+        Number of bins of scores.
     held_out : int
         Samples that are set aside.
 
@@ -199,7 +199,7 @@ def _measured(model: Model, parameters: Sequence[NDArray[Any]], samples: Any) ->
 class RunSide(ABC):
     """A side release of a run.
 
-    ``policy`` gives that of everything else on a simulated machine; of None for the machine with the most samples.
+    ``policy`` gives the training's policy on a simulated machine; of None for the machine with the most samples.
     """
 
     problem: Problem
@@ -275,7 +275,7 @@ class RunSide(ABC):
 class FeatureMean:
     """The mean that a run with centring saw samples from, as machines released it in the round of the ``report``.
 
-    ``constant`` was appended to features seen from there (:func:`murmurfl.privacy.centred`).
+    ``constant`` was appended to centred features (:func:`murmurfl.privacy.centred`).
     """
 
     centre: NDArray[Any]
@@ -324,7 +324,7 @@ class MeanSide(RunSide):
         return FeatureMean(centre, self._half.constant, strategy.history[-1])
 
     def seen(self, data: Dataset, centre: NDArray[np.float32]) -> Dataset:
-        """Data with what is evaluated on as machines see it; machines' samples stay as they are."""
+        """Data with a test set centred as machines centre their features; their samples stay as they are."""
         from_centre = partial(centred, centre=centre, constant=self._half.constant)
         data = replace(data, test_features=from_centre(data.test_features))
         if self.problem.config.gradient_norm:  # which a simulation computes from all samples

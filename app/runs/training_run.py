@@ -37,11 +37,11 @@ REAL_NODES = "real-nodes"
 log = logging.getLogger("flwr").log
 
 _WORTH_SAYING = 0.05
-"""A share of rounds."""
+"""Share of closed rounds above which a run warns beforehand."""
 
 
 class NoReleasesError(MurmurflError):
-    """Machines have sent nothing that could be aggregated for too long."""
+    """No release could be aggregated for ``give-up-after`` rounds in a row."""
 
 
 def check_deployed(config: RunConfig) -> None:
@@ -179,7 +179,7 @@ def _rehearsal(experiment: Experiment, deployed: bool, forecast: Forecast) -> tu
 
 
 class _Watch:
-    """Observes a run: evaluations, progress, and rounds from which nothing came."""
+    """Observes a run: evaluations, progress, and rounds without a release."""
 
     def __init__(self, experiment: Experiment, deployed: bool, on_progress: Callable[[Progress], None] | None) -> None:
         config = experiment.config

@@ -17,7 +17,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ...privacy import MECHANISMS, NO_NOISE, ConfigurationError, Mechanism, register_mechanism
 from ...privacy.setting import unknown_name
@@ -38,15 +38,23 @@ TABLES = (".csv", ".tsv", ".parquet", ".pq", ".xlsx")
 """How the name of a table ends, which is no task by itself."""
 
 
-class Reader(Protocol):
-    """What a configuration needs of a thing that it names."""
+class Named:
+    """A thing that a run configuration names, such as a task or a model.
 
-    keys: Iterable[str]
-    """The run-config keys, hyphenated, that this thing reads and others of its kind need not."""
+    Attributes
+    ----------
+    sentence : str
+        What it is, for help and documentation.
+    keys : frozenset of str
+        Hyphenated run-config keys that this thing reads and others of its kind need not.
+    """
+
+    name: str = ""
+    sentence: str = ""
+    keys: frozenset[str] = frozenset()
 
     def check(self, config: Any) -> None:
-        """Refuse a run configuration that this thing cannot serve."""
-        ...
+        """Raise if this thing cannot serve a run configuration."""
 
 
 class Registry(Mapping[str, ThingT], Generic[ThingT]):

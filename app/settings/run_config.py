@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, TypeVar
 
 from ...privacy import CENTRING_SHARE, MECHANISMS, NO_NOISE, ConfigurationError, Trust, divided_mu, gdp_mu
@@ -133,7 +133,7 @@ class RunConfig(RunKeys):
         """Whether the server sees only sums."""
         return self.trust_model == SECURE
 
-    @property
+    @cached_property
     def asked_per_round(self) -> int:
         """n: how many machines a round asks, and what a step divides by."""
         return self._attendance.asked(max(self.num_clients, math.ceil(self.ask * self.clients_per_round)))
@@ -181,7 +181,7 @@ class RunConfig(RunKeys):
 
     def to_mapping(self) -> dict[str, bool | int | float | str]:
         """The configuration with hyphenated keys."""
-        return {name.replace("_", "-"): value for name, value in vars(self).items()}
+        return {name: getattr(self, one.attribute) for name, one in run_keys().items()}
 
     def shown(self) -> dict[str, bool | int | float | str]:
         """The configuration with hyphenated keys, a permit by its digest: whoever has a permit may use it."""

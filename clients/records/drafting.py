@@ -105,13 +105,21 @@ def draft_of_rows(
     for name in [label, *([owner] if owner else []), *apart]:
         _check_column(name, rows.columns, table)
     cells: dict[str, list[Any]] = {name: [] for name in rows.columns}
+    unread: Counter[str] = Counter()
     for number in range(len(rows)):
         try:
             row = rows[number]
-        except MisfitError:
+        except MisfitError as error:
+            unread[str(error)] += 1
             continue
         for name, cell in row.items():
             cells[name].append(cell)
+    if unread.total() > len(rows) / 2:
+        reason, count = unread.most_common(1)[0]
+        raise ConfigurationError(
+            f"Expected rows of {table} as its first line names them, got {count:,} of {len(rows):,} with {reason}: "
+            "save it as CSV in UTF-8."
+        )
     decimal: Literal[".", ","] = "."
     for name, found in cells.items():
         if separator != "," and _all_are(_COMMAS, found) and any("," in str(cell) for cell in found):
@@ -123,7 +131,11 @@ def draft_of_rows(
     }
     kept = {name: column for name, column in columns.items() if isinstance(column, Column)}
     if not kept:
-        raise ConfigurationError(f"Expected a column beside {label!r} in {table} with values to learn from, got none.")
+        why = "; ".join(f"{name}: {reason}" for name, reason in list(columns.items())[:_MOST_SAID]) or "no other"
+        many = f"{len(rows):,} row{'s' * (len(rows) != 1)}"
+        raise ConfigurationError(
+            f"Expected a column beside {label!r} in {table} with values to learn from, got none in {many} ({why})."
+        )
     left_out: dict[str, list[str]] = {}
     for name, reason in columns.items():
         if isinstance(reason, str):
@@ -354,9 +366,12 @@ def _label(name: str, cells: Sequence[Any]) -> tuple[Label, Sequence[str]]:
     if numbers is not None and (len(named) > _MOST_CLASSES or any(number % 1 for number in numbers)):
         return Label(column=name, bounds=_bounds_of_label(numbers)), ()
     if not 2 <= len(frequent) <= _MOST_CLASSES:
+        got = f"{len(named):,} values, of which {len(frequent):,} are frequent"
+        if len(named) <= 1:
+            got = "".join(f"{one!r} alone" for one in named) or "no value"
         raise ConfigurationError(
-            f"Expected a label of 2 to {_MOST_CLASSES} frequent classes or of numbers in the column {name!r}, got "
-            f"{len(frequent)}: name another column with --label."
+            f"Expected a label of 2 to {_MOST_CLASSES} frequent classes or of numbers in the column {name!r}, got {got}"
+            ": name another column with --label."
         )
     order = sorted(frequent) if numbers is None else sorted(frequent, key=float)
     others = [one for one in spelt if one not in order and names[one.casefold()] in order]

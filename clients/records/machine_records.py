@@ -75,7 +75,8 @@ class CsvLines(Rows):
             content = path.read_bytes()
             content = gzip.decompress(content) if path.suffix == ".gz" else content
         except (OSError, EOFError, zlib.error) as error:
-            raise ConfigurationError(f"Expected a CSV file at {path}, got: {error}.") from error
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigurationError(f"Expected a CSV file at {path}, got: {reason}.") from error
         first, *self._lines = content.split(b"\n")
         if self._lines and not self._lines[-1]:
             self._lines.pop()

@@ -58,7 +58,7 @@ class RoundOptions(Attendance):
     def __post_init__(self) -> None:
         super().__post_init__()
         for one in fields(self):
-            if one.type == "float":  # Python's own, which JSON has, for whatever else is a number
+            if one.type in ("float", float):  # Python's own, which JSON has, for whatever else is a number
                 object.__setattr__(self, one.name, float(getattr(self, one.name)))
         check_count("evaluate_every", self.evaluate_every)
         session = self.session

@@ -811,6 +811,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         elif closed:
             unopened = report.aggregated + report.unopened
             report = replace(report, aggregated=0, samples=0, unopened=unopened, closed=closed)
+            secure.closed(held)
             logger.warning("Round %d is closed: %s. Machines carry over what they released.", held.server_round, closed)
         else:
             weight = self._weight(report, held)

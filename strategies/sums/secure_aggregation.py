@@ -61,7 +61,8 @@ class SecureAggregation:
     most_skipped : int
         Wrong sums after which the training ends with the model it has. Nothing of a wrong sum enters the model.
     most_noise : float
-        Likewise, how many times the variance of its noise the sum of all may have: a wrong sum of streams leaves noise.
+        Likewise, how many times the variance of its noise the sum of all may have. Wrong sums of streams leave noise
+        that only machines with ``cancelling`` or ``decay`` mend.
 
     Raises
     ------

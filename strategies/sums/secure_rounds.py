@@ -156,6 +156,11 @@ class SecureRounds(UntrustedServer):
         needed = max(held.min_cohort, self.option.min_cohort)
         return f"{len(held.releases)} of at least {needed} releases" if len(held.releases) < needed else ""
 
+    def closed(self, held: CohortSet) -> None:
+        """Note a round of which nothing was opened."""
+        if self.too_few(held):
+            self.suspects.too_few()
+
     def greet(self, grid: FlowerGrid | None, held: CohortSet) -> str:
         """Why a helper cannot be asked now, or an empty string; raises where patience is at its end."""
         problem = self.helpers.greet(grid) if held.sealed and grid is not None else ""
@@ -407,8 +412,8 @@ class SecureRounds(UntrustedServer):
             return f"{skipped} sums were skipped, as many as most_skipped allows"
         if noise is not None and noise > self.option.most_noise and any(report.aggregated for report in history):
             return (
-                f"sums that were skipped left {noise:.3g} times the variance of the noise in the sum of all, "
-                f"and most_noise is {self.option.most_noise:g}"
+                f"sums that were skipped left {noise:.3g} times the variance of the noise in the sum of all, which "
+                f"machines with cancelling or decay would mend, and most_noise is {self.option.most_noise:g}"
             )
         return ""
 

@@ -9,8 +9,10 @@ machines choose to lie, :func:`most_wrong_sums` says how many there are at most 
 
 After a correct sum one of those that were left out is asked again, and the next one after another. If that sum is
 wrong it is left out once more, and the wait before anybody is asked again doubles: in T rounds that costs log2 T sums.
-Where a wrong sum leaves noise in all later ones, those who are left out stay so until another sum is wrong or the
+Where wrong sums leave noise that machines do not mend, those who are left out stay so until another sum is wrong or the
 training ends.
+
+Where those who are asked send too few releases that can be opened, one more is asked again in each round.
 
 If no hypothesis is left, more machines than c lie, or a helper does.
 """
@@ -57,6 +59,12 @@ class Suspects:
         if self.lets_in and self.left_out and self._correct >= self._wait:
             self._tried, *others = self.left_out
             self.left_out, self._correct = tuple(others), 0
+
+    def too_few(self) -> None:
+        """Note a round with too few releases to be opened: one more machine is asked again."""
+        if self.left_out:
+            self._tried, *others = self.left_out
+            self.left_out = tuple(others)
 
     def wrong(self, machines: Iterable[str], names: Sequence[str], room: int) -> bool:
         """Note a wrong sum of these machines, and choose whom to leave out; False if no hypothesis is left.

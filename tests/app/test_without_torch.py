@@ -26,7 +26,8 @@ logging.getLogger("flwr").setLevel(logging.ERROR)
 small = dict(num_clients=3, clients_per_round=3, num_rounds=4, checkpoint=False)
 for run in (run_cohort, run_in_process):
     assert run(RunConfig(**small)).accuracy > 0.2
-for changes in ({"model": "mlp"}, {"task": "synthetic", "model": "cnn"}, {"task": "mnist"}, {"partition": "dirichlet"}):
+fetched = {"task": "mnist", "data_root": "/nowhere", "download": True}
+for changes in ({"model": "mlp"}, {"task": "synthetic", "model": "cnn"}, fetched, {"partition": "dirichlet"}):
     try:
         run_cohort(RunConfig(**small, **changes))
     except ConfigurationError as error:

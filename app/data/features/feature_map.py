@@ -20,19 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....privacy import ConfigurationError
-from ...settings.registry import registry
+from ...settings.registry import Named, registry
 from ...settings.run_config import RunConfig
 
 FloatT = TypeVar("FloatT", bound=np.floating)
 
 
-class Features(ABC):
+class Features(Named, ABC):
     """A map from images to features.
 
     Attributes
     ----------
-    keys : frozenset of str
-        Hyphenated run-config keys that only this map reads.
     norm_bound : float, optional
         Largest possible L2 norm of a row, for any image; None for features in [0, 1].
     nonnegative : bool
@@ -41,15 +39,9 @@ class Features(ABC):
         Meaning of an empty run-config key ``centring``: ``private`` if removing their mean is best.
     """
 
-    name: str = ""
-    sentence: str = ""
-    keys: frozenset[str] = frozenset()
     norm_bound: float | None = None
     nonnegative: bool = False
     centring: str = "none"
-
-    def check(self, config: RunConfig) -> None:  # noqa: B027 - pixels refuse nothing
-        """Raise if these features cannot be made for a run configuration's task."""
 
     @abstractmethod
     def __call__(self, images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:

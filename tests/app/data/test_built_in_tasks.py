@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from murmurfl.app.data import TASKS
-from murmurfl.app.data.built_in_tasks import unit_rows
+from murmurfl.app.data.built_in_tasks import read_mnist, unit_rows
 from murmurfl.app.data.loading import _loaded, load_dataset, load_shards
-from murmurfl.app.data.public_samples import PAPER_SIZES
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.methods.gradient_methods import regularization
+from murmurfl.app.papers.jiang_2026 import SIZES as PAPER_SIZES
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.run_summary import shown_accuracy
@@ -159,10 +159,27 @@ def test_without_flwr_datasets_a_dirichlet_partition_is_refused_with_its_extra(m
     assert len(load_shards(config, load_dataset(config))) == config.num_clients
 
 
-def test_without_torchvision_mnist_is_refused_with_its_extra(monkeypatch, tmp_path):
+def test_without_torchvision_mnist_is_not_fetched_and_refused_with_its_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(ConfigurationError, match=r"task = 'mnist-parity'.*pip install 'murmurfl\[torch\]'"):
-        load_dataset(RunConfig(task="mnist-parity", data_root=str(tmp_path)))
+        load_dataset(RunConfig(task="mnist-parity", data_root=str(tmp_path), download=True))
+
+
+def test_idx_files_are_read_plain_and_packed(tmp_path):
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    images = np.arange(2 * 28 * 28).astype(np.uint8).reshape(2, 28, 28)
+    for part in ("train", "t10k"):
+        for kind, values in (("images-idx3", images), ("labels-idx1", np.array([3, 7], np.uint8))):
+            content = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">i4").tobytes() + values.tobytes()
+            if part == "train":
+                (folder / f"{part}-{kind}-ubyte").write_bytes(content)
+            else:
+                (folder / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
+    found = read_mnist(str(tmp_path), download=False, setting="")
+    assert (found.train == images).all()
+    assert (found.test == images).all()
+    assert found.train_labels.tolist() == found.test_labels.tolist() == [3, 7]
 
 
 @needs_data

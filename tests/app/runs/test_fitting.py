@@ -220,7 +220,7 @@ def test_spellings_of_a_class_are_one_class(tmp_path):
 def test_rows_that_do_not_fit_are_said_with_their_reason(tmp_path):
     rows = [{**row, "ill": ""} if number % 9 == 0 else row for number, row in enumerate(people())]
     result = fit(rows, label="ill", machines=2, epsilon=8)
-    assert "45 rows do not fit with ill: a missing label" in "\n".join(fit_lines(result, result.table, tmp_path))
+    assert "45 rows do not fit (ill: a missing label" in "\n".join(fit_lines(result, result.table, tmp_path))
 
 
 def test_no_released_figure_passes_for_more_than_it_shows(reviewed, tmp_path):
@@ -281,6 +281,30 @@ def test_what_is_wrong_is_named(options, message):
 def test_what_is_no_table_is_refused(table):
     with pytest.raises(ConfigurationError, match="Expected a file of a table, a DataFrame or a list of mappings"):
         fit(table, label="y")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["age,ill", "40,yes"], r"got none in 1 row \(age: a single value\)"),
+        (["age,ill", *["40,yes", "50,yes"] * 20], "in the column 'ill', got 'yes' alone"),
+        (["age,ill", *(f"{n},p{n}" for n in range(40))], "got 40 values, of which 0 are frequent"),
+        (
+            ["age,ill", *["40,k\xf6", "50,no"] * 20, "50,\xe9"],
+            r"got 21 of 41 with a line that is no CSV in UTF-8.*save",
+        ),
+    ],
+)
+def test_a_file_from_which_nothing_can_be_learnt_says_what_was_found(lines, message, tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="latin-1")
+    with pytest.raises(ConfigurationError, match=message):
+        fit(path, label="ill")
+
+
+def test_the_folder_of_a_run_will_do_for_its_model(regression, tmp_path):
+    regression.save(tmp_path / "model")
+    assert TrainedModel.read(tmp_path).predict([{"size": 40}]) == regression.predict([{"size": 40}])
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):

@@ -56,10 +56,11 @@ def test_the_files_of_very_many_machines_name_groups_of_them(result, tmp_path, m
     assert [{**stream, "machines": []} for stream in machines["streams"]] == summarised["streams"]
 
 
-def test_machines_written_by_round_equal_those_written_at_once(result, tmp_path):
+def test_machines_written_by_round_are_one_document(result, tmp_path):
     run_files.write_machines(result, tmp_path / "machines.json")
-    at_once = json.dumps(run_files.machines_document(result)) + "\n"
-    assert (tmp_path / "machines.json").read_text() == at_once
+    document = json.loads((tmp_path / "machines.json").read_text())
+    assert document["rounds"] == {str(one.report.server_round): dict(one.machines) for one in result.progress}
+    assert (tmp_path / "machines.json").read_text() == json.dumps(document) + "\n"
     run_files.write_machines(replace(result, progress=[]), tmp_path / "none.json")
     assert json.loads((tmp_path / "none.json").read_text())["rounds"] == {}
 

@@ -309,7 +309,7 @@ def test_command_names_the_way_out(arguments, words):
 def test_function_data_and_module_are_taken_as_they_are():
     torch = pytest.importorskip("torch")
     by_hand = simulate(task=parts, **SMALL)
-    assert by_hand.outcome.document()["config"]["task"].endswith("test_ways_out:parts")
+    assert by_hand.outcome.document()["config"]["task"].endswith("test_possible_rounds:parts")
     for task in (parts(), parts(TABLE), Dataset(*parts(), 2), lambda: parts(), lambda config: parts()):
         given = simulate(task=task, **SMALL)
         assert np.array_equal(given.parameters[0], by_hand.parameters[0])

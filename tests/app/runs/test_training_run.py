@@ -4,6 +4,7 @@ import json
 import logging
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from murmurfl.app.reports.making import make_report
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import CHECKPOINT_NAME, FAILURE_NAME, Outcome
 from murmurfl.app.runs.result import END_NAME, ask_to_end, write_failure, write_record
-from murmurfl.app.runs.run_summary import summary_lines
+from murmurfl.app.runs.run_summary import short_lines, summary_lines
 from murmurfl.app.runs.training_run import NoReleasesError, run_experiment
 from murmurfl.app.server_app import is_deployed, run_folder
 from murmurfl.app.settings.layers import started_with
@@ -227,6 +228,7 @@ def test_a_loss_above_that_of_equal_probabilities_is_said():
     (words,) = wild.warnings
     assert words.startswith(f"The loss on the test set ends at {wild.loss:.3g}, above log(10) = 2.3,")
     assert mild.warnings == []
+    assert short_lines(wild, Path("runs"))[-1] == words
 
 
 CONFIG = RunConfig(num_clients=2, clients_per_round=2, batch_size=32, num_rounds=4)

@@ -515,7 +515,7 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(kind, sampling
 
     def build(checkpoint, on_round=None):
         strategy = make(kind, checkpoint, on_round)
-        strategy.sampling = sampling
+        strategy.roll.sampling = sampling
         return strategy
 
     def interrupt(report, metrics):

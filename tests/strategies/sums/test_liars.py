@@ -89,6 +89,14 @@ def test_nobody_is_left_out_where_min_cohort_has_no_room():
     assert suspects_of(["0", "1", "2"], [["0", "1", "2"]], 2, 0) == ()
 
 
+def test_rounds_with_too_few_releases_ask_one_more_each_until_nobody_is_left_out():
+    names, suspects = [str(number) for number in range(8)], Suspects(2)
+    assert suspects.wrong(names, names, 4)
+    for left in (3, 2, 1, 0, 0):
+        suspects.too_few()
+        assert len(suspects.left_out) == left
+
+
 def test_of_many_machines_groups_are_left_out_and_the_culprits_are_found():
     names = [str(number) for number in range(300)]
     suspects, liars, wrong = Suspects(2), {"17", "250"}, 0
@@ -200,7 +208,42 @@ def silent(replies):
     return [one for one in replies if one.metadata.src_node_id - SecureGrid.first_node not in map(int, LIARS)]
 
 
-def test_silence_lateness_and_all_attacks_at_once(monkeypatch):
+@pytest.mark.parametrize("first", [1, 4])
+@pytest.mark.parametrize("kind", [NoisySGD, Mu2])
+@pytest.mark.parametrize("how", ["silence", "lateness"])
+def test_silence_and_lateness_cost_no_more_than_their_own_releases(how, kind, first):
+    strategy, grid, _ = attacked(lambda masked, name: masked, 1, kind)
+    held = []
+
+    def tamper(replies):
+        if len(strategy.history) + 1 < first:
+            return replies
+        late, held[:] = list(held), [one for one in replies if one not in silent(replies)]
+        return [*silent(replies), *(late if how == "lateness" else ())]
+
+    grid.tamper = tamper
+    trained(strategy, grid, 10)
+    assert len(strategy.history) == 10
+    assert all(report.aggregated >= MACHINES - len(LIARS) and not report.skipped for report in strategy.history)
+
+
+@pytest.mark.parametrize("first", [1, 4])
+@pytest.mark.parametrize("kind", [NoisySGD, Mu2])
+def test_culprits_that_behave_while_others_are_left_out_end_no_training(kind, first):
+    strategy, grid, rounds = attacked(
+        lambda masked, name: masked if strategy.roll.left_out else garbage(masked), first, kind, rounds=16
+    )
+    trained(strategy, grid, rounds)
+    assert len(strategy.history) == 16
+    skipped = sum(bool(one.skipped) for one in strategy.history)
+    assert 0 < skipped <= most_wrong_sums(MACHINES, MIN_COHORT, len(LIARS)) + np.log2(rounds) + 1
+    assert strategy.skipped_noise == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("seed", [9, 10, 11])
+def test_silence_lateness_and_all_attacks_at_once(seed, monkeypatch):
+    """Also where those who are asked, while suspects are left out, send fewer releases than a sum needs."""
+    monkeypatch.setitem(globals(), "GENERATOR", np.random.Generator(np.random.Philox(key=seed)))
     kinds = list(ATTACKS.values())
 
     def any_of(masked, name):
