@@ -128,6 +128,7 @@ def test_reproduce_a_cell(tmp_path):
     assert cell["algorithms"]["mu2"]["mu"]["mean"] == pytest.approx(1.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("line", "said"),
     [(PLAN, "Take full-batch: 48 rounds"), (AUDIT, "The claim stands")],
