@@ -131,6 +131,21 @@ def test_what_leaves_is_masked_whatever_the_server_asks(operator):
     assert "Machine clinic" in description
 
 
+def test_a_node_that_was_started_again_mends_what_a_skipped_sum_lost(operator):
+    """Told so, and only then; the noise is in its ledger."""
+    point = ArrayRecord([np.zeros((10, 64)), np.zeros(10)])
+    for number, said in ((1, {}), (2, {protocol.SKIPPED: 0}), (3, {protocol.SKIPPED: 1}), (4, {})):
+        answers, _ = machine_of(NodeConfig.read(operator()))
+        grid = InProcessGrid(answers, 1, {})
+        config = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SERVER_ROUND: number, protocol.SESSION: "s1"}
+        records = {protocol.ARRAYS: point, protocol.PREVIOUS_ARRAYS: point}
+        content = RecordDict({**records, protocol.CONFIG: ConfigRecord({**config, protocol.ACK: number - 1, **said})})
+        (reply,) = grid.send_and_receive(
+            [Message(content, dst_node_id=grid.get_node_ids()[0], message_type=MessageType.TRAIN)]
+        )
+        assert reply.content[protocol.METRICS].get(protocol.MENDED, 0) == (number == 3)
+
+
 def test_a_masked_release_is_noted_by_number_and_public_size(operator):
     journal, entries = Journal(), []
     journal.listen(entries.append)
