@@ -201,7 +201,7 @@ def _is_worker() -> bool:
 
 
 def state_travels() -> bool:
-    """Whether a simulated machine's state goes back to where messages come from: not to an engine in this process."""
+    """Whether a simulated machine's state returns with each reply; with an engine in this process it stays."""
     return _in_process.get() is None
 
 
@@ -426,7 +426,7 @@ def outgoing_reply(
 
 
 def name_shown(masking: Masking | None, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of an answer to a hello by which a machine of a roster shows that its name is its own."""
+    """Entries of an answer to a hello that prove the machine's name; none without a roster."""
     if masking is None or protocol.NONCE not in asked:
         return {}
     return {protocol.SIGNATURE: masking.prove_name(asked[protocol.NONCE])}

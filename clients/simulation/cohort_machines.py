@@ -33,7 +33,7 @@ Placed = tuple[int, int, slice, bool]
 
 @dataclass(frozen=True)
 class Part:
-    """The machines, of those asked together, that have one policy."""
+    """Machines that are asked together and share one policy."""
 
     block: MachineBlock
     names: list[str]
@@ -494,7 +494,7 @@ class _Block:
 
 
 class _Named(Sequence[PrivateClient]):
-    """Clients by their names, made when they are looked at."""
+    """Clients by name, each made when it is first needed."""
 
     def __init__(self, names: Sequence[str], client: Callable[[str], PrivateClient]) -> None:
         self._names, self._client = names, client
