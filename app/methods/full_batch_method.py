@@ -119,21 +119,11 @@ _STEEPEST = 1.5
 
 @dataclass(frozen=True)
 class Descent(Hyperparameters):
-    """The preset of full batches, with what only they have.
+    """The preset of full batches, with what only they have."""
 
-    Parameters
-    ----------
-    momentum : float
-        beta.
-    average : str
-        Which model is published.
-    l2 : float
-        lambda.
-    """
-
-    momentum: float = 0.0
-    average: str = "last"
-    l2: float = 0.0
+    momentum: float = 0.0  # beta
+    average: str = "last"  # Which model is published
+    l2: float = 0.0  # lambda
 
 
 class FullBatchMethod(Method):

@@ -151,10 +151,9 @@ def longer_lines(decision: Decision) -> list[str]:
     chosen, longer = decision.chosen, decision.longer
     if longer is None or not longer.kept:
         return []
-    more = (
-        "More rounds would likely learn more" if longer.kept > chosen.kept + FEW_POINTS else "More rounds gain little"
-    )
-    return [f"{more}: twice as many keep {100 * longer.kept:.0f} %."]
+    gained = longer.kept - chosen.kept
+    more = "learn more" if gained > FEW_POINTS else "learn less" if gained < -FEW_POINTS else "gain little"
+    return [f"More rounds would {more}, likely: twice as many keep {100 * longer.kept:.0f} %."]
 
 
 def late_lines(config: RunConfig) -> list[str]:

@@ -1,9 +1,14 @@
 """Anytime steps of mu2: no horizon, machines that weigh by the round they are told, and who reads the settings."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from murmurfl.app import simulate
 from murmurfl.app.methods.mu2_methods import Mu2Method
+from murmurfl.app.models import make_model
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Mu2Client
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import Mu2
@@ -88,3 +93,17 @@ def test_a_strategy_of_ones_own_keeps_its_steps():
 def test_settings_that_nothing_reads_are_refused(settings, message):
     with pytest.raises(ConfigurationError, match=f"Expected {message}"):
         simulate({**STREAM, "num-rounds": 2, **settings})
+
+
+@pytest.mark.parametrize(("rounds", "bound", "shorter"), [(8, 0.0, 0.55), (9, 0.0, 1.0), (8, 3.0, 1.0)])
+def test_few_rounds_are_for_rows_as_they_usually_are_where_no_norm_is_declared(rounds, bound, shorter):
+    model = make_model("softmax", 8, 3)
+    config = replace(RunConfig(strategy="mu2", steps="anytime"), task=f"{__name__}:undeclared", feature_bound=bound)
+    values = Mu2Method().preset(config, rounds, model)
+    longest = math.hypot(bound or math.sqrt(8), 1.0)  # with the bias
+    assert values.clip_norm == pytest.approx(0.3 * shorter * longest)
+    assert values.learning_rate == pytest.approx(0.5 / (shorter * longest * model.num_parameters**0.125))
+
+
+def undeclared(config):
+    return np.zeros((9, 8)), np.arange(9) % 3, np.zeros((3, 8)), np.arange(3)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.methods import METHODS
+from murmurfl.app.methods.presets import usual_norm
 from murmurfl.app.models import make_model
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.run_guarantees import COUNTED, expected_guarantee
@@ -66,6 +67,22 @@ def test_rounds_and_steps_never_fall_as_mu_grows():
     assert rounds[0] == 2
     assert (np.diff([one.learning_rate for one in values]) >= -1e-9).all()
     assert all(0.6 - 1e-9 <= one.momentum <= 0.9 + 1e-9 for one in values)
+
+
+def test_noise_counts_for_two_classes_and_few_rounds_do_not_travel_far_on_other_data():
+    table = RunConfig(strategy="full-batch", task="synthetic", num_clients=100, clients_per_round=100)
+    norm = usual_norm(table, make_model("softmax", 9, 2))
+    found = {}
+    for classes, times in ((2, 1.0), (8, 2.0)):  # 8 classes have 4 times the parameters: noise is twice as long
+        model = make_model("softmax", 9, classes)
+        config = replace(table, mu=0.1)
+        assert METHOD.noise(config, model, SIZES) == pytest.approx(
+            times * METHOD.noise(config, make_model("softmax", 9, 2), SIZES)
+        )
+        found[classes] = METHOD.usual_rounds(config, SIZES, model), METHOD.settled(config, 100, model, SIZES)
+    assert found[2] == found[8]
+    values = METHOD.settled(replace(table, mu=50.0), 3, make_model("softmax", 9, 2), SIZES)
+    assert values.learning_rate * values.clip_norm * norm == pytest.approx(25.0)
 
 
 def test_steps_of_two_classes_travel_no_farther_with_less_noise():
