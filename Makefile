@@ -60,9 +60,9 @@ test-changed: $(STAMP)
 mutants: $(STAMP)
 	$(BIN)/python tests/mutants.py $(ARGS)
 
-# Slow and rarely wrong: minutes.
+# Slow and rarely wrong, and the cases that `make test` leaves out: minutes.
 test-long: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist load -m long $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist load -m "long or more_cases" $(ARGS)
 
 # A second virtual environment, without PyTorch, made from the wheel and removed again: two minutes, pip and 1 GB of disk.
 test-base: $(STAMP)

@@ -6,7 +6,7 @@ import functools
 import importlib
 import logging
 import os
-from collections import Counter
+from collections import defaultdict
 
 import pytest
 import typer.testing
@@ -27,8 +27,8 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)
 os.umask(0o022)
 
 SLOW = ("test_readme.py", "test_deployment.py", "test_ray.py", "test_launch.py")
-FIRST_CASES = 3
-MANY_CASES = (
+CASES, TRAININGS = 12, 2
+TRAIN_FOR_EACH = (
     "test_differential.py",
     "test_errors_page.py",
     "test_fitting.py",
@@ -45,18 +45,25 @@ MANY_CASES = (
     "test_secure_screen.py",
     "test_trusted_resume.py",
 )
-"""Files whose tests train once for each of many cases: after the first ones of a test they are ``long``."""
+"""Files whose tests train once for each of many cases."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest takes out what is marked
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    """Of a test with many cases some, evenly spread, are for ``make test``; one that is named has all of them."""
     items.sort(key=lambda item: SLOW.index(item.path.name) if item.path.name in SLOW else len(SLOW))
-    cases = Counter()
+    if any("::" in argument for argument in config.args):
+        return
+    cases = defaultdict(list)
     for item in items:
-        if item.path.name in MANY_CASES and hasattr(item, "callspec"):
-            cases[item.path, item.originalname] += 1
-            if cases[item.path, item.originalname] > FIRST_CASES:
-                item.add_marker(pytest.mark.long)
+        if hasattr(item, "callspec"):
+            cases[item.path, item.originalname].append(item)
+    for (path, _), found in cases.items():
+        most = TRAININGS if path.name in TRAIN_FOR_EACH else CASES
+        kept = {i * len(found) // most for i in range(most)}
+        for i, item in enumerate(found):
+            if len(found) > most and i not in kept:
+                item.add_marker(pytest.mark.more_cases)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -330,7 +330,9 @@ def _run(root: Path, tests: Sequence[str], plugin: Reached, log: Path) -> None:
     import pytest
 
     builtins.reached = set()  # type: ignore[attr-defined]
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests], plugins=[plugin])
+    every_case = "not (deployment or examples or docs or long or base or frameworks)"
+    arguments = ["-x", "-q", "-m", every_case, "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+    code = pytest.main(arguments, plugins=[plugin])
     log.with_suffix(".json").write_text(json.dumps(plugin.by_test))
     sys.stdout.flush()
     os._exit(int(code))
