@@ -436,10 +436,11 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if self.must_aggregate:
             check_something_came(self.history, self._reasons)
         if (said := self.skipped_noise) is not None:
+            came = sum(report.aggregated for report in self.history) / (num_rounds * self.roll.heard_per_round)
             logger.warning(
-                "%d sums were skipped: their part is missing from the model, and its noise has %.3g times "
-                "the variance that was planned. Left out at the end: %s.",
-                *(sum(bool(report.skipped) for report in self.history), said),
+                "%d sums were skipped: %.0f %% of the releases that were planned are in the model, and its noise has "
+                "%.3g times the variance that was planned. Left out at the end: %s.",
+                *(sum(bool(report.skipped) for report in self.history), 100 * came, said),
                 ", ".join(map(repr, sorted(self.roll.left_out))) or "nobody",
             )
         if self.run_folder is not None and self._says_guarantee(self._stated_before):

@@ -7,8 +7,9 @@ such that as many hypotheses as possible are left out whole, until another sum i
 liars may behave while others are left out. So who is left out follows from the wrong sums alone, and whenever c
 machines choose to lie, :func:`most_wrong_sums` says how many there are at most before all c are left out.
 
-After a correct sum one of those that were left out is asked again, and the next one after another. If that sum is
-wrong it is left out once more, and the wait before anybody is asked again doubles: in T rounds that costs log2 T sums.
+After a correct sum one of those that were left out is asked again, after the next one two, then four. If such a sum is
+wrong they are left out once more, one is asked again first, and the wait before that doubles: in T rounds this costs
+log2 T sums.
 Where wrong sums leave noise that machines do not mend, those who are left out stay so until another sum is wrong or the
 training ends.
 
@@ -49,22 +50,24 @@ class Suspects:
         """Whether those that were left out are asked again before another sum is wrong."""
         self._wrong: list[list[str]] = []
         self._chosen: tuple[str, ...] = ()  # who was left out after the last wrong sum
-        self._tried = ""  # who is asked again since the last sum
-        self._wait, self._correct = 1, 0
+        self._tried: tuple[str, ...] = ()  # who is asked again since the last sum
+        self._wait, self._correct, self._together = 1, 0, 1
 
     def correct(self) -> None:
-        """Note a correct sum; after enough of them one more machine is asked again."""
-        self._tried = ""
+        """Note a correct sum; after enough of them more machines are asked again, twice as many each time."""
+        self._tried = ()
         self._correct += 1
         if self.lets_in and self.left_out and self._correct >= self._wait:
-            self._tried, *others = self.left_out
-            self.left_out, self._correct = tuple(others), 0
+            self._ask_again(self._together)
+            self._correct, self._together = 0, 2 * self._together
 
     def too_few(self) -> None:
         """Note a round with too few releases to be opened: one more machine is asked again."""
         if self.left_out:
-            self._tried, *others = self.left_out
-            self.left_out = tuple(others)
+            self._ask_again(1)
+
+    def _ask_again(self, number: int) -> None:
+        self._tried, self.left_out = self.left_out[:number], self.left_out[number:]
 
     def wrong(self, machines: Iterable[str], names: Sequence[str], room: int) -> bool:
         """Note a wrong sum of these machines, and choose whom to leave out; False if no hypothesis is left.
@@ -83,22 +86,24 @@ class Suspects:
         if len(self.left_out) < len(self._chosen):  # somebody was asked again too early
             self._wait *= 2
         again = self._tried and chosen is not None and set(chosen) == set(self._chosen)
-        self.left_out = (*self.left_out, self._tried) if again else chosen or ()
-        self._chosen, self._tried, self._correct = chosen or (), "", 0
+        self.left_out = (*self.left_out, *self._tried) if again else chosen or ()
+        self._chosen, self._tried, self._correct, self._together = chosen or (), (), 0, 1
         if chosen is None:
             self._wrong, self._wait = [], 1  # whoever resumes begins anew
         return chosen is not None
 
     def plain(self) -> dict[str, Any]:
         """Everything as plain values, for a checkpoint."""
-        chosen = {"left_out": list(self.left_out), "chosen": list(self._chosen), "tried": self._tried}
-        return {**chosen, "wrong": self._wrong, "wait": self._wait, "correct": self._correct}
+        chosen = {"left_out": list(self.left_out), "chosen": list(self._chosen), "tried": list(self._tried)}
+        numbers = {"wait": self._wait, "correct": self._correct, "together": self._together}
+        return {**chosen, "wrong": self._wrong, **numbers}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take what :meth:`plain` gave."""
-        self.left_out, self._chosen = (tuple(map(str, saved[key])) for key in ("left_out", "chosen"))
-        self._wrong, self._tried = [[str(name) for name in one] for one in saved["wrong"]], str(saved["tried"])
-        self._wait, self._correct = int(saved["wait"]), int(saved["correct"])
+        left = (tuple(map(str, saved[key])) for key in ("left_out", "chosen", "tried"))
+        self.left_out, self._chosen, self._tried = left
+        self._wrong = [[str(name) for name in one] for one in saved["wrong"]]
+        self._wait, self._correct, self._together = (int(saved[key]) for key in ("wait", "correct", "together"))
 
 
 def suspects_of(
