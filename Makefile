@@ -16,7 +16,7 @@ help:
 	@echo "make test     all tests, no network needed once installed"
 	@echo "make test-changed  the tests that reach what differs from main (SINCE=COMMIT)"
 	@echo "make mutants  small bugs, written and generated, put in one by one, each of which a test must notice (ARGS=--all)"
-	@echo "make test-long  what is slow and rarely wrong: audits of every strategy, whole reproductions in small"
+	@echo "make test-long  what is slow and rarely wrong, before a release: audits of every strategy, all cases"
 	@echo "make test-base  what runs without the extras, in a clean environment of its own that goes with it"
 	@echo "make test-deployment  the long tests with real nodes"
 	@echo "make test-docs  the commands of docs/, over real nodes where they need some"
@@ -60,7 +60,7 @@ test-changed: $(STAMP)
 mutants: $(STAMP)
 	$(BIN)/python tests/mutants.py $(ARGS)
 
-# Slow and rarely wrong, and the cases that `make test` leaves out: minutes.
+# Slow and rarely wrong, and the cases that `make test` leaves out: half an hour on two cores.
 test-long: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist load -m "long or more_cases" $(ARGS)
 
@@ -74,21 +74,26 @@ test-deployment: $(STAMP)
 
 # The commands of docs/ as a reader types them: minutes. The files have ports, homes and folders of their own.
 test-docs: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m docs tests/test_docs_commands.py tests/deployment/test_walkthrough.py \
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m docs tests/test_docs_commands.py tests/deployment/test_walkthrough.py \
 	  tests/deployment/test_operations.py tests/deployment/test_federation_page.py $(ARGS)
 
-# What speaks with Flower, under the oldest and the newest supported version; the installed one is what `make test` has.
+# What speaks with Flower, under the oldest and the newest supported version. Of the installed one real processes, launches
+# and the README's commands: `make test` has the rest.
 FLOWERS ?= 1.41.0 1.42.0
 test-flower: $(STAMP)
 	set -e; for version in $(FLOWERS); do \
-	  if $(BIN)/python -m pip list --format freeze | grep -qx "flwr==$$version"; then continue; fi; \
+	  if $(BIN)/python -m pip list --format freeze | grep -qx "flwr==$$version"; then \
+	    $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m long tests/test_readme.py \
+	      tests/app/engines/test_ray.py tests/app/engines/test_launch.py tests/deployment tests/app/nodes \
+	      tests/test_packaging.py $(ARGS); \
+	    continue; \
+	  fi; \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	    --target build/flwr-$$version "flwr==$$version"; \
 	  PYTHONPATH=$(CURDIR)/build/flwr-$$version $(BIN)/python -m pytest -n 2 --dist loadfile \
 	    $$(grep -rlE "^(from|import) flwr" --include="test_*.py" tests/clients tests/strategies) $(ARGS); \
 	  PYTHONPATH=$(CURDIR)/build/flwr-$$version $(BIN)/python -m pytest -n 2 --dist loadfile \
-	    -m "not deployment and not docs" tests/app/engines/test_ray.py tests/app/engines/test_launch.py tests/deployment \
-	    tests/test_packaging.py $(ARGS); \
+	    -m "not deployment and not docs and not more_cases" tests/app/engines/test_ray.py tests/deployment $(ARGS); \
 	done
 
 # The notebooks' cells, in a kernel of this environment: minutes.
