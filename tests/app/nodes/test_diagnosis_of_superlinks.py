@@ -9,7 +9,10 @@ from contextlib import closing, contextmanager, suppress
 from ssl import create_default_context
 
 import pytest
+from flwr.proto import fleet_pb2, heartbeat_pb2, message_pb2, run_pb2
+from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+from flwr.proto.node_pb2 import Node
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -115,6 +118,47 @@ def test_a_key_that_is_not_registered_is_told(ours):
     found = diagnose(ours.connection(unknown))
     assert found.cause == "key-not-registered"
     assert f"{unknown}.pub" in found.sentence
+
+
+def calls_as(node, public):
+    """What a SuperNode may call, each with a well-formed request in the name of a node that is there."""
+    me = Node(node_id=node)
+    return {
+        "RegisterNode": fleet_pb2.RegisterNodeFleetRequest(public_key=public),
+        "ActivateNode": ActivateNodeRequest(public_key=public, heartbeat_interval=30.0),
+        "SendNodeHeartbeat": heartbeat_pb2.SendNodeHeartbeatRequest(node=me, heartbeat_interval=30.0),
+        "PullMessages": fleet_pb2.PullMessagesRequest(node=me),
+        "PushMessages": fleet_pb2.PushMessagesRequest(node=me),
+        "GetRun": run_pb2.GetRunRequest(node=me, run_id=1),
+        "GetFab": GetFabRequest(node=me, hash_str="0" * 64, run_id=1),
+        "PushObject": message_pb2.PushObjectRequest(node=me, object_id="0" * 64, object_content=b"", run_id=1),
+        "PullObject": message_pb2.PullObjectRequest(node=me, object_id="0" * 64, run_id=1),
+        "ConfirmMessageReceived": message_pb2.ConfirmMessageReceivedRequest(
+            node=me, message_object_id="0" * 64, run_id=1
+        ),
+        "DeactivateNode": DeactivateNodeRequest(node_id=node),
+        "UnregisterNode": fleet_pb2.UnregisterNodeFleetRequest(node_id=node),
+    }
+
+
+def test_a_stranger_with_the_certificate_may_call_nothing_in_the_name_of_a_node(ours, key):
+    """Without a signature, and with that of a key that nobody registered; the planted sibling is the node itself."""
+    stranger = read_key(ours.new_key("stranger", registered=False))
+    roots = ours.roots.read_bytes()
+    with ours.open_session(key) as (itself, public):
+        before = ours.nodes()
+        (node,) = [one["node_id"] % 2**64 for one in before if one["public_key"] == public]
+        calls = calls_as(node, public)
+        known = [name for name in dir(FleetHttpClient) if name[0].isupper()]
+        assert sorted(calls) == sorted(known), "every call that Flower has is tried"
+        for signed in ([], [NodeAuthHttpInterceptor(stranger, stranger.public_key())]):
+            with FleetHttpClient.from_server_address(ours.address, False, roots, signed) as client:
+                for name, request in calls.items():
+                    with pytest.raises(HTTPStatusError) as refused:
+                        getattr(client, name)(request)
+                    assert refused.value.response.status_code in (401, 403), name
+        assert ours.nodes() == before
+        assert itself.SendNodeHeartbeat(calls["SendNodeHeartbeat"]).success
 
 
 def test_a_superlink_that_wants_keys_is_told_from_one_that_does_not(ours, tmp_path):
