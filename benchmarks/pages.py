@@ -258,7 +258,10 @@ def gradient_norms() -> str:
     for setting in dict.fromkeys(row["table"] for row in first.rows):
         rows = {row["algorithm"].partition(",")[0]: row for row in first.rows if row["table"] == setting}
         entries = (
-            f"{rows[one]['gradient norm']:.3f}; {rows[one]['accuracy %']:.1f}" if one in rows else "" for one in labels
+            f"{spread(rows[one]['gradient norm'], rows[one]['± gradient norm'], '.3f')}; {_percent(rows[one])}"
+            if one in rows
+            else ""
+            for one in labels
         )
         lines.append(f"| {setting} | {' | '.join(entries)} |")
     return "\n\n".join([terms(made), "\n".join(lines)])
@@ -302,13 +305,17 @@ def powers() -> str:
 _SHOWN = ("1", "4", "32", "100", "10,000", "no noise")
 
 
+def _mean_of(found: Mapping[str, float]) -> str:
+    return spread(found["mean"], found["std"], ".1f")
+
+
 def bounded_steps() -> str:
     """Accuracy with the bounded step, at some of the budgets that were tried, and without the bound in brackets."""
     lines = [f"| test accuracy in % | mu = {' | '.join(_SHOWN)} |", f"|---{'|---' * len(_SHOWN)}|"]
     for row in document("tuning")["step"]["rows"]:
         loose = row.get("unbounded", {})
         entries = (
-            f"{row['bounded'][at]['mean']:.1f}" + (f" ({loose[at]['mean']:.1f})" if at in loose else "")
+            _mean_of(row["bounded"][at]) + (f" ({_mean_of(loose[at])})" if at in loose else "")
             if at in row["bounded"]
             else ""
             for at in _SHOWN

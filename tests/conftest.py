@@ -27,7 +27,7 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)
 os.umask(0o022)
 
 SLOW = ("test_readme.py", "test_deployment.py", "test_ray.py", "test_launch.py")
-CASES, TRAININGS = 12, 2
+CASES, TRAININGS = 6, 2
 TRAIN_FOR_EACH = (
     "test_differential.py",
     "test_errors_page.py",
@@ -40,6 +40,7 @@ TRAIN_FOR_EACH = (
     "test_opening_record.py",
     "test_own_mechanisms.py",
     "test_rehearsal.py",
+    "test_resumed_rounds.py",
     "test_secure_aggregation.py",
     "test_secure_resume.py",
     "test_secure_screen.py",

@@ -170,6 +170,7 @@ def test_what_commands_say_of_sums(world):
         assert not unexplained(json.loads(invoke(*SUMS[name], "--json").stdout)), name
 
 
+@pytest.mark.more_cases
 @pytest.mark.parametrize(("strategy", "proved"), [("noisy-sgd", True), ("mu2", False)])
 def test_what_commands_say_of_a_secret_order(world, strategy, proved):
     for name, arguments in SECRETS.items():

@@ -276,6 +276,7 @@ class Search:
         return largest
 
 
+@pytest.mark.more_cases
 @pytest.mark.parametrize("kind", [Logistic, Ridge])
 @pytest.mark.parametrize("share", [1.0, 1e-3], ids=["longest step", "short step"])
 def test_contractive_sensitivity_holds_from_the_farthest_point(kind, share):

@@ -195,6 +195,7 @@ def package(tmp_path, monkeypatch):
     return name
 
 
+@pytest.mark.more_cases
 @pytest.mark.parametrize(
     "app", ["estimator", *(pytest.param(one, marks=pytest.mark.long) for one in ("module", "batches", "own_loss"))]
 )

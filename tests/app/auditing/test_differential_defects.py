@@ -173,6 +173,7 @@ def test_a_planted_defect_is_found(tmp_path, monkeypatch, defect, record, differ
     assert any(differs in what for what in one.differs) if differs else one.ratio > 1
 
 
+@pytest.mark.more_cases
 def test_samples_that_are_refused_because_of_a_record_are_found(tmp_path, monkeypatch):
     """Where what a project hands over is looked at, before there is a machine."""
     pytest.importorskip("sklearn")

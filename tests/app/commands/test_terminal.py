@@ -172,6 +172,7 @@ def test_the_bar_of_a_terminal_cuts_nothing_off(fast):
         assert part in text, text
 
 
+@pytest.mark.more_cases
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
 def test_a_real_terminal_of_80_columns():
     import fcntl

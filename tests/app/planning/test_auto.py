@@ -79,6 +79,7 @@ def test_the_command_that_plan_prints_is_the_chosen_run():
         assert prepare(typed).policy() == prepare(chosen).policy()
 
 
+@pytest.mark.more_cases
 def test_plan_decides_from_a_few_numbers_and_says_what_for():
     few = ["--machines", 100, "--samples", 600, "--parameters", 5000, "--epsilon", 2]
     short = planned(*few, COLUMNS="80")

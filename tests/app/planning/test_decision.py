@@ -85,6 +85,7 @@ def test_noise_to_signal_is_that_of_the_sums_it_is_defined_by():
         assert found == pytest.approx(expected, rel=2e-3)
 
 
+@pytest.mark.more_cases
 def test_more_machines_samples_or_mu_never_make_noise_louder():
     base = decided().chosen
     same = {"num_rounds": base.rounds}

@@ -143,6 +143,7 @@ def test_less_noise_keeps_more_and_the_range_says_so():
     assert 0.5 < low < high <= 1
 
 
+@pytest.mark.more_cases
 @pytest.mark.parametrize(("samples", "mu", "worth"), [(40_000, 0.05, False), (500, 8.0, True)])
 def test_whether_federating_is_worth_it_depends_on_what_a_machine_has_alone(samples, mu, worth):
     settings = {**EVERYBODY, "synthetic-samples": samples, "strategy": "auto", "mu": mu}
@@ -152,6 +153,7 @@ def test_whether_federating_is_worth_it_depends_on_what_a_machine_has_alone(samp
     assert f"{100 * chosen.beside_alone[0]:.0f} % of what can be learnt" in line
 
 
+@pytest.mark.more_cases
 @pytest.mark.parametrize(("asked", "said"), [({}, "More rounds would "), ({"num-rounds": 2}, None)])
 def test_plan_says_whether_more_rounds_would_learn_more(asked, said):
     decision = decide(situation_of(RunConfig.from_mapping({**EVERYBODY, "strategy": "auto", "mu": 2.0, **asked})))

@@ -197,12 +197,14 @@ def test_noise_used_twice_after_a_resume_is_caught(mechanism):
     caught(audit(policy_of(mechanism), canaries=["5"], keys=RepeatsANonce), least_mu=math.inf)
 
 
+@pytest.mark.more_cases
 def test_the_sensitivity_of_a_sample_that_only_leaves_is_caught():
     policy = policy_of(kind=ForgetsThatAReplacedSampleAlsoLeaves)
     assert policy.plan(2).mu == 1.0, "consistent with itself"
     caught(audit(policy), least_mu=1.4)
 
 
+@pytest.mark.more_cases
 @pytest.mark.parametrize("decoder", [DECODERS[0], *also_long(*DECODERS[1:])])
 def test_a_leaf_without_noise_is_caught(decoder):
     plant = planted(lambda releases: BareLeaf(releases, decoder=decoder))
@@ -285,6 +287,7 @@ def test_clients_are_audited_as_they_are_and_half_their_noise_is_caught(name, ha
         assert result.measured_mu > 0.6
 
 
+@pytest.mark.more_cases
 def test_samples_that_return_are_audited_with_all_their_releases():
     policy = policy_of("sqrt_toeplitz", sample_participations=2, min_separation=3)
     honest = audit(policy, canaries=["1 4"])
@@ -374,6 +377,7 @@ def test_an_audit_of_one_run_catches_a_quarter_noise():
     assert result.measured_epsilon > claimed
 
 
+@pytest.mark.more_cases
 def test_guesses_of_randomised_response_bound_its_epsilon_from_below():
     """Pure epsilon-DP: 60 audits, each wrong with probability at most 0.05, so 12 of them with 5e-5."""
     generator, epsilon = np.random.Generator(np.random.Philox(key=9)), 1.5

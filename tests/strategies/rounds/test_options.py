@@ -96,6 +96,7 @@ def errors(tmp_path_factory):
     return {TEXT.splitlines()[entry["range"]["start"]["line"]] for entry in wrong}
 
 
+@pytest.mark.more_cases
 def test_a_type_checker_complains_about_every_wrong_option_and_about_nothing_else(errors):
     wrong = {line for line in TEXT.splitlines() if "#" in line}
     assert len(wrong) == 15
