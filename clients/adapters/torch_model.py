@@ -505,8 +505,7 @@ class ModuleMeasure:
     def __init__(self, gradients: ModuleGradients, right: Callable[[Any, Any], Any] | None = None) -> None:
         self._gradients = gradients
         self._right = right
-        if right is not None:
-            gradients.state.add("right", right)
+        gradients.state.add("right", right)
         loss = gradients.loss
         name = getattr(loss, "__name__", type(loss).__name__)
         self._of_probabilities = name in _OF_PROBABILITIES

@@ -171,8 +171,6 @@ class Owners:
 
     def in_places(self, places: slice) -> slice:
         """Return the numbers of the owners in some places; how many there are is as secret as who they are."""
-        if self.marks is None:
-            return places
         first, behind = np.searchsorted(self._place, places.indices(self.num_places)[:2]).tolist()
         return slice(first, behind)
 
@@ -270,7 +268,7 @@ def _order_key(secret_key: bytes, nonce: bytes) -> bytes:
 def _slots(words: NDArray[np.uint64], slots: int) -> NDArray[np.int32]:
     """A release for each word of 64 random bits, counted from 1."""
     uniform = (words >> _DISCARDED_BITS).astype(np.float64) * 2.0**-53
-    return 1 + np.minimum((uniform * slots).astype(np.int32), np.int32(slots - 1))
+    return 1 + (uniform * slots).astype(np.int32)  # below slots, for (1 - 2^-53) slots is not rounded up to it
 
 
 def weights_of_owners(

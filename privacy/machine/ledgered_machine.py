@@ -128,8 +128,8 @@ def stream_fingerprint(plan: NoisePlan, secret_key: bytes, roster: str = "") -> 
 
     Under another key the last noise row of a stream could not be taken back out.
     """
-    terms = plan.fingerprint.encode() + (b"\x00" + roster.encode() if roster else b"")
-    return hmac.digest(secret_key, b"murmurfl stream\x00" + terms, hashlib.sha256).hex()
+    terms = f"murmurfl stream\0{plan.fingerprint}\0{roster}".encode()
+    return hmac.digest(secret_key, terms, hashlib.sha256).hex()
 
 
 def recorded(admitted: Admissions, policy: PrivacyPolicy) -> tuple[StreamBlock, AccountBlock]:

@@ -39,17 +39,20 @@ def layer(forward, **kept):
     return convolution(made())
 
 
-def with_buffer():
-    class Running(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(4, 4, 4))
+class Running(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4, 4, 4))
 
-        def forward(self, values):
-            self.mean.mul_(0.9).add_(0.1 * values.detach().mean(0))
-            return values - self.mean
+    def forward(self, values):
+        self.mean.mul_(0.9).add_(0.1 * values.detach().mean(0))
+        return values - self.mean
 
-    return convolution(Running())
+
+class Exchanging(Running):
+    def forward(self, values):
+        self.mean = torch.zeros(4, 4, 4)
+        return values - self.mean
 
 
 class Centring(nn.Module):
@@ -105,7 +108,8 @@ REFUSED = {
         "Own at '1', which mixes samples.*LayerNorm",
     ),
     "statistics in its own forward": (Centring, "Centring at 'the top', which mixes samples"),
-    "a running mean": (with_buffer, "writes to no tensor of its own.*GroupNorm"),
+    "a running mean": (lambda: convolution(Running()), "writes to no tensor of its own.*GroupNorm"),
+    "a buffer that is made anew": (lambda: convolution(Exchanging()), r"writes to 1\.mean.*module\.eval"),
     "a memory": (lambda: layer(remembering), r"remembers nothing.*changes model\.1\.seen"),
     "weights that shrink themselves": (
         lambda: nn.Sequential(nn.Embedding(5, 4, max_norm=1.0), nn.Linear(4, 3)),

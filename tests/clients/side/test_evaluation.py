@@ -356,6 +356,17 @@ def test_with_marks_beside_the_gradients_a_model_is_asked_for_without_a_clip():
         subject.fit([MODEL, np.ones(1)], request(session="other")[1])
 
 
+def test_a_model_of_other_shapes_than_the_gradients_is_evaluated_in_its_own():
+    """Moments are no model's gradient."""
+    own = Evaluation(own_policy(), measure, shapes=[[K + 2]])
+    subject = FullBatchClient(
+        Margins(), DATA, rest_policy(), MemoryLedger(), SimulatedKeys(1, "1"), name="1", evaluation=own
+    )
+    with pytest.raises(RefusedError, match="shape"):
+        subject.fit(*request())
+    assert subject.fit(*request(np.append(MODEL, np.zeros(2))))[1] == COUNT
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
