@@ -30,6 +30,7 @@ Proof: docs/proofs/grid-and-noise.md.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -356,16 +357,15 @@ class ReleaseRule:
             return self.advance(streams, [contribution], [key], [nonce], note=note)[0], False
         release, ack = int(streams.release[0]), int(streams.ack[0])
         kept: Any = streams.noise_state[0]  # the noise in the last release; what that was built on, whether it mended
-        known = len(kept) == 2
-        before, built_on, mended = (kept[0], *kept[1].tolist()) if known else (0, 0, 0)
+        before, built_on, mended = (kept[0], *kept[1].tolist()) if len(kept) == 2 else (0, -math.inf, False)
         made = contribution.copy()
         self.noised(streams, [made], [key], [nonce])
         noise = made - contribution
         if release > ack:  # the release before is carried over, with whatever it mended
-            known = known and built_on == ack  # else there was an acknowledgement in between
+            known = built_on == ack  # else there was an acknowledgement in between
             noise += before
         else:
-            mended, known = known and skipped and release - built_on <= self.mends, True
+            mended, known = skipped and release - built_on <= self.mends, True
             if mended:
                 made += before
                 noise += before

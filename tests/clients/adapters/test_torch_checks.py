@@ -51,8 +51,8 @@ class Running(nn.Module):
 
 class Exchanging(Running):
     def forward(self, values):
-        self.mean = torch.zeros(4, 4, 4)
-        return values - self.mean
+        self.mean = self.mean + 1.0
+        return values
 
 
 class Centring(nn.Module):

@@ -422,17 +422,18 @@ def test_a_machine_whose_carried_noise_is_not_known_does_not_mend():
     for ack in (0, 0):
         subject.release("s", ack, contribution)
     assert not subject.release("s", 1, contribution).mended
-    assert not subject.release("s", 3, contribution, skipped=True).mended
-    assert subject.release("s", 4, contribution, skipped=True).mended
+    assert not subject.release("s", 1, contribution).mended
+    assert not subject.release("s", 4, contribution, skipped=True).mended
+    assert subject.release("s", 5, contribution, skipped=True).mended
 
 
 @pytest.mark.parametrize(("decay", "most"), [(0.5, 1), (0.71, 2), (0.9, 6)])
 def test_a_machine_mends_as_many_contributions_as_it_may_and_not_one_more(decay, most):
     for carried in (most, most + 1):
         subject = machine(**SUMMED, mechanism="decay", decay=decay)
-        for _ in range(carried):
-            subject.release("s", 0, contribution)
-        assert subject.release("s", carried, contribution, skipped=True).mended == (carried == most)
+        for ack in (0, *[1] * carried):
+            subject.release("s", ack, contribution)
+        assert subject.release("s", 1 + carried, contribution, skipped=True).mended == (carried == most)
 
 
 def test_a_machine_that_is_seen_by_itself_mends_nothing():
