@@ -106,7 +106,8 @@ class BestTable(TableKind):
             if measure == "accuracy %":
                 accuracy_axis(axes, _ERRORS)
         add_legend(figure, list(figure.axes), columns=3)
-        heading = f"{title}: mean and standard deviation over {document['seeds']} runs"
+        seeds = sorted({row["runs"] for shown in tables.values() for row in shown if row["runs"]})
+        heading = f"{title}: mean and standard deviation over {' or '.join(map(str, seeds))} runs"
         save(figure, path, heading, document, 60 * columns)
 
 
