@@ -102,8 +102,7 @@ class EvaluationResult:
     @property
     def noise_interval(self) -> Interval:
         """95 % interval of the accuracy on these very samples, for the noise alone."""
-        share, reach = self.right / self.samples, Z_95 * self.noise_std
-        return _within(share - reach, share + reach)
+        return _around(self.accuracy, self.noise_std)
 
     @property
     def interval(self) -> Interval:
@@ -169,14 +168,12 @@ class EvaluationResult:
 def noisy_share_interval(share: float, samples: int, noise_std: float, z: float = Z_95) -> Interval:
     """Wilson's interval for a share with Gaussian noise, which may lie outside of 0 and 1.
 
-    It has every p with (share - p)^2 <= z^2 (p (1 - p) / samples + noise_std^2), within 0 and 1.
+    It has every p with (share - p)^2 <= z^2 (p (1 - p) / samples + noise_std^2), within 0 and 1. A share from outside
+    counts as the nearest inside: that leaves no such p out, and what is left is never a single figure.
     """
-    drawn = z * z / samples
+    share, drawn = min(max(share, 0.0), 1.0), z * z / samples
     middle = share + drawn / 2.0
-    square = middle * middle - (1.0 + drawn) * (share * share - (z * noise_std) ** 2)
-    if square < 0:  # a share so far outside that no p explains it
-        return _within(share, share)
-    reach = math.sqrt(square)
+    reach = math.sqrt(middle * middle - (1.0 + drawn) * (share * share - (z * noise_std) ** 2))
     return _within((middle - reach) / (1.0 + drawn), (middle + reach) / (1.0 + drawn))
 
 
@@ -214,6 +211,7 @@ def noisy_auc(histograms: NDArray[np.float64], noise_std: float, z: float = Z_95
 
 
 def _around(value: float, std: float) -> Interval:
+    value = min(max(value, 0.0), 1.0)  # noise carries it out; an interval there would be a single figure
     return _within(value - Z_95 * std, value + Z_95 * std)
 
 

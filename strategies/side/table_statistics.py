@@ -218,6 +218,7 @@ class ColumnStatistics:
 
     def _around(self, value: float, std: float) -> Interval:
         low, high = self.column.bounds or (-math.inf, math.inf)
+        value = _within(value, low, high)  # else an interval of a value that noise carries out is a single figure
         return _within(value - Z_95 * std, low, high), _within(value + Z_95 * std, low, high)
 
 

@@ -75,8 +75,15 @@ def test_an_interval_that_leaves_the_noise_out_is_caught():
 def test_without_noise_it_is_wilson_s():
     low, high = noisy_share_interval(0.9, 100, 0.0)
     assert (low, high) == (pytest.approx(0.8256, abs=1e-4), pytest.approx(0.9448, abs=1e-4))
-    assert noisy_share_interval(1.4, 10, 0.0) == (1.0, 1.0)
-    assert noisy_share_interval(-3.0, 10, 0.01) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("std", [0.0, 0.01])
+def test_a_share_that_noise_carries_outside_leaves_an_interval(std):
+    """It was [1, 1], which is what certainty looks like."""
+    low, high = noisy_share_interval(1.4, 100, std)
+    assert (low, high) == (noisy_share_interval(1.0, 100, std)[0], pytest.approx(1.0))
+    assert 0.95 < low < 0.97
+    assert noisy_share_interval(-3.0, 100, std) == (pytest.approx(0.0), pytest.approx(1 - low))
 
 
 def test_machines_that_differ_make_no_interval_too_short():

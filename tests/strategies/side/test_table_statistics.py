@@ -223,6 +223,18 @@ def test_intervals_without_the_noises_share_are_caught():
     assert (shares < LEAST).all(), shares
 
 
+def test_a_mean_that_noise_carries_outside_leaves_an_interval():
+    """Records at the upper end, and fewer than none at the lower: [1, 1] is what certainty looks like."""
+    rows = StatisticsRows(NUMBER)
+    total = rows.rows(np.tile([NUMBER[0].places - 1.0, 0.0], (COUNT, 1))).sum(axis=0)
+    total[0] -= 80.0 * total.max() / COUNT
+    found = TableStatistics.of(NUMBER, rows.read(total, COUNT, 8.0), records=COUNT, machines=1, noise_std=8.0)
+    mean = found["x"].mean
+    assert mean.value == 1.0
+    assert 0.9 < mean.interval[0] <= mean.noise_interval[0] < 0.99
+    assert mean.interval[1] == mean.noise_interval[1] == 1.0
+
+
 def test_noise_that_hides_a_column_leaves_no_figures():
     rows = StatisticsRows(NUMBER)
     none = np.full((50, 2), np.nan)
