@@ -71,10 +71,15 @@ def _heading(file: Path, found: Draft) -> list[str]:
     said = [
         f"Drafted from {file.name!r}; reviewed by nobody yet.",
         "Read it, remove what is private, then set reviewed = true.",
-        "Bounds cut off the most extreme values. Categories of fewer than 20 records count as other.",
-        *(f"Left out, with {reason}: {', '.join(map(repr, names))}." for reason, names in found.left_out.items()),
+        "Bounds cut off the most extreme values. Categories of fewer than 20 records count as other; the "
+        "label's of so few do not fit.",
+        *_left_out(found),
     ]
     return [line for one in said for line in textwrap.wrap(one, _WIDTH, break_long_words=False)]
+
+
+def _left_out(found: Draft) -> list[str]:
+    return [f"Left out, with {reason}: {', '.join(map(repr, names))}." for reason, names in found.left_out.items()]
 
 
 REHEARSAL = (
@@ -111,28 +116,30 @@ def statistics(
 ) -> None:
     """Rehearse private counts, means, quantiles and histograms of a table's columns on one computer."""
     from ...clients import Schema
-    from ...clients.records.drafting import draft
+    from ...clients.records.drafting import Draft, draft
     from ..runs.private_statistics import private_statistics
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with failing_clearly():
-        known = draft(file).schema if schema is None else Schema.read_file(schema)
+        known = draft(file) if schema is None else Draft(Schema.read_file(schema))
         asked: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "machines": machines, "site": site, "trust": trust}
-        found = private_statistics(file, known, seed=seed, **asked)
+        found = private_statistics(file, known.schema, seed=seed, **asked)
     if as_json:
         would = None if found.guarantee is None else found.guarantee.document()
         told = {"rehearsal": True, "said": REHEARSAL, "schema_drafted": schema is None, "would_have": would}
         typer.echo(json.dumps({**told, **found.document}, indent=2))
         return
-    _show(found, drafted=schema is None)
+    _show(found, _left_out(known), drafted=schema is None)
 
 
-def _show(found: TableStatistics, *, drafted: bool) -> None:
+def _show(found: TableStatistics, left_out: list[str], *, drafted: bool) -> None:
     say(REHEARSAL)
     many = f"{found.machines:,} machine{'s' * (found.machines != 1)}"
     say(f"{found.records:,} records of {many}. With secret keys it would have: {found.guarantee}")
     if drafted:
         say("The schema was drafted from these records, and shows something of them: write one with murmurfl schema.")
+    for line in left_out:
+        say(line)
     for kind, columns in _HEADINGS.items():
         chosen = [one for one in found.columns if (one.column.bounds is None) == (kind == "category")]
         if not chosen:

@@ -35,8 +35,8 @@ class ReadTable:
     drafted: bool
     left_out: Mapping[str, list[str]]
     """Columns that the draft left out, by the reason."""
-    spellings: Sequence[str] = ()
-    """How classes are written beside their names."""
+    label_notes: Sequence[str] = ()
+    """What a person must know of the label's classes."""
     scaled: bool = False
     """Whether bounds of numbers are from private statistics."""
 
@@ -66,7 +66,7 @@ class ReadTable:
                 f"Expected a column of sites in the table that is neither the label nor a column of the schema, got "
                 f"{site!r}."
             )
-        return cls(name, rows, used, found is None, made.left_out, made.spellings)
+        return cls(name, rows, used, found is None, made.left_out, made.label_notes)
 
     def read(self, site: str = "") -> ReadRows:
         """The rows that fit, as arrays, with the site of each."""
@@ -140,7 +140,7 @@ class FittedTable:
     """Variance of the scaled labels held out, for R^2."""
     differing: int = 0
     """Rows held out of which either the model or the most frequent class is right, and not both."""
-    spellings: Sequence[str] = ()
+    label_notes: Sequence[str] = ()
     scaled: bool = False
     better: str = ""
     """A way that was rehearsed too and is better, if the model is of no use."""

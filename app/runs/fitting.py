@@ -255,7 +255,7 @@ def _described(
         majority=float(np.mean(usual)) if found.schema.num_classes > 1 else 0.0,
         variance=float(np.var(labels)),
         differing=int(np.sum(right != usual)),
-        spellings=found.spellings,
+        label_notes=found.label_notes,
         scaled=found.scaled,
     )
     made = replace(result, table=described)
@@ -419,10 +419,10 @@ def _aligned(rows: list[tuple[str, str]]) -> list[str]:
 
 
 def _misfits(misfits: Mapping[str, int]) -> str:
-    """How many rows do not fit, and the most frequent reason."""
-    reason, count = max(misfits.items(), key=lambda one: one[1])
-    most = f", {count:,} of them for one reason" if count < sum(misfits.values()) else ""
-    return f"{sum(misfits.values()):,} rows do not fit{most} ({reason})"
+    """How many rows do not fit, and the most frequent reasons."""
+    frequent = sorted(misfits.items(), key=lambda one: -one[1])[:_MOST_NAMED]
+    reasons = [f"{reason}: {count:,}" if len(misfits) > 1 else reason for reason, count in frequent]
+    return f"{sum(misfits.values()):,} rows do not fit and are not used ({'; '.join(reasons)})"
 
 
 def _columns_words(table: FittedTable) -> str:
@@ -436,8 +436,8 @@ def _label_words(table: FittedTable) -> str:
         low, high = label.bounds or (-math.inf, math.inf)
         return f"{label.column}: a number from {low:g} to {high:g}"
     named = ", ".join(label.names[:_MOST_NAMED]) + (", ..." if len(label.names) > _MOST_NAMED else "")
-    read = f" ({', '.join(table.spellings[:_MOST_NAMED])} are read as these)" if table.spellings else ""
-    return f"{label.column}: {named}{read}"
+    notes = f" ({'; '.join(table.label_notes)})" if table.label_notes else ""
+    return f"{label.column}: {named}{notes}"
 
 
 def _beside(outcome: Outcome, table: FittedTable) -> str:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...privacy import ConfigurationError
 from ...privacy.errors import MisfitError
 from .machine_records import CsvLines, Items, Rows, check_ending, npz_rows, parquet_rows
-from .schema import OTHER, Column, Label, Part, Schema, array_of, is_missing, number_of, text_of
+from .schema import MISSING_WORDS, OTHER, Column, Label, Part, Schema, array_of, is_missing, number_of, text_of
 
 FEWEST_OF_A_CATEGORY = 20
 """Records that a category must have to stand in a draft; rarer ones count as ``other``."""
@@ -31,7 +31,7 @@ _FEWEST_NAMES = 500
 """Rows from which on whole numbers that are all different are taken for names of the rows."""
 _MOST_CATEGORIES = 50
 _MOST_CLASSES = 20
-_MOST_SAID = 12  # columns that a message names
+_MOST_SAID, _MOST_READ = 12, 4  # columns that a message names, and spellings of a class
 _YES_NO = ({"yes", "no"}, {"true", "false"}, {"y", "n"}, {"t", "f"}, {"0", "1"})
 _SEPARATORS = ",;\t|"
 _FAR, _TIMES = 0.02, 5.0
@@ -51,8 +51,8 @@ class Draft:
     schema: Schema
     left_out: Mapping[str, list[str]] = field(default_factory=dict)
     """Columns by the reason."""
-    spellings: Sequence[str] = ()
-    """How classes of the label are written beside their names: read as these."""
+    label_notes: Sequence[str] = ()
+    """How else the label's classes are written, and which are too rare: not for others to see."""
 
 
 def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str] = ()) -> Draft:
@@ -140,9 +140,9 @@ def draft_of_rows(
     for name, reason in columns.items():
         if isinstance(reason, str):
             left_out.setdefault(reason, []).append(name)
-    target, spellings = _label(label, cells[label])
+    target, notes = _label(label, cells[label])
     schema = Schema(columns=kept, label=target, owner=owner, separator=separator, decimal=decimal)
-    return Draft(schema, left_out, spellings)
+    return Draft(schema, left_out, notes)
 
 
 def drafted(path: Path, *, label: str = "", owner: str = "") -> Schema:
@@ -311,8 +311,8 @@ def _column(cells: Sequence[Any]) -> Column | str:
         return "a single value" if counts else "no value"
     if any(counts.keys() <= words for words in _YES_NO):
         return Column(kind="yes/no", missing="no" if some_missing else None)
-    numbers = _numbers(present)
-    if numbers is not None:
+    numbers, words = _numbers(present)
+    if len(words) <= len(present) * (1 - _MOST):
         whole = all(number == math.floor(number) for number in numbers)
         if whole and len(set(numbers)) == len(cells) >= _FEWEST_NAMES:
             return "a number of its own in each row"
@@ -321,9 +321,13 @@ def _column(cells: Sequence[Any]) -> Column | str:
         missing = min(max(_nearest(middle), low), high) if some_missing else None
         missing = None if missing is None else round(missing) if whole else missing
         return Column(kind="integer" if whole else "number", bounds=(low, high), missing=missing)
-    named = Counter(text_of(cell) for cell in present)
+    named = Counter(text_of(cell) for cell in cells if not is_missing(cell) or _is_name(cell))
     if len(named) > _MOST_CATEGORIES and _all_are(_DATE, present):
         return "dates: write them as numbers"
+    if len(set(numbers)) > _MOST_CLASSES and len(numbers) > len(words):
+        word, count = Counter(map(text_of, words)).most_common(1)[0]
+        such = f" such as {word!r}" if count >= FEWEST_OF_A_CATEGORY else ""
+        return f"numbers beside texts{such}: leave these cells empty, or write them as numbers"
     frequent = [name for name, count in named.items() if count >= FEWEST_OF_A_CATEGORY and name != OTHER]
     frequent = sorted(sorted(frequent, key=lambda name: -named[name])[:_MOST_CATEGORIES])
     if frequent:
@@ -340,20 +344,27 @@ def _all_are(kind: re.Pattern[str], cells: Sequence[Any]) -> bool:
     return bool(present) and found >= _MOST * len(present)
 
 
-def _numbers(cells: Sequence[Any]) -> list[float] | None:
-    """The cells that are numbers; None if more than one in twenty is none."""
-    found = []
+def _numbers(cells: Sequence[Any]) -> tuple[list[float], list[Any]]:
+    """The cells that are numbers, and those that are none."""
+    found, others = [], []
     for cell in cells:
         try:
             found.append(number_of(cell))
         except MisfitError:
-            continue
-    return found if len(found) >= _MOST * len(cells) else None
+            others.append(cell)
+    return found, others
+
+
+def _is_name(cell: Any) -> bool:
+    return isinstance(cell, str) and cell.strip().lower() in MISSING_WORDS
 
 
 def _label(name: str, cells: Sequence[Any]) -> tuple[Label, Sequence[str]]:
-    """The label, and how else its classes are written."""
+    """The label, and what a person must know of its classes."""
     present = [cell for cell in cells if not is_missing(cell)]
+    numbers, words = _numbers(present)
+    if len(words) > len(present) * (1 - _MOST):
+        numbers, present = [], present + [cell for cell in cells if _is_name(cell)]
     spelt = Counter(text_of(cell) for cell in present)
     names: dict[str, str] = {}
     for one, _ in spelt.most_common():
@@ -362,20 +373,23 @@ def _label(name: str, cells: Sequence[Any]) -> tuple[Label, Sequence[str]]:
     for one, count in spelt.items():
         named[names[one.casefold()]] += count
     frequent = [one for one, count in named.items() if count >= min(FEWEST_OF_A_CATEGORY, max(len(present) // 10, 1))]
-    numbers = _numbers(present)
-    if numbers is not None and (len(named) > _MOST_CLASSES or any(number % 1 for number in numbers)):
+    if numbers and (len(named) > _MOST_CLASSES or any(number % 1 for number in numbers)):
         return Label(column=name, bounds=_bounds_of_label(numbers)), ()
     if not 2 <= len(frequent) <= _MOST_CLASSES:
         got = f"{len(named):,} values, of which {len(frequent):,} are frequent"
         if len(named) <= 1:
             got = "".join(f"{one!r} alone" for one in named) or "no value"
+        plain = "write numbers without signs and commas, or " if words and _all_are(_DRESSED, present) else ""
         raise ConfigurationError(
             f"Expected a label of 2 to {_MOST_CLASSES} frequent classes or of numbers in the column {name!r}, got {got}"
-            ": name another column with --label."
+            f": {plain}name another column with --label."
         )
-    order = sorted(frequent) if numbers is None else sorted(frequent, key=float)
-    others = [one for one in spelt if one not in order and names[one.casefold()] in order]
-    return Label(column=name, classes=tuple(order)), sorted(others)
+    order = sorted(frequent) if _numbers(frequent)[1] else sorted(frequent, key=float)
+    others = sorted(one for one in spelt if one not in order and names[one.casefold()] in order)
+    notes = [f"{', '.join(others[:_MOST_READ])} are read as these"] if others else []
+    rare = [f"{one!r} ({count:,})" for one, count in named.most_common() if one not in order]
+    notes += [f"too rare to be a class: {', '.join(rare[:_MOST_READ])}"] if rare else []
+    return Label(column=name, classes=tuple(order)), notes
 
 
 def _bounds_of_label(values: Sequence[float]) -> tuple[float, float]:

@@ -104,12 +104,14 @@ def _place(column: CountedColumn, kind: Column | Label, cell: Any) -> float:
 
 
 def _of_values(column: CountedColumn, kind: Column | Label, cell: Any) -> float:
-    if isinstance(kind, Column) and kind.kind == "yes/no":
+    if isinstance(kind, Label):
+        return float(kind.encode(cell))
+    if kind.kind == "yes/no":
         return math.nan if is_missing(cell) else float(kind.encode(cell)[0] > 0)
     text = text_of(cell)
     if text in column.values:
         return float(column.values.index(text))
-    return math.nan if is_missing(cell) or isinstance(kind, Label) else float(len(column.values) - 1)
+    return math.nan if is_missing(cell) else float(len(column.values) - 1)
 
 
 class TableRows:

@@ -220,7 +220,9 @@ def test_spellings_of_a_class_are_one_class(tmp_path):
 def test_rows_that_do_not_fit_are_said_with_their_reason(tmp_path):
     rows = [{**row, "ill": ""} if number % 9 == 0 else row for number, row in enumerate(people())]
     result = fit(rows, label="ill", machines=2, epsilon=8)
-    assert "45 rows do not fit (ill: a missing label" in "\n".join(fit_lines(result, result.table, tmp_path))
+    assert "45 rows do not fit and are not used (ill: a missing label" in "\n".join(
+        fit_lines(result, result.table, tmp_path)
+    )
 
 
 def test_no_released_figure_passes_for_more_than_it_shows(reviewed, tmp_path):

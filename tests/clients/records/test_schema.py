@@ -348,6 +348,14 @@ def test_decimal_commas_are_drafted_and_read_cell_by_cell(tmp_path):
         ([f"20{i % 25:02d}-{1 + i % 12:02d}-{1 + i % 28:02d}" for i in range(700)], "dates: write them as numbers"),
         ([f"${i:,}.00" for i in range(700)], "numbers with signs or commas: write them plain"),
         ([f"P-{i}" for i in range(700)], "a name of its own in each row"),
+        (
+            ["<0.5" if i % 9 == 0 else str(i) for i in range(700)],
+            "numbers beside texts such as '<0.5': leave these cells empty, or write them as numbers",
+        ),
+        (
+            [f"<0.{i}" if i % 9 == 0 else str(i) for i in range(700)],
+            "numbers beside texts: leave these cells empty, or write them as numbers",
+        ),
         ([f"seen by {i % 100}" for i in range(700)], "free text"),
     ],
 )
@@ -355,6 +363,49 @@ def test_a_draft_says_why_it_leaves_a_column_out(tmp_path, cells, reason):
     path = tmp_path / "p.csv"
     path.write_text("x,given,y\n" + "".join(f'{i % 9},"{cell}",{i % 2}\n' for i, cell in enumerate(cells)))
     assert draft(path).left_out == {reason: ["given"]}
+
+
+def test_a_word_for_missing_is_none_of_the_numbers_and_a_category(tmp_path):
+    path, words = tmp_path / "p.csv", ["unknown", ".", "-", "UNK"]
+    rows = [(words[i // 2 % 4] if i % 2 else str(i), ["unknown", "a", "b", ""][i % 4], i % 2) for i in range(200)]
+    path.write_text("x,kind,y\n" + "".join(f"{x},{kind},{y}\n" for x, kind, y in rows))
+    found = draft(path).schema
+    assert found.columns == {
+        "x": Column(kind="integer", bounds=(0, 200), missing=99),
+        "kind": Column(kind="category", values=("a", "b", "unknown")),
+    }
+    assert found.columns["kind"].encode("unknown") == [0, 0, 1, 0]
+    assert found.columns["kind"].encode("") == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("word", "classes"), [("None", ("None", "mild")), ("NA", None)])
+def test_a_frequent_word_for_nothing_is_a_class(tmp_path, word, classes):
+    """Of a severity none is a class, and NA is R's blank."""
+    path = tmp_path / "p.csv"
+    path.write_text("x,y\n" + "".join(f"{i},{'mild' if i % 3 else word}\n" for i in range(300)))
+    if classes is None:
+        with pytest.raises(ConfigurationError, match="got 'mild' alone"):
+            draft(path)
+        return
+    found = draft(path)
+    assert (found.schema.label.classes, found.label_notes) == (classes, [])
+    assert int(found.schema.read({"x": "3", "y": "none"}).label) == 0
+
+
+def test_a_class_that_is_too_rare_is_named_to_whoever_has_the_rows(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text("x,y\n" + "".join(f"{i % 9},{'huge' if i % 99 == 0 else i % 2}\n" for i in range(1000)))
+    found = draft(path)
+    assert found.schema.label.classes == ("0", "1")
+    assert found.label_notes == ["too rare to be a class: 'huge' (11)"]
+    assert "huge" not in document(found.schema)
+
+
+def test_a_label_of_dressed_numbers_says_how_to_write_them(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text("x,y\n" + "".join(f'{i % 9},"${1000 + i:,}.50"\n' for i in range(300)))
+    with pytest.raises(ConfigurationError, match="write numbers without signs and commas, or name another column"):
+        draft(path)
 
 
 def test_a_file_without_names_of_columns_is_refused(tmp_path):

@@ -16,6 +16,7 @@ from murmurfl.clients import (
     statistics_columns,
 )
 from murmurfl.clients.records.machine_records import Records, file_items
+from murmurfl.clients.side.statistics_client import RecordPlaces
 from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,
@@ -59,6 +60,14 @@ STRANGE = {
     "at both ends": b"-1e9,1e9,other,no,yes",
     "between places": b"40,70.123456789,a,yes,no",
 }
+
+
+def test_classes_are_counted_as_they_are_learnt():
+    """Upper and lower case are read alike, and what is no class has no place."""
+    places = RecordPlaces(SCHEMA)
+    cells = dict(zip(("age", "weight", "ward", "smoker"), LINES[0].split(","), strict=False))
+    assert [places.of({**cells, "ill": word})[-1] for word in ("no", "No", "YES", "maybe")] == [0, 0, 2, 1]
+    assert np.isnan([places.of({**cells, "ill": word})[-1] for word in ("perhaps", "", "NA")]).all()
 
 
 def written(tmp_path, lines, **how):
