@@ -23,7 +23,7 @@ from ...privacy.setting import Value
 from ..data.task import Dataset
 from ..methods import METHODS, Problem
 from ..methods.full_batch_method import has_table, usual_quantile
-from ..methods.presets import WorkedOut, the_task, tuned
+from ..methods.presets import WorkedOut, the_task, trained_samples, tuned
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
 from .rehearsal import kept_beside_alone, mean_kept
@@ -81,8 +81,8 @@ class Situation:
 
     @property
     def fewest(self) -> int:
-        """Samples of the machine with the fewest."""
-        return min(self.sizes)
+        """Samples that the machine with the fewest trains on."""
+        return trained_samples(self.config, min(self.sizes))
 
     @property
     def most_uses(self) -> int | None:

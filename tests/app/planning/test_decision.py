@@ -107,6 +107,15 @@ def test_every_option_is_a_run_that_could_be_started():
         assert METHODS[config.strategy].plans(option.problem)
 
 
+@pytest.mark.parametrize("samples", [20, 48, 55, 61])
+def test_a_pass_has_room_for_what_is_held_out(samples):
+    """Of 48 samples 4 are set aside, and the others have no eighth batch of 6."""
+    made = decided(samples, 5, private_evaluation=0.1, sample_uses="once", num_clients=5, clients_per_round=5)
+    for option in (made.chosen, *made.others):
+        rounds, batch = (int(option.settings.get(name, 1)) for name in ("num-rounds", "batch-size"))
+        assert rounds * batch <= min(option.problem.sizes) < samples
+
+
 @pytest.mark.parametrize(
     ("changes", "samples", "said"),
     [
