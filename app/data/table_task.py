@@ -22,7 +22,7 @@ from ..settings.registry import registry
 from ..settings.run_config import RunConfig
 from .task import Dataset, Task
 
-_FEWEST_ROWS, _MOST_SAID = 10, 5
+_FEWEST_ROWS = 10
 
 
 @dataclass(frozen=True)
@@ -197,14 +197,13 @@ def held_out(rows: ReadRows, schema: Schema, share: float, seed: int) -> Dataset
     test, train = np.sort(order[:count]), np.sort(order[count:])
     machine_of = rows.machine_of
     if machine_of is not None:
-        present, machine_of = np.unique(machine_of[train], return_inverse=True)
-        if len(present) < len(rows.sites):
-            lost = [name for i, name in enumerate(rows.sites) if i not in present]
-            gone = ", ".join(lost[:_MOST_SAID]) + (f" and {len(lost) - _MOST_SAID} more" * (len(lost) > _MOST_SAID))
+        lost = ~np.isin(machine_of[test], machine_of[train])  # whose sites would have nothing left to train on
+        test, train = test[~lost], np.sort(np.concatenate([train, test[lost]]))
+        if not len(test):
             raise ConfigurationError(
-                f"Expected several rows of each site, got too few of {gone} to hold some out: leave "
-                "them out, or name these sites as one."
+                "Expected several rows of each site, got too few to hold some out: name fewer sites."
             )
+        machine_of = machine_of[train]
     parts = (features[train], labels[train], features[test], labels[test])
     return Dataset(*parts, schema.num_classes, machine_of=machine_of)
 

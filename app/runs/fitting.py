@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,23 @@ _SUMS = "secure-aggregation"
 _DEALT = ("task", "partition", "num-clients", "clients-per-round", "dirichlet-alpha")
 """Keys that the table and its machines decide."""
 _MOST_NAMED, _TWO, _GUESSING, _ERRORS = 4, 2, 0.5, 2.0
-_FAR, _SMALL_PART = 0.01, 0.2
+_WIDTH, _INDENT = 100, " " * len("privacy  ")
+_FAR, _SMALL_PART, _SHARED_PART = 0.01, 0.2, 0.5
+
+
+class FittedResult(RunResult):
+    """The result of a fit: it shows what a person must know of the model and of the rows."""
+
+    def __repr__(self) -> str:
+        if self.table is None:
+            return super().__repr__()
+        lines = (textwrap.wrap(one, _WIDTH, subsequent_indent=_INDENT) for one in fit_lines(self, self.table, None))
+        return "\n".join(itertools.chain.from_iterable(lines))
+
+
+def _fitted(result: RunResult, table: FittedTable) -> RunResult:
+    known: dict[str, Any] = {one.name: getattr(result, one.name) for one in fields(result)}
+    return FittedResult(**{**known, "table": table})
 
 
 def fit(
@@ -162,22 +180,27 @@ def fit(
     made, described = _described(result, found, read, site)
     if scale:
         return made
-    other, option = None, f"--trust {_SUMS}"
+    others: list[tuple[str, RunResult]] = []
+    ways: dict[str, dict[str, Value]] = {}
+    worse = is_useless(made.outcome, described) or _alone_does(made.outcome, described)
     if not found.drafted and _far_too_wide(found.schema, read):
         again = {**settings, "scale": PRIVATE, "epsilon": epsilon, "trust": trust}
-        other, option = fit(table, site=site, machines=machines, schema=found.schema, **again), f"--scale {PRIVATE}"
-    elif (
-        config.num_clients > 1
-        and made.guarantee.trust == "untrusted-server"
-        and (is_useless(made.outcome, described) or _alone_does(made.outcome, described))
-    ):
-        with _quiet():
-            summed = RunConfig.from_mapping({**config.to_mapping(), "trust": _SUMS})
-            other, _ = _described(run_cohort(summed, rehearsed=not of_numbers), found, read, site, beside=False)
-    if other is None or other.table is None or not _is_better(other.outcome, other.table, made.outcome, described):
+        others += [(f"--scale {PRIVATE}", fit(table, site=site, machines=machines, schema=found.schema, **again))]
+    elif config.num_clients > 1 and made.guarantee.trust == "untrusted-server" and worse:
+        ways[f"--trust {_SUMS}"] = {"trust": _SUMS}
+    if made.mean is None and not config.centring and not of_numbers and _is_off_centre(read):
+        ways[f"--set centring={PRIVATE}"] = {"centring": PRIVATE}
+    for option, changes in ways.items():
+        with suppress(ConfigurationError), _quiet():  # of what the strategy cannot have
+            run = run_cohort(RunConfig.from_mapping({**config.to_mapping(), **changes}), rehearsed=not of_numbers)
+            others += [(option, _described(run, found, read, site, beside=False)[0])]
+    better = [(option, one.outcome, one.table) for option, one in others if one.table is not None]
+    better = [one for one in better if _is_better(*one[1:], made.outcome, described)]
+    if not better:
         return made
-    better = f"{option}: {shown_figure(other.outcome, other.table)}, rehearsed on these rows"
-    return _with(made, made.outcome, replace(described, better=better))
+    option, outcome, its_table = max(better, key=lambda one: figure(*one[1:]))
+    said = f"{option}: {shown_figure(outcome, its_table)}, rehearsed on these rows"
+    return _with(made, made.outcome, replace(described, better=said))
 
 
 def _alone_does(outcome: Outcome, table: FittedTable) -> bool:
@@ -196,6 +219,12 @@ def _far_too_wide(schema: Schema, read: ReadRows) -> bool:
                 return True
         place += column.num_features
     return False
+
+
+def _is_off_centre(read: ReadRows) -> bool:
+    """Whether most of a row's length is what all rows share, as in a table of zeros: of a rehearsal, as above."""
+    rows = read.features.astype(np.float64)
+    return float(np.square(rows.mean(axis=0)).sum()) > _SHARED_PART * float(np.square(rows).sum(axis=1).mean())
 
 
 def _is_better(one: Outcome, of: FittedTable, other: Outcome, table: FittedTable) -> bool:
@@ -258,7 +287,7 @@ def _described(
         label_notes=found.label_notes,
         scaled=found.scaled,
     )
-    made = replace(result, table=described)
+    made = _fitted(result, described)
     if not beside:
         return made, described
     with _quiet():
@@ -303,7 +332,7 @@ def _for_real(
     unknown: dict[str, Any] = {"tested": 0, "misfits": {}, "majority": 0.0, "variance": 0.0, "left_out": {}}
     known: dict[str, Any] = {"drafted": False, "rows": rows, "trained": rows, "site": "", "scaled": found.scaled}
     described = FittedTable(found.name, found.schema, **known, **unknown)
-    return replace(result, table=described)
+    return _fitted(result, described)
 
 
 def figure(of: Outcome | Twin | Alone, table: FittedTable) -> float:
@@ -337,9 +366,9 @@ def is_useless(outcome: Outcome, table: FittedTable) -> bool:
     return not (outcome.accuracy or 0.0) > table.majority + _ERRORS * table.error_of_accuracy
 
 
-def fit_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str]:
-    """A fitted model, saved in a folder, in ten to fifteen lines for people."""
-    outcome, config = result.outcome, result.experiment.config
+def fit_lines(result: RunResult, table: FittedTable, folder: Path | None) -> list[str]:
+    """A fitted model, saved in a folder or not yet, in ten to fifteen lines for people."""
+    outcome = result.outcome
     if result.deployed:
         return _real_lines(result, table, folder)
     whose = f"{outcome.num_clients} sites by {table.site!r}" if table.site else f"{outcome.num_clients} machines, dealt"
@@ -350,14 +379,14 @@ def fit_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str]:
         *[("misfits", _misfits(table.misfits)) for _ in range(bool(table.misfits))],
         ("columns", f"{_columns_words(table)}{f'; left out: {unused}' if unused else ''}"),
         ("label", _label_words(table)),
-        ("method", f"{config.strategy}, {outcome.rounds} rounds{', chosen by rehearsal' if outcome.chosen_by else ''}"),
+        ("method", f"{_method(result)}{', chosen by rehearsal' if outcome.chosen_by else ''}"),
         ("model", f"{shown_figure(outcome, table)} on the rows held out"),
         *[("private", one.sentence) for one in (outcome.private_evaluation,) if one is not None and one.sentence],
         ("beside", _beside(outcome, table)),
         *[("warning", words) for words in outcome.warnings[:1]],
         *[("better", table.better) for _ in range(bool(table.better))],
         ("privacy", _privacy(result)),
-        ("saved", f"{folder}: `murmurfl predict {folder} NEW.csv`"),
+        *_saved(folder),
         ("next", f"for a model to be used: {review}fit it --real, or give each site a node"),
     ]
     return [*_verdict(outcome, table), *_aligned(rows)]
@@ -374,11 +403,15 @@ def _verdict(outcome: Outcome, table: FittedTable) -> list[str]:
         return []
     return [
         f"Accuracy {100 * accuracy:.1f} % is not above the usual answer's {100 * table.majority:.1f} %, but the model "
-        "ranks rows: use its probabilities."
+        "ranks rows: use the order of its probabilities."
     ]
 
 
-def _real_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str]:
+def _saved(folder: Path | None) -> list[tuple[str, str]]:
+    return [] if folder is None else [("saved", f"{folder}: `murmurfl predict {folder} NEW.csv`")]
+
+
+def _real_lines(result: RunResult, table: FittedTable, folder: Path | None) -> list[str]:
     """A model that was fitted for real: nothing but what was released with noise."""
     evaluation, schema = result.outcome.private_evaluation, table.schema
     measured = "none: how far numbers are off is not released; rehearse without --real to see it"
@@ -388,10 +421,10 @@ def _real_lines(result: RunResult, table: FittedTable, folder: Path) -> list[str
         ("table", f"{table.name}: {table.rows:,} rows, whose number is public"),
         ("columns", _columns_words(table)),
         ("label", _label_words(table)),
-        ("method", f"{result.experiment.config.strategy}, {result.outcome.rounds} rounds"),
+        ("method", _method(result)),
         ("figure", f"{measured}"),
         ("privacy", f"REAL: {result.guarantee}"),
-        ("saved", f"{folder}: `murmurfl predict {folder} NEW.csv`"),
+        *_saved(folder),
     ]
     return [*_real_verdict(result, schema), *_aligned(rows)]
 
@@ -416,6 +449,11 @@ def _real_verdict(result: RunResult, schema: Schema) -> list[str]:
 def _aligned(rows: list[tuple[str, str]]) -> list[str]:
     wide = max(len(name) for name, _ in rows)
     return [f"{name:<{wide}}  {value}" for name, value in rows]
+
+
+def _method(result: RunResult) -> str:
+    rounds = result.outcome.rounds
+    return f"{result.experiment.config.strategy}, {rounds} round{'s' * (rounds != 1)}"
 
 
 def _misfits(misfits: Mapping[str, int]) -> str:
@@ -447,7 +485,8 @@ def _beside(outcome: Outcome, table: FittedTable) -> str:
     if outcome.alone is not None and outcome.alone.machines:
         one = "site" if table.site else "machine"
         no_worse = " (no worse)" if _alone_does(outcome, table) else ""
-        said.append(f"one {one} alone {_short_figure(outcome.alone, table).removeprefix('AUC ')}{no_worse}")
+        average = " on average" if outcome.alone.machines > 1 else ""
+        said.append(f"one {one} alone {_short_figure(outcome.alone, table).removeprefix('AUC ')}{average}{no_worse}")
     if table.schema.num_classes > 1:
         said.append(f"usual answer {100 * table.majority:.1f} %")
     return ", ".join(said) or "no twin was made"

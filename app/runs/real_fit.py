@@ -45,7 +45,7 @@ from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
 from .progress import Progress
 from .result import RunResult
-from .side_releases import beside_sides, make_evaluation
+from .side_releases import beside_sides, features_bound, make_centring, make_evaluation
 from .training_run import run_experiment
 
 LEDGER_ENDING = ".ledger"
@@ -115,7 +115,7 @@ def fit_for_real(
         kept,
         kept.keys(),
         name=found.name,
-        **{**experiment.method.client_options(experiment.trained, 0), **_evaluation(experiment, policy)},
+        **{**experiment.method.client_options(experiment.trained, 0), **_sides(experiment, policy)},
     )
     client.machine.check_data()
     grid = InProcessGrid(numpy_client_app(lambda _: client), 1, {})
@@ -270,13 +270,18 @@ def _of_nobody(count: int, schema: Schema) -> Dataset:
     return Dataset(features, train, features[: len(test)], test, classes)
 
 
-def _evaluation(experiment: Experiment, policy: PrivacyPolicy) -> dict[str, Any]:
-    config, side = experiment.config, experiment.evaluation
-    if side is None:
-        return {}
-    held_out = side.machine_half(0).held_out
-    options = {"mu": config.mu, "share": side.share, "bins": config.score_bins, "held_out": held_out}
-    return {"evaluation": make_evaluation(policy, experiment.model, **options)}
+def _sides(experiment: Experiment, policy: PrivacyPolicy) -> dict[str, Any]:
+    """The machine's halves of what it releases beside its training, under this ``policy``."""
+    config, made = experiment.config, {}
+    if experiment.mean is not None:
+        width = experiment.mean.width
+        bound = features_bound(config.task, config.features, width, config.feature_bound)
+        made["centring"] = make_centring(policy, bound, width, mu=config.mu, share=experiment.mean.share)
+    if experiment.evaluation is not None:
+        held_out, share = experiment.evaluation.machine_half(0).held_out, experiment.evaluation.share
+        options = {"mu": config.mu, "share": share, "bins": config.score_bins, "held_out": held_out}
+        made["evaluation"] = make_evaluation(policy, experiment.model, **options)
+    return made
 
 
 def _ledger(path: Path, mu: float, delta: float, budget: float, data: str) -> SQLiteLedger:
@@ -285,7 +290,7 @@ def _ledger(path: Path, mu: float, delta: float, budget: float, data: str) -> SQ
         return SQLiteLedger.create(path, budget_mu=whole, delta=delta, data=data)
     if budget:
         raise ConfigurationError(
-            f"Expected no budget beside the ledger {path}, which has one, got {budget:g}: `murmurfl ledger show` says "
-            "what is left."
+            f"Expected no budget beside the ledger {path}, which has one, got {budget:g}: `murmurfl ledger show "
+            f"{path}` says what is left."
         )
     return SQLiteLedger(path)

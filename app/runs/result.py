@@ -305,8 +305,8 @@ class RunResult:
         if classes > 1 and loss > math.log(classes):
             found.append(
                 f"The loss on the test set ends at {loss:.3g}, above log({classes}) = {math.log(classes):.3g}, which "
-                "equal probabilities have: rely on no probability of this model. A shorter step (learning-rate), more "
-                "machines or a larger epsilon may help."
+                "equal probabilities have: rely on no probability of this model. A step shorter than learning-rate = "
+                f"{experiment.values.learning_rate:.3g}, more records or a larger epsilon may help."
             )
         if (longer := experiment.data.far_longer) and not self.deployed:
             declared = config.feature_bound or the_task(config).feature_bound

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from murmurfl.app import RunResult, fit, load_model
 from murmurfl.app.commands.main import cli
-from murmurfl.app.data.table_task import ReadTable
+from murmurfl.app.data.table_task import ReadTable, held_out
 from murmurfl.app.models.trained_model import TrainedModel
 from murmurfl.app.runs import fitting
 from murmurfl.app.runs.fitting import fit_lines, is_useless
@@ -148,6 +148,7 @@ def test_a_useless_model_is_said_in_the_first_line(tmp_path):
     assert is_useless(result.outcome, result.table)
     assert fit_lines(result, result.table, tmp_path)[0].startswith("Do not use this model")
     assert not result.table.better, "sums tell no more of a coin"
+    assert repr(result).startswith("Do not use this model")
 
 
 def test_a_model_that_nothing_tells_from_chance_is_useless(result):
@@ -170,6 +171,55 @@ def test_sums_are_advised_where_they_were_rehearsed_and_help(tmp_path, monkeypat
     assert result.table.better.startswith("--trust secure-aggregation: AUC 0.9")
     assert any(line.startswith("better") for line in fit_lines(result, result.table, tmp_path))
     assert result.guarantee.trust == "untrusted-server"
+
+
+def codes(count):
+    """Mostly zeros: of twenty codes a person has two or three, and the illness follows from some."""
+    random = np.random.Generator(np.random.Philox(key=8))
+    cells = random.poisson(0.1, (count, 20))
+    ill = (cells[:, :5].sum(axis=1) > 0).astype(int)
+    return [
+        {**{f"c{i}": int(cell) for i, cell in enumerate(row)}, "ill": int(y)} for row, y in zip(cells, ill, strict=True)
+    ]
+
+
+CODES = Schema(
+    columns={f"c{i}": Column(kind="integer", bounds=(0, 10)) for i in range(20)},
+    label=Label(column="ill", classes=2),
+    reviewed=True,
+)
+
+
+def test_centring_is_advised_where_rows_are_mostly_zeros_and_fitted_for_real(tmp_path):
+    options = {"label": "ill", "epsilon": 4, **QUICK}
+    plain = fit(codes(2000), schema=CODES, machines=4, **options)
+    assert plain.table.better.startswith("--set centring=private: AUC ")
+    table = tmp_path / "codes.csv"
+    rows = codes(2000)
+    table.write_text("\n".join(",".join(map(str, row)) for row in [rows[0], *(row.values() for row in rows)]) + "\n")
+    real = fit(table, schema=CODES, real=True, centring="private", **options)
+    spent = read_ledger(Path(f"{table}.ledger"))
+    assert len(spent.sessions) == 3, "mean, training, evaluation"
+    assert real.mu == pytest.approx(spent.reserved_mu) == pytest.approx(gdp_mu(4, 1e-5))
+    assert "the mean of the features" in str(real.guarantee)
+    loaded = load_model(real.save(tmp_path / "m"))
+    assert np.mean([int(one) == row["ill"] for one, row in zip(loaded.predict(rows), rows, strict=True)]) > 0.9
+
+
+def test_a_result_shows_what_must_be_known_of_the_model(result):
+    said = repr(result)
+    assert "REHEARSAL: nobody was protected" in said
+    assert max(map(len, said.splitlines())) <= 100
+
+
+def test_a_site_keeps_a_row_to_train_on():
+    """With any seed, though a fifth of the rows is drawn: two of them are all that a site has."""
+    rows = [{**row, "hospital": f"s{number // 2}"} for number, row in enumerate(people(40))]
+    for seed in range(1, 6):
+        read = ReadTable.of(rows, label="ill", site="hospital").read("hospital")
+        made = held_out(read, ReadTable.of(rows, label="ill", site="hospital").schema, 0.2, seed)
+        assert sorted(set(made.machine_of.tolist())) == list(range(20))
+        assert 1 <= len(made.test_labels) <= 8
 
 
 def wide_ages(width):
