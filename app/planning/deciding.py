@@ -509,7 +509,12 @@ def decide(situation: Situation) -> Decision:
     impossible = [one for one in found if isinstance(one, Impossible)]
     ranked = sorted((one for one in found if isinstance(one, Option)), key=lambda option: option.score)
     if not ranked:
-        said = "; ".join(f"{one.strategy}: {one.why}" for one in impossible)
+        reasons: dict[str, list[str]] = {}
+        for one in impossible:
+            reasons.setdefault(one.why, []).append(one.strategy)
+        if len(reasons) == 1 and (why := next(iter(reasons))).startswith("Expected"):  # and says what to do
+            raise ConfigurationError(why)
+        said = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
         raise ConfigurationError(
             f"Expected a situation that some strategy can serve, got none ({said}). Ask fewer machines a round, use "
             "fewer rounds, let samples be used more often, or raise mu."
