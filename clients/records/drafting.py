@@ -302,6 +302,10 @@ def _of_arrays(rows: Rows, owner: str) -> Schema:
 def _column(cells: Sequence[Any]) -> Column | str:
     """The column that cells seem to be, or the reason why nothing can be learnt from them."""
     present = [cell for cell in cells if not is_missing(cell)]
+    numbers, words = _numbers(present)
+    of_numbers = bool(numbers) and len(words) <= len(present) * (1 - _MOST)
+    if not of_numbers:
+        present = [cell for cell in cells if not is_missing(cell) or _is_name(cell)]
     try:
         counts = Counter(text_of(cell).lower() for cell in present)
     except MisfitError:
@@ -311,8 +315,7 @@ def _column(cells: Sequence[Any]) -> Column | str:
         return "a single value" if counts else "no value"
     if any(counts.keys() <= words for words in _YES_NO):
         return Column(kind="yes/no", missing="no" if some_missing else None)
-    numbers, words = _numbers(present)
-    if len(words) <= len(present) * (1 - _MOST):
+    if of_numbers:
         whole = all(number == math.floor(number) for number in numbers)
         if whole and len(set(numbers)) == len(cells) >= _FEWEST_NAMES:
             return "a number of its own in each row"
@@ -321,7 +324,7 @@ def _column(cells: Sequence[Any]) -> Column | str:
         missing = min(max(_nearest(middle), low), high) if some_missing else None
         missing = None if missing is None else round(missing) if whole else missing
         return Column(kind="integer" if whole else "number", bounds=(low, high), missing=missing)
-    named = Counter(text_of(cell) for cell in cells if not is_missing(cell) or _is_name(cell))
+    named = Counter(text_of(cell) for cell in present)
     if len(named) > _MOST_CATEGORIES and _all_are(_DATE, present):
         return "dates: write them as numbers"
     if len(set(numbers)) > _MOST_CLASSES and len(numbers) > len(words):
@@ -363,7 +366,7 @@ def _label(name: str, cells: Sequence[Any]) -> tuple[Label, Sequence[str]]:
     """The label, and what a person must know of its classes."""
     present = [cell for cell in cells if not is_missing(cell)]
     numbers, words = _numbers(present)
-    if len(words) > len(present) * (1 - _MOST):
+    if len(words) > len(present) * (1 - _MOST) or not numbers:
         numbers, present = [], present + [cell for cell in cells if _is_name(cell)]
     spelt = Counter(text_of(cell) for cell in present)
     names: dict[str, str] = {}

@@ -31,9 +31,9 @@ from ...privacy.errors import MisfitError
 
 OTHER = "other"
 """The category of every value that a column does not name."""
-MISSING_WORDS = frozenset({"none", "unknown", "unk"})
+MISSING_WORDS = frozenset({"none", "unknown", "unk", "-"})
 """Words for a missing value that are names as well: of a category, or of a class."""
-_MISSING = MISSING_WORDS | {"", "na", "nan", "n/a", "null", "<na>", "nat", "?", ".", "-"}
+_MISSING = MISSING_WORDS | {"", "na", "nan", "n/a", "null", "<na>", "nat", "?", "."}
 _YES, _NO = frozenset({"yes", "y", "true", "t", "1", "on"}), frozenset({"no", "n", "false", "f", "0", "off"})
 _WHOLE = re.compile(r"([+-]?\d+)\.0*")
 _LONGEST_TEXT = 1 << 16

@@ -378,6 +378,16 @@ def test_a_word_for_missing_is_none_of_the_numbers_and_a_category(tmp_path):
     assert found.columns["kind"].encode("") == [0, 0, 0, 1]
 
 
+def test_plus_and_minus_are_names(tmp_path):
+    """As in a laboratory's results, though a minus alone is a blank among numbers."""
+    path = tmp_path / "p.csv"
+    path.write_text("rh,y\n" + "".join(f"{'+-'[i % 2]},{'-+'[i // 2 % 2]}\n" for i in range(100)))
+    found = draft(path).schema
+    assert found.columns["rh"] == Column(kind="category", values=("+", "-"))
+    assert found.label.classes == ("+", "-")
+    assert [int(found.read({"rh": "-", "y": sign}).label) for sign in "+-"] == [0, 1]
+
+
 @pytest.mark.parametrize(("word", "classes"), [("None", ("None", "mild")), ("NA", None)])
 def test_a_frequent_word_for_nothing_is_a_class(tmp_path, word, classes):
     """Of a severity none is a class, and NA is R's blank."""
