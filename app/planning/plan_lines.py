@@ -137,7 +137,9 @@ def worth_lines(chosen: Option) -> list[str]:
         return []
     kept, alone = chosen.beside_alone
     figures = f"on made-up data it keeps {100 * kept:.0f} % of what can be learnt{chosen.measure}"
-    one = f"one machine alone, without noise, {100 * max(alone, 0.0):.0f} %"
+    sizes = chosen.problem.sizes
+    of = " of average size" if max(sizes) >= 2 * min(sizes) else ""
+    one = f"one machine{of} alone, without noise, {100 * max(alone, 0.0):.0f} %"
     if kept > alone:
         return [f"Worth federating, likely: {figures}, {one}."]
     return [

@@ -151,6 +151,13 @@ def test_whether_federating_is_worth_it_depends_on_what_a_machine_has_alone(samp
     (line,) = worth_lines(chosen)
     assert line.startswith("Worth federating" if worth else "Not worth federating")
     assert f"{100 * chosen.beside_alone[0]:.0f} % of what can be learnt" in line
+    assert "one machine alone" in line
+
+
+def test_of_unequal_machines_the_average_one_is_told():
+    settings = {**EVERYBODY, "synthetic-samples": 2000, "strategy": "auto", "mu": 2.0, "partition": "unequal"}
+    (line,) = worth_lines(decide(situation_of(RunConfig.from_mapping(settings))).chosen)
+    assert "one machine of average size alone" in line
 
 
 @pytest.mark.more_cases
