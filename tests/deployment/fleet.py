@@ -213,7 +213,7 @@ def releases_of(path):
     return sum(session.releases for session in read_ledger(path).sessions)
 
 
-def wait(answers, what, seconds=90):
+def wait(answers, what, seconds=300):
     limit = time.monotonic() + seconds
     while not answers():
         assert time.monotonic() < limit, what
