@@ -102,7 +102,9 @@ class Rounds:
         zero="one pass over the data, with full batches the preset's; real machines need a number",
     )
     run_dry: bool = setting(
-        False, "Whether rounds go on after machines run out of samples or reach their cap, and so refuse."
+        False,
+        "Whether rounds go on after machines run out of samples or reach their cap, and so refuse; in a simulation of "
+        "one pass they do.",
     )
     sampling: str = setting("", "How a round's machines are drawn; empty for the preset's.", choices=("", *SAMPLINGS))
     lost_replies: float = setting(0.0, "Share of replies that a simulation loses at random.", at_least=0, below=1)
