@@ -324,7 +324,13 @@ def _for_real(
             "Expected a file and a reviewed schema for a real fit, got a drafted one or no file: a draft shows "
             "something of the rows. `murmurfl schema FILE --out SCHEMA.toml` makes a draft to review."
         )
-    where = Path(ledger) if ledger else Path(f"{Path(table).expanduser()}{LEDGER_ENDING}")
+    own_ledger = Path(f"{Path(table).expanduser()}{LEDGER_ENDING}")
+    where = Path(ledger).expanduser() if ledger else own_ledger
+    if own_ledger.exists() and not where.exists():
+        raise ConfigurationError(
+            f"Expected the ledger {own_ledger}, which counts what was released of this table, got a new one: leave out "
+            "--ledger."
+        )
     with _quiet():
         result, found = fit_for_real(found, own, where, budget, on_progress, scaling_share=scaling_share)
     rows = len(found.rows)

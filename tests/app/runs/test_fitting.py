@@ -409,6 +409,15 @@ def test_real_fits_of_one_table_share_a_budget(reviewed):
         fit(table, schema=schema, real=True, epsilon=1)
 
 
+def test_a_table_with_a_ledger_gets_no_second_one(reviewed):
+    table, schema = reviewed
+    fit(table, schema=schema, real=True, epsilon=1, **QUICK)
+    other = table.with_name("other.ledger")
+    with pytest.raises(ConfigurationError, match=r"Expected the ledger .*people\.csv\.ledger, which counts what was"):
+        fit(table, schema=schema, real=True, epsilon=1, ledger=other, **QUICK)
+    assert not other.exists()
+
+
 @pytest.fixture
 def far_too_wide(reviewed):
     """The same table with a schema whose bounds are a thousand times as wide, and a way to change one cell."""
