@@ -100,7 +100,7 @@ class Server:
         command = [executable(program), *map(str, arguments)]
         environment = {**self.environment, "COLUMNS": "300", **(environment or {})}
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, cwd=self.folder, timeout=120, check=False
+            command, env=environment, capture_output=True, text=True, cwd=self.folder, timeout=300, check=False
         )
         return done.returncode, " ".join((done.stdout + done.stderr).split())
 
