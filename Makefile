@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 SINCE ?= main
 
-.PHONY: help install run test test-changed test-long test-base mutants test-deployment test-docs test-examples test-flower test-frameworks deploy-demo docs lint format types bench wheels clean
+.PHONY: help install run test test-changed test-long test-base mutants golden test-deployment test-docs test-examples test-flower test-frameworks deploy-demo docs lint format types bench wheels clean
 
 help:
 	@echo "make run      one private federated training on scikit-learn's digits (ARGS=\"--set mu=2\")"
@@ -16,6 +16,7 @@ help:
 	@echo "make test     all tests, no network needed once installed"
 	@echo "make test-changed  the tests that reach what differs from main (SINCE=COMMIT)"
 	@echo "make mutants  small bugs, written and generated, put in one by one, each of which a test must notice (ARGS=--all)"
+	@echo "make golden   what trainings exchange, to the last bit, here and in a commit (SINCE=main)"
 	@echo "make test-long  what is slow and rarely wrong, before a release: audits of every strategy, all cases"
 	@echo "make test-base  what runs without the extras, in a clean environment of its own that goes with it"
 	@echo "make test-deployment  the long tests with real nodes"
@@ -59,6 +60,10 @@ test-changed: $(STAMP)
 # Ten minutes on two cores; ARGS="--seed 7" takes another sample, ARGS=--all tries all, ARGS="budget" those so called.
 mutants: $(STAMP)
 	$(BIN)/python tests/mutants.py $(ARGS)
+
+# One minute for each side: messages, ledgers, rounds and models of 120 trainings. ARGS="--only mu2" records some.
+golden: $(STAMP)
+	$(BIN)/python tests/golden.py since $(SINCE) $(ARGS)
 
 # Slow and rarely wrong, and the cases that `make test` leaves out: half an hour on two cores.
 test-long: $(STAMP)
