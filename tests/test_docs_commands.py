@@ -3,8 +3,8 @@
 Here: what one machine does by itself. ``flwr run .`` by test_readme.py; nodes, certificates and ``flwr run . ours`` by
 tests/deployment/test_walkthrough.py; ``make`` targets by CI and by themselves. What :func:`is_left` names is parsed by
 test_docs.py and no more: no network, no GPU and no systemd in a test, and whole reproductions take from minutes to
-hours (what they gave is in docs/results). CI leaves the commands that :func:`is_slow` names, and the pages over real
-nodes but the federation's, to ``make test-long``.
+hours (what they gave is in docs/results). CI leaves runs on Flower's own processes (:func:`starts_flower`), and the
+pages over real nodes but the federation's, to ``make test-long``.
 """
 
 import importlib.util
@@ -93,12 +93,12 @@ def is_left(words):
     return whole or taught or no_gpu or no_cluster or words[0] in ("pip", "systemctl", "journalctl", "export", "kill")
 
 
-def is_slow(words):
-    """Return True if a command takes so long that CI leaves it to ``make test-long``.
+def starts_flower(words):
+    """Return True if a command runs on Flower's own processes, which take half a minute to start.
 
-    Without ``--engine`` a run starts Flower's processes, which ``make run`` does too; the others train many times.
+    CI leaves it to ``make test-long``: it has ``make run``, which does the same.
     """
-    return words[1] in ("reproduce", "search") or (words[1] == "run" and "--engine" not in words)
+    return words[1] == "run" and "--engine" not in words
 
 
 def run_here(page):
@@ -162,10 +162,10 @@ def test_release_runs_what_ci_leaves_out():
         ["make", "--dry-run", "test-long"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.replace("\\\n", " ")
     assert re.search(r"PYTHONPATH=\S+ .* tests/app/engines/test_ray.py tests/deployment *;", started)
-    (pages,) = [line for line in started.splitlines() if '-m "docs and long"' in line]
+    (typed,) = [line for line in started.splitlines() if '-m "docs and long"' in line]
     files = {file for file, _ in (*ELSEWHERE.values(), *BY_OTHERS.values())}
     over_nodes = {file for file in files if "pytest.mark.docs" in (ROOT / file).read_text()}
-    assert {"tests/test_docs_commands.py", *over_nodes} <= set(pages.split())
+    assert {"tests/test_docs_commands.py", *over_nodes} <= set(typed.split())
     assert 'make test-docs PAGES="docs and not long"' in (ROOT / ".ci/run").read_text()
 
 
@@ -186,18 +186,16 @@ def test_the_first_page(read_before):
     assert "<svg" in (folder / "runs" / "compared" / "index.html").read_text()
 
 
-def all_or_quick():
-    """Pages for every change without their slow commands, and those that have some with all, before a release."""
+def pages():
+    """Each page without its runs on Flower's processes, and those that have some once more, whole and ``long``."""
     for page in HERE[1:]:
-        slow = [is_slow(words) for words in run_here(page)]
-        if not slow or not all(slow):
-            yield pytest.param(page, not any(slow), id=page)
-        if any(slow):
-            yield pytest.param(page, True, id=f"{page}, slow ones too", marks=pytest.mark.long)
+        yield pytest.param(page, False, id=page)
+        if any(map(starts_flower, run_here(page))):
+            yield pytest.param(page, True, id=f"{page}, whole", marks=pytest.mark.long)
 
 
 @docs
-@pytest.mark.parametrize(("page", "whole"), all_or_quick())
+@pytest.mark.parametrize(("page", "whole"), pages())
 def test_its_commands_run(page, whole, read_before, tmp_path, monkeypatch):
     shutil.copytree(read_before[0], tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
@@ -206,7 +204,7 @@ def test_its_commands_run(page, whole, read_before, tmp_path, monkeypatch):
     write_files(page, tmp_path)
     ran = []
     for words in run_here(page):
-        if is_slow(words) and not whole:
+        if starts_flower(words) and not whole:
             continue
         if not os.environ.get("MURMURFL_DATA") and ("reproduce" in words or any("data-root" in word for word in words)):
             continue  # no MNIST
