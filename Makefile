@@ -89,11 +89,13 @@ test-docs: $(STAMP)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "$(PAGES)" tests/test_docs_commands.py tests/deployment/test_walkthrough.py \
 	  tests/deployment/test_operations.py tests/deployment/test_federation_page.py $(ARGS)
 
-# Real processes of the installed Flower, launches and the README's commands: minutes. `make test-long` has them too.
+# Real processes of the installed Flower: minutes. `make test-long` has them too, and the other runs on Ray. The README's
+# other commands are run by `make run` and, those that pages have too, by `make test-docs`.
 test-processes: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long and not docs" tests/test_readme.py \
-	  tests/app/engines/test_ray.py tests/app/engines/test_launch.py tests/deployment tests/app/nodes \
-	  tests/test_packaging.py $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long and not docs" \
+	  tests/test_readme.py::test_plain_flwr_run_does_what_the_overrides_say \
+	  tests/app/engines/test_ray.py::test_ray_gives_the_in_process_engines_model \
+	  tests/app/engines/test_launch.py tests/deployment tests/app/nodes tests/test_packaging.py $(ARGS)
 
 # What speaks with Flower, under the oldest and the newest supported version; the installed one has the other targets.
 # One file starts real processes, and for `make test-long` all that do.
