@@ -8,7 +8,8 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 SINCE ?= main
 
-.PHONY: help install run test test-changed test-long test-base mutants golden test-deployment test-docs test-examples test-flower test-frameworks deploy-demo docs lint format types bench wheels clean
+.PHONY: help install run test test-changed test-cases test-long test-base mutants golden test-deployment test-docs test-examples test-flower \
+  test-processes test-frameworks deploy-demo docs lint format types bench wheels clean
 
 help:
 	@echo "make run      one private federated training on scikit-learn's digits (ARGS=\"--set mu=2\")"
@@ -17,11 +18,13 @@ help:
 	@echo "make test-changed  the tests that reach what differs from main (SINCE=COMMIT)"
 	@echo "make mutants  small bugs, written and generated, put in one by one, each of which a test must notice (ARGS=--all)"
 	@echo "make golden   what trainings exchange, to the last bit, here and in a commit (SINCE=main)"
-	@echo "make test-long  what is slow and rarely wrong, before a release: audits of every strategy, all cases"
+	@echo "make test-cases  the cases and the heavy tests that \`make test\` leaves out; CI runs them"
+	@echo "make test-long  before a release: audits, all cases, the pages' commands over real nodes, both versions of Flower"
 	@echo "make test-base  what runs without the extras, in a clean environment of its own that goes with it"
 	@echo "make test-deployment  the long tests with real nodes"
-	@echo "make test-docs  the commands of docs/, over real nodes where they need some"
-	@echo "make test-flower  what speaks with Flower, under the oldest and newest supported versions"
+	@echo "make test-docs  the commands of docs/, over real nodes where they need some; CI leaves out what is long"
+	@echo "make test-processes  what starts Flower's own processes: launches, nodes, packages"
+	@echo "make test-flower  what speaks with Flower, under the supported version that is not installed"
 	@echo "make test-frameworks  the notebooks of examples/, executed anew"
 	@echo "make test-examples  the examples through \`flwr run\` and real nodes"
 	@echo "make lint     ruff, the type checker, and no merge markers"
@@ -65,9 +68,16 @@ mutants: $(STAMP)
 golden: $(STAMP)
 	$(BIN)/python tests/golden.py since $(SINCE) $(ARGS)
 
-# Slow and rarely wrong, and the cases that `make test` leaves out: half an hour on two cores.
+# The cases and the heavy tests that `make test` leaves out: minutes on two cores.
+test-cases: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist load -m "more_cases and not long" $(ARGS)
+
+# Before a release: what is slow and rarely wrong, and what CI leaves out of pages and of Flower's other version. Two hours
+# on two cores. The pages' tests over nodes build on each other within a file: they have a run of their own.
 test-long: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist load -m "long or more_cases" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist load -m "(long or more_cases) and not docs" $(ARGS)
+	$(MAKE) test-docs PAGES="docs and long"
+	$(MAKE) test-flower PROCESSES="tests/app/engines/test_ray.py tests/deployment"
 
 # A second virtual environment, without PyTorch, made from the wheel and removed again: two minutes, pip and 1 GB of disk.
 test-base: $(STAMP)
@@ -77,28 +87,34 @@ test-base: $(STAMP)
 test-deployment: $(STAMP)
 	$(BIN)/python -m pytest -m deployment tests/deployment $(ARGS)
 
-# The commands of docs/ as a reader types them: minutes. The files have ports, homes and folders of their own.
+# The commands of docs/ as a reader types them: half an hour on two cores, and minutes with PAGES="docs and not long". The
+# files have ports, homes and folders of their own.
+PAGES ?= docs
 test-docs: $(STAMP)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m docs tests/test_docs_commands.py tests/deployment/test_walkthrough.py \
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "$(PAGES)" tests/test_docs_commands.py tests/deployment/test_walkthrough.py \
 	  tests/deployment/test_operations.py tests/deployment/test_federation_page.py $(ARGS)
 
-# What speaks with Flower, under the oldest and the newest supported version. Of the installed one real processes, launches
-# and the README's commands: `make test` has the rest.
+# Real processes of the installed Flower: minutes. `make test-long` has them too, and the other runs on Ray. The README's
+# other commands are run by `make run` and, those that pages have too, by `make test-docs`.
+test-processes: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long and not docs" \
+	  tests/test_readme.py::test_plain_flwr_run_does_what_the_overrides_say \
+	  tests/app/engines/test_ray.py::test_ray_gives_the_in_process_engines_model \
+	  tests/app/engines/test_launch.py tests/deployment tests/app/nodes tests/test_packaging.py $(ARGS)
+
+# What speaks with Flower, under the oldest and the newest supported version; the installed one has the other targets.
+# One file starts real processes, and for `make test-long` all that do.
 FLOWERS ?= 1.41.0 1.42.0
+PROCESSES ?= tests/deployment/test_deployment.py
 test-flower: $(STAMP)
 	set -e; for version in $(FLOWERS); do \
-	  if $(BIN)/python -m pip list --format freeze | grep -qx "flwr==$$version"; then \
-	    $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m long tests/test_readme.py \
-	      tests/app/engines/test_ray.py tests/app/engines/test_launch.py tests/deployment tests/app/nodes \
-	      tests/test_packaging.py $(ARGS); \
-	    continue; \
-	  fi; \
+	  if $(BIN)/python -m pip list --format freeze | grep -qx "flwr==$$version"; then continue; fi; \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	    --target build/flwr-$$version "flwr==$$version"; \
 	  PYTHONPATH=$(CURDIR)/build/flwr-$$version $(BIN)/python -m pytest -n 2 --dist loadfile \
 	    $$(grep -rlE "^(from|import) flwr" --include="test_*.py" tests/clients tests/strategies) $(ARGS); \
 	  PYTHONPATH=$(CURDIR)/build/flwr-$$version $(BIN)/python -m pytest -n 2 --dist loadfile \
-	    -m "not deployment and not docs and not more_cases" tests/app/engines/test_ray.py tests/deployment $(ARGS); \
+	    -m "not deployment and not docs and not more_cases" $(PROCESSES) $(ARGS); \
 	done
 
 # The notebooks' cells, in a kernel of this environment: minutes.

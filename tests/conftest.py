@@ -47,6 +47,8 @@ TRAIN_FOR_EACH = (
     "test_trusted_resume.py",
 )
 """Files whose tests train once for each of many cases."""
+OWN_COMMANDS = {"base", "deployment", "docs", "examples", "frameworks"}
+"""Marks of tests that have a `make` target of their own, which runs all their cases."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest takes out what is marked
@@ -57,7 +59,7 @@ def pytest_collection_modifyitems(config, items):
         return
     cases = defaultdict(list)
     for item in items:
-        if hasattr(item, "callspec"):
+        if hasattr(item, "callspec") and OWN_COMMANDS.isdisjoint(mark.name for mark in item.iter_markers()):
             cases[item.path, item.originalname].append(item)
     for (path, _), found in cases.items():
         most = TRAININGS if path.name in TRAIN_FOR_EACH else CASES

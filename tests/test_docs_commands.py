@@ -3,7 +3,8 @@
 Here: what one machine does by itself. ``flwr run .`` by test_readme.py; nodes, certificates and ``flwr run . ours`` by
 tests/deployment/test_walkthrough.py; ``make`` targets by CI and by themselves. What :func:`is_left` names is parsed by
 test_docs.py and no more: no network, no GPU and no systemd in a test, and whole reproductions take from minutes to
-hours (what they gave is in docs/results).
+hours (what they gave is in docs/results). CI leaves runs on Flower's own processes (:func:`starts_flower`), and the
+pages over real nodes but the federation's, to ``make test-long``.
 """
 
 import importlib.util
@@ -11,11 +12,15 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from murmurfl.app.commands.main import cli
 from typer.testing import CliRunner
+
+from tests.conftest import pytest_collection_modifyitems
 
 ROOT = Path(__file__).parents[1]
 # In the order of reading; the later ones begin with what the first has left.
@@ -88,6 +93,19 @@ def is_left(words):
     return whole or taught or no_gpu or no_cluster or words[0] in ("pip", "systemctl", "journalctl", "export", "kill")
 
 
+def starts_flower(words):
+    """Return True if a command runs on Flower's own processes, which take half a minute to start.
+
+    CI leaves it to ``make test-long``: it has ``make run``, which does the same.
+    """
+    return words[1] == "run" and "--engine" not in words
+
+
+def run_here(page):
+    """The commands of a page that this file runs."""
+    return [words for words in commands(page) if words[0] == "murmurfl" and not is_left(words)]
+
+
 def run(words, folder):
     """One command in a reader's folder, with the system's folders in it."""
     words = [re.sub(r"(^|=)/(var/lib|etc|data)\b", rf"\1{folder}/\2", word) for word in words]
@@ -97,7 +115,7 @@ def run(words, folder):
 
 
 # Each takes seconds, some of them many: `make test-docs`.
-long = pytest.mark.docs
+docs = pytest.mark.docs
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +156,29 @@ def test_the_others_run_what_they_are_said_to(file, told_by):
     assert told_by in (ROOT / file).read_text()
 
 
-@long
+def test_release_runs_what_ci_leaves_out():
+    """Reads what ``make test-long`` would start: the rest of the pages, and all processes of Flower's other version."""
+    started = subprocess.run(
+        ["make", "--dry-run", "test-long"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.replace("\\\n", " ")
+    assert re.search(r"PYTHONPATH=\S+ .* tests/app/engines/test_ray.py tests/deployment *;", started)
+    (typed,) = [line for line in started.splitlines() if '-m "docs and long"' in line]
+    files = {file for file, _ in (*ELSEWHERE.values(), *BY_OTHERS.values())}
+    over_nodes = {file for file in files if "pytest.mark.docs" in (ROOT / file).read_text()}
+    assert {"tests/test_docs_commands.py", *over_nodes} <= set(typed.split())
+    assert re.search(r'^make .*\btest-docs\b.* PAGES="docs and not long"', (ROOT / ".ci/run").read_text(), re.MULTILINE)
+
+
+def test_tests_with_a_target_of_their_own_are_not_thinned(request):
+    """Otherwise the cases left out would be run with the other ``more_cases``, and once more by that target."""
+    items = list(request.node.parent.collect())
+    pytest_collection_modifyitems(SimpleNamespace(args=[]), items)
+    thinned = {item.originalname for item in items if item.get_closest_marker("more_cases")}
+    assert "test_what_is_not_run_here_is_run_elsewhere" in thinned
+    assert not [item for item in items if item.get_closest_marker("docs") and item.originalname in thinned]
+
+
+@docs
 def test_the_first_page(read_before):
     folder, said = read_before
     for what in ("accuracy", "Take full-batch", "The claim stands"):
@@ -146,17 +186,25 @@ def test_the_first_page(read_before):
     assert "<svg" in (folder / "runs" / "compared" / "index.html").read_text()
 
 
-@long
-@pytest.mark.parametrize("page", HERE[1:])
-def test_its_commands_run(page, read_before, tmp_path, monkeypatch):
+def pages():
+    """Each page without its runs on Flower's processes, and those that have some once more, whole and ``long``."""
+    for page in HERE[1:]:
+        yield pytest.param(page, False, id=page)
+        if any(map(starts_flower, run_here(page))):
+            yield pytest.param(page, True, id=f"{page}, whole", marks=pytest.mark.long)
+
+
+@docs
+@pytest.mark.parametrize(("page", "whole"), pages())
+def test_its_commands_run(page, whole, read_before, tmp_path, monkeypatch):
     shutil.copytree(read_before[0], tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     if os.environ.get("MURMURFL_DATA"):
         (tmp_path / "data").symlink_to(os.environ["MURMURFL_DATA"])
     write_files(page, tmp_path)
     ran = []
-    for words in commands(page):
-        if words[0] != "murmurfl" or is_left(words):
+    for words in run_here(page):
+        if starts_flower(words) and not whole:
             continue
         if not os.environ.get("MURMURFL_DATA") and ("reproduce" in words or any("data-root" in word for word in words)):
             continue  # no MNIST
@@ -167,7 +215,7 @@ def test_its_commands_run(page, read_before, tmp_path, monkeypatch):
     assert ran or not os.environ.get("MURMURFL_DATA")
 
 
-@long
+@docs
 def test_a_command_that_fails_would_be_noticed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AssertionError, match="num-cliemts"):

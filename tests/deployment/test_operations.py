@@ -15,7 +15,11 @@ from typer.testing import CliRunner
 
 from tests.deployment.fleet import NOT_TYPED, Fleet, lines_of, releases_of, sections, wait
 
-docs = pytest.mark.docs
+
+def docs(test):
+    """Mark a test over real nodes: a release needs it, and not every change."""
+    return pytest.mark.docs(pytest.mark.long(test))
+
 
 # The sections with commands, and whether this file types them.
 TYPED_HERE = {

@@ -24,7 +24,7 @@ from murmurfl.privacy import MemoryLedger, SQLiteOpeningRecord, read_ledger
 
 from tests.harness.schemas import write_table
 
-pytestmark = pytest.mark.docs
+pytestmark = [pytest.mark.docs, pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 NODES = 4
