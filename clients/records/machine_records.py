@@ -62,6 +62,11 @@ class Rows:
     def __getitem__(self, number: int, /) -> Any:
         return self._row(number)
 
+    @property
+    def public_count(self) -> int:
+        """Number of rows that what stands in a row cannot change."""
+        return self._length
+
 
 class CsvLines(Rows):
     """The rows of a ``.csv`` or ``.csv.gz``, whose first line names the columns.
@@ -78,6 +83,7 @@ class CsvLines(Rows):
             reason = getattr(error, "strerror", None) or error
             raise ConfigurationError(f"Expected a CSV file at {path}, got: {reason}.") from error
         first, *self._lines = content.split(b"\n")
+        self._ended = max(len(self._lines) - 1, 0)
         if self._lines and not self._lines[-1]:
             self._lines.pop()
         self._separator = separator
@@ -88,6 +94,14 @@ class CsvLines(Rows):
                 f"Expected the names of columns in the first line of {path}, got {error}: save it as CSV in UTF-8."
             ) from None
         super().__init__(len(self._lines), self._named_cells, columns, "row")
+
+    @property
+    def public_count(self) -> int:
+        """Number of lines behind the header that end with a line break.
+
+        A last line without one may be empty, and then there is no telling that it was there.
+        """
+        return self._ended
 
     def _named_cells(self, number: int) -> Mapping[str, str]:
         cells = self._cells(self._lines[number])

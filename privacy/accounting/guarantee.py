@@ -114,11 +114,16 @@ SIMULATED = "Simulated with seeded keys."
 FAST_NOISE = "Fast simulation noise: a figure for research, no guarantee for the data used."
 NOT_PRIVATE = "Not private: for comparison only."
 NOTHING_SPENT = "No private sample was used: nothing is spent."
+GIVEN_SCHEMA = "a schema that does not come from these {records}"
+"""Condition of every guarantee for records that are read by a schema: nobody can check where a schema came from."""
 RECORDS = {
-    "row": "A sample is one row of a machine's file.",
-    "item": "A sample is one item as a machine's code handed it over, if what made the items treats each by itself.",
+    "row": f"A sample is one row of a machine's file. It holds given {GIVEN_SCHEMA.format(records='rows')}: a reviewed "
+    "draft shows something of them.",
+    "item": "A sample is one item as a machine's code handed it over, if what made the items treats each by itself. It "
+    f"holds given {GIVEN_SCHEMA.format(records='items')}: a reviewed draft shows something of them.",
 }
-"""Sentences on what a sample is: a row that murmurfl read from a file, or an item that was handed over."""
+"""Sentences on what a sample is, a row that murmurfl read from a file or an item that was handed over, and on what the
+guarantee is conditional."""
 IN_HIDING = "While nobody learns which of {slots} releases {row} is in, epsilon = {epsilon} at the same delta."
 ESTIMATED = "If nobody learns which of {slots} releases {row} is in, an estimate of epsilon is {epsilon}, no guarantee."
 BEYOND_RANGE = "mu = {mu:g} at delta = {delta:g} is more than this noise can be vouched for."
