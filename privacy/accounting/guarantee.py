@@ -117,10 +117,10 @@ NOTHING_SPENT = "No private sample was used: nothing is spent."
 GIVEN_SCHEMA = "a schema that does not come from these {records}"
 """Condition of every guarantee for records that are read by a schema: nobody can check where a schema came from."""
 RECORDS = {
-    "row": f"A sample is one row of a machine's file. It holds given {GIVEN_SCHEMA.format(records='rows')}: a reviewed "
-    "draft shows something of them.",
-    "item": "A sample is one item as a machine's code handed it over, if what made the items treats each by itself. It "
-    f"holds given {GIVEN_SCHEMA.format(records='items')}: a reviewed draft shows something of them.",
+    "row": "A sample is one row of a machine's file. The guarantee holds given "
+    f"{GIVEN_SCHEMA.format(records='rows')}: a reviewed draft shows something of them.",
+    "item": "A sample is one item as a machine's code handed it over, if what made the items treats each by itself. "
+    f"The guarantee holds given {GIVEN_SCHEMA.format(records='items')}: a reviewed draft shows something of them.",
 }
 """Sentences on what a sample is, a row that murmurfl read from a file or an item that was handed over, and on what the
 guarantee is conditional."""
