@@ -1,5 +1,6 @@
 """A real fit: nothing leaves it but what was released or is public, and its ledger counts every call on the rows."""
 
+import ctypes
 import faulthandler
 import gc
 import hashlib
@@ -7,32 +8,34 @@ import json
 import logging
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import threading
-import time
+import traceback
+import types
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from murmurfl.app import fit
 from murmurfl.app.commands.main import cli
 from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.reports.card import card
+from murmurfl.app.reports.finding import RecordedRun
 from murmurfl.app.reports.groups import Group
+from murmurfl.app.runs import real_fit
 from murmurfl.app.runs import result as result_files
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.real_fit import Dealt, dealt_order
 from murmurfl.app.runs.sealed import PRIVATE_FIRST_LINE, Ending, SealedError, run_sealed
 from murmurfl.clients import Column, Label, Schema
-from murmurfl.clients.records import schema as schemas
 from murmurfl.clients.records.machine_records import CsvLines, Records, Rows
-from murmurfl.privacy.machine.clipping import RowBound
-from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, gdp_epsilon, gdp_mu
+from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, gdp_epsilon, gdp_mu, rounded_up
 from murmurfl.privacy.ledger.ledger_history import read_ledger
-from murmurfl.privacy.side.evaluation_query import EvaluationRows
+from murmurfl.privacy.machine.clipping import RowBound
 from typer.testing import CliRunner
 
 ROWS, STRANGE = 40, 25
@@ -237,9 +240,8 @@ class Unprintable(Exception):
 
 def raised(error):
     """Say the secret everywhere, then raise."""
-    print(SECRET)
-    print(SECRET, file=sys.stderr)
-    print(SECRET, file=sys.__stderr__)
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        stream.write(SECRET)
     os.write(1, SECRET.encode())
     os.write(2, SECRET.encode())
     logging.getLogger("somebody").critical(SECRET)
@@ -322,3 +324,312 @@ def test_error_of_one_row_makes_it_zero_and_shows_nowhere(place, error, tmp_path
     assert seen
     assert left[0]["code"] == 0
     assert left[1] == left[0]
+
+
+def failing_later(monkeypatch, error):
+    """Fail after rows were read, in code that is of no row."""
+
+    def fail(*_, **__):
+        raised(error)
+
+    monkeypatch.setattr(real_fit, "run_experiment", fail)
+
+
+@pytest.mark.parametrize("error", [ValueError(SECRET), ConfigurationError(SECRET), OSError(5, SECRET), Panic(SECRET)])
+def test_failure_after_rows_were_read_has_one_fixed_text(error, tmp_path, same_noise, monkeypatch, capfd):
+    table_of(tmp_path / "a", "33,a,1")
+    failing_later(monkeypatch, error)
+    same_noise()
+    left = left_by(tmp_path / "a", capfd=capfd)
+    assert left["code"] == 1
+    assert left["texts"] == ["", f"murmurfl: {Ending.FAILED.value}\n", "", ""]
+    assert left["files"] == {}
+
+
+def test_keyboard_interrupt_says_that_and_nothing_else(tmp_path, same_noise, monkeypatch, capfd):
+    table_of(tmp_path / "a", "33,a,1")
+    failing_later(monkeypatch, KeyboardInterrupt(SECRET))
+    same_noise()
+    left = left_by(tmp_path / "a", capfd=capfd)
+    assert (left["code"], left["texts"]) == (130, ["", "murmurfl: Interrupted.\n", "", ""])
+
+
+def fitted(home, **options):
+    usual = {"schema": home / "schema.toml", "real": True, "epsilon": 2, "strategy": "full-batch", "num_rounds": 2}
+    return fit(home / "people.csv", **{**usual, **options})
+
+
+def test_raised_error_holds_nothing_of_a_row(tmp_path, monkeypatch):
+    table_of(tmp_path / "a", f"{AGE},a,1")
+    failing_later(monkeypatch, ValueError(SECRET))
+    with pytest.raises(SealedError) as caught:
+        fitted(tmp_path / "a")
+    error = caught.value
+    assert error.__cause__ is error.__context__ is None
+    shown = "".join(traceback.TracebackException.from_exception(error, capture_locals=True).format())
+    assert SECRET not in shown
+    assert AGE not in shown
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "message"),
+    [
+        ("age,ill\n1,1\n", {}, "Expected each column of the schema once in the table, got ward missing or twice"),
+        ("", {}, "ward"),
+        ("age,ward,ill\n", {}, "Expected rows in people.csv that end with a line break, got none"),
+        (None, {"learning_rate": -1.0}, "learning-rate"),
+        (None, {"strategy": "nothing"}, "strategy"),
+        (None, {"mechanism": "none"}, "noise"),
+        (None, {"epsilon": 1e9}, "mu is too large"),
+        (None, {"budget": 1.0}, "covers this call's epsilon = 2, got 1: raise it"),
+    ],
+)
+def test_failure_before_rows_are_read_says_why_and_leaves_nothing(lines, options, message, tmp_path):
+    table = table_of(tmp_path / "a", "33,a,1")
+    if lines is not None:
+        table.write_text(lines)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigurationError, match=message):
+        fitted(tmp_path / "a", **options)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_command_with_a_budget_below_its_epsilon_leaves_nothing(tmp_path):
+    table = table_of(tmp_path / "a", "33,a,1")
+    before = sorted(tmp_path.rglob("*"))
+    asked = ["fit", table, "--schema", table.with_name("schema.toml"), "--real", "--epsilon", 2, "--budget", 1]
+    done = CliRunner().invoke(cli, [str(one) for one in [*asked, "--out", tmp_path / "runs" / "deep"]])
+    assert (done.exit_code, "epsilon = 2" in done.stderr) == (1, True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_private_log_is_for_the_operator_alone_and_changes_nothing_else(tmp_path, same_noise, of_misfit, capfd):
+    log = tmp_path / "private.log"
+    table_of(tmp_path / "strange", "33,a,")
+    same_noise()
+    assert left_by(tmp_path / "strange", "--private-log", log, capfd=capfd) == of_misfit
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert log.read_text().startswith(PRIVATE_FIRST_LINE)
+    assert "1 with ill: a missing label" in log.read_text()
+    with pytest.raises(ConfigurationError, match="a private log"):
+        fitted(tmp_path / "strange", private_log=log)
+    with pytest.raises(ConfigurationError, match="private_log with real=True"):
+        fit(tmp_path / "strange" / "people.csv", label="ill", private_log=tmp_path / "other.log")
+
+
+def test_private_log_keeps_why_a_fit_failed(tmp_path, monkeypatch):
+    log = tmp_path / "private.log"
+    table_of(tmp_path / "a", "33,a,1")
+    failing_later(monkeypatch, ValueError(SECRET))
+    with pytest.raises(SealedError):
+        fitted(tmp_path / "a", private_log=log)
+    kept = log.read_text()
+    assert f"ValueError: {SECRET}" in kept
+    assert f"CRITICAL somebody: {SECRET}" in kept
+    assert f"UserWarning: {SECRET}" in kept
+
+
+class Kept(logging.Handler):
+    """A handler of a program's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def emit(self, record):
+        self.kept.append(record.getMessage())
+
+
+def test_nothing_reaches_handlers_hooks_or_streams_of_the_program(capfd):
+    handlers, warned, failed = [Kept(), Kept()], [], []
+    root, later = logging.getLogger(), logging.getLogger("made.while.sealed")
+    root.addHandler(handlers[0])
+    before = sys.stdout, sys.stderr, warnings.showwarning, threading.excepthook, logging.Logger.handle
+    threading.excepthook = failed.append
+
+    def work(seal):
+        later.propagate = False
+        later.addHandler(handlers[1])
+        later.critical(SECRET)
+        with pytest.raises(ValueError, match=SECRET):
+            raised(ValueError(SECRET))
+        subprocess.run([sys.executable, "-c", f"print({SECRET})"], check=True)
+        ctypes.CDLL(None).puts(SECRET.encode())
+        faulthandler.dump_traceback(file=2)
+        seal.show(lambda: sys.stdout.write("a round is over\n"))
+        seal.show(lambda: root.error("of a callback"))
+        return 7
+
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            assert run_sealed(work) == 7
+    finally:
+        threading.excepthook = before[3]
+        root.removeHandler(handlers[0])
+        later.handlers.clear()
+    assert capfd.readouterr() == ("a round is over\n", "")
+    assert (handlers[0].kept, handlers[1].kept, warned, failed) == (["of a callback"], [], [], [])
+    assert (sys.stdout, sys.stderr, warnings.showwarning, threading.excepthook, logging.Logger.handle) == before
+    sys.stdout.write("afterwards\n")
+    assert capfd.readouterr().out == "afterwards\n"
+
+
+def test_seal_is_opened_again_after_an_error(capfd):
+    with pytest.raises(SealedError, match="had been read"):
+        run_sealed(lambda seal: (seal.begin_rows(), raised(ConfigurationError(SECRET))))
+    with pytest.raises(ConfigurationError, match="of settings"):
+        run_sealed(lambda _: (_ for _ in ()).throw(ConfigurationError("of settings")))
+    with pytest.raises(SealedError):  # nobody expected it, so nobody knows what is in it
+        run_sealed(lambda _: raised(ValueError(SECRET)))
+    assert capfd.readouterr() == ("", "")
+    sys.stdout.write("afterwards\n")
+    assert capfd.readouterr().out == "afterwards\n"
+
+
+def test_only_one_fit_is_sealed_at_a_time():
+    with pytest.raises(ConfigurationError, match="one real fit at a time"):
+        run_sealed(lambda _: run_sealed(lambda _: 1))
+    assert run_sealed(lambda _: 1) == 1
+
+
+def test_result_reaches_no_row(tmp_path):
+    table_of(tmp_path / "a", f"{AGE},a,1")
+    result = fitted(tmp_path / "a")
+    seen, todo = set(), [result]
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, type | types.ModuleType | types.FunctionType):
+            continue
+        seen.add(id(one))
+        assert not isinstance(one, Rows | Records | Dealt | SQLiteLedger), type(one)
+        todo += gc.get_referents(one)
+    assert AGE not in repr(result) + result._repr_html_()
+
+
+SCRIPT = """
+import ctypes, os, sys, faulthandler, logging
+from murmurfl.clients import Schema
+from murmurfl.app.commands.main import cli
+faulthandler.enable()
+read = Schema.read
+def strange(self, item):
+    if "77.125" in str(item):
+        print("5551234"); os.write(2, b"5551234"); ctypes.CDLL(None).puts(b"5551234")
+        logging.getLogger("x").critical("5551234"); faulthandler.dump_traceback()
+        raise SystemExit("5551234")
+    return read(self, item)
+Schema.read = strange
+cli()
+"""
+
+
+def test_a_process_of_its_own_says_what_one_in_this_process_says(tmp_path, same_noise, of_misfit):
+    table_of(tmp_path / "strange", f"{AGE},a,1")
+    home = tmp_path / "strange"
+    asked = ["fit", home / "people.csv", "--schema", home / "schema.toml", "--real", "--out", home, "--name", "run"]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *map(str, asked), *QUICK],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": ""},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    said = [line for line in done.stdout.replace(str(home), "HOME").splitlines() if not line.startswith("figure")]
+    usual = [line for line in of_misfit["texts"][0].splitlines() if not line.startswith("figure")]
+    assert [line for line in said if not line.startswith("The released")] == [
+        line for line in usual if not line.startswith("The released")
+    ]
+
+
+def appended(table, count):
+    """Put sorted rows at a table's end."""
+    table.write_bytes(table.read_bytes() + b"".join(b"%d,a,1\n" % (40 + i % 50) for i in range(count)))
+
+
+def test_rows_at_the_end_can_be_added_and_none_before_them_changed(tmp_path):
+    table = table_of(tmp_path / "a", "33,a,1")
+    fitted(tmp_path / "a", budget=9)
+    for count in (7, 1):
+        appended(table, count)
+        result = fitted(tmp_path / "a")
+    ledger = Path(f"{table}.ledger")
+    assert SQLiteLedger(ledger).data == "people.csv; rows dealt: 40 47 48"
+    assert result.table.rows == 48
+    text = table.read_text()
+    table.write_text(text.replace("\n33,a,1\n", "\n34,a,1\n", 1))
+    spent = read_ledger(ledger).reserved_mu
+    with pytest.raises(SealedError, match="unchanged and in their order"):
+        fitted(tmp_path / "a")
+    assert read_ledger(ledger).reserved_mu == spent
+    table.write_text(text)
+    fitted(tmp_path / "a")
+    table.write_text("".join(text.splitlines(keepends=True)[:41]))
+    with pytest.raises(LedgerError, match=r"at least the 48 rows .* got 40"):
+        fitted(tmp_path / "a")
+
+
+def test_rows_that_nothing_was_released_of_may_go_again(tmp_path, monkeypatch):
+    table = table_of(tmp_path / "a", "33,a,1")
+    fitted(tmp_path / "a", budget=9)
+    text = table.read_text()
+    appended(table, 7)
+    with monkeypatch.context() as patch:
+        failing_later(patch, ValueError(SECRET))
+        with pytest.raises(SealedError):
+            fitted(tmp_path / "a")
+    table.write_text(text)
+    appended(table, 3)
+    fitted(tmp_path / "a")
+    assert SQLiteLedger(f"{table}.ledger").data == "people.csv; rows dealt: 40 43"
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=6, unique=True).map(sorted))
+def test_a_row_keeps_its_place_when_others_are_added(counts):
+    order = dealt_order(counts)
+    assert sorted(order.tolist()) == list(range(counts[-1]))
+    for number, end in enumerate(counts, 1):
+        assert np.array_equal(order[:end], dealt_order(counts[:number]))
+
+
+def test_what_is_held_out_of_rows_added_is_mixed_among_them():
+    held_out = dealt_order([1000, 2000])[-200:]
+    assert held_out.min() >= 1000
+    assert 1400 < held_out.mean() < 1600, "of sorted rows some of every kind"
+
+
+def test_another_ledger_is_refused_while_the_tables_own_is_there(tmp_path):
+    table = table_of(tmp_path / "a", "33,a,1")
+    other = tmp_path / "other.ledger"
+    SQLiteLedger.create(other, budget_mu=1.0, delta=1e-5)
+    fitted(tmp_path / "a")
+    alias = tmp_path / "alias.csv"
+    alias.symlink_to(table)
+    for name, ledger in ((table, other), (table, tmp_path / "new.ledger"), (alias, other), (alias, f"{alias}.ledger")):
+        with pytest.raises(ConfigurationError, match="which counts what was released on this table"):
+            fit(name, schema=tmp_path / "a" / "schema.toml", real=True, epsilon=0.1, ledger=ledger)
+    with pytest.raises(ConfigurationError, match="room for epsilon"):
+        fit(alias, schema=tmp_path / "a" / "schema.toml", real=True, epsilon=2)
+    assert read_ledger(other).reserved_mu == 0.0
+    assert not (tmp_path / "new.ledger").exists()
+
+
+def test_output_and_card_have_what_all_calls_spent_and_the_condition(tmp_path):
+    table_of(tmp_path / "a", "33,a,1")
+    for call in range(2):
+        asked = ["fit", tmp_path / "a" / "people.csv", "--schema", tmp_path / "a" / "schema.toml", "--real", *QUICK]
+        done = CliRunner().invoke(cli, [*map(str, asked), *([] if call else ["--budget", "9"]), "--out", str(tmp_path)])
+        assert done.exit_code == 0, done.stderr
+    one, both = gdp_mu(2, 1e-5), np.sqrt(2) * gdp_mu(2, 1e-5)
+    spent = f"have spent mu = {rounded_up(both)}, epsilon = {rounded_up(gdp_epsilon(both, 1e-5))} at delta = 1e-05 on"
+    condition = "given a schema that does not come from these rows"
+    folder = max(tmp_path.glob("fit-people-*"), key=lambda path: path.name)
+    outcome = Outcome.read(folder)
+    assert outcome.mu == pytest.approx(one)
+    shown = card([Group("run", [RecordedRun("run", outcome, None)])])
+    for text in (done.stdout, (folder / "model" / "card.json").read_text(), outcome.guarantee, shown["full"][0][0]):
+        assert spent in text
+        assert f"epsilon = {rounded_up(2.0)} at delta" in text
+        assert condition in text
+    assert spent in " ".join((folder / "model" / "CARD.md").read_text().split())
+    assert shown["who"]["Given"][0][0].startswith("a schema that does not come from")
