@@ -130,7 +130,7 @@ def fit(
 
     Notes
     -----
-    **Formal guarantees.** A rehearsal guarantees nothing: keys are seeded and a drafted schema was made from the rows,
+    A rehearsal guarantees nothing: keys are seeded and a drafted schema was made from the rows,
     so nobody is protected; :attr:`RunResult.guarantee` says what the same run would guarantee on real machines with a
     reviewed schema that does not come from their rows. With ``real`` model and figure have the guarantee of
     :func:`~.real_fit.fit_for_real`, and while it runs nothing that this process prints, logs or warns of leaves it

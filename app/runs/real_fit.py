@@ -271,6 +271,10 @@ def dealt_order(counts: Sequence[int]) -> NDArray[np.int64]:
         A permutation. That of fewer counts is its beginning, so a row keeps its place when others are added at the end.
         Rows that one call added are mixed among themselves, for a file may be sorted.
 
+    Notes
+    -----
+    **Formal guarantees.** The order depends on numbers of rows alone, which are public.
+
     Examples
     --------
     >>> bool((dealt_order([4, 7])[:4] == dealt_order([4])).all()), sorted(dealt_order([4, 7]).tolist())
