@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, TypedDict, get_args
 
+from .. import protocol
 from ..errors import ConfigurationError
 from ..machine.policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
 from .amplification import Amplification
@@ -564,6 +565,7 @@ def stated_guarantee(
             "Expected what machines state, got nothing: pass strategy.ask_privacy(grid), after the training."
         )
     trusts = stated_values(statements, "trust")
+    notes = (*notes, *records_notes(statements))
     if "trusted-server" in trusts:
         raise ConfigurationError(
             "Expected machines that vouch for their own noise, got trust 'trusted-server': what the server guarantees, "
@@ -587,6 +589,12 @@ def stated_guarantee(
         mu_local=figures.mu_local if secure else None,
         min_honest=figures.min_honest if secure else None,
     )
+
+
+def records_notes(statements: Statements) -> list[str]:
+    """Return what machines' samples are, and the condition on the schema that they were read by, in sentences."""
+    kinds = stated_values(statements, protocol.RECORD)
+    return [sentence for kind, sentence in RECORDS.items() if kind in kinds]
 
 
 def stated_values(statements: Statements, name: str) -> set[Any]:
