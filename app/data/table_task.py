@@ -23,11 +23,6 @@ from ..settings.run_config import RunConfig
 from .task import Dataset, Task
 
 _FEWEST_ROWS = 10
-SCALED = "It includes private statistics by which columns are scaled, a tenth of mu^2; other shares are of the rest."
-SPENT = (
-    "All calls with this ledger so far, this one included, have spent mu = {mu}, epsilon = {epsilon} at "
-    "delta = {delta:g} on these rows, of a budget of epsilon = {budget}."
-)
 
 
 @dataclass(frozen=True)
@@ -121,6 +116,13 @@ def _site(rows: Rows, number: int, column: str) -> str:
         return "" if is_missing(cell) else text_of(cell)
     except MisfitError:
         return ""
+
+
+SCALED = "It includes private statistics by which columns are scaled, a tenth of mu^2; other shares are of the rest."
+SPENT = (
+    "All calls with this ledger so far, this one included, have spent mu = {mu}, epsilon = {epsilon} at "
+    "delta = {delta:g} on these rows, of a budget of epsilon = {budget}."
+)
 
 
 @dataclass(frozen=True)

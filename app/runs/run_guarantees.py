@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import overload
 
-from ...privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, rounded_up, stated_words
-from ...privacy.accounting.guarantee import Figures, Statements, records_notes
+from ...privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, protocol, rounded_up, stated_words
+from ...privacy.accounting.guarantee import RECORDS, Figures, Statements
 from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
 from .machine_statements import statement_groups
@@ -152,7 +152,8 @@ def _notes(experiment: Experiment, deployed: bool, statements: Statements | None
         yield EXPECTED
     else:
         yield STATED.format(said=len(statements), all=config.num_clients)
-    yield from records_notes(statements or {})
+    kinds = {str(one.get(protocol.RECORD, "")) for one in (statements or {}).values()}
+    yield from (sentence for kind, sentence in RECORDS.items() if kind in kinds)
 
 
 def _one_policy(experiment: Experiment) -> bool:

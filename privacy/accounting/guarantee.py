@@ -565,7 +565,8 @@ def stated_guarantee(
             "Expected what machines state, got nothing: pass strategy.ask_privacy(grid), after the training."
         )
     trusts = stated_values(statements, "trust")
-    notes = (*notes, *records_notes(statements))
+    kinds = stated_values(statements, protocol.RECORD)
+    notes = (*notes, *(sentence for kind, sentence in RECORDS.items() if kind in kinds))
     if "trusted-server" in trusts:
         raise ConfigurationError(
             "Expected machines that vouch for their own noise, got trust 'trusted-server': what the server guarantees, "
@@ -589,12 +590,6 @@ def stated_guarantee(
         mu_local=figures.mu_local if secure else None,
         min_honest=figures.min_honest if secure else None,
     )
-
-
-def records_notes(statements: Statements) -> list[str]:
-    """Return what machines' samples are, and the condition on the schema that they were read by, in sentences."""
-    kinds = stated_values(statements, protocol.RECORD)
-    return [sentence for kind, sentence in RECORDS.items() if kind in kinds]
 
 
 def stated_values(statements: Statements, name: str) -> set[Any]:
