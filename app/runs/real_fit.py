@@ -50,7 +50,7 @@ from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
 from .progress import Progress
 from .result import RunResult
-from .sealed import Ending, Seal, SealedError
+from .sealed import ChangedRowsError, Seal
 from .side_releases import beside_sides, features_bound, make_centring, make_evaluation
 from .training_run import check_deployed, run_experiment
 
@@ -102,7 +102,7 @@ def fit_for_real(
     ------
     ConfigurationError, LedgerError
         If settings, schema, header or ledger cannot be; no row was read, nothing was released, no ledger was made.
-    SealedError
+    ChangedRowsError
         If the rows are not those that the ledger was used with.
 
     Notes
@@ -218,7 +218,7 @@ def _check_unchanged(machine: LedgeredMachine) -> None:
     try:
         machine.check_data()
     except LedgerError:
-        raise SealedError(Ending.CHANGED) from None
+        raise ChangedRowsError from None
 
 
 _ROWS_DEALT = "; rows dealt: "

@@ -27,7 +27,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...privacy import ConfigurationError, MurmurflError
+from ...privacy import ConfigurationError, LedgerError, MurmurflError
 from ...privacy.files import create_private
 
 PRIVATE_FIRST_LINE = (
@@ -60,6 +60,13 @@ class SealedError(MurmurflError):
     def __init__(self, ending: Ending) -> None:
         super().__init__(ending.value)
         self.ending = ending
+
+
+class ChangedRowsError(SealedError, LedgerError):
+    """Rows are not those that a ledger was used with."""
+
+    def __init__(self) -> None:
+        super().__init__(Ending.CHANGED)
 
 
 class Seal:
@@ -178,7 +185,9 @@ def run_sealed(work: Callable[[Seal], ResultT], private_log: Path | None = None)
     if known is not None:
         raise known
     if result is None:
-        raise KeyboardInterrupt if ending is Ending.INTERRUPTED else SealedError(ending)
+        if ending is Ending.INTERRUPTED:
+            raise KeyboardInterrupt
+        raise ChangedRowsError if ending is Ending.CHANGED else SealedError(ending)
     return result[0]
 
 

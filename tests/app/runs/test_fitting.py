@@ -15,10 +15,9 @@ from murmurfl.app.data.table_task import ReadTable, held_out
 from murmurfl.app.models.trained_model import TrainedModel
 from murmurfl.app.runs import fitting
 from murmurfl.app.runs.fitting import fit_lines, is_useless
-from murmurfl.app.runs.sealed import SealedError
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.clients.records.drafting import document
-from murmurfl.privacy import ConfigurationError, derived_seed, gdp_mu
+from murmurfl.privacy import ConfigurationError, LedgerError, derived_seed, gdp_mu
 from murmurfl.privacy.ledger.ledger_history import read_ledger
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
@@ -468,7 +467,7 @@ def test_a_ledger_knows_rows_that_were_scaled_otherwise_before(far_too_wide):
     assert len(read_ledger(ledger).sessions) == 6
     assert again.epsilon == pytest.approx(6)
     table, schema = far_too_wide("34")
-    with pytest.raises(SealedError, match="unchanged and in their order"):
+    with pytest.raises(LedgerError, match="unchanged and in their order"):
         fit(table, schema=schema, real=True, epsilon=1, ledger=ledger, **QUICK)
 
 
