@@ -11,6 +11,9 @@ OF_DATA: Mapping[str, object] = {"of_data": True}
 """``extra`` of a line of a machine's own log that depends on its data, by what it says or by being there at all. A real
 node leaves it out of its log, unless its operator asks for details."""
 
+PUBLIC: Mapping[str, object] = {"public": True}
+"""``extra`` of a line of code that sees samples which depends on none of them: a real node leaves out the others."""
+
 ANOTHER_FORMAT = (
     "Go on with the version of murmurfl that wrote it, or with a new ledger for data that were never used before: the "
     "same data would spend their budget twice."

@@ -39,6 +39,7 @@ TRAIN_FOR_EACH = (
     "test_no_noise.py",
     "test_opening_record.py",
     "test_own_mechanisms.py",
+    "test_real_fit.py",
     "test_rehearsal.py",
     "test_resumed_rounds.py",
     "test_secure_aggregation.py",

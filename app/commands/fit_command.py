@@ -69,6 +69,14 @@ def fit(
         typer.Option(help="With --real, for a new ledger: epsilon of all calls.", show_default="this call's epsilon"),
     ] = 0.0,
     ledger: Annotated[Path | None, typer.Option(help="With --real: its file.", show_default="FILE.ledger")] = None,
+    private_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --real: a new file, for you alone, for everything that must not leave.",
+            show_default="nowhere",
+        ),
+    ] = None,
     assignments: Assignments = None,
     out: Annotated[Path, typer.Option(help="Folder for the run's own folder.")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="Name of the run's folder.", show_default="from the time")] = None,
@@ -97,6 +105,7 @@ def fit(
             options: dict[str, Any] = {} if "mu" in settings else {"epsilon": epsilon}
             options |= {"label": label, "site": site, "machines": machines, "schema": schema, "trust": trust}
             options |= {"evaluate": evaluate, "scale": scale, "real": real, "budget": budget, "ledger": ledger}
+            options |= {"private_log": private_log}
             result = fitting.fit(table, **{**options, **settings})
             write_record(result, folder)
             model = result.save(folder / MODEL)

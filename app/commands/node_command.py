@@ -46,11 +46,12 @@ class Serving:
     log_details: bool = False
     verbose: bool = False
 
-    def start_log(self, *, watched: bool = False) -> None:
+    def start_log(self, *, watched: bool = False, sees_samples: bool = True) -> None:
         """Log as a node does from here on, to standard error; with details if somebody looks on (``watched``)."""
         from ..nodes.watching.journal import LogSettings, start_log
 
-        start_log(LogSettings(as_json=self.log_json, verbose=self.verbose, details=self.log_details or watched))
+        details = self.log_details or watched
+        start_log(LogSettings(self.log_json, self.verbose, details=details, sees_samples=sees_samples))
 
     def journal(self) -> Journal:
         """A journal whose entries are in the log."""
@@ -182,7 +183,7 @@ def take_part(
 ) -> None:
     """Run a node or a helper, or check it; keywords are the commands' options."""
     serving = Serving(log_json, log_details, verbose)
-    serving.start_log(watched=check)
+    serving.start_log(watched=check, sees_samples=kind == "node")
     with serving.failing():
         from ..nodes.connection import Connection
         from ..nodes.node_app import read_node
@@ -278,7 +279,7 @@ def server(
     """Run Flower's SuperLink: takes its options too, starts it again when it ends, shows how it is."""
     # Details, because a server's log contains no data of a machine.
     serving = Serving(log_json, log_details=True, verbose=verbose)
-    serving.start_log()
+    serving.start_log(sees_samples=False)
     with serving.failing():
         from ..nodes.servers.watched_server import run_server
         from ..nodes.watching.health import Addresses

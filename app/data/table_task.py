@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...clients.records.drafting import Draft, draft, draft_of_rows
 from ...clients.records.machine_records import Records, Rows, check_columns, table_file, table_rows
 from ...clients.records.schema import Schema, is_missing, text_of
-from ...privacy import ConfigurationError, derived_seed
+from ...privacy import ConfigurationError, derived_seed, gdp_epsilon, rounded_up
 from ...privacy.errors import MisfitError
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
@@ -118,6 +118,13 @@ def _site(rows: Rows, number: int, column: str) -> str:
         return ""
 
 
+SCALED = "It includes private statistics by which columns are scaled, a tenth of mu^2; other shares are of the rest."
+SPENT = (
+    "All calls with this ledger so far, this one included, have spent mu = {mu}, epsilon = {epsilon} at "
+    "delta = {delta:g} on these rows, of a budget of epsilon = {budget}."
+)
+
+
 @dataclass(frozen=True)
 class FittedTable:
     """What a model was fitted to: the table, how its rows were read, and what guessing reaches on the rows held out."""
@@ -144,6 +151,10 @@ class FittedTable:
     scaled: bool = False
     better: str = ""
     """A way that was rehearsed too and is better, if the model is of no use."""
+    spent_mu: float = 0.0
+    """Mu that all calls with the ledger of a real fit have spent on these rows so far; 0 for a rehearsal."""
+    budget_mu: float = 0.0
+    """The ledger's budget; 0 for a rehearsal."""
 
     @property
     def error_of_accuracy(self) -> float:
@@ -156,6 +167,17 @@ class FittedTable:
         frequent = self.majority * self.tested
         pairs = frequent * (self.tested - frequent)
         return math.sqrt((self.tested + 1) / (12 * pairs)) if pairs else math.inf
+
+    def spent(self, delta: float) -> str:
+        """What all calls with a real fit's ledger have spent on these rows, in a sentence; empty for a rehearsal."""
+        if not self.spent_mu:
+            return ""
+        epsilon, budget = (rounded_up(gdp_epsilon(mu, delta)) for mu in (self.spent_mu, self.budget_mu))
+        return SPENT.format(mu=rounded_up(self.spent_mu), epsilon=epsilon, delta=delta, budget=budget)
+
+    def notes(self, delta: float) -> tuple[str, ...]:
+        """Sentences on what a guarantee for the table includes, and what else was released on it."""
+        return tuple(filter(None, [SCALED if self.scaled else "", self.spent(delta)]))
 
     def document(self) -> dict[str, Any]:
         """For the model's card."""

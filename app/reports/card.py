@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from ...privacy import caption, rounded_up
-from ...privacy.accounting.guarantee import AGAINST, UNIT_WORDS, right_at_most
+from ...privacy.accounting.guarantee import AGAINST, GIVEN_SCHEMA, UNIT_WORDS, right_at_most
 from ..engines.start import ENGINES
 from ..planning.noise_plans import Person
 from ..runs.outcome import Outcome
@@ -60,7 +60,7 @@ def card(groups: Sequence[Group]) -> dict[str, Any]:
     The figures are the guarantee's, and for a person :class:`~murmurfl.app.planning.noise_plans.Person`'s: for that
     many records on one machine, and where all records on a machine are one unit, for that many machines.
     """
-    who: Questions = {"Who is protected": _protected, "From whom": _against, "If honest": _honest}
+    who: Questions = {"Who is protected": _protected, "From whom": _against, "If honest": _honest, "Given": _given}
     whence: Questions = {"On whose word": _word}
     if (alone := groups[0].outcome if len(groups) == 1 else None) is not None:  # a table has them of several
         whence |= {"Made": made, "Configuration": lambda one: f"sha256 {digest(one.config)}"}
@@ -216,6 +216,13 @@ def _honest(outcome: Outcome) -> str:
         return own
     machines = f"{terms.min_honest} machine{'s' * (terms.min_honest != 1)} of each sum"
     return f"one helper and {machines}; if not, what is said to hold whatever happens"
+
+
+def _given(outcome: Outcome) -> str:
+    """The condition on the schema by which records were read; empty where records were not read by one."""
+    notes = " ".join(outcome.privacy.notes) if outcome.privacy is not None else ""
+    known = (GIVEN_SCHEMA.format(records=records) for records in ("rows", "items"))
+    return next((f"{one}; a reviewed draft shows something of them" for one in known if one in notes), "")
 
 
 def _word(outcome: Outcome) -> str:

@@ -8,7 +8,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from .outcome import Alone, Outcome, Twin
 from .progress import Progress
 from .real_fit import LEDGER_ENDING, evaluated_privately, fit_for_real, with_spent
 from .result import RunResult
+from .sealed import Seal, run_sealed
 from .simulate import bar_of_rounds, without_noise
 
 MACHINES = 5
@@ -74,6 +75,7 @@ def fit(
     real: bool = False,
     budget: float = 0.0,
     ledger: Path | str | None = None,
+    private_log: Path | str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     **settings: Value,
 ) -> RunResult:
@@ -107,6 +109,9 @@ def fit(
         With ``real``: epsilon of everything that is ever released of these rows, for a new ledger; default this call's.
     ledger : path, optional
         With ``real``: the ledger's file; default the table's with ``.ledger`` behind it.
+    private_log : path, optional
+        With ``real``: new file, which nobody else can read, for everything that must not leave: log records, warnings,
+        what is printed, and why the fit failed. Default nowhere.
     on_progress : callable, optional
         Called after every round; default a bar, in a notebook or on a terminal.
     **settings
@@ -120,13 +125,16 @@ def fit(
     Raises
     ------
     MurmurflError
-        If there is no such table, column or setting, or nothing can be learnt; one line.
+        If there is no such table, column or setting, or nothing can be learnt; one line. With ``real``, a failure after
+        a row was read has one fixed text and no cause (:class:`~.sealed.SealedError`).
 
     Notes
     -----
-    A rehearsal guarantees nothing: keys are seeded and a drafted schema was made from the rows, so nobody
-    is protected; :attr:`RunResult.guarantee` says what the same run would guarantee on real machines with a reviewed
-    schema. With ``real`` model and figure have the guarantee of :func:`~.real_fit.fit_for_real`.
+    A rehearsal guarantees nothing: keys are seeded and a drafted schema was made from the rows,
+    so nobody is protected; :attr:`RunResult.guarantee` says what the same run would guarantee on real machines with a
+    reviewed schema that does not come from their rows. With ``real`` model and figure have the guarantee of
+    :func:`~.real_fit.fit_for_real`, and while it runs nothing that this process prints, logs or warns of leaves it
+    (:func:`~.sealed.run_sealed`).
 
     Examples
     --------
@@ -137,12 +145,49 @@ def fit(
     >>> result.predict([{"age": 30.0}, {"age": 75.0}]).tolist()
     ['no', 'yes']
     """
-    found = ReadTable.of(table, label=label, site=site, schema=schema)
-    of_numbers = found.schema.num_classes == 1  # made-up data of which have classes: there is nothing to rehearse
+    asked = _Asked(table, label, site, machines, epsilon, schema, trust, evaluate, scale, settings)
+    if not real:
+        if budget or ledger or private_log:
+            raise ConfigurationError(
+                "Expected budget, ledger and private_log with real=True (--real) only: a rehearsal spends nothing."
+            )
+        return _rehearsed(asked, on_progress)
+    shown = on_progress or bar_of_rounds()
+    return run_sealed(
+        lambda seal: _for_real(asked, ledger, budget, seal, shown),
+        None if private_log is None else Path(private_log),
+    )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Arguments of :func:`fit` that a rehearsal and a real fit share."""
+
+    table: Any
+    label: str
+    site: str
+    machines: int
+    epsilon: float | None
+    schema: Schema | Path | str | None
+    trust: str
+    evaluate: str
+    scale: str
+    settings: Mapping[str, Value]
+
+    def settled(self) -> tuple[ReadTable, dict[str, Value]]:
+        """Read the table's header and its schema; the table, and the run-config keys, checked."""
+        found = ReadTable.of(self.table, label=self.label, site=self.site, schema=self.schema)
+        return found, _own_keys(self, found.schema)
+
+
+def _own_keys(asked: _Asked, schema: Schema) -> dict[str, Value]:
+    """The run-config keys that are asked for, checked."""
+    epsilon, trust, evaluate, scale = asked.epsilon, asked.trust, asked.evaluate, asked.scale
+    of_numbers = schema.num_classes == 1  # made-up data of which have classes: there is nothing to rehearse
     own: dict[str, Value] = {
         "strategy": "full-batch" if of_numbers and trust != "trusted-server" else "auto",
         "model": "ridge" if of_numbers else "softmax",
-        **{name.replace("_", "-"): value for name, value in settings.items()},
+        **{name.replace("_", "-"): value for name, value in asked.settings.items()},
     }
     if dealt := next((name for name in _DEALT if name in own), ""):
         raise ConfigurationError(
@@ -156,16 +201,18 @@ def fit(
             f"Expected evaluate to be empty or, of classes, 'private', got {evaluate!r}: numbers are never quite right."
         )
     if evaluate:
-        own = {**evaluated_privately(found.schema), **own}
+        own = {**evaluated_privately(schema), **own}
     given = {"epsilon": epsilon, "trust": trust}
     own = layered(own, {name: value for name, value in given.items() if value})
     if scale not in ("", PRIVATE):
         raise ConfigurationError(f"Expected scale to be empty or 'private', got {scale!r}.")
-    if real:
-        shown, share = on_progress or bar_of_rounds(), SCALING_SHARE if scale else 0.0
-        return _for_real(found, table, own, ledger, budget, shown, share, simulated=bool(site or machines or trust))
-    if budget or ledger:
-        raise ConfigurationError("Expected budget and ledger with real=True (--real) only: a rehearsal spends nothing.")
+    return own
+
+
+def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None) -> RunResult:
+    found, own = asked.settled()
+    table, site, machines, scale = asked.table, asked.site, asked.machines, asked.scale
+    of_numbers = found.schema.num_classes == 1
     if site and machines:
         raise ConfigurationError("Expected site or machines, got both: each site is a machine.")
     read, config = _settled(found, own, site, machines)
@@ -184,8 +231,8 @@ def fit(
     ways: dict[str, dict[str, Value]] = {}
     worse = is_useless(made.outcome, described) or _alone_does(made.outcome, described)
     if not found.drafted and _far_too_wide(found.schema, read):
-        again = {**settings, "scale": PRIVATE, "epsilon": epsilon, "trust": trust}
-        others += [(f"--scale {PRIVATE}", fit(table, site=site, machines=machines, schema=found.schema, **again))]
+        again = replace(asked, label="", schema=found.schema, evaluate="", scale=PRIVATE)
+        others += [(f"--scale {PRIVATE}", _rehearsed(again, on_progress))]
     elif config.num_clients > 1 and made.guarantee.trust == "untrusted-server" and worse:
         ways[f"--trust {_SUMS}"] = {"trust": _SUMS}
     if made.mean is None and not config.centring and not of_numbers and _is_off_centre(read):
@@ -304,41 +351,42 @@ def _with(result: RunResult, outcome: Outcome, table: FittedTable) -> RunResult:
 
 
 def _for_real(
-    found: ReadTable,
-    table: Any,
-    own: dict[str, Value],
+    asked: _Asked,
     ledger: Path | str | None,
     budget: float,
+    seal: Seal,
     on_progress: Callable[[Progress], None] | None,
-    scaling_share: float,
-    *,
-    simulated: bool,
 ) -> RunResult:
-    if simulated:
+    if asked.site or asked.machines or asked.trust:
         raise ConfigurationError(
             "Expected no site, machines or trust in a real fit, in which this computer has all rows, got some: leave "
             "them out, or give each site a node (docs/deployment.md)."
         )
-    if found.drafted or not isinstance(table, str | Path):
+    if asked.schema is None or not isinstance(asked.table, str | Path):
         raise ConfigurationError(
             "Expected a file and a reviewed schema for a real fit, got a drafted one or no file: a draft shows "
             "something of the rows. `murmurfl schema FILE --out SCHEMA.toml` makes a draft to review."
         )
-    own_ledger = Path(f"{Path(table).expanduser()}{LEDGER_ENDING}")
-    where = Path(ledger).expanduser() if ledger else own_ledger
-    if own_ledger.exists() and not where.exists():
-        raise ConfigurationError(
-            f"Expected the ledger {own_ledger}, which counts what was released of this table, got a new one: leave out "
-            "--ledger."
-        )
-    with _quiet():
-        result, found = fit_for_real(found, own, where, budget, on_progress, scaling_share=scaling_share)
-    rows = len(found.rows)
+    found, own = asked.settled()
+    share = SCALING_SHARE if asked.scale else 0.0
+    where = _ledger_of(Path(asked.table).expanduser(), ledger)
+    made = fit_for_real(found, own, where, budget, seal, on_progress, scaling_share=share)
     # What else is of the rows was not released.
     unknown: dict[str, Any] = {"tested": 0, "misfits": {}, "majority": 0.0, "variance": 0.0, "left_out": {}}
-    known: dict[str, Any] = {"drafted": False, "rows": rows, "trained": rows, "site": "", "scaled": found.scaled}
-    described = FittedTable(found.name, found.schema, **known, **unknown)
-    return _fitted(result, described)
+    known: dict[str, Any] = {"drafted": False, "rows": made.rows, "trained": made.rows, "site": "", "scaled": share > 0}
+    spent: dict[str, Any] = {"spent_mu": made.spent_mu, "budget_mu": made.budget_mu}
+    return _fitted(made.result, FittedTable(found.name, made.schema, **known, **unknown, **spent))
+
+
+def _ledger_of(table: Path, ledger: Path | str | None) -> Path:
+    """The ledger of a real fit: the table's own if it has one, whatever name the table is called by."""
+    own = Path(f"{table.resolve()}{LEDGER_ENDING}")
+    where = Path(ledger).expanduser() if ledger else own
+    if own.exists() and where.resolve() != own.resolve():
+        raise ConfigurationError(
+            f"Expected the ledger {own}, which counts what was released on this table, got {where}: leave out --ledger."
+        )
+    return where
 
 
 def figure(of: Outcome | Twin | Alone, table: FittedTable) -> float:
@@ -423,13 +471,16 @@ def _real_lines(result: RunResult, table: FittedTable, folder: Path | None) -> l
     measured = "none: how far numbers are off is not released; rehearse without --real to see it"
     if schema.num_classes > 1:
         measured = "none was released" if evaluation is None else evaluation.sentence or evaluation.failure
+    spent = table.spent(result.guarantee.delta)
+    notes = [note for note in result.guarantee.notes if note != spent]
     rows = [
         ("table", f"{table.name}: {table.rows:,} rows, whose number is public"),
         ("columns", _columns_words(table)),
         ("label", _label_words(table)),
         ("method", _method(result)),
         ("figure", f"{measured}"),
-        ("privacy", f"REAL: {result.guarantee}"),
+        ("privacy", f"REAL: {replace(result.guarantee, notes=tuple(notes))}"),
+        ("in all", spent),
         *_saved(folder),
     ]
     return [*_real_verdict(result, schema), *_aligned(rows)]
@@ -504,8 +555,8 @@ def _privacy(result: RunResult) -> str:
     guarantee = result.guarantee
     # What its parts cost stands in the card, and the words before it say that keys are seeded.
     return (
-        "REHEARSAL: nobody was protected. With secret keys and a reviewed schema it would have "
-        f"{replace(guarantee, notes=())}"
+        "REHEARSAL: nobody was protected. With secret keys and a reviewed schema that does not come from the rows it "
+        f"would have {replace(guarantee, notes=())}"
     )
 
 

@@ -57,7 +57,8 @@ def card_text(said: Mapping[str, Any]) -> str:
     data = said["data"]
     rows = [("what it is", said["what"])]
     if (would := said["would_have"]) is not None:
-        rows.append(("for real", f"with secret keys and a reviewed schema it would have: {would['sentence']}"))
+        condition = "with secret keys and a reviewed schema that does not come from the rows it would have"
+        rows.append(("for real", f"{condition}: {would['sentence']}"))
     if said["epsilon"] is not None:
         rows.append(("privacy", str(said["sentence"])))
     if said["private_evaluation"]:

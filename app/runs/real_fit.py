@@ -1,15 +1,19 @@
 """A table fitted for real: one computer in the place of a trusted curator, with a machine that real nodes have.
 
-Its key is the operating system's, its ledger lies beside the table and counts every call, rows are read one by one by a
-reviewed schema, and the only figure of the model is released with noise. Everything that the other half of the training
-is told of the rows is their number.
+Its key is the operating system's, its ledger lies next to the table and counts every call, rows are read one by one by
+a reviewed schema, and the only figure of the model is released with noise. Everything that the other half of the
+training is told of the rows is their number. Whatever can be wrong with files and settings is found before the first
+row is read; from then on the process is sealed (:mod:`.sealed`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients import StatisticsClient, TableRows, numpy_client_app, statistics_columns
-from ...clients.nodes.operators_file import covering_budget
 from ...clients.records.machine_records import Records, Rows
 from ...clients.records.schema import Schema
 from ...clients.side.side_parts import check_beside
@@ -25,6 +28,7 @@ from ...clients.side.statistics_client import RecordPlaces
 from ...privacy import (
     EVALUATION_SHARE,
     ConfigurationError,
+    LedgerError,
     PrivacyPolicy,
     SQLiteLedger,
     derived_seed,
@@ -35,6 +39,7 @@ from ...privacy import (
 )
 from ...privacy.errors import MisfitError
 from ...privacy.machine.admission import ROUNDING
+from ...privacy.machine.ledgered_machine import LedgeredMachine
 from ...privacy.setting import Value
 from ...strategies import Statistics
 from ..data.table_task import ReadTable, TableTask, model_inputs, scaled_labels
@@ -45,11 +50,25 @@ from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
 from .progress import Progress
 from .result import RunResult
+from .sealed import ChangedRowsError, Seal
 from .side_releases import beside_sides, features_bound, make_centring, make_evaluation
-from .training_run import run_experiment
+from .training_run import check_deployed, run_experiment
 
 LEDGER_ENDING = ".ledger"
 _HELD_OUT, _BINS, _TWO = 0.1, 20, 2
+
+
+@dataclass(frozen=True)
+class RealFit:
+    """What leaves a real fit: released, or public."""
+
+    result: RunResult
+    schema: Schema
+    """The schema by which rows were read, with released bounds if there are any."""
+    rows: int
+    spent_mu: float
+    """Mu of everything that calls with this ledger have released on these rows so far."""
+    budget_mu: float
 
 
 def fit_for_real(
@@ -57,11 +76,12 @@ def fit_for_real(
     settings: dict[str, Value],
     ledger: Path,
     budget: float,
+    seal: Seal,
     on_progress: Callable[[Progress], None] | None = None,
     *,
     scaling_share: float = 0.0,
-) -> tuple[RunResult, ReadTable]:
-    """Train on a table's rows with one machine that has all of them; the result, and the table as it was read.
+) -> RealFit:
+    """Train on a table's rows with one machine that has all of them.
 
     Parameters
     ----------
@@ -70,19 +90,29 @@ def fit_for_real(
     ledger : Path
         The ledger's file; made if it is not there.
     budget : float
-        Of a new ledger: epsilon of everything that is ever released of these rows; 0 for what this call takes.
+        Budget of a new ledger: epsilon of everything that is ever released on these rows; 0 for what this call takes.
+    seal : Seal
+        Seal under which this is called.
     on_progress : callable, optional
         Called after every round.
     scaling_share : float
-        Of mu^2, for private statistics by which columns are scaled; 0 for none.
+        Share of mu^2 for private statistics by which columns are scaled; 0 for none.
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If settings, schema, header or ledger cannot be; no row was read, nothing was released, no ledger was made.
+    ChangedRowsError
+        If the rows are not those that the ledger was used with.
 
     Notes
     -----
     **Formal guarantees.** Everything that leaves the machine, the statistics, the model and the private evaluation, is
     together mu-GDP for replacement of one row of the table, for the mu that was asked for, and all calls with one
     ledger stay within its budget. Bounds that columns are scaled by are made from the released statistics alone. It
-    rests on this computer, which sees the rows, on the schema being public knowledge, and on the number of rows being
-    public. Proof: docs/proofs/release-rule.md.
+    rests on this computer, which sees the rows, on a public schema that does not come from these rows, and on the
+    number of rows being public: of a CSV file the lines behind the header that end with a line break, whatever stands
+    in them. Proof: docs/proofs/release-rule.md.
     """
     schema = found.schema
     schema.check_for_real_nodes()
@@ -90,42 +120,84 @@ def fit_for_real(
         raise ConfigurationError(
             "Expected a schema without an owner for a real fit, got one: nodes protect owners (samples-per-owner)."
         )
-    rows = Dealt(found.rows, schema)
+    if not (count := found.rows.public_count):
+        raise ConfigurationError(f"Expected rows in {found.name} that end with a line break, got none.")
     evaluated = evaluated_privately(schema)
-    task = TableTask(schema, _of_nobody(len(rows), schema))
+    task = TableTask(schema, _of_nobody(count, schema))
     fixed: dict[str, Value] = {"task": task.name, "partition": "iid", "num-clients": 1, "clients-per-round": 1}
     whole = RunConfig.from_mapping({**evaluated, **settings, **fixed})
     mu, scaling_mu = whole.mu, whole.mu * math.sqrt(scaling_share)
     rest: dict[str, Value] = {"mu": mu * math.sqrt(1.0 - scaling_share)} if scaling_share else {}
     experiment = prepare(RunConfig.from_mapping(layered({**evaluated, **settings, **fixed}, rest)))
     config = experiment.config
-    kept = _ledger(ledger, mu, config.delta, budget, found.name)
-    policy = replace(experiment.policy(), budget_mu=covering_budget(mu, kept), noise_quality="exact")
-    _check_room(kept, mu, float(policy.budget_mu or mu), config.delta)
+    check_deployed(config)
+    kept, policy = _opened(ledger, experiment, schema, mu, scaling_mu, budget, found.name)
+    order = _order_on(kept, found.name, count)
+
+    seal.begin_rows()
+    rows = Dealt(found.rows, schema, order)
+    seal.note(rows.records.report())
     spent = 0.0
     if scaling_share:
-        policy = beside_sides(policy, float(policy.budget_mu or mu))
-        bounds, spent = _bounds(rows, policy, scaling_mu, kept, found.name)
+        statistics = _statistics_client(schema, Places(rows), policy, scaling_mu, kept, found.name)
+        bounds, spent = _bounds(statistics, schema), statistics.machine.plan.mu
         schema = schema.bounded(bounds)
-        found, rows = replace(found, schema=schema, scaled=True), rows.read_by(schema)
-    client = experiment.method.client(
-        experiment.gradients,
-        rows,
-        policy,
-        kept,
-        kept.keys(),
-        name=found.name,
-        **{**experiment.method.client_options(experiment.trained, 0), **_sides(experiment, policy)},
-    )
-    client.machine.check_data()
+        rows = rows.read_by(schema)
+    client = _client(experiment, rows, policy, kept, found.name)
+    _check_unchanged(client.machine)
     grid = InProcessGrid(numpy_client_app(lambda _: client), 1, {})
 
     def shown(progress: Progress) -> None:
         if on_progress is not None:
-            on_progress(_unmeasured(progress))
+            seal.show(partial(on_progress, _unmeasured(progress)))
 
     result = run_experiment(grid, config, deployed=True, experiment=experiment, on_progress=shown)
-    return with_spent(replace(result, progress=[_unmeasured(one) for one in result.progress]), spent), found
+    # How long rounds took depends on what stands in rows.
+    result = replace(result, progress=[_unmeasured(one) for one in result.progress], seconds=None)
+    with kept.exclusive() as page:
+        all_calls = page.account().reserved_mu
+    return RealFit(with_spent(result, spent), schema, count, all_calls, float(kept.budget_mu or mu))
+
+
+def _client(experiment: Experiment, samples: Any, policy: PrivacyPolicy, ledger: SQLiteLedger, name: str) -> Any:
+    """The one machine of a real fit."""
+    options = {**experiment.method.client_options(experiment.trained, 0), **_sides(experiment, policy)}
+    return experiment.method.client(experiment.gradients, samples, policy, ledger, ledger.keys(), name=name, **options)
+
+
+def _opened(
+    path: Path, experiment: Experiment, schema: Schema, mu: float, scaling_mu: float, budget: float, name: str
+) -> tuple[SQLiteLedger, PrivacyPolicy]:
+    """The ledger, made only if nothing is wrong with the settings, and the machine's policy on its budget."""
+    delta, count = experiment.config.delta, len(experiment.data.train_labels)
+    kept = SQLiteLedger(path) if path.exists() else None
+    if kept is not None and budget:
+        raise ConfigurationError(
+            f"Expected no budget for the ledger {path}, which has one, got {budget:g}: `murmurfl ledger show "
+            f"{path}` says what is left."
+        )
+    whole = gdp_mu(budget, delta) if budget else mu
+    if kept is not None:
+        whole = float(kept.budget_mu or 0.0)
+        _check_room(kept, mu, whole, delta)
+    elif mu > whole * (1 + ROUNDING):
+        wanted, given = rounded_up(gdp_epsilon(mu, delta)), rounded_up(gdp_epsilon(whole, delta))
+        raise ConfigurationError(
+            f"Expected a budget that covers this call's epsilon = {wanted}, got {given}: raise it, or leave it out."
+        )
+    policy = replace(experiment.policy(), budget_mu=whole, noise_quality="exact")
+    with tempfile.TemporaryDirectory() as scratch:  # where machines with nobody's rows find what is wrong
+        at = delta if kept is None else float(kept.delta or delta)
+        trial = SQLiteLedger.create(Path(scratch) / "trial.ledger", budget_mu=whole, delta=at)
+        if scaling_mu:
+            policy = beside_sides(policy, whole)
+            _statistics_client(
+                schema, np.full((count, len(statistics_columns(schema))), np.nan), policy, scaling_mu, trial, name
+            )
+        _client(experiment, _Nobody(experiment.data), policy, trial, name)
+    if kept is None:
+        kept = SQLiteLedger.create(path, budget_mu=whole, delta=delta, data=_data_text(name, [count]))
+    return kept, policy
 
 
 def _check_room(ledger: SQLiteLedger, mu: float, budget: float, delta: float) -> None:
@@ -141,6 +213,80 @@ def _check_room(ledger: SQLiteLedger, mu: float, budget: float, delta: float) ->
     )
 
 
+def _check_unchanged(machine: LedgeredMachine) -> None:
+    """Raise, in a fixed text, if the rows are not those that the ledger was used with."""
+    try:
+        machine.check_data()
+    except LedgerError:
+        raise ChangedRowsError from None
+
+
+_ROWS_DEALT = "; rows dealt: "
+
+
+def _data_text(name: str, counts: Sequence[int]) -> str:
+    """What a ledger calls a table: its name, and how many rows it had at each call that found more than before."""
+    return f"{name}{_ROWS_DEALT}{' '.join(map(str, counts))}"
+
+
+def _counts_of(text: str) -> list[int]:
+    """The numbers of rows in a ledger's text; none if it has no such text."""
+    found = re.search(re.escape(_ROWS_DEALT) + r"(\d+(?: \d+)*)$", text)
+    return [] if found is None else [int(one) for one in found.group(1).split()]
+
+
+def _order_on(ledger: SQLiteLedger, name: str, count: int) -> NDArray[np.int64]:
+    """The order of ``count`` rows in which those that a ledger was used with keep their places.
+
+    It follows from numbers of rows alone, which are public: those of earlier calls, which the ledger has, and this one.
+    """
+    with ledger.exclusive() as page:
+        used = page.account().samples_used
+    known = _counts_of(ledger.data)
+    counts = [end for start, end in zip([0, *known], known, strict=False) if start < used]
+    fewest = max(used, *counts, 0)
+    if count < fewest:
+        raise LedgerError(
+            f"Expected at least the {fewest} rows that the ledger {ledger.path} was used with, got {count}. Put the "
+            "table back as it was: new rows may be added at its end. Nothing was released."
+        )
+    if not counts or counts[-1] < count:
+        counts.append(count)
+    if counts != known:
+        ledger.call_data(_data_text(name, counts))
+    return dealt_order(counts)
+
+
+def dealt_order(counts: Sequence[int]) -> NDArray[np.int64]:
+    """Rows in a public order, from how many there were at each call that found more.
+
+    Parameters
+    ----------
+    counts : sequence of int
+        Ascending numbers of rows, the last one that of now.
+
+    Returns
+    -------
+    ndarray of int64
+        A permutation. That of fewer counts is its beginning, so a row keeps its place when others are added at the end.
+        Rows that one call added are mixed among themselves, for a file may be sorted.
+
+    Notes
+    -----
+    **Formal guarantees.** The order depends on numbers of rows alone, which are public.
+
+    Examples
+    --------
+    >>> bool((dealt_order([4, 7])[:4] == dealt_order([4])).all()), sorted(dealt_order([4, 7]).tolist())
+    (True, [0, 1, 2, 3, 4, 5, 6])
+    """
+    parts = []
+    for start, end in zip([0, *counts], counts, strict=False):
+        seed = derived_seed("rows dealt", *([start] if start else []), end)
+        parts.append(start + np.random.Generator(np.random.Philox(key=seed)).permutation(end - start))
+    return np.concatenate(parts)
+
+
 def with_spent(result: RunResult, mu: float, mu_local: float | None = None) -> RunResult:
     """A result whose figures cover a release of ``mu`` before it, on the same machines and under the same trust.
 
@@ -153,29 +299,34 @@ def with_spent(result: RunResult, mu: float, mu_local: float | None = None) -> R
     return replace(result, figures=replace(result.figures, mu=both, mu_local=local))
 
 
-def _bounds(
-    rows: Dealt, policy: PrivacyPolicy, mu: float, ledger: SQLiteLedger, name: str
-) -> tuple[dict[str, tuple[float, float]], float]:
-    """Bounds of the columns from statistics of the rows, and the mu that these cost; ``policy`` is the training's.
-
-    Notes
-    -----
-    **Formal guarantees.** The bounds are mu-GDP for replacement of one row.
-    """
+def _statistics_client(
+    schema: Schema, places: Any, policy: PrivacyPolicy, mu: float, ledger: SQLiteLedger, name: str
+) -> StatisticsClient:
+    """The machine that releases statistics of the columns, next to a training under this ``policy``."""
     own = statistics_policy(
         mu, delta=policy.delta, budget_mu=policy.budget_mu, budget_local_mu=policy.budget_local_mu, trust=policy.trust
     )
     check_beside(own, policy, beside="scale = 'private'", release="the statistics of the columns")
-    client = StatisticsClient(TableRows(rows.schema), Places(rows), own, ledger, ledger.keys(), name=name)
+    client = StatisticsClient(TableRows(schema), places, own, ledger, ledger.keys(), name=name)
     client.machine.together = True  # each row is read and placed by itself, and none fails
+    return client
+
+
+def _bounds(client: StatisticsClient, schema: Schema) -> dict[str, tuple[float, float]]:
+    """Bounds of the columns, from statistics of the rows.
+
+    Notes
+    -----
+    **Formal guarantees.** The bounds are mu-GDP for replacement of one row, for the mu of the machine's plan.
+    """
+    _check_unchanged(client.machine)
     grid = InProcessGrid(numpy_client_app(lambda _: client), 1, {})
-    said = Statistics(columns=statistics_columns(rows.schema), num_clients=1).collect(grid)
-    return said.bounds, client.machine.plan.mu
+    return Statistics(columns=statistics_columns(schema), num_clients=1).collect(grid).bounds
 
 
 def _unmeasured(progress: Progress) -> Progress:
-    """A round without figures: the test set is nobody's rows."""
-    return replace(progress, loss=None, accuracy=None, auc=None)
+    """A round without figures: the test set is nobody's rows, and times depend on what stands in rows."""
+    return replace(progress, loss=None, accuracy=None, auc=None, seconds_left=None)
 
 
 def evaluated_privately(schema: Schema) -> dict[str, Value]:
@@ -187,27 +338,24 @@ def evaluated_privately(schema: Schema) -> dict[str, Value]:
 
 
 class Dealt:
-    """A table's rows as a machine's samples, in an order that depends on their number alone.
+    """A table's rows as a machine's samples, in a public order (:func:`dealt_order`).
 
-    Those that are set aside for the evaluation are the last ones, and a file may be sorted. In a batch of several a
-    made-up record stands in for one that does not fit, and ``fits`` says which; by itself it fails. The ledger knows
-    them as the reviewed schema reads them (``first_read``), whatever bounds were released since.
+    Those that are set aside for the evaluation are the last ones. In a batch of several a made-up record stands in for
+    one that does not fit, and ``fits`` says which; by itself it fails. The ledger knows them as the reviewed schema
+    reads them (``first_read``), whatever bounds were released since.
     """
 
     stands_in = True
 
-    def __init__(self, rows: Rows, schema: Schema, first_read: Dealt | None = None) -> None:
-        self.schema, self._rows, count = schema, rows, len(rows)
-        order = np.random.Generator(np.random.Philox(key=derived_seed("rows dealt", count))).permutation(count)
-        self.records = Records(_Ordered(rows, order), schema, count=count, together=True)
+    def __init__(self, rows: Rows, schema: Schema, order: NDArray[np.int64], first_read: Dealt | None = None) -> None:
+        self.schema, self._rows, self._order = schema, rows, order
+        self.records = Records(_Ordered(rows, order), schema, count=len(order), together=True)
         self.first_read = self if first_read is None else first_read
-        if first_read is None:
-            self.records.log()
         self.fits = self.records.fits
 
     def read_by(self, schema: Schema) -> Dealt:
         """The same rows, read by the schema with other bounds."""
-        return Dealt(self._rows, schema, self.first_read)
+        return Dealt(self._rows, schema, self._order, self.first_read)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -253,10 +401,23 @@ class _Ordered:
         return self.rows.columns
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.order)
 
     def __getitem__(self, number: int, /) -> Any:
         return self.rows[int(self.order[number])]
+
+
+@dataclass(frozen=True)
+class _Nobody:
+    """Samples of a table's shape, in which nothing is a row's."""
+
+    data: Dataset
+
+    def __len__(self) -> int:
+        return len(self.data.train_labels)
+
+    def __getitem__(self, chosen: slice, /) -> tuple[NDArray[np.float32], NDArray[Any]]:
+        return self.data.train_features[chosen], self.data.train_labels[chosen]
 
 
 def _of_nobody(count: int, schema: Schema) -> Dataset:
@@ -282,15 +443,3 @@ def _sides(experiment: Experiment, policy: PrivacyPolicy) -> dict[str, Any]:
         options = {"mu": config.mu, "share": share, "bins": config.score_bins, "held_out": held_out}
         made["evaluation"] = make_evaluation(policy, experiment.model, **options)
     return made
-
-
-def _ledger(path: Path, mu: float, delta: float, budget: float, data: str) -> SQLiteLedger:
-    if not path.exists():
-        whole = gdp_mu(budget, delta) if budget else mu
-        return SQLiteLedger.create(path, budget_mu=whole, delta=delta, data=data)
-    if budget:
-        raise ConfigurationError(
-            f"Expected no budget beside the ledger {path}, which has one, got {budget:g}: `murmurfl ledger show "
-            f"{path}` says what is left."
-        )
-    return SQLiteLedger(path)

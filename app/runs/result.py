@@ -44,9 +44,6 @@ WORKED_OUT = ("num-rounds", "clip-norm", "learning-rate", "diameter", "centring"
 """Keys of ``config`` that preset and data settle; ``asked`` has what the run configuration said."""
 
 
-SCALED = "It includes private statistics by which columns are scaled, a tenth of mu^2; other shares are of the rest."
-
-
 def _recorded(name: str, words: str) -> Any:
     """A field of the outcome as an attribute of the result."""
     return property(lambda result: getattr(result.outcome, name), doc=words)
@@ -68,8 +65,8 @@ class RunResult:
         What each machine says it has spent, by name.
     figures : Figures
         The guarantee in numbers: mu and, under secure aggregation, what it rests on.
-    seconds : float
-        Wall-clock time of the rounds.
+    seconds : float or None
+        Wall-clock time of the rounds; None for a table fitted for real, whose rows it depends on.
     online : dict or None
         Cumulative loss and regrets, where they were computed
         (:meth:`murmurfl.app.runs.simulated_figures.OnlineLosses.document`).
@@ -106,7 +103,7 @@ class RunResult:
     progress: list[Progress]
     statements: Mapping[str, Mapping[str, Any]]
     figures: Figures
-    seconds: float
+    seconds: float | None
     online: dict[str, Any] | None = None
     deployed: bool = False
     gradient_norms: dict[str, Any] | None = None
@@ -162,7 +159,7 @@ class RunResult:
     def guarantee(self) -> Guarantee:
         """The guarantee, in figures and words; no epsilon is shown without it."""
         said = run_guarantee(self.experiment, self.figures, deployed=self.deployed, statements=self.statements)
-        return replace(said, notes=(*said.notes, SCALED)) if self.table is not None and self.table.scaled else said
+        return said if self.table is None else replace(said, notes=(*said.notes, *self.table.notes(said.delta)))
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -385,8 +382,9 @@ def folder_for(out: Path, name: str | None, beginning: str) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(wanted: Path) -> Iterator[Path]:
-    """A new folder: the wanted one, or with a number behind its name; removed if it stays empty."""
+    """A new folder: the wanted one, or with a number behind its name; removed, with those above, if it stays empty."""
     number, folder, made = 1, wanted, False
+    above = [parent for parent in wanted.parents if not parent.exists()]
     while not made:
         try:
             folder.mkdir(parents=True)
@@ -398,7 +396,8 @@ def new_folder(wanted: Path) -> Iterator[Path]:
         yield folder
     finally:
         with suppress(OSError):  # not empty
-            folder.rmdir()
+            for empty in (folder, *above):
+                empty.rmdir()
 
 
 def write_record(result: RunResult, folder: Path, *, picture: bool = True) -> dict[str, Any]:

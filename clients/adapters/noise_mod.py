@@ -33,7 +33,7 @@ from ...privacy import (
     any_data,
     protocol,
 )
-from ...privacy.errors import OF_DATA, is_interrupt
+from ...privacy.errors import OF_DATA, PUBLIC, is_interrupt
 from ...privacy.machine.clipping import TrainingFigures, observing
 from ...privacy.protocol import read_array
 from ...privacy.sums.masking import Masking
@@ -442,6 +442,7 @@ def _log_release(machine: _Machine, private: PrivateMachine, release: Release, f
         "%s",
         f"Machine {machine.name}: release {release.release} of at most {policy.max_participations}. "
         f"{guarantee.sentence}",
+        extra=PUBLIC,
     )
     if release.release == 1:
         log_own_forecast(machine.name, private, unit=policy.unit)
@@ -454,7 +455,7 @@ def _evaluate(machine: _Machine, message: Message, context: Context, call_next: 
         )
     reply = called(call_next, message, context)
     metrics = {key: value for record in reply.content.metric_records.values() for key, value in record.items()}
-    logger.warning("Machine %s answers an evaluation without noise: no epsilon covers it.", machine.name)
+    logger.warning("Machine %s answers an evaluation without noise: no epsilon covers it.", machine.name, extra=PUBLIC)
     return RecordDict(
         {
             protocol.METRICS: MetricRecord({**metrics, protocol.NOT_PRIVATE: 1}),

@@ -29,6 +29,7 @@ from ...privacy.machine.known_samples import Owners
 from ..adapters.per_sample_gradients import PerSampleGradients
 from .schema import Record, Schema, stacked
 
+_PART_BYTES = 1 << 20
 ADVICE = (
     "give (inputs, targets), two arrays with the records along the first axis, a table, or a data set of pairs "
     "(input, target)"
@@ -55,6 +56,11 @@ class Rows:
             self.columns = list(columns)
         self.record_kind = kind
         self._length, self._row = length, row
+
+    @property
+    def public_count(self) -> int:
+        """Number of rows that what stands in a row cannot change."""
+        return self._length
 
     def __len__(self) -> int:
         return self._length
@@ -88,12 +94,23 @@ class CsvLines(Rows):
                 f"Expected the names of columns in the first line of {path}, got {error}: save it as CSV in UTF-8."
             ) from None
         super().__init__(len(self._lines), self._named_cells, columns, "row")
+        self._path = path
 
     def _named_cells(self, number: int) -> Mapping[str, str]:
         cells = self._cells(self._lines[number])
         if len(cells) != len(self.columns):
             raise MisfitError("a line with another number of cells than the header")
         return dict(zip(self.columns, cells, strict=True))
+
+    @property
+    def public_count(self) -> int:
+        """Number of lines behind the header that end with a line break.
+
+        A last line without one may be empty, and then there is no telling that it was there.
+        """
+        with gzip.open(self._path) if self._path.suffix == ".gz" else self._path.open("rb") as file:
+            breaks = sum(part.count(b"\n") for part in iter(lambda: file.read(_PART_BYTES), b""))
+        return min(max(breaks - 1, 0), len(self))
 
     def _cells(self, line: bytes) -> list[str]:
         try:

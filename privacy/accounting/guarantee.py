@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, TypedDict, get_args
 
+from .. import protocol
 from ..errors import ConfigurationError
 from ..machine.policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
 from .amplification import Amplification
@@ -114,11 +115,16 @@ SIMULATED = "Simulated with seeded keys."
 FAST_NOISE = "Fast simulation noise: a figure for research, no guarantee for the data used."
 NOT_PRIVATE = "Not private: for comparison only."
 NOTHING_SPENT = "No private sample was used: nothing is spent."
+GIVEN_SCHEMA = "a schema that does not come from these {records}"
+"""Condition of every guarantee for records that are read by a schema: nobody can check where a schema came from."""
 RECORDS = {
-    "row": "A sample is one row of a machine's file.",
-    "item": "A sample is one item as a machine's code handed it over, if what made the items treats each by itself.",
+    "row": "A sample is one row of a machine's file. The guarantee holds given "
+    f"{GIVEN_SCHEMA.format(records='rows')}: a reviewed draft shows something of them.",
+    "item": "A sample is one item as a machine's code handed it over, if what made the items treats each by itself. "
+    f"The guarantee holds given {GIVEN_SCHEMA.format(records='items')}: a reviewed draft shows something of them.",
 }
-"""Sentences on what a sample is: a row that murmurfl read from a file, or an item that was handed over."""
+"""Sentences on what a sample is, a row that murmurfl read from a file or an item that was handed over, and on what the
+guarantee is conditional."""
 IN_HIDING = "While nobody learns which of {slots} releases {row} is in, epsilon = {epsilon} at the same delta."
 ESTIMATED = "If nobody learns which of {slots} releases {row} is in, an estimate of epsilon is {epsilon}, no guarantee."
 BEYOND_RANGE = "mu = {mu:g} at delta = {delta:g} is more than this noise can be vouched for."
@@ -559,6 +565,8 @@ def stated_guarantee(
             "Expected what machines state, got nothing: pass strategy.ask_privacy(grid), after the training."
         )
     trusts = stated_values(statements, "trust")
+    kinds = stated_values(statements, protocol.RECORD)
+    notes = (*notes, *(sentence for kind, sentence in RECORDS.items() if kind in kinds))
     if "trusted-server" in trusts:
         raise ConfigurationError(
             "Expected machines that vouch for their own noise, got trust 'trusted-server': what the server guarantees, "

@@ -189,6 +189,13 @@ class SQLitePage(LedgerPage):
             self._decide(budget_local_mu)
             self._finish(self.state.counter + 1, self.state.samples_used, self.state.data)
 
+    def set_data(self, data: str) -> None:
+        """Write down what the operator calls the data."""
+        with clear_errors(self._path, self._timeout_s):
+            self._connection.execute("UPDATE ledger SET data = ?", (data,))
+            self.header = read_header(self._connection, self._path)
+            self._finish(self.state.counter + 1, self.state.samples_used, self.state.data)
+
     def _decide(self, budget_local_mu: float | None) -> None:
         if budget_local_mu is not None and self.header.budget_local_mu is None:
             self._connection.execute("UPDATE ledger SET budget_local_mu = ?", (budget_local_mu,))
@@ -408,6 +415,17 @@ class SQLiteLedger(Ledger):
             raise
         return cls(path, timeout_s=timeout_s)
 
+    @property
+    def data(self) -> str:
+        """What the operator calls the data."""
+        return self._header.data
+
+    def call_data(self, data: str) -> None:
+        """Call the data something else from now on; nothing is spent."""
+        with self.exclusive() as page:
+            page.set_data(data)
+            self._header = page.header
+
     def keys(self) -> SystemKeys:
         """The node's noise key, with fresh nonces; refused if its file is open to others or holds another key."""
         header = self._header
@@ -435,7 +453,7 @@ class SQLiteLedger(Ledger):
         return hmac.digest(bytes.fromhex(self._header.name), b"murmurfl places of owners", hashlib.sha256)
 
     @contextmanager
-    def exclusive(self) -> Iterator[LedgerPage]:
+    def exclusive(self) -> Iterator[SQLitePage]:
         with begun(self.path, self.timeout_s) as page:
             if page.header != self._header:
                 raise LedgerError(

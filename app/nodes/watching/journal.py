@@ -21,12 +21,14 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Context, Message, MessageType
 
 from ....privacy import ConfigurationError, MurmurflError, protocol
+from ....privacy.errors import MisfitError
 
 if TYPE_CHECKING:
     from ....clients.messages import Answers
@@ -230,6 +232,16 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 _JOURNAL = "murmurfl.journal"
 _TAKEN_OVER = ("flwr", "uvicorn", "uvicorn.error", "uvicorn.access")
 _QUIET = ("httpx", "httpcore", "asyncio")
+_PRODUCT, _PACKAGES = f"{Path(__file__).parents[3]}/", ("app/", "clients/", "privacy/", "strategies/")
+_SEE_NO_SAMPLE = frozenset({"flwr", "uvicorn", *_QUIET})
+"""Other packages whose lines may leave a node: they see what is sent and no sample."""
+_OURS_THAT_SEE_NO_SAMPLE = (
+    *("app/nodes/", "app/commands/", "strategies/"),
+    *("clients/messages.py", "clients/sums_helper.py", "clients/nodes/"),
+    *("privacy/ledger/", "privacy/sums/", "privacy/machine/admission.py"),
+)
+"""Files of murmurfl likewise. A line of another file needs the mark :data:`~murmurfl.privacy.errors.PUBLIC`, so that
+none can be added that leaves unseen."""
 # Modules that log what an entry says already.
 _SAID_TWICE = frozenset({"messages", "noise_mod"})
 
@@ -368,14 +380,16 @@ class LogSettings:
     # Also what is of no interest while all is well: every line of Flower's, every question that was answered
     verbose: bool = False
     details: bool = False  # also what may depend on the machine's data. Such a log must not leave the machine.
+    sees_samples: bool = True  # whether the process has samples of anybody: then only known parts of it may speak
 
 
 def start_log(settings: LogSettings, stream: IO[str] | None = None) -> None:
     """Write what this process logs as a node's log, to standard error by default, and in no other form.
 
-    Without ``details``, neither the text nor the presence of a line that murmurfl or Flower logs depends on the
-    machine's data. What a project's own code logs is its own affair. Number and times of lines show requests, which the
-    server made.
+    Without ``details``, neither the text nor the presence of a line depends on the machine's data: where the process
+    has samples, only parts of murmurfl and of Flower that see none are heard, and lines that are marked as public. What
+    a project's own code logs is left out; what it prints is its own affair. Number and times of lines show requests,
+    which the server made.
     """
     handler = _Handler(stream or sys.stderr)
     handler.setFormatter(_JSONLines(settings) if settings.as_json else _Lines(settings))
@@ -438,13 +452,25 @@ class _Shown(logging.Filter):
         self._settings = settings
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if (getattr(record, "of_data", False) or record.name == "py.warnings") and not self._settings.details:
+        if not self._settings.details and (getattr(record, "of_data", False) or not self._may_leave(record)):
             return False
         if self._settings.verbose or record.levelno >= logging.WARNING:
             return True
         if getattr(record, "event", "") == "flower" or {record.module, record.name.rpartition(".")[2]} & _SAID_TWICE:
             return False
         return record.levelno >= logging.INFO
+
+    def _may_leave(self, record: logging.LogRecord) -> bool:
+        """Whether who wrote a line saw no sample, or marked the line as one that depends on none."""
+        if record.name == "py.warnings":
+            return False
+        if not self._settings.sees_samples or getattr(record, "public", False):
+            return True
+        place = record.pathname.removeprefix(_PRODUCT)
+        if not place.startswith(_PACKAGES):  # another package, such as a project's own
+            return record.name.partition(".")[0] in _SEE_NO_SAMPLE
+        # By the file, for some of ours speak through Flower's logger.
+        return place.startswith(_OURS_THAT_SEE_NO_SAMPLE)
 
 
 class _Lines(logging.Formatter):
@@ -469,7 +495,7 @@ class _Lines(logging.Formatter):
 
     def _told(self, error: BaseException) -> str:
         places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-4:]]
-        told = isinstance(error, MurmurflError) or self._settings.details
+        told = (isinstance(error, MurmurflError) and not isinstance(error, MisfitError)) or self._settings.details
         return f"{type(error).__name__}{f': {error}' if told else ''} at {' > '.join(places) or 'no place'}"
 
 

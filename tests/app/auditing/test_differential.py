@@ -17,6 +17,7 @@ from murmurfl.clients.records import machine_records as reading
 from murmurfl.clients.records.drafting import document, inferred
 from murmurfl.clients.records.machine_records import Records
 from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy.errors import PUBLIC
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -288,8 +289,13 @@ def test_a_verdict_that_follows_from_records_is_found(package, monkeypatch, few)
     assert audit_app(f"{package}:module").refuted
 
 
+def marked_as_public(records):
+    """Log a count of records as if it were public; unmarked it would not leave."""
+    reading.logger.warning("%d records fit", records.fits.sum(), extra=PUBLIC)
+
+
 def test_a_line_of_the_log_that_counts_records_is_found(tmp_path, monkeypatch, few):
-    monkeypatch.setattr(Records, "log", lambda self: reading.logger.warning("%d records fit", self.fits.sum()))
+    monkeypatch.setattr(Records, "log", marked_as_public)
     found = found_by(tmp_path, "a missing label", strategy="full-batch", **SUMS)
     assert found.differs == ("the log",)
 
@@ -324,7 +330,7 @@ def test_the_command_prints_a_table_and_its_exit_code_is_the_verdict(tmp_path, m
     assert max(map(len, said.stdout.splitlines())) <= 80
     told = json.loads(CliRunner().invoke(cli, ["audit", "--node", str(path), "--json"]).stdout)
     assert told["refuted"] is False
-    monkeypatch.setattr(Records, "log", lambda self: reading.logger.warning("%d records fit", self.fits.sum()))
+    monkeypatch.setattr(Records, "log", marked_as_public)
     assert CliRunner().invoke(cli, ["audit", "--node", str(path)]).exit_code == 3
     both = CliRunner().invoke(cli, ["audit", "--node", str(path), "--set", "mu=1"])
     assert both.exit_code == 2

@@ -27,7 +27,7 @@ from murmurfl.app.nodes.watching.journal import (
 )
 from murmurfl.clients import helper_app
 from murmurfl.privacy import ConfigurationError, LedgerError, protocol
-from murmurfl.privacy.errors import OF_DATA
+from murmurfl.privacy.errors import OF_DATA, PUBLIC, MisfitError
 
 from tests.harness.grid import ask_real_node
 from tests.harness.machines import DurableRecord
@@ -345,7 +345,7 @@ def fail(error):
     try:
         raise error
     except type(error):
-        logging.getLogger("murmurfl.tests").exception("This machine failed to answer.")
+        logging.getLogger("flwr").exception("This machine failed to answer.")
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -371,7 +371,7 @@ def test_details_show_what_an_error_of_murmurfls_was_raised_from(log_of):
             except ValueError as error:
                 raise LedgerError("Expected the ClientApp to answer.") from error
         except LedgerError:
-            logging.getLogger("murmurfl.tests").exception("This machine failed to answer.")
+            logging.getLogger("flwr").exception("This machine failed to answer.")
 
     said = log_of()
     failed()
@@ -396,6 +396,48 @@ def test_lines_that_are_there_only_because_of_the_data_are_details(log_of):
     assert len(said()) == 2
 
 
+@pytest.mark.parametrize("name", ["flwr", "murmurfl.clients.records.machine_records", "murmurfl", "uvicorn"])
+@pytest.mark.parametrize(
+    ("file", "heard"),
+    [
+        ("privacy/machine/prefix_sums.py", False),
+        ("clients/records/machine_records.py", False),
+        ("clients/adapters/noise_mod.py", False),
+        ("clients/adapters/anything_new.py", False),
+        ("app/data/table_task.py", False),
+        ("clients/messages.py", True),
+        ("strategies/rounds/strategy.py", True),
+        ("app/nodes/supernode.py", True),
+    ],
+)
+def test_a_new_line_of_code_that_sees_samples_is_a_detail(name, file, heard, log_of):
+    def said(extra, **settings):
+        lines = log_of(**settings)
+        record = logging.getLogger(name).makeRecord(name, 40, str(ROOT / file), 1, "new", (), None, extra=extra)
+        logging.getLogger(name).handle(record)
+        return bool(lines())
+
+    assert said({}) is heard
+    assert said(PUBLIC)
+    assert not said(OF_DATA)
+    assert said({}, details=True)
+    assert said({}, sees_samples=False)
+
+
+def test_what_other_packages_log_is_a_detail_where_samples_are(log_of):
+    for settings, heard in (({}, False), ({"details": True}, True), ({"sees_samples": False}, True)):
+        said = log_of(**settings)
+        logging.getLogger("sklearn").error("of a sample")
+        logging.getLogger("projects.own.app").error("of a sample")
+        assert len(said()) == 2 * heard
+
+
+def test_a_misfits_text_is_a_detail(log_of):
+    said = log_of()
+    fail(MisfitError(f"age: {SECRET}"))
+    assert SECRET not in said()[0]
+
+
 def test_two_machines_with_other_samples_log_the_same(log_of):
     """One of them fails on its samples, and its gradients overflow; the sibling shows that details would tell."""
     logs = {}
@@ -415,10 +457,10 @@ def test_what_clients_say_beside_the_journal_is_not_said_twice(log_of):
     from murmurfl.clients import messages as answers
 
     said = log_of()
-    answers.logger.info("Refused a request: %s.", "the cap is reached")
+    answers.logger.info("Refused a request: %s.", "the cap is reached", extra=PUBLIC)
     assert not said()
     said = log_of(verbose=True)
-    answers.logger.info("Refused a request: %s.", "the cap is reached")
+    answers.logger.info("Refused a request: %s.", "the cap is reached", extra=PUBLIC)
     assert len(said()) == 1
 
 
@@ -446,7 +488,7 @@ def test_a_log_that_cannot_be_written_holds_up_nothing(log_of, capsys):
 
     log_of()
     start_log(LogSettings(), Full())
-    logging.getLogger("murmurfl.tests").warning("nobody reads this")
+    logging.getLogger("flwr").warning("nobody reads this")
     assert tried
     assert capsys.readouterr().err == ""  # where the disk is full a traceback a line would not help
 

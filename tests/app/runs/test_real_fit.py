@@ -1,0 +1,635 @@
+"""A real fit: nothing leaves it but what was released or is public, and its ledger counts every call on the rows."""
+
+import ctypes
+import faulthandler
+import gc
+import hashlib
+import json
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import traceback
+import types
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from murmurfl.app import fit
+from murmurfl.app.commands.main import cli
+from murmurfl.app.models.linear import SoftmaxRegression
+from murmurfl.app.reports.card import card
+from murmurfl.app.reports.finding import RecordedRun
+from murmurfl.app.reports.groups import Group
+from murmurfl.app.runs import real_fit
+from murmurfl.app.runs import result as result_files
+from murmurfl.app.runs.outcome import Outcome
+from murmurfl.app.runs.real_fit import Dealt, dealt_order
+from murmurfl.app.runs.sealed import PRIVATE_FIRST_LINE, Ending, SealedError, run_sealed
+from murmurfl.clients import Column, Label, Schema
+from murmurfl.clients.records.machine_records import CsvLines, Records, Rows
+from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, gdp_epsilon, gdp_mu, rounded_up
+from murmurfl.privacy.ledger.ledger_history import read_ledger
+from murmurfl.privacy.machine.clipping import RowBound
+from typer.testing import CliRunner
+
+ROWS, STRANGE = 40, 25
+SCHEMA = """reviewed = true
+[label]
+column = "ill"
+classes = 2
+[columns.age]
+kind = "number"
+bounds = [0, 100]
+[columns.ward]
+kind = "category"
+values = ["a", "b"]
+"""
+SECRET = "5551234"
+"""Part of a strange row: it must be found in nothing that leaves."""
+QUICK = ("--set", "strategy=full-batch", "--set", "num-rounds=2", "--epsilon", "2")
+NOISY = ("accuracy", "interval", "noise_interval", "auc", "auc_interval", "auc_noise_interval", "sentence")
+"""What a private evaluation releases, by its keys in ``result.json``."""
+
+MISFITS = [
+    *(
+        f"33,a,{label}"
+        for label in ("", " ", "NA", "nan", "none", "2", "-1", "1e999", "yes", f"x{SECRET}", "\u0661", "1,")
+    ),
+    *(
+        f"{age},a,1"
+        for age in ("", "text", "nan", "inf", "-inf", "1e999", "0x10", "1_0", "--1", f"{SECRET}x", "9" * 401)
+    ),
+    *("33,a", "33", "", " ", ",", ",,", ",,,", "33,a,1,1", f"{SECRET}", "33;a;1", "33\ta\t1"),
+    *('"33,a,1', '33,"a,1', '33,a,"1', '"33",a,"1"x', '3"3,a,1"', '"', '""', '"""'),
+    *(b"\xff,a,1", b"33,a,\xfe", b"\xef\xbb\xbf,a,1", b"33,a,\x00", b"\x00\x00", b"33\x0033,a,1", b"\xed\xa0\x80,a,1"),
+    *("33,a," + "9" * 100_000, "9" * 200_000 + ",a,1", "33,a,1" + "\r1", "\r", "33,a,\r", "33,a," + "1" * 5_000),
+    *(
+        f"=cmd|' /C {SECRET}'!A0,a,1",
+        "{0},a,1",
+        "%s,a,1",
+        "\x1b[2J,a,1",
+        "\u2028,a,1",
+        "33,a,\u202e1",
+        "<b>,a,<script>",
+    ),
+]
+"""Lines that do not fit the schema: each is a row that counts as zero."""
+FITTING = [
+    "33,a,1",
+    "-0,b,0",
+    "1e308,a,1",
+    "-1e308,c,0",
+    " 33 ,  a , 1 ",
+    "33,,1",
+    f"33,{SECRET},1",
+    '33,"a",1',
+    "33,a,1.0",
+]
+"""Lines that fit: what is released may differ, and nothing else."""
+
+
+def table_of(home, line, *, at=STRANGE, last=False):
+    """A table in which one line is another; ``last`` puts it at the end, without a line break."""
+    line = line.encode() if isinstance(line, str) else line
+    lines = [f"{20 + i % 60},{'ab'[i % 2]},{int(i % 60 > 30)}".encode() for i in range(ROWS)]
+    if last:
+        lines.append(line)
+    else:
+        lines[at] = line
+    home.mkdir(exist_ok=True)
+    (home / "schema.toml").write_text(SCHEMA)
+    (home / "people.csv").write_bytes(b"age,ward,ill\n" + b"\n".join(lines) + (b"" if last else b"\n"))
+    return home / "people.csv"
+
+
+@pytest.fixture
+def same_noise(monkeypatch):
+    """A way to have the same key and the same nonces in each of several fits, in which nobody draws a picture."""
+    monkeypatch.setattr(result_files, "plot_accuracy", lambda outcome, path: Path(path).write_bytes(b""))
+    monkeypatch.setattr(
+        secrets, "token_bytes", lambda size: hashlib.blake2b(b"%d" % next(drawn), digest_size=size).digest()
+    )
+    drawn = iter(())
+
+    def begin():
+        nonlocal drawn
+        drawn = iter(range(10_000))
+
+    return begin
+
+
+def files_of(folder, *, released):
+    """Contents of all files that a fit wrote, without the date; with what was ``released``, or without."""
+    found = {}
+    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        name = str(path.relative_to(folder))
+        if path.suffix == ".json":
+            document = json.loads(path.read_text())
+            document.pop("date", None)
+            if not released and isinstance(document.get("private_evaluation"), dict):
+                document["private_evaluation"] |= dict.fromkeys(NOISY)
+            elif not released and "private_evaluation" in document:
+                document["private_evaluation"] = "noisy"
+            found[name] = document
+        elif path.suffix == ".npz":
+            with np.load(path) as arrays:
+                found[name] = {key: arrays[key].tobytes() if released else arrays[key].shape for key in arrays.files}
+        elif path.name == "CARD.md":
+            text = path.read_text().partition("* **made**")[0]
+            found[name] = text if released else text.partition("* **measured**")[0] + text.partition("* **data**")[2]
+        else:
+            found[name] = path.read_bytes()
+    return found
+
+
+def left_by(home, *arguments, released=True, capfd=None):
+    """Everything that leaves a fit of the table in a folder."""
+    asked = [
+        "fit",
+        home / "people.csv",
+        "--schema",
+        home / "schema.toml",
+        "--real",
+        "--out",
+        home,
+        "--name",
+        "run",
+        *QUICK,
+    ]
+    done = CliRunner().invoke(cli, [str(one) for one in [*asked, *arguments]])
+    texts = [done.stdout, done.stderr, *([] if capfd is None else capfd.readouterr())]
+    if not released:
+        kept = ("The released figure", "figure ")
+        texts = ["\n".join(one for one in text.splitlines() if not one.startswith(kept)) for text in texts]
+    assert all(SECRET not in text for text in texts)
+    ledger = sorted(path.name for path in home.iterdir() if path.is_file())
+    folder = home / "run"
+    return {
+        "code": done.exit_code,
+        "error": type(done.exception),
+        "texts": [text.replace(str(home), "HOME") for text in texts],
+        "files": files_of(folder, released=released) if folder.exists() else {},
+        "beside": ledger,
+    }
+
+
+@pytest.fixture
+def of_misfit(tmp_path, same_noise, capfd):
+    """What leaves a fit in which one row is missing its label."""
+    table_of(tmp_path / "missing", "33,a,")
+    same_noise()
+    left = left_by(tmp_path / "missing", capfd=capfd)
+    assert left["code"] == 0, left["texts"]
+    assert "result.json" in left["files"]
+    return left
+
+
+@pytest.mark.parametrize("line", MISFITS, ids=range(len(MISFITS)))
+def test_rows_that_do_not_fit_are_alike_in_all_that_leaves(line, tmp_path, same_noise, of_misfit, capfd):
+    table_of(tmp_path / "strange", line)
+    same_noise()
+    assert left_by(tmp_path / "strange", capfd=capfd) == of_misfit
+
+
+@pytest.mark.parametrize("line", FITTING, ids=range(len(FITTING)))
+def test_rows_that_fit_differ_from_others_in_released_figures_alone(line, tmp_path, same_noise, capfd):
+    left = []
+    for name, one in (("fits", line), ("missing", "33,a,")):
+        table_of(tmp_path / name, one)
+        same_noise()
+        left.append(left_by(tmp_path / name, released=False, capfd=capfd))
+    assert left[0] == left[1]
+    assert left[0]["code"] == 0
+
+
+@pytest.mark.parametrize("line", ["33,a,1", "", "33,a,", "\r", "x" * 1000])
+def test_number_of_rows_does_not_depend_on_a_last_line_without_line_break(line, tmp_path, same_noise):
+    table_of(tmp_path / "ended", "33,a,1", last=True)
+    table_of(tmp_path / "strange", line, last=True)
+    left = []
+    for name in ("ended", "strange"):
+        same_noise()
+        left.append(left_by(tmp_path / name))
+    assert left[0] == left[1]
+    assert f"{ROWS} rows" in left[0]["texts"][0]
+    assert CsvLines(tmp_path / "strange" / "people.csv", ",").public_count == ROWS
+
+
+def test_real_fits_write_no_time(tmp_path, same_noise):
+    table_of(tmp_path / "a", "33,a,1")
+    same_noise()
+    assert left_by(tmp_path / "a")["files"]["result.json"]["seconds"] is None
+
+
+class Panic(BaseException):
+    """What an extension in Rust raises."""
+
+
+class Unprintable(Exception):
+    """An error that cannot be shown."""
+
+    def __str__(self):
+        raise RuntimeError(SECRET)
+
+
+def raised(error):
+    """Say the secret everywhere, then raise."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        stream.write(SECRET)
+    os.write(1, SECRET.encode())
+    os.write(2, SECRET.encode())
+    logging.getLogger("somebody").critical(SECRET)
+    logging.getLogger("flwr").critical(SECRET)
+    warnings.warn(SECRET, stacklevel=1)
+    thread = threading.Thread(target=int, args=(SECRET + "x",))
+    thread.start()
+    thread.join()
+    raise error
+
+
+AGE = "77.125"
+"""Age of the strange row, of which there is no other."""
+
+
+def has_strange(ages):
+    return bool(np.isclose(np.asarray(ages, np.float64), 2 * float(AGE) / 100 - 1, atol=1e-6).any())
+
+
+def failing(owner, name, finds):
+    """A way to make a method fail where ``finds`` sees the strange row in its arguments."""
+
+    def inject(monkeypatch, error, seen):
+        original = getattr(owner, name)
+
+        def fails(self, *arguments):
+            if finds(self, *arguments):
+                seen.append(name)
+                raised(error)
+            return original(self, *arguments)
+
+        monkeypatch.setattr(owner, name, fails)
+
+    return inject
+
+
+def is_clipped(bound, rows, *_):
+    """Whether its gradient is among rows: weights of class 0, of class 1, biases."""
+    with np.errstate(all="ignore"):
+        return np.shape(rows)[1:] == (10,) and has_strange(rows[:, 0] / rows[:, 8])
+
+
+INJECTED = {
+    "line": failing(CsvLines, "_cells", lambda rows, line: AGE.encode() in line),
+    "row": failing(Schema, "read", lambda schema, item: AGE in str(item)),
+    "cell": failing(Column, "encode", lambda column, cell: cell == AGE),
+    "label": failing(Label, "encode", lambda label, cell: cell == "01"),
+    "gradient": failing(SoftmaxRegression, "__call__", lambda model, at, samples: has_strange(samples[0][:, 0])),
+    "clipping": failing(RowBound, "total", is_clipped),
+    "evaluation": failing(SoftmaxRegression, "logits", lambda model, at, features: has_strange(features[:, 0])),
+}
+ERRORS = {
+    "ValueError": ValueError(SECRET),
+    "MemoryError": MemoryError(SECRET),
+    "RecursionError": RecursionError(SECRET),
+    "SystemExit": SystemExit(SECRET),
+    "GeneratorExit": GeneratorExit(SECRET),
+    "Panic": Panic(SECRET),
+    "Unprintable": Unprintable(),
+    "OSError": OSError(5, SECRET, SECRET),
+    "ConfigurationError": ConfigurationError(SECRET),
+    "LedgerError": LedgerError(SECRET),
+    "SealedError": SealedError(Ending.CHANGED),
+    "StopIteration": StopIteration(SECRET),
+}
+CASES = [(place, error) for number, error in enumerate(ERRORS) for place in list(INJECTED)[number % 2 :: 2]]
+
+
+@pytest.mark.parametrize(("place", "error"), CASES)
+def test_error_of_one_row_makes_it_zero_and_shows_nowhere(place, error, tmp_path, same_noise, monkeypatch, capfd):
+    at = int(dealt_order([ROWS])[-1 if place == "evaluation" else 0])
+    label = "01" if place == "label" else "1"
+    seen, left = [], []
+    for name, line in (("missing", "33,a,"), ("strange", f"{AGE},a,{label}")):
+        if name == "strange":
+            INJECTED[place](monkeypatch, ERRORS[error], seen)
+        table_of(tmp_path / name, line, at=at)
+        same_noise()
+        left.append(left_by(tmp_path / name, capfd=capfd))
+    assert seen
+    assert left[0]["code"] == 0
+    assert left[1] == left[0]
+
+
+def failing_later(monkeypatch, error):
+    """Fail after rows were read, in code that is of no row."""
+
+    def fail(*_, **__):
+        raised(error)
+
+    monkeypatch.setattr(real_fit, "run_experiment", fail)
+
+
+@pytest.mark.parametrize("error", [ValueError(SECRET), ConfigurationError(SECRET), OSError(5, SECRET), Panic(SECRET)])
+def test_failure_after_rows_were_read_has_one_fixed_text(error, tmp_path, same_noise, monkeypatch, capfd):
+    table_of(tmp_path / "a", "33,a,1")
+    failing_later(monkeypatch, error)
+    same_noise()
+    left = left_by(tmp_path / "a", capfd=capfd)
+    assert left["code"] == 1
+    assert left["texts"] == ["", f"murmurfl: {Ending.FAILED.value}\n", "", ""]
+    assert left["files"] == {}
+
+
+def test_keyboard_interrupt_says_that_and_nothing_else(tmp_path, same_noise, monkeypatch, capfd):
+    table_of(tmp_path / "a", "33,a,1")
+    failing_later(monkeypatch, KeyboardInterrupt(SECRET))
+    same_noise()
+    left = left_by(tmp_path / "a", capfd=capfd)
+    assert (left["code"], left["texts"]) == (130, ["", "murmurfl: Interrupted.\n", "", ""])
+
+
+def fitted(home, **options):
+    usual = {"schema": home / "schema.toml", "real": True, "epsilon": 2, "strategy": "full-batch", "num_rounds": 2}
+    return fit(home / "people.csv", **{**usual, **options})
+
+
+def test_raised_error_holds_nothing_of_a_row(tmp_path, monkeypatch):
+    table_of(tmp_path / "a", f"{AGE},a,1")
+    failing_later(monkeypatch, ValueError(SECRET))
+    with pytest.raises(SealedError) as caught:
+        fitted(tmp_path / "a")
+    error = caught.value
+    assert error.__cause__ is error.__context__ is None
+    shown = "".join(traceback.TracebackException.from_exception(error, capture_locals=True).format())
+    assert SECRET not in shown
+    assert AGE not in shown
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "message"),
+    [
+        ("age,ill\n1,1\n", {}, "Expected each column of the schema once in the table, got ward missing or twice"),
+        ("", {}, "ward"),
+        ("age,ward,ill\n", {}, "Expected rows in people.csv that end with a line break, got none"),
+        (None, {"learning_rate": -1.0}, "learning-rate"),
+        (None, {"strategy": "nothing"}, "strategy"),
+        (None, {"mechanism": "none"}, "noise"),
+        (None, {"epsilon": 1e9}, "mu is too large"),
+        (None, {"budget": 1.0}, "covers this call's epsilon = 2, got 1: raise it"),
+    ],
+)
+def test_failure_before_rows_are_read_says_why_and_leaves_nothing(lines, options, message, tmp_path):
+    table = table_of(tmp_path / "a", "33,a,1")
+    if lines is not None:
+        table.write_text(lines)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigurationError, match=message):
+        fitted(tmp_path / "a", **options)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_command_with_a_budget_below_its_epsilon_leaves_nothing(tmp_path):
+    table = table_of(tmp_path / "a", "33,a,1")
+    before = sorted(tmp_path.rglob("*"))
+    asked = ["fit", table, "--schema", table.with_name("schema.toml"), "--real", "--epsilon", 2, "--budget", 1]
+    done = CliRunner().invoke(cli, [str(one) for one in [*asked, "--out", tmp_path / "runs" / "deep"]])
+    assert (done.exit_code, "epsilon = 2" in done.stderr) == (1, True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_private_log_is_for_the_operator_alone_and_changes_nothing_else(tmp_path, same_noise, of_misfit, capfd):
+    log = tmp_path / "private.log"
+    table_of(tmp_path / "strange", "33,a,")
+    same_noise()
+    assert left_by(tmp_path / "strange", "--private-log", log, capfd=capfd) == of_misfit
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert log.read_text().startswith(PRIVATE_FIRST_LINE)
+    assert "1 with ill: a missing label" in log.read_text()
+    with pytest.raises(ConfigurationError, match="a private log"):
+        fitted(tmp_path / "strange", private_log=log)
+    with pytest.raises(ConfigurationError, match="private_log with real=True"):
+        fit(tmp_path / "strange" / "people.csv", label="ill", private_log=tmp_path / "other.log")
+
+
+def test_private_log_keeps_why_a_fit_failed(tmp_path, monkeypatch):
+    log = tmp_path / "private.log"
+    table_of(tmp_path / "a", "33,a,1")
+    failing_later(monkeypatch, ValueError(SECRET))
+    with pytest.raises(SealedError):
+        fitted(tmp_path / "a", private_log=log)
+    kept = log.read_text()
+    assert f"ValueError: {SECRET}" in kept
+    assert f"CRITICAL somebody: {SECRET}" in kept
+    assert f"UserWarning: {SECRET}" in kept
+
+
+class Kept(logging.Handler):
+    """A handler of a program's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def emit(self, record):
+        self.kept.append(record.getMessage())
+
+
+def test_nothing_reaches_handlers_hooks_or_streams_of_the_program(capfd):
+    handlers, warned, failed = [Kept(), Kept()], [], []
+    root, later = logging.getLogger(), logging.getLogger("made.while.sealed")
+    root.addHandler(handlers[0])
+    before = sys.stdout, sys.stderr, warnings.showwarning, threading.excepthook, logging.Logger.handle
+    threading.excepthook = failed.append
+
+    def work(seal):
+        later.propagate = False
+        later.addHandler(handlers[1])
+        later.critical(SECRET)
+        with pytest.raises(ValueError, match=SECRET):
+            raised(ValueError(SECRET))
+        subprocess.run([sys.executable, "-c", f"print({SECRET})"], check=True)
+        ctypes.CDLL(None).puts(SECRET.encode())
+        faulthandler.dump_traceback(file=2)
+        seal.show(lambda: sys.stdout.write("a round is over\n"))
+        seal.show(lambda: root.error("of a callback"))
+        return 7
+
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            assert run_sealed(work) == 7
+    finally:
+        threading.excepthook = before[3]
+        root.removeHandler(handlers[0])
+        later.handlers.clear()
+    assert capfd.readouterr() == ("a round is over\n", "")
+    assert (handlers[0].kept, handlers[1].kept, warned, failed) == (["of a callback"], [], [], [])
+    assert (sys.stdout, sys.stderr, warnings.showwarning, threading.excepthook, logging.Logger.handle) == before
+    sys.stdout.write("afterwards\n")
+    assert capfd.readouterr().out == "afterwards\n"
+
+
+def test_seal_is_opened_again_after_an_error(capfd):
+    with pytest.raises(SealedError, match="had been read"):
+        run_sealed(lambda seal: (seal.begin_rows(), raised(ConfigurationError(SECRET))))
+    with pytest.raises(ConfigurationError, match="of settings"):
+        run_sealed(lambda _: (_ for _ in ()).throw(ConfigurationError("of settings")))
+    with pytest.raises(SealedError):  # nobody expected it, so nobody knows what is in it
+        run_sealed(lambda _: raised(ValueError(SECRET)))
+    assert capfd.readouterr() == ("", "")
+    sys.stdout.write("afterwards\n")
+    assert capfd.readouterr().out == "afterwards\n"
+
+
+def test_only_one_fit_is_sealed_at_a_time():
+    with pytest.raises(ConfigurationError, match="one real fit at a time"):
+        run_sealed(lambda _: run_sealed(lambda _: 1))
+    assert run_sealed(lambda _: 1) == 1
+
+
+def test_result_reaches_no_row(tmp_path):
+    table_of(tmp_path / "a", f"{AGE},a,1")
+    result = fitted(tmp_path / "a")
+    seen, todo = set(), [result]
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, type | types.ModuleType | types.FunctionType):
+            continue
+        seen.add(id(one))
+        assert not isinstance(one, Rows | Records | Dealt | SQLiteLedger), type(one)
+        todo += gc.get_referents(one)
+    assert AGE not in repr(result) + result._repr_html_()
+
+
+SCRIPT = """
+import ctypes, os, sys, faulthandler, logging
+from murmurfl.clients import Schema
+from murmurfl.app.commands.main import cli
+faulthandler.enable()
+read = Schema.read
+def strange(self, item):
+    if "77.125" in str(item):
+        print("5551234"); os.write(2, b"5551234"); ctypes.CDLL(None).puts(b"5551234")
+        logging.getLogger("x").critical("5551234"); faulthandler.dump_traceback()
+        raise SystemExit("5551234")
+    return read(self, item)
+Schema.read = strange
+cli()
+"""
+
+
+def test_a_process_of_its_own_says_what_one_in_this_process_says(tmp_path, same_noise, of_misfit):
+    table_of(tmp_path / "strange", f"{AGE},a,1")
+    home = tmp_path / "strange"
+    asked = ["fit", home / "people.csv", "--schema", home / "schema.toml", "--real", "--out", home, "--name", "run"]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *map(str, asked), *QUICK],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": ""},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    said = [line for line in done.stdout.replace(str(home), "HOME").splitlines() if not line.startswith("figure")]
+    usual = [line for line in of_misfit["texts"][0].splitlines() if not line.startswith("figure")]
+    assert [line for line in said if not line.startswith("The released")] == [
+        line for line in usual if not line.startswith("The released")
+    ]
+
+
+def appended(table, count):
+    """Put sorted rows at a table's end."""
+    table.write_bytes(table.read_bytes() + b"".join(b"%d,a,1\n" % (40 + i % 50) for i in range(count)))
+
+
+def test_rows_at_the_end_can_be_added_and_none_before_them_changed(tmp_path):
+    table = table_of(tmp_path / "a", "33,a,1")
+    fitted(tmp_path / "a", budget=9)
+    for count in (7, 1):
+        appended(table, count)
+        result = fitted(tmp_path / "a")
+    ledger = Path(f"{table}.ledger")
+    assert SQLiteLedger(ledger).data == "people.csv; rows dealt: 40 47 48"
+    assert result.table.rows == 48
+    text = table.read_text()
+    table.write_text(text.replace("\n33,a,1\n", "\n34,a,1\n", 1))
+    spent = read_ledger(ledger).reserved_mu
+    with pytest.raises(SealedError, match="unchanged and in their order"):
+        fitted(tmp_path / "a")
+    assert read_ledger(ledger).reserved_mu == spent
+    table.write_text(text)
+    fitted(tmp_path / "a")
+    table.write_text("".join(text.splitlines(keepends=True)[:41]))
+    with pytest.raises(LedgerError, match=r"at least the 48 rows .* got 40"):
+        fitted(tmp_path / "a")
+
+
+def test_rows_that_nothing_was_released_of_may_go_again(tmp_path, monkeypatch):
+    table = table_of(tmp_path / "a", "33,a,1")
+    fitted(tmp_path / "a", budget=9)
+    text = table.read_text()
+    appended(table, 7)
+    with monkeypatch.context() as patch:
+        failing_later(patch, ValueError(SECRET))
+        with pytest.raises(SealedError):
+            fitted(tmp_path / "a")
+    table.write_text(text)
+    appended(table, 3)
+    fitted(tmp_path / "a")
+    assert SQLiteLedger(f"{table}.ledger").data == "people.csv; rows dealt: 40 43"
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=6, unique=True).map(sorted))
+def test_a_row_keeps_its_place_when_others_are_added(counts):
+    order = dealt_order(counts)
+    assert sorted(order.tolist()) == list(range(counts[-1]))
+    for number, end in enumerate(counts, 1):
+        assert np.array_equal(order[:end], dealt_order(counts[:number]))
+
+
+def test_what_is_held_out_of_rows_added_is_mixed_among_them():
+    held_out = dealt_order([1000, 2000])[-200:]
+    assert held_out.min() >= 1000
+    assert 1400 < held_out.mean() < 1600, "of sorted rows some of every kind"
+
+
+def test_another_ledger_is_refused_while_the_tables_own_is_there(tmp_path):
+    table = table_of(tmp_path / "a", "33,a,1")
+    other = tmp_path / "other.ledger"
+    SQLiteLedger.create(other, budget_mu=1.0, delta=1e-5)
+    fitted(tmp_path / "a")
+    alias = tmp_path / "alias.csv"
+    alias.symlink_to(table)
+    for name, ledger in ((table, other), (table, tmp_path / "new.ledger"), (alias, other), (alias, f"{alias}.ledger")):
+        with pytest.raises(ConfigurationError, match="which counts what was released on this table"):
+            fit(name, schema=tmp_path / "a" / "schema.toml", real=True, epsilon=0.1, ledger=ledger)
+    with pytest.raises(ConfigurationError, match="room for epsilon"):
+        fit(alias, schema=tmp_path / "a" / "schema.toml", real=True, epsilon=2)
+    assert read_ledger(other).reserved_mu == 0.0
+    assert not (tmp_path / "new.ledger").exists()
+
+
+def test_output_and_card_have_what_all_calls_spent_and_the_condition(tmp_path):
+    table_of(tmp_path / "a", "33,a,1")
+    for call in range(2):
+        asked = ["fit", tmp_path / "a" / "people.csv", "--schema", tmp_path / "a" / "schema.toml", "--real", *QUICK]
+        done = CliRunner().invoke(cli, [*map(str, asked), *([] if call else ["--budget", "9"]), "--out", str(tmp_path)])
+        assert done.exit_code == 0, done.stderr
+    one, both = gdp_mu(2, 1e-5), np.sqrt(2) * gdp_mu(2, 1e-5)
+    spent = f"have spent mu = {rounded_up(both)}, epsilon = {rounded_up(gdp_epsilon(both, 1e-5))} at delta = 1e-05 on"
+    condition = "given a schema that does not come from these rows"
+    folder = max(tmp_path.glob("fit-people-*"), key=lambda path: path.name)
+    outcome = Outcome.read(folder)
+    assert outcome.mu == pytest.approx(one)
+    shown = card([Group("run", [RecordedRun("run", outcome, None)])])
+    for text in (done.stdout, (folder / "model" / "card.json").read_text(), outcome.guarantee, shown["full"][0][0]):
+        assert spent in text
+        assert f"epsilon = {rounded_up(2.0)} at delta" in text
+        assert condition in text
+    assert spent in " ".join((folder / "model" / "CARD.md").read_text().split())
+    assert shown["who"]["Given"][0][0].startswith("a schema that does not come from")
