@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...privacy import ConfigurationError, Measured
 from ...privacy.accounting.gdp import check_count
 from ...privacy.errors import check_installed
-from ...privacy.machine.clipping import DenseContributions, StackedContributions
+from ...privacy.machine.clipping import DenseContributions, StackedContributions, squared_lengths
 from .per_sample_gradients import (
     GRADIENT_MEMORY_MIB,
     MOST_TOGETHER,
@@ -374,7 +374,7 @@ class _NarrowRows:
             for start in range(0, len(self._rows), together):
                 some = slice(start, start + together)
                 wide = self._rows[some].astype(np.float64)
-                squares[some] = np.einsum("ij,ij->i", wide, wide)
+                squares[some] = squared_lengths(wide)
                 del wide  # before the next ones are made
             return abs(self._weight) * np.sqrt(squares)
 

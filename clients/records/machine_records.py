@@ -549,7 +549,8 @@ class OwnedSamples:
     Notes
     -----
     **Formal guarantees.** For two files with the same set of owners' names, of which one owner's rows are any others
-    anywhere in the file, one row differs. A row depends on one owner's samples alone, and has the shape of every other.
+    anywhere in the file, one row differs. One record under another owner's name moves two rows. A row depends on one
+    owner's samples alone, and has the shape of every other.
     Proof: docs/proofs/owners.md.
     """
 

@@ -94,7 +94,8 @@ class Owners:
     **Formal guarantees.** For two files with the same set of owners' names, of which one owner's rows are any others,
     anywhere in the file: every owner has the same place and number in both, and :meth:`padded_rows` gives the same rows
     of every other owner, as far as rows are known by what is in them. N is public; how many owners there are, and who
-    is in a place, is not.
+    is in a place, is not. Files with another set of names, or of which a record has another owner, are no neighbours:
+    the proof has what they cost, up to 2 mu for one record.
     Proof: docs/proofs/owners.md.
     """
 
