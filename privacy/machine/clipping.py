@@ -173,7 +173,7 @@ def squared_lengths(rows: NDArray[np.floating]) -> NDArray[np.float64]:
     if count == 1:  # a single row would be added up in another order than one among several
         rows = np.broadcast_to(rows, (2, size))
     whole = size - size % _RUN
-    head = rows[:, :whole].reshape(len(rows), -1, _RUN)
+    head = rows[:, :whole].reshape(len(rows), whole // _RUN, _RUN)
     sums = [
         np.einsum("ijk,ijk->ij", head, head, dtype=np.float64),
         np.einsum("ij,ij->i", rows[:, whole:], rows[:, whole:], dtype=np.float64)[:, None],
