@@ -24,8 +24,8 @@ class Mu2Client(PrivateClient):
     Notes
     -----
     **Formal guarantees.** Under the trust of its policy all releases of a session together are mu-GDP, those of all
-    sessions budget_mu-GDP, for replacement of one sample (of all samples of one owner, where the policy has
-    samples_per_owner), provided row i of ``gradients`` depends on sample i alone. Under a policy with
+    sessions budget_mu-GDP, for replacement of one sample (of all samples of one owner by others of that owner, where
+    the policy has samples_per_owner), provided row i of ``gradients`` depends on sample i alone. Under a policy with
     ``trust="trusted-server"`` the contributions leave without noise and the guarantee is the server's, which counts
     every sample once: policies under which samples return are refused.
     Proof: docs/proofs/release-rule.md.

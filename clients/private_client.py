@@ -128,8 +128,8 @@ class PrivateClient(NumPyClient):
     Notes
     -----
     **Formal guarantees.** Under the trust of its policy everything it returns or refuses with is, per session, mu-GDP
-    and over all sessions budget_mu-GDP for replacement of one sample (of all samples of one owner, where the policy has
-    samples_per_owner), which is a row of a file where the machine's samples are
+    and over all sessions budget_mu-GDP for replacement of one sample (of all samples of one owner by others of that
+    owner, where the policy has samples_per_owner), which is a row of a file where the machine's samples are
     :class:`~murmurfl.clients.records.machine_records.Records` of one, and an item as it was handed over elsewhere,
     against any server that does not choose the code the machine runs, provided row i of ``gradients`` depends on sample
     i alone. The number of samples, the batch, the cap and the number of releases are public. Timing is not protected.

@@ -13,7 +13,7 @@ from ...clients import PrivateClient, UpdateNode
 from ...clients.adapters.noise_mod import machine_behind
 from ...clients.adapters.update_policy import UpdatePolicy
 from ...privacy import Guarantee, LedgerSummary, SessionSummary, Unit, gdp_epsilon, rotate_key, rounded_up
-from ...privacy.accounting.guarantee import SESSION
+from ...privacy.accounting.guarantee import SAME_OWNER, SESSION
 from ...privacy.ledger.ledger_history import LedgerHistory, ReleaseLine
 from ...privacy.machine.admission import ROUNDING
 from .node_app import OwnNode, client_of
@@ -91,10 +91,13 @@ def ledger_guarantee(summary: LedgerSummary) -> Guarantee:
     made = [session_guarantee(session, summary.delta) for session in summary.sessions]
     words = "; ".join(dict.fromkeys(guarantee.mechanism for guarantee in made)) or "nothing released yet"
     covers = "over all releases of all sessions on this ledger"
-    local = Guarantee(summary.reserved_local_mu, summary.delta, words, covers=covers, unit=_unit(summary.sessions))
+    both = len({_unit([session]) for session in summary.sessions}) > 1
+    notes = (SAME_OWNER,) if both else ()
+    unit = _unit(summary.sessions)
+    local = Guarantee(summary.reserved_local_mu, summary.delta, words, covers=covers, unit=unit, notes=notes)
     honest = [guarantee.min_honest for guarantee in made if guarantee.min_honest is not None]
     if summary.trusted_a_server:  # the one figure covers what was summed before, too
-        return replace(local, trust="trusted-server", notes=(_NOTHING_AGAINST_IT,))
+        return replace(local, trust="trusted-server", notes=(*notes, _NOTHING_AGAINST_IT))
     if len(honest) < sum(session.mu_local is not None for session in summary.sessions) or not honest:
         return local
     trust, least = "secure-aggregation", max(honest)  # on which every session rests
@@ -127,7 +130,7 @@ def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
 
 
 def _unit(sessions: Iterable[SessionSummary]) -> Unit:
-    """Owner if every session protects owners, else sample: who protects owners protects samples."""
+    """Owner if every session protects owners, else sample: who protects owners protects samples that stay theirs."""
     owners = [bool(session.terms.get("samples_per_owner")) for session in sessions]
     return "owner" if owners and all(owners) else "sample"
 

@@ -198,7 +198,8 @@ def _quality(outcome: Outcome) -> str:
 def _protected(outcome: Outcome) -> str:
     if (terms := outcome.terms) is None or outcome.mu is None:
         return "nobody" if outcome.mu is None else "as the guarantee in full says"
-    return f"{UNIT_WORDS[terms.unit]}: that it was there, and not any other in its place"
+    other = "others of that owner" if terms.unit == "owner" else "any other"
+    return f"{UNIT_WORDS[terms.unit]}: that it was there, and not {other} in its place"
 
 
 def _against(outcome: Outcome) -> str:

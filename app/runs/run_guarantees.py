@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import overload
 
 from ...privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, protocol, rounded_up, stated_words
-from ...privacy.accounting.guarantee import RECORDS, Figures, Statements
+from ...privacy.accounting.guarantee import RECORDS, SAME_OWNER, Figures, Statements
 from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
 from .machine_statements import statement_groups
@@ -105,9 +105,13 @@ def run_guarantee(
         words=stated_words(mechanisms, masked=experiment.config.secure) if deployed else "",
         stated=deployed,
     )
-    # Whoever protects owners protects samples: what is not said of all real machines is said of their samples.
-    owners = len(said) >= experiment.config.num_clients and all(one.get("unit") == "owner" for one in said)
-    return replace(guarantee, unit="sample") if deployed and not owners else guarantee
+    # Whoever protects owners protects samples that stay their owner's: what is not said of all real machines is said of
+    # these.
+    of_owners = [one.get("unit") == "owner" for one in said]
+    if not deployed or (len(said) >= experiment.config.num_clients and all(of_owners)):
+        return guarantee
+    notes = [SAME_OWNER] if any(of_owners) or experiment.config.samples_per_owner else []
+    return replace(guarantee, unit="sample", notes=(*guarantee.notes, *notes))
 
 
 def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarantee:

@@ -83,8 +83,8 @@ class GradientUpdateClient(PrivateClient):
     counts once.
 
     **Formal guarantees.** Under the trust of its policy all releases of a session together are mu-GDP, those of all
-    sessions budget_mu-GDP, for replacement of one sample (of all samples of one owner, where the policy has
-    samples_per_owner), provided row i of ``gradients`` depends on sample i alone.
+    sessions budget_mu-GDP, for replacement of one sample (of all samples of one owner by others of that
+    owner, where the policy has samples_per_owner), provided row i of ``gradients`` depends on sample i alone.
     Proof: docs/proofs/release-rule.md.
     """
 

@@ -2,7 +2,8 @@
 
 A gradient is private because it is one sample's. What mixes samples (batch norm, losses over the batch), draws at
 random (dropout) or remembers (running statistics, whatever a closure or a global keeps) is refused with what to use
-instead. What is tried is made up: no sample of any machine is looked at. A module that passes is a machine's model
+instead, as far as it is found (:class:`~murmurfl.clients.adapters.torch_state.ModuleState` says where nobody looks).
+What is tried is made up: no sample of any machine is looked at. A module that passes is a machine's model
 (:func:`torch_machine_model`).
 """
 
@@ -110,7 +111,8 @@ class SampleTrials:
     """Tries a module's gradients on made-up records, so that the verdict depends on no sample.
 
     It finds mistakes, and promises nothing of a model that shows them on no example: what such a model remembers is put
-    back before every sample of a real machine (:class:`~murmurfl.clients.adapters.torch_state.ModuleState`).
+    back before every sample of a real machine, where it is found
+    (:class:`~murmurfl.clients.adapters.torch_state.ModuleState`).
     """
 
     def __init__(self, gradients: ModuleGradients) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...privacy import ConfigurationError, Measured
 from ...privacy.accounting.gdp import check_count
 from ...privacy.errors import check_installed
-from ...privacy.machine.clipping import DenseContributions, StackedContributions
+from ...privacy.machine.clipping import DenseContributions, StackedContributions, squared_lengths
 from .per_sample_gradients import (
     GRADIENT_MEMORY_MIB,
     MOST_TOGETHER,
@@ -256,7 +256,8 @@ class ModuleGradients(_SampleGradients):
     **Formal guarantees.** Row i depends on sample i alone: each sample goes through the module as a batch of one
     (``torch.func.vmap``), with the same buffers and frozen parameters. A module that changes them would carry one
     sample's data to the next. That is an error, and samples that come one by one, as a real machine's, meet the module
-    as it was before the first of them, attributes of it and of the loss too (:class:`ModuleState`).
+    as it was before the first of them, attributes of it and of the loss too, as far as :class:`ModuleState` finds them:
+    what it does not is listed there, and a model that keeps a sample in it has no guarantee.
     """
 
     def __init__(
@@ -374,7 +375,7 @@ class _NarrowRows:
             for start in range(0, len(self._rows), together):
                 some = slice(start, start + together)
                 wide = self._rows[some].astype(np.float64)
-                squares[some] = np.einsum("ij,ij->i", wide, wide)
+                squares[some] = squared_lengths(wide)
                 del wide  # before the next ones are made
             return abs(self._weight) * np.sqrt(squares)
 
@@ -413,7 +414,7 @@ class TorchGradients(_SampleGradients):
     -----
     A batch is a pair (inputs, targets) of arrays or tensors with the samples along the first axis. Each sample is
     passed through the module alone, as a batch of one (``torch.func.vmap``), so rows cannot depend on each other. What
-    module and loss remember is put back before samples that come one by one, as a real machine's
+    module and loss remember is put back before samples that come one by one, as a real machine's, as far as it is found
     (:class:`~murmurfl.clients.adapters.torch_state.ModuleState`).
     """
 

@@ -54,8 +54,14 @@ _PLAIN = frozenset(
         *(types.FrameType, types.TracebackType, types.GenericAlias),
     )
 )
-_LOST = ("contextvars.ContextVar", "_contextvars.ContextVar", "_queue.SimpleQueue", "_thread._local", "mmap.mmap")
-"""State that cannot be read or cannot be restored."""
+_LOST = (
+    *("contextvars.ContextVar", "_contextvars.ContextVar", "_queue.SimpleQueue", "_thread._local", "mmap.mmap"),
+    *("threading.Barrier", "threading.BoundedSemaphore", "threading.Condition", "threading.Event"),
+    *("threading.Semaphore", "decimal.Context", "zlib.Compress", "zlib.Decompress"),
+    "torch.storage.UntypedStorage",
+)
+"""Kinds with state that cannot be read or cannot be restored."""
+_VALUES_IN_C = ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union, ctypes._Pointer
 _OF_GLOBALS = "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"
 _OF_A_DICT = types.MappingProxyType, functools.partial
 _MISSING: Any = object()
@@ -155,8 +161,14 @@ class ModuleState:
     Modules, functions and classes of well-known libraries are not read.
 
     :meth:`restore` puts all of it back, and the random generators of PyTorch, NumPy and Python, because how much is
-    drawn may depend on a sample. Files, a library's own modules or C code, and names made up at run time are not
-    covered.
+    drawn may depend on a sample. :meth:`keep` raises for what it finds and cannot put back: iterators, context
+    variables, thread-local values, queues, events, semaphores, conditions, barriers, C values, hashes,
+    compressors, decimal contexts, storages and maps of memory.
+
+    It does not find, and so **neither restores nor refuses**: attributes and levels of loggers, progress bars,
+    locks, files, ``os.environ``, the current decimal context, warning filters, PyTorch's default type, a
+    tensor's storage beyond the tensor, attributes of libraries' modules and classes, their C code, and names made up at
+    run time. What a sample leaves there reaches the next ones, and no guarantee covers it.
     """
 
     def __init__(self, module: torch.nn.Module, loss: Any) -> None:
@@ -326,9 +338,12 @@ class ModuleState:
             read, write = access
             before = read()
             self._values.append(_Value(place, read, before, functools.partial(write, before)))
-            if isinstance(found, np.ndarray) and found.dtype.hasobject:
-                yield found.ravel().tolist(), place
-        elif issubclass(kind, torch.nn.Module) or not _is_left_alone(kind) or _name(kind) in _LOST:
+            if isinstance(found, np.ndarray):
+                if found.dtype.hasobject:
+                    yield found.ravel().tolist(), place
+                if isinstance(found.base, np.ndarray | torch.Tensor | bytearray | array.array):
+                    yield found.base, f"{place}.base"
+        elif issubclass(kind, torch.nn.Module) or not _is_left_alone(kind) or _is_lost(found):
             if issubclass(kind, torch.Tensor) and id(found) not in self._trained and not found.is_inference():
                 # Trained parameters are handed in anew for every sample; inference tensors cannot be written to.
                 self._tensors.append((place, found, found.detach().clone()))
@@ -353,7 +368,7 @@ class ModuleState:
         elif issubclass(kind, tuple | frozenset):
             yield from ((one, f"{place}[{number}]") for number, one in enumerate(found))
         else:
-            if _name(kind) in _LOST or (type(attributes) is not dict and not slots):
+            if _is_lost(found) or (type(attributes) is not dict and not slots):
                 _check_put_back(found, place)
             for one in gc.get_referents(found):
                 if type(one) is not dict or (kind in _OF_A_DICT and "__module__" not in one):
@@ -469,6 +484,12 @@ def _is_left_alone(kind: type) -> bool:
     return _top(str(kind.__module__)) in _NOT_ENTERED or str(kind.__module__).startswith(_MACHINERY)
 
 
+def _is_lost(found: Any) -> bool:
+    """Return True if an object's state cannot be read or restored: those of the kinds above, hashes and C values."""
+    kind = type(found)
+    return _name(kind) in _LOST or hasattr(kind, "hexdigest") or isinstance(found, _VALUES_IN_C)
+
+
 def _slots(kind: type) -> Iterator[Any]:
     """Slots declared by classes written in Python."""
     for base in kind.__mro__:
@@ -481,7 +502,7 @@ def _check_put_back(found: Any, place: str) -> None:
     kind = type(found)
     name = _name(kind)
     unknown = not _is_library(kind.__module__) and not any("__slots__" in vars(base) for base in kind.__mro__)
-    if unknown or name in _LOST or hasattr(kind, "__next__") or hasattr(kind, "__anext__"):
+    if unknown or _is_lost(found) or hasattr(kind, "__next__") or hasattr(kind, "__anext__"):
         raise ConfigurationError(
             f"Expected a model and a loss whose memory can be put back, got {name} at {_readable(place)}: one sample's "
             "data could reach the next there. Make it anew in every call, or leave it out."

@@ -253,9 +253,13 @@ def _arrays(values: Sequence[Any]) -> list[NDArray[Any]]:
     return found
 
 
+def _has_text(array: NDArray[Any]) -> bool:
+    return array.dtype.kind in "US" or any(isinstance(cell, str | bytes) for cell in array.ravel().tolist())
+
+
 def _part(values: Sequence[Any], name: str = "") -> Part:
     arrays = _arrays(values)
-    if not arrays or arrays[0].dtype.kind in "US":
+    if not arrays or _has_text(arrays[0]):
         raise ConfigurationError(
             "Expected inputs that are numbers, arrays or tensors of them, got others: encode them by a table that does "
             "not come from private data, or give a schema with columns."

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import logging
 import math
 import sys
@@ -69,23 +70,26 @@ class Rows:
         return self._row(number)
 
 
+_LINE_BYTES, _TIMES_THE_HEADER = 1 << 20, 16
+
+
 class CsvLines(Rows):
     """The rows of a ``.csv`` or ``.csv.gz``, whose first line names the columns.
 
     A row is one physical line, split off before quotes are read and decoded by itself: item i depends on line i + 2
-    alone, and a line break within quotes ends a row. Whether the file is refused depends on the first line alone.
+    alone, and a line break within quotes ends a row. Whether the file is refused depends on the first line alone. A
+    line of more than 1 MiB, or of 16 times the first line where that is more, is not kept and does not fit, so no line
+    takes more memory than that.
     """
 
     def __init__(self, path: Path, separator: str) -> None:
         try:
-            content = path.read_bytes()
-            content = gzip.decompress(content) if path.suffix == ".gz" else content
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+                first = file.readline().removesuffix(b"\n")
+                self._lines = list(_lines(file, max(_LINE_BYTES, _TIMES_THE_HEADER * len(first))))
         except (OSError, EOFError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigurationError(f"Expected a CSV file at {path}, got: {reason}.") from error
-        first, *self._lines = content.split(b"\n")
-        if self._lines and not self._lines[-1]:
-            self._lines.pop()
         self._separator = separator
         try:
             columns = [name.strip() for name in self._cells(first.removeprefix(b"\xef\xbb\xbf"))]
@@ -97,7 +101,10 @@ class CsvLines(Rows):
         self._path = path
 
     def _named_cells(self, number: int) -> Mapping[str, str]:
-        cells = self._cells(self._lines[number])
+        line = self._lines[number]
+        if line is None:
+            raise MisfitError("a line that is too long")
+        cells = self._cells(line)
         if len(cells) != len(self.columns):
             raise MisfitError("a line with another number of cells than the header")
         return dict(zip(self.columns, cells, strict=True))
@@ -118,6 +125,19 @@ class CsvLines(Rows):
         except (UnicodeDecodeError, csv.Error, ValueError):
             raise MisfitError("a line that is no CSV in UTF-8, or a line break within quotes") from None
         return cells
+
+
+def _lines(file: io.BufferedIOBase, longest: int) -> Iterator[bytes | None]:
+    """Yield the lines that are left in a file, without their ends; None for one of more bytes than ``longest``."""
+    while line := file.readline(longest + 1):
+        if line.endswith(b"\n"):
+            yield line[:-1]
+        elif len(line) <= longest:  # the last one
+            yield line
+        else:
+            while (rest := file.readline(longest)) and not rest.endswith(b"\n"):
+                pass
+            yield None
 
 
 def parquet_rows(path: Path) -> Rows:
@@ -422,7 +442,7 @@ class Records:
         inputs, labels = self._batch
         if not isinstance(inputs, np.ndarray):
             raise ConfigurationError("Expected records of one array with owners, got several arrays.")
-        names = [self._owner(number) for number in range(self._length)]
+        names = map(self._owner, range(self._length))  # one at a time: a name may be long
         if places is None:
             owners = Owners.one_each(names, most, secret=secret)
         else:
@@ -464,9 +484,8 @@ class Records:
     def _converted(self, item: Any) -> Record:
         with _or_misfit("converted"):
             record = self.schema.read(item)
-            if self._prepared is None:
-                return record
-            return Record(self._prepared(record.inputs), record.label, record.owner)
+            # Without the owner's name, which may be long: it is read again where records are put together by owner.
+            return Record(record.inputs if self._prepared is None else self._prepared(record.inputs), record.label)
 
     def _owner(self, number: int) -> str:
         try:
@@ -547,7 +566,8 @@ class OwnedSamples:
     Notes
     -----
     **Formal guarantees.** For two files with the same set of owners' names, of which one owner's rows are any others
-    anywhere in the file, one row differs. A row depends on one owner's samples alone, and has the shape of every other.
+    anywhere in the file, one row differs. One record under another owner's name moves two rows. A row depends on one
+    owner's samples alone, and has the shape of every other.
     Proof: docs/proofs/owners.md.
     """
 

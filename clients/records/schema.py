@@ -647,6 +647,7 @@ def text_of(cell: Any) -> str:
 
 def number_of(cell: Any, *, integer: bool = False) -> float:
     """A cell as a finite number; MisfitError if it is none."""
+    cell = cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell
     cell = cell.strip() if isinstance(cell, str) else cell
     if isinstance(cell, str) and (len(cell) > 400 or "_" in cell):
         raise MisfitError("a text where a number should be")
@@ -676,7 +677,8 @@ def array_of(value: Any) -> NDArray[Any]:
         if hasattr(value, "detach"):
             value = value.detach().cpu()
             value = value.float() if str(value.dtype) == "torch.bfloat16" else value
-        found = np.asarray(value)
+        # Texts stay objects: NumPy's own array of them is as wide as the longest in every place, and drops its NULs.
+        found = np.asarray(value, dtype=object if _holds_text(value) else None)
     except MisfitError:
         raise
     except Exception:
@@ -686,6 +688,10 @@ def array_of(value: Any) -> NDArray[Any]:
     if found.dtype.kind not in "fiubUSO":
         raise MisfitError("a value that is no number")
     return found
+
+
+def _holds_text(value: Any) -> bool:
+    return isinstance(value, str | bytes) or (isinstance(value, list | tuple) and any(map(_holds_text, value)))
 
 
 def _numbers_of(found: NDArray[Any]) -> NDArray[np.float64]:

@@ -25,7 +25,10 @@ from .noise_plan import NOBODY_ASKED, server_noise_words, stated_words
 
 _GUESSED = {
     "sample": ("whether one sample of a machine was used, or another in its place,", "every other sample"),
-    "owner": ("whether one owner's samples on a machine were used, or any others in their place,", "every other owner"),
+    "owner": (
+        "whether one owner's samples on a machine were used, or any others of that owner in their place,",
+        "every other owner",
+    ),
     "machine": ("whether the samples of one machine were used, or any others in their place,", "every other machine's"),
 }
 _GUESSERS = {
@@ -103,6 +106,10 @@ UNIT_WORDS: Mapping[str, str] = {
     "owner": "all samples of one owner on one machine",
     "machine": "all samples of one machine",
 }
+_REPLACED_BY: Mapping[str, str] = {"owner": " by others of that owner"}
+"""What replaces a unit, where it is not just any other: samples under another owner's name would move two owners."""
+SAME_OWNER = "On machines that protect owners a sample is replaced by one of the same owner."
+"""Note where machines, or sessions, of owners and of samples have one figure together."""
 AGAINST: dict[Trust, str] = {
     "untrusted-server": "against the server and everybody else",
     "secure-aggregation": "against the server and everybody else",
@@ -240,7 +247,8 @@ class Guarantee:
 
     def protected(self, honest: str) -> str:
         """The text of :attr:`protects` with another word for the number of honest machines, such as ``h``."""
-        protects = f"at delta = {self.delta:g}, for {self.relation} of {UNIT_WORDS[self.unit]}, {AGAINST[self.trust]}"
+        replaced = f"{self.relation} of {UNIT_WORDS[self.unit]}{_REPLACED_BY.get(self.unit, '')}"
+        protects = f"at delta = {self.delta:g}, for {replaced}, {AGAINST[self.trust]}"
         if self.min_honest is None:
             return protects
         machines = "machine" if honest == "1" else "machines"
@@ -576,7 +584,7 @@ def stated_guarantee(
     secure = masked and trusts == {"secure-aggregation"}
     own = max(float(one["mu-guaranteed"]) for one in statements.values())
     figures = stated_figures(Figures(own, own if secure else None), statements, len(statements))
-    # Whoever protects all data of a machine protects each sample.
+    # Whoever protects all data of a machine protects each sample, and whoever protects owners each that stays its own.
     units = {one.get("unit") for one in statements.values()}
     unit = "machine" if units == {"machine"} else "owner" if units <= {"machine", "owner"} else "sample"
     words = stated_words(stated_values(statements, "mechanism"), masked=secure)
@@ -586,7 +594,11 @@ def stated_guarantee(
         words or "noise on each machine, by its own account",
         trust="secure-aggregation" if secure else "untrusted-server",
         unit=unit,
-        notes=(_UNCHECKED.format(said=len(statements), all=num_clients), *notes),
+        notes=(
+            _UNCHECKED.format(said=len(statements), all=num_clients),
+            *([SAME_OWNER] if unit == "sample" and "owner" in units else []),
+            *notes,
+        ),
         mu_local=figures.mu_local if secure else None,
         min_honest=figures.min_honest if secure else None,
     )

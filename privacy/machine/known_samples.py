@@ -50,7 +50,7 @@ import hmac
 import logging
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
@@ -94,7 +94,8 @@ class Owners:
     **Formal guarantees.** For two files with the same set of owners' names, of which one owner's rows are any others,
     anywhere in the file: every owner has the same place and number in both, and :meth:`padded_rows` gives the same rows
     of every other owner, as far as rows are known by what is in them. N is public; how many owners there are, and who
-    is in a place, is not.
+    is in a place, is not. Files with another set of names, or of which a record has another owner, are no neighbours:
+    the proof has what they cost, up to 2 mu for one record.
     Proof: docs/proofs/owners.md.
     """
 
@@ -110,9 +111,11 @@ class Owners:
 
         Parameters
         ----------
-        names : array of shape (n,)
-            Whose each row is: integers or texts, or objects that are. Rows with equal names are one owner's; the
-            integer 1 and the text "1" are equal. Rows without a name (an empty text, or None) are left out.
+        names : iterable
+            Whose each row is: integers, texts or bytes, in any iterable. Rows with equal names are one owner's; the
+            integer 1 and the text "1" are equal. Rows without a name (an empty text, or None) are left out. Names are
+            read once and hashed, so a long one costs no memory. NumPy's own arrays of texts drop trailing NULs and are
+            as wide as the longest; give a list of names that may have either.
         most : int
             j: of each owner's rows the first j are used.
         secret : bytes
@@ -125,16 +128,12 @@ class Owners:
         -----
         An error says nothing of any one row.
         """
-        texts, rows, ends = _grouped(names, most)
-        places = max(len(texts), 1) if places is None else places
-        check_count("places", places)
-        if len(texts) > MOST_ROWS:
+        rows, ends, marks, places = _grouped(names, most, secret, places)
+        if len(ends) > MOST_ROWS:
             raise ConfigurationError(
                 f"Expected at most {MOST_ROWS} owners, got more: counts of their sum would not be exact."
             )
-        marks = _marks(texts, secret)
-        order = np.lexsort((marks[:, 1], marks[:, 0], marks[:, 0] % np.uint64(places)))
-        return cls(*_reordered(rows, ends, order), most, places, marks[order])
+        return cls(rows, ends, most, places, marks)
 
     @classmethod
     def one_each(cls, names: Any, most: int, *, secret: bytes) -> Owners:
@@ -143,9 +142,8 @@ class Owners:
         These are computed in blocks of as many rows each; real ones refuse it: with one owner more, or renamed, many
         have another place. They release what machines of :meth:`of` release, but that every batch has b owners.
         """
-        texts, rows, ends = _grouped(names, most)
-        marks = _marks(texts, secret)
-        return cls(*_reordered(rows, ends, np.lexsort((marks[:, 1], marks[:, 0]))), most, len(texts))
+        rows, ends, _, _ = _grouped(names, most, secret, 1)
+        return cls(rows, ends, most, len(ends))
 
     @classmethod
     def in_turn(cls, rows: int, most: int) -> Owners:
@@ -197,19 +195,35 @@ class Owners:
         return self.rows[starts[:, None] + number % counts], number < counts
 
 
-def _grouped(names: Any, most: int) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
-    """The names of owners as texts, their rows one owner after the other, and where each owner's end."""
+def _grouped(
+    names: Iterable[object], most: int, secret: bytes, places: int | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64], int]:
+    """Rows one owner after the other, where each owner's end, each owner's mark, and the number of places.
+
+    Owners stand in the order of their places and marks; without ``places`` there are as many as owners.
+    """
     check_count("most", most)
-    given = np.asarray(names)
-    if given.ndim != 1 or given.dtype.kind not in OWNER_KINDS or not len(given):
+    every, named = _marks(_checked(names), secret)
+    rows = np.flatnonzero(named)
+    order = np.lexsort((every[rows, 1], every[rows, 0]))  # a stable sort: rows of an owner stay in their order
+    rows, marks = rows[order], every[rows[order]]
+    last = np.append((marks[1:] != marks[:-1]).any(axis=1), True)[: len(rows)]
+    ends, marks = np.flatnonzero(last) + 1, marks[last]
+    places = max(len(ends), 1) if places is None else places
+    check_count("places", places)
+    order = np.argsort(marks[:, 0] % np.uint64(places), kind="stable")
+    return *_reordered(rows, ends, order), marks[order], places
+
+
+def _checked(names: Any) -> Iterable[object]:
+    """Names one by one; an array of numbers that are no integers, or of another shape, is refused."""
+    given = np.asarray(names) if hasattr(names, "__array__") else None
+    if given is not None and (given.ndim != 1 or given.dtype.kind not in OWNER_KINDS):
         raise ConfigurationError(
             f"Expected one owner a row, integers or texts, got an array of {given.dtype} of shape {given.shape}."
         )
-    numbers: dict[str, int] = {}
-    texts = map(_text, given.tolist())
-    owner = np.fromiter((numbers.setdefault(t, len(numbers)) if t else -1 for t in texts), np.int64, len(given))
-    rows = np.argsort(owner, kind="stable")[np.count_nonzero(owner < 0) :]
-    return list(numbers), rows, np.cumsum(np.bincount(owner[rows], minlength=len(numbers)))
+    # Not as an array where they are none: one long name would widen the entry of every row.
+    return names if given is None else map(given.item, range(len(given)))
 
 
 def _text(name: object) -> str:
@@ -222,19 +236,26 @@ def _text(name: object) -> str:
     return str(name) if whole else ""
 
 
-def _marks(texts: Sequence[str], secret: bytes) -> NDArray[np.uint64]:
-    """The keyed digest of each name, as two numbers of 64 bits."""
+def _marks(names: Iterable[object], secret: bytes) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """The keyed digest of each row's name, as two numbers of 64 bits, and which rows have a name.
+
+    A name is hashed as it is read and not kept, so that a row costs as much whatever its name is.
+    """
     if not LEAST_SECRET_BYTES <= len(secret) <= hashlib.blake2b.MAX_KEY_SIZE:
         raise ConfigurationError(
             f"Expected a secret of {LEAST_SECRET_BYTES} to {hashlib.blake2b.MAX_KEY_SIZE} bytes, got {len(secret)}."
         )
     keyed = hashlib.blake2b(key=secret, digest_size=16, person=b"murmurfl owner")
-    made = bytearray()
-    for text in texts:
-        one = keyed.copy()
+    made, named = bytearray(), bytearray()
+    for name in names:
+        one, text = keyed.copy(), _text(name)
         one.update(text.encode(errors="surrogatepass"))
         made += one.digest()
-    return np.frombuffer(bytes(made), "<u8").astype(np.uint64).reshape(-1, 2)
+        named.append(bool(text))
+    if not named:
+        raise ConfigurationError("Expected one owner a row, integers or texts, got no rows.")
+    marks = np.frombuffer(bytes(made), "<u8").astype(np.uint64).reshape(-1, 2)
+    return marks, np.frombuffer(bytes(named), dtype=np.bool_)
 
 
 def _reordered(

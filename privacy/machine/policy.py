@@ -129,7 +129,8 @@ class PrivacyPolicy:
     docs/proofs/records.md), against a server that chooses query points, rounds, acknowledgements and stopping
     adaptively; somebody with j samples on it has j times
     the mu (:func:`~murmurfl.privacy.person_mu`). With samples_per_owner it is for replacement of all samples of one
-    owner on this machine. Every sample is used in one release only, or in sample_participations of them,
+    owner on this machine by others of that owner; one sample under another owner's name costs up to 2 mu
+    (docs/proofs/owners.md). Every sample is used in one release only, or in sample_participations of them,
     min_separation apart. Under
     ``secure-aggregation`` that holds for everybody but the h honest machines of a sum together, as long as one helper
     is honest; whatever happens, the plan's ``mu_local`` does. A ledger's sessions of both kinds together are

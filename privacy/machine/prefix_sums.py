@@ -362,7 +362,8 @@ class ReleaseRule:
         self.noised(streams, [made], [key], [nonce])
         noise = made - contribution
         if release > ack:  # the release before is carried over, with whatever it mended
-            known = built_on == ack  # else there was an acknowledgement in between
+            known = built_on == ack  # else there was an acknowledgement in between, and it begins behind that one
+            mended = mended and known
             noise += before
         else:
             mended, known = skipped and release - built_on <= self.mends, True

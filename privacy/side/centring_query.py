@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
+from ..machine.clipping import squared_lengths
 from ..machine.policy import NO_NOISE, PrivacyPolicy
 
 CENTRING_SHARE = 0.05
@@ -95,7 +96,7 @@ def centred(features: NDArray[Any], centre: NDArray[np.floating], constant: floa
     rows = np.asarray(features, dtype=np.float64).reshape(len(features), -1)
     with np.errstate(all="ignore"):
         rows = rows - np.asarray(centre, dtype=np.float64)
-        squares = np.einsum("ij,ij->i", rows, rows)
+        squares = squared_lengths(rows)
         lengths = np.sqrt(np.where(squares > 0, squares, 1.0) * (1.0 + constant * constant))
         found = np.empty((len(rows), rows.shape[1] + 1), dtype=np.float32)
         np.divide(rows, lengths[:, None], out=found[:, :-1], casting="unsafe")

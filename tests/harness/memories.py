@@ -5,13 +5,28 @@ the sign of the loss is another one.
 """
 
 import collections
+import contextvars
+import ctypes
+import decimal
 import functools
+import hashlib
+import io
+import logging
+import mmap
+import os
+import queue
 import random
 import sys
+import tempfile
+import threading
 import types
+import warnings
+import zlib
+from pathlib import Path
 
 import numpy as np
 import torch
+import tqdm
 
 SIGN = 1.0
 SIGNS = {"by": {"depth": [1.0]}}
@@ -279,11 +294,157 @@ class Hooked(torch.nn.Module):
         return self.layer(inputs)
 
 
+def sign_if(remembers):
+    return -1.0 if remembers else 1.0
+
+
+def with_attribute(of):
+    """A loss with an attribute of something that the process has once, a library's class or module, say."""
+    read = lambda: getattr(of, "remembered_sign", 1.0)  # noqa: E731
+    return lambda shows: loss_of(read, lambda: setattr(of, "remembered_sign", -1.0), shows)
+
+
+def of_the_process(read, remember):
+    return lambda shows: loss_of(read, remember, shows)
+
+
+def base_of_a_view():
+    return np.ones(2)[:1]
+
+
+def half_of_a_tensor():
+    return torch.ones(2)[:1]
+
+
+def of_a_file(shows):
+    return loss_of(lambda: sign_if(FILE.exists()), FILE.touch, shows)
+
+
+def of_an_open_file(shows):
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - kept open
+    return loss_of(lambda: sign_if(file.tell()), lambda: file.write(b"x"), shows)
+
+
+def compressed(kept):
+    return sign_if(kept.copy().flush() != zlib.compressobj().flush())
+
+
+FILE = Path(tempfile.gettempdir()) / f"remembered-{os.getpid()}"
+LOGGER = logging.getLogger("a project's own logger")
+NAMED = {"name made up": 1.0}
+KINDS = {
+    # What looks at a model looks at these as well.
+    "names and containers in closures": rebound,
+    "default arguments": default_argument,
+    "attributes of functions": function_attribute,
+    "attributes of objects and layers": Metric,
+    "slots": in_a(Slotted, lambda kept: kept.sign, lambda kept: setattr(kept, "sign", -1.0)),
+    "class attributes of the project's": class_attribute,
+    "globals that its code names": global_name,
+    "modules of the project": module_of_the_project,
+    "caches of `functools`": cached_value,
+    "lists, mappings, sets and deques": in_a(set, lambda kept: sign_if(kept), lambda kept: kept.add(1)),
+    "arrays and the base of a view": in_a(
+        base_of_a_view, lambda kept: float(kept.base[1]), lambda kept: kept.base.__setitem__(1, -1.0)
+    ),
+    "tensors": in_a(lambda: torch.ones(1), lambda kept: float(kept), lambda kept: kept.detach().data.neg_()),
+    "`bytearray`, `array` and `io.BytesIO`": in_a(
+        io.BytesIO, lambda kept: sign_if(kept.tell()), lambda kept: kept.write(b"x")
+    ),
+    "random generators of Python, NumPy and PyTorch": in_a(
+        lambda: random.Random(3),
+        lambda kept: sign_if(kept.getstate() != random.Random(3).getstate()),
+        random.Random.random,
+    ),
+    # What cannot be read, or cannot be put back.
+    "iterators and generators": in_a(
+        lambda: iter([1.0, -1.0, 1.0]), lambda kept: sign_if(kept.__length_hint__() < 3), next
+    ),
+    "context variables": in_a(
+        lambda: contextvars.ContextVar("sign", default=1.0), lambda kept: kept.get(), lambda kept: kept.set(-1.0)
+    ),
+    "`threading.local`": in_a(
+        threading.local, lambda kept: getattr(kept, "sign", 1.0), lambda kept: setattr(kept, "sign", -1.0)
+    ),
+    "`queue.SimpleQueue`": in_a(queue.SimpleQueue, lambda kept: sign_if(kept.qsize()), lambda kept: kept.put(1)),
+    "`mmap`": in_a(lambda: mmap.mmap(-1, 1), lambda kept: sign_if(kept[0]), lambda kept: kept.__setitem__(0, 1)),
+    "events": in_a(threading.Event, lambda kept: sign_if(kept.is_set()), lambda kept: kept.set()),
+    "semaphores": in_a(
+        lambda: threading.Semaphore(2), lambda kept: sign_if(kept._value < 2), lambda kept: kept.acquire(blocking=False)
+    ),
+    "conditions": in_a(threading.Condition, lambda kept: sign_if(kept._is_owned()), lambda kept: kept.acquire()),
+    "barriers": in_a(lambda: threading.Barrier(2), lambda kept: sign_if(kept.broken), lambda kept: kept.abort()),
+    "locks": in_a(threading.Lock, lambda kept: sign_if(kept.locked()), lambda kept: kept.acquire(blocking=False)),
+    "reentrant locks": in_a(threading.RLock, lambda kept: sign_if(kept._is_owned()), lambda kept: kept.acquire()),
+    "`ctypes` values": in_a(
+        lambda: ctypes.c_double(1.0), lambda kept: kept.value, lambda kept: setattr(kept, "value", -1.0)
+    ),
+    "`ctypes` arrays": in_a(
+        lambda: (ctypes.c_double * 1)(1.0), lambda kept: kept[0], lambda kept: kept.__setitem__(0, -1.0)
+    ),
+    "hashes": in_a(
+        hashlib.sha256, lambda kept: sign_if(kept.digest() != hashlib.sha256().digest()), lambda kept: kept.update(b"x")
+    ),
+    "compressors": in_a(zlib.compressobj, compressed, lambda kept: kept.compress(b"x")),
+    "`decimal.Context`": in_a(
+        decimal.Context, lambda kept: sign_if(kept.prec == 5), lambda kept: setattr(kept, "prec", 5)
+    ),
+    "a storage": in_a(
+        lambda: torch.zeros(1).untyped_storage(), lambda kept: sign_if(kept[3]), lambda kept: kept.__setitem__(3, 1)
+    ),
+    # What nobody looks at.
+    "attributes of loggers": in_a(
+        lambda: LOGGER, lambda kept: getattr(kept, "sign", 1.0), lambda kept: setattr(kept, "sign", -1.0)
+    ),
+    "levels of loggers": in_a(lambda: LOGGER, lambda kept: sign_if(kept.level == 7), lambda kept: kept.setLevel(7)),
+    "progress bars": in_a(
+        lambda: tqdm.tqdm(disable=True),
+        lambda kept: getattr(kept, "sign", 1.0),
+        lambda kept: setattr(kept, "sign", -1.0),
+    ),
+    "`os.environ`": of_the_process(
+        lambda: sign_if("A_SIGN_REMEMBERED" in os.environ), lambda: os.environ.update(A_SIGN_REMEMBERED="-1")
+    ),
+    "the other half of a tensor's view": in_a(
+        half_of_a_tensor,
+        lambda kept: sign_if(kept.untyped_storage()[7] != 63),
+        lambda kept: kept.untyped_storage().__setitem__(7, 64),
+    ),
+    "class attributes of libraries": with_attribute(torch.nn.Linear),
+    "modules of libraries": with_attribute(torch.nn.functional),
+    "the default type": of_the_process(
+        lambda: sign_if(torch.get_default_dtype() == torch.float64), lambda: torch.set_default_dtype(torch.float64)
+    ),
+    "warning filters": of_the_process(
+        lambda: sign_if(warnings.filters[0][1] is not None and warnings.filters[0][1].pattern == "remembered"),
+        lambda: warnings.filterwarnings("ignore", "remembered"),
+    ),
+    "the current `decimal` context": of_the_process(
+        lambda: sign_if(decimal.getcontext().prec == 5), lambda: setattr(decimal.getcontext(), "prec", 5)
+    ),
+    "names made up at run time": of_the_process(
+        lambda: vars(sys.modules[__name__])["NA" + "MED"]["name made up"],
+        lambda: vars(sys.modules[__name__])["NA" + "MED"].update({"name made up": -1.0}),
+    ),
+    "files": of_a_file,
+    "open files": of_an_open_file,
+}
+"""One memory for each kind of state that docs/private-client-app.md speaks of."""
+
+
 def forget_globals():
-    """Put back what the losses above keep in this module."""
+    """Put back what the losses above keep in this module and in the process."""
     global SIGN
-    SIGN = OBJECT.sign = PROJECT.sign = Shared.sign = 1.0
+    SIGN = OBJECT.sign = PROJECT.sign = Shared.sign = NAMED["name made up"] = 1.0
     SIGNS["by"]["depth"][:] = [1.0]
+    for of, name in ((torch.nn.Linear, "remembered_sign"), (torch.nn.functional, "remembered_sign"), (LOGGER, "sign")):
+        vars(of).get(name) is None or delattr(of, name)
+    LOGGER.setLevel(logging.NOTSET)
+    FILE.unlink(missing_ok=True)
+    os.environ.pop("A_SIGN_REMEMBERED", None)
+    torch.set_default_dtype(torch.float32)
+    decimal.getcontext().prec = 28
+    warnings.filters[:] = [one for one in warnings.filters if one[1] is None or one[1].pattern != "remembered"]
 
 
 def made(name, shows):
@@ -292,7 +453,7 @@ def made(name, shows):
         torch.default_generator.manual_seed(11)
         if name == "a hook":
             return Hooked(shows), cross_entropy
-        return torch.nn.Linear(2, 2), LOSSES[name](shows)
+        return torch.nn.Linear(2, 2), {**LOSSES, **KINDS}[name](shows)
 
 
 NAMES = [*LOSSES, "a hook"]

@@ -244,6 +244,76 @@ def test_an_owner_more_shows_half_and_another_name_no_more_than_is_claimed(name,
     assert exact(renamed, name, passes) > 0.5 * exact(added, name, passes)
 
 
+VALUES = -3.0, -1.0, 1.0, 3.0
+"""Of rows whose means, cut to 1, can turn round when a row comes or goes."""
+
+
+def made_of(file, most, places):
+    """What a file's rows, pairs of a name and a value, make of each place, as a release of its own with b = 1."""
+    names, values = zip(*file, strict=True)
+    owners = Owners.of(names, most, secret=SECRET, places=places)
+    total = np.zeros(places)
+    if len(owners):
+        np.add.at(total, owners._place, rows_of(owners, np.array(values)[:, None])[:, 0])
+    return total
+
+
+def without(file, owner):
+    return tuple(row for row in file if row[0] != owner)
+
+
+def renamed_rows(file, owner, name):
+    """The rows of an owner under another name, with each choice of values."""
+    own = [place for place, row in enumerate(file) if row[0] == owner]
+    for values in product(VALUES, repeat=len(own)):
+        change = {place: (name, value) for place, value in zip(own, values, strict=True)}
+        yield tuple(change.get(place, row) for place, row in enumerate(file))
+
+
+def replaced_record(file, *, other):
+    """A file with one record replaced, whose owner stays or is an ``other`` one, or nobody."""
+    for place, (owner, _) in enumerate(file):
+        for name, value in product(["a", "b", "c", ""], VALUES):
+            if (name != owner) == other:
+                yield (*file[:place], (name, value), *file[place + 1 :])
+
+
+RELATIONS = {
+    "an owner more": (0.5, 0.5, lambda file: [without(file, "a")] if without(file, "a") else []),
+    "a new name": (1.0, math.sqrt(0.5), lambda file: renamed_rows(file, "a", "d")),
+    "a name that exists": (1.5, math.sqrt(1.25), lambda file: renamed_rows(file, "a", "b")),
+    "a record of one owner": (1.0, 1.0, lambda file: replaced_record(file, other=False)),
+    "a record and its owner": (2.0, math.sqrt(2.0), lambda file: replaced_record(file, other=True)),
+}
+"""The mu of each relation over that of the claim: in one release, in two of independent noise, and the neighbours."""
+APART = next(n for n in range(4, 40) if len(set(Owners.of("abcd", 1, secret=SECRET, places=n)._place.tolist())) == 4)
+FILES = [
+    tuple(zip(names, values, strict=True)) for names in product("abc", repeat=3) for values in product(VALUES, repeat=3)
+]
+
+
+@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_each_relation_of_two_files_has_its_own_constant_and_attains_it(relation, most):
+    """All files of three rows of three owners and four values, and all their neighbours, in units of 2 S / b."""
+    together, apart, neighbours = RELATIONS[relation]
+    for places, constant in ((1, together), (APART, apart)):
+        known = {}
+
+        def contribution(file, places=places, known=known):
+            if file not in known:
+                known[file] = made_of(file, most, places)
+            return known[file]
+
+        pairs = [(file, other) for file in FILES for other in neighbours(file)]
+        moves = np.array([contribution(file) - contribution(other) for file, other in pairs]) / 2
+        assert np.linalg.norm(moves, axis=1).max() == pytest.approx(constant)
+        for name in ("cancelling", "decay", "blt"):
+            made = make_mechanism(name, places)
+            shown = np.linalg.norm(made.materialize() @ moves.T, axis=0).max()
+            assert shown <= together * made.sensitivity() * ROUNDING
+
+
 def test_a_place_with_everybody_moves_no_further():
     """N = 1, and one batch of one place: all owners are in it, and one of them moves it by 2 S / b."""
     names, values = file(chance(6))

@@ -6,11 +6,13 @@ millions; tests/harness/transcripts.py computes the same from lists of releases 
 """
 
 import math
+from collections import Counter
 from itertools import combinations, combinations_with_replacement, product
 
 import numpy as np
 import pytest
 from murmurfl.privacy import SimulatedKeys, make_mechanism
+from murmurfl.privacy.machine.prefix_sums import ReleaseRule
 
 from tests.harness.machines import stream_noise
 from tests.harness.transcripts import (
@@ -107,39 +109,93 @@ def test_what_mends_has_no_entry_twice_as_large_as_one_of_a_contribution_before(
     encoder = made.materialize()
     assert (encoder >= 0).all()
     for m in range(1, min(made.mends, 19) + 1):
-        assert (np.tril(encoder[:, m:], -m - 1) <= 2 * np.tril(encoder[:, :-m], -m - 1) * ROUNDING).all()
+        assert (np.tril(encoder[:, m:], -m) <= 2 * np.tril(encoder[:, :-m], -m) * ROUNDING).all()
 
 
-def told(name, monkeypatch, most=None):
-    """The largest mu^2 over the charged one to whoever sees all that leaves a real machine, of any acks and skips.
+def courses(name, rounds):
+    """What a real machine sends under any acknowledgements, forward, each with its sum used or skipped.
 
-    A release is what its contributions add up to, and noise N_k - N_b; which b, is found by the bits.
+    Of every course: the encoder C; which contributions each release has, T; and its noise N_k - N_b, the rows of I - S
+    on N = B Z. Which b, is found by the bits, and a release says that it mends if b is not what was acknowledged.
     """
-    if most is not None:
-        monkeypatch.setattr(type(mechanism(name, 4)), "mends", most)
     summed = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 2, "budget_local_mu": 99.0}
     options = {"mechanism": name.split("-")[0], **({"decay": 0.5} if name == "decay-half" else {})}
-    worst, rounds = 0.0, 4
-    for acks in product(range(1), range(2), range(3), range(4)):
+    key, names = SimulatedKeys(1, "m").secret_key, [SimulatedKeys(1, "m").nonce("s", k) for k in range(1, rounds + 1)]
+    for acks in product(*map(range, range(1, rounds + 1))):
         if list(acks) != sorted(acks):
             continue
         for skips in product((False, True), repeat=rounds - 1):
             subject = real_machine(max_participations=rounds, **summed, **options)
-            names = [SimulatedKeys(1, "m").nonce("s", k) for k in range(1, rounds + 1)]
-            key = SimulatedKeys(1, "m").secret_key
             noise = [stream_noise(subject.plan, D, key, names[:k]) for k in range(rounds + 1)]
             moved, seen = np.zeros((rounds, rounds)), np.zeros((rounds, rounds))
             for k, (ack, skipped) in enumerate(zip(acks, (False, *skips), strict=True), start=1):
-                counts = subject.release("s", ack, zero, skipped=skipped).counts
-                (base,) = (b for b in range(k) if np.array_equal(counts, noise[k] - noise[b]))
+                made = subject.release("s", ack, zero, skipped=skipped)
+                (base,) = (b for b in range(k) if np.array_equal(made.counts, noise[k] - noise[b]))
+                assert made.mended == (base != ack)
                 moved[k - 1, ack:k] = 1.0
                 seen[k - 1, k - 1] = 1.0
                 if base:
                     seen[k - 1, base - 1] = -1.0
-            encoder = subject.plan.mechanism.materialize()
-            shifts = encoder @ np.linalg.solve(np.tril(np.ones_like(seen)), np.linalg.solve(seen, moved))
-            worst = max(worst, np.square(shifts).sum(axis=0).max() / np.square(encoder).sum(axis=0).max())
+            yield subject.plan.mechanism.materialize(), moved, seen
+
+
+def told(name, monkeypatch, most=None):
+    """The largest mu^2 over the charged one to whoever sees all that leaves a real machine, of any acks and skips."""
+    if most is not None:
+        monkeypatch.setattr(type(mechanism(name, 4)), "mends", most)
+    worst = 0.0
+    for encoder, moved, seen in courses(name, 4):
+        shifts = encoder @ np.linalg.solve(np.tril(np.ones_like(seen)), np.linalg.solve(seen, moved))
+        worst = max(worst, np.square(shifts).sum(axis=0).max() / np.square(encoder).sum(axis=0).max())
     return worst
+
+
+def taken_out(name, rounds):
+    """How often each number of contributions is taken out of a course; refuses what step 19 says cannot be.
+
+    A contribution j is in the prefixes from release j on, and in none from the first on that takes it out.
+    """
+    found = Counter()
+    for encoder, moved, seen in courses(name, rounds):
+        prefixes = np.linalg.solve(seen, moved)
+        for j, there in enumerate(prefixes.T):
+            assert set(there) <= {0.0, 1.0}
+            until = int(there.sum()) + j
+            assert there[j:until].all(), "it comes back"
+            expected = encoder[:, j] - (encoder[:, until] if until < rounds else 0.0)
+            shift = encoder @ np.linalg.solve(np.tril(np.ones_like(seen)), there)
+            assert shift == pytest.approx(expected)
+            assert until == rounds or until - j <= mechanism(name, rounds).mends
+            assert (np.abs(shift) <= encoder[:, j] * ROUNDING + 1e-12).all()
+        found[int((prefixes[-1] == 0).sum())] += 1
+    return found
+
+
+@pytest.mark.parametrize("rounds", [4, pytest.param(5, marks=pytest.mark.more_cases)])
+@pytest.mark.parametrize("name", ["cancelling", "decay", "decay-half"])
+def test_whatever_is_skipped_a_contribution_is_taken_out_once_for_good(name, rounds):
+    """Of any number of skipped sums, one after the other or not: it moves C (e_j - e_i), or C e_j, and nothing else."""
+    found = taken_out(name, rounds)
+    assert found.total() == {4: 14 * 8, 5: 42 * 16}[rounds]
+    assert set(found) == set(range(rounds)), "up to all but the last one"
+
+
+def test_a_machine_that_forgets_what_it_mended_before_is_caught(monkeypatch):
+    """The planted bug: after two skipped sums the third release takes out the second's own noise alone."""
+    made = ReleaseRule.advance_mending
+
+    def forgetful(self, streams, *args, **options):
+        is_next, before = streams.release[0] == streams.ack[0], streams.noise_state[0]
+        release, mended = made(self, streams, *args, **options)
+        if mended and is_next:
+            noise, about = streams.noise_state[0]
+            streams.noise_state[0] = (noise - before[0], about)
+        return release, mended
+
+    monkeypatch.setattr(ReleaseRule, "advance_mending", forgetful)
+    with pytest.raises(AssertionError, match="it comes back"):
+        taken_out("decay-half", 4)
+    assert told("decay-half", monkeypatch) > 1.2
 
 
 @pytest.mark.parametrize("name", ["cancelling", "decay", "decay-half"])

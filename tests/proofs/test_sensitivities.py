@@ -30,13 +30,25 @@ def stagnating(size, large):
     return row
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("large", [1, 2, 8])
 @pytest.mark.parametrize("size", [7850, 8192, 1 << 18, 1 << 20])
 @pytest.mark.parametrize("clip_norm", [1.0, 0.3])
-def test_no_row_exceeds_the_clip_in_exact_arithmetic(clip_norm, size, large):
-    (clipped,) = clip_per_sample(stagnating(size, large)[None], clip_norm)
-    assert exact_square(clipped) <= Fraction(clip_norm) ** 2
-    assert exact_square(clipped) > Fraction(clip_norm) ** 2 * (1 - Fraction(1, 2**36))
+def test_no_row_exceeds_the_clip_in_exact_arithmetic(clip_norm, size, large, count):
+    """By itself and among others, whose squares NumPy would add up in another order."""
+    clipped = clip_per_sample(np.tile(stagnating(size, large), (count, 1)), clip_norm)
+    assert (clipped == clipped[0]).all()
+    assert exact_square(clipped[0]) <= Fraction(clip_norm) ** 2
+    assert exact_square(clipped[0]) > Fraction(clip_norm) ** 2 * (1 - Fraction(1, 2**36))
+
+
+def test_a_row_is_clipped_alike_however_many_stand_beside_it():
+    """To the last bit, and in whichever order they lie in memory."""
+    rows = np.random.Generator(np.random.Philox(key=42)).normal(size=(5, 20_000))
+    together = clip_per_sample(rows, 1.0)
+    assert (clip_per_sample(np.asfortranarray(rows), 1.0) == together).all()
+    for chosen in (slice(0, 1), slice(1, 3), slice(4, 5)):
+        assert (clip_per_sample(rows[chosen], 1.0) == together[chosen]).all()
 
 
 @pytest.mark.parametrize("planted", ["no margin", "one running sum"])
@@ -45,10 +57,9 @@ def test_a_clip_without_margin_or_blocked_sum_is_exceeded(planted, monkeypatch):
     if planted == "no margin":
         monkeypatch.setattr(clipping_module, "_MARGIN", 1.0)
     else:
-        running = lambda _, rows, __: np.add.accumulate(rows * rows, axis=1)[:, -1]  # noqa: E731
-        monkeypatch.setattr(clipping_module.np, "einsum", running)
-    (clipped,) = clip_per_sample(stagnating(1 << 18, 1)[None], 1.0)
-    assert exact_square(clipped) > 1
+        monkeypatch.setattr(clipping_module, "squared_lengths", lambda rows: np.einsum("ij,ij->i", rows, rows))
+    clipped = clip_per_sample(np.tile(stagnating(1 << 18, 1), (2, 1)), 1.0)
+    assert exact_square(clipped[0]) > 1
 
 
 @pytest.mark.parametrize("name", [name for name in MECHANISMS if name != "tree"])

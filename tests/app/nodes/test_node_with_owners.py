@@ -65,7 +65,7 @@ def test_owners_are_what_is_admitted_counted_and_claimed(tmp_path):
     assert (policy.samples_per_owner, client.machine.num_samples, policy.max_participations) == (3, OWNERS, 4)
     said = describe(client)
     assert "up to 4 releases of 3 places of owners a run" in said
-    assert "for replacement of all samples of one owner on one machine, against the server and everybody else" in said
+    assert "for replacement of all samples of one owner on one machine by others of that owner, against the" in said
     assert "Of each owner the first 3 samples are used, and any others left out." in said
     point = [np.zeros((2, FEATURES)), np.zeros(2)]
     _, examples, _ = client.fit([*point, *point], training_config())

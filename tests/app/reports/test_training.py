@@ -90,6 +90,10 @@ def test_the_weakest_machine_is_what_is_said_of_all(tmp_path, trained):
     document = record_training(tmp_path, strategy, result, statements, task="x")
     assert document["mu"] == 3.0
     assert document["privacy"]["unit"] == "sample"
+    assert "same owner" not in document["privacy"]["sentence"]
+    statements["1"] = {**statements["1"], "unit": "owner"}
+    document = record_training(tmp_path / "owners", strategy, result, statements, task="x")
+    assert "On machines that protect owners a sample is replaced by one of the same" in document["privacy"]["sentence"]
 
 
 def test_a_machine_without_masks_takes_the_sums_out_of_the_sentence(tmp_path, trained):

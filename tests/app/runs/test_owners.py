@@ -106,7 +106,11 @@ def test_of_real_machines_owners_are_said_only_if_every_one_says_so():
     figures = configured_figures(experiment)
 
     def unit(statements):
-        return run_guarantee(experiment, figures, deployed=True, statements=statements).unit
+        """The unit; of samples the sentence says that an owner's stay the owner's, for others cost twice the mu."""
+        guarantee = run_guarantee(experiment, figures, deployed=True, statements=statements)
+        replaced = "by others of that owner" if guarantee.unit == "owner" else "replaced by one of the same owner"
+        assert replaced in guarantee.sentence
+        return guarantee.unit
 
     said = {"mu-guaranteed": 1.0, "mechanism": "decay", "unit": "owner", "samples-per-owner": 3}
     everybody = {str(i): said for i in range(BASE.num_clients)}

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -90,6 +91,72 @@ def test_a_line_of_a_file_changes_no_other_record(line, name, tmp_path):
     if not fits:
         with pytest.raises(MisfitError):
             strange[STRANGE : STRANGE + 1]
+
+
+def traced(made):
+    """The most memory that something takes while it is made."""
+    tracemalloc.start()
+    made()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
+@pytest.mark.parametrize("column", NAMES)
+def test_a_long_cell_takes_memory_of_its_own_alone(column, name, tmp_path):
+    """65,000 characters are as long as a name may be; an array of names as wide as that would take 130 MB here."""
+    rows, long = [dict(zip(NAMES, row, strict=True)) for row in ROWS * 64], "x" * 65_000
+    peaks = []
+    for cell in (rows[STRANGE][column], long):
+        rows[STRANGE] = {**rows[STRANGE], column: cell}
+        lines = [",".join(NAMES), *(",".join(map(str, row.values())) for row in rows)]
+        content = "\n".join(lines).encode()
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+
+        def read():
+            records = Records(file_items(tmp_path / name, OWNED), OWNED, together=True)
+            assert len(records.by_owner(3, places=9, secret=bytes(16)).owners.rows) == len(rows)
+
+        peaks.append(traced(read))
+    assert peaks[1] - peaks[0] < 20 * 65_000
+    assert peaks[1] < 20 * 65_000 + 2_000 * len(rows)
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
+@pytest.mark.parametrize("behind", [b"", b"\n", b"\n23,0.3,b,1,p3\n"], ids=["the last", "with an end", "before others"])
+def test_a_line_of_many_megabytes_is_one_record_that_does_not_fit(name, behind, tmp_path):
+    before = b"\n".join([",".join(NAMES).encode(), b"22,0.2,a,0,p2", b"23,0.3,b,1,"])
+    content = before + b"9" * (40 << 20) + behind
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content, 1) if path.suffix == ".gz" else content)
+    found = []
+    assert traced(lambda: found.append(Records(file_items(path, OWNED), OWNED))) < 8 << 20
+    assert found[0].fits.tolist() == [True, False, *[True] * (len(behind) > 1)]
+    assert found[0].reasons == {"a line that is too long": 1}
+
+
+def test_a_line_may_be_long_where_the_header_is(tmp_path):
+    path, many = tmp_path / "rows.csv", 2**14
+    header = ",".join([*NAMES, *(f"more{i}" for i in range(many))])
+    row = "23,0.3,b,1,p3" + f",0{' ' * (16 * len(header) // many - 3)}" * many
+    for length, reasons in ((16 * len(header), {}), (16 * len(header) + 1, {"a line that is too long": 1})):
+        path.write_text(f"{header}\n{row}{' ' * (length - len(row))}\n")
+        assert Records(file_items(path, OWNED), OWNED).reasons == reasons
+
+
+def test_texts_of_a_record_that_is_handed_over_are_no_wider_than_they_are():
+    """One text among a thousand numbers: in an array of texts each would have as many characters."""
+    cells = [1.0] * 1_000
+    long = Schema(
+        columns={f"x{i}": Column(kind="category", values=("1",)) for i in range(1_000)},
+        label=Label(column="y", classes=2),
+    )
+    assert (
+        traced(lambda: long.read(([*cells[1:], "x" * 65_000], 1))) - traced(lambda: long.read((cells, 1))) < 4 * 65_000
+    )
+    names = Schema(columns={"x": Column(kind="category", values=("a",))}, label=Label(column="y", classes=2))
+    assert names.read((["a\0"], "1")).inputs.tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("line", ["another row", "huge", "text", "nan"])

@@ -221,6 +221,7 @@ def test_the_best_guesser_is_right_as_often_as_it_says():
         ({}, "holds for the server and everybody else, even if they know every other sample."),
         ({"trust": "trusted-server"}, "holds for everybody but the trusted server, even if they know every other"),
         ({"unit": "machine"}, "whether the samples of one machine were used, or any others in their place,"),
+        ({"unit": "owner"}, "whether one owner's samples on a machine were used, or any others of that owner in their"),
     ],
 )
 def test_it_says_what_is_guessed_and_by_whom(parts, words):
