@@ -52,6 +52,7 @@ _LOGIN_S = 600
 _RUNS_EVERY_S, _RUNS_A_SECOND = 5.0, 200.0
 _FINISHED = "finished"
 _LONGEST_WHY = 300
+_NOT_REGISTERED = "The SuperLink did not register or unregister every node:"
 _UNHEARD = "heartbeat"
 """What Flower's details say of a run whose process was killed."""
 
@@ -100,7 +101,8 @@ class Control:
         except httpx.HTTPError as error:
             raise ControlError(f"Expected the SuperLink to answer {command}, got: {error}.") from error
         if answer.status_code != httpx.codes.OK:
-            raise ControlError(f"Expected the SuperLink to take {command}, got HTTP {answer.status_code}.")
+            said = plain(answer.text)[:_LONGEST_WHY]
+            raise ControlError(f"Expected the SuperLink to take {command}, got HTTP {answer.status_code}: {said}.")
         return kind.FromString(answer.content)
 
 
@@ -140,21 +142,27 @@ class OwnServer:
             return
         try:
             control = self._control()
+            failed = ""
             if changed is not None:
                 self._tried = now
-                self._register(control)
-                self._seen = changed
+                failed = self._register(control)
+                self._seen = self._seen if failed else changed
             if now >= self._next:
                 runs = control.runs()
                 # A database keeps every run for ever, and all of them are listed.
                 self._next = now + _RUNS_EVERY_S + len(runs) / _RUNS_A_SECOND
                 self._note_ends(runs)
-            self._said = ""
+            if changed is not None or not self._said.startswith(_NOT_REGISTERED):
+                self._say_once(failed)
         except (MurmurflError, OSError, ValueError, KeyError) as error:
             self._next = now + _RUNS_EVERY_S
-            if str(error) != self._said:
-                logger.warning("This server could not look at its runs or register nodes: %s", error)
-            self._said = str(error)
+            self._say_once(f"This server could not look at its runs or register nodes: {error}")
+
+    def _say_once(self, problem: str) -> None:
+        """Log a problem unless it is the last one still."""
+        if problem and problem != self._said:
+            logger.warning("%s", problem)
+        self._said = problem
 
     def _control(self) -> Control:
         certificate = Path(self._at.certificate).expanduser() if self._at.certificate else None
@@ -172,19 +180,31 @@ class OwnServer:
         now = (status.st_mtime_ns, status.st_ino)
         return now if now != self._seen and time.monotonic() - self._tried >= 1.0 else None
 
-    def _register(self, control: Control) -> None:
+    def _register(self, control: Control) -> str:
+        """Register accepted members' nodes and unregister those that have left; return what could not be done, or "".
+
+        A node that the SuperLink refuses holds up no other one.
+        """
         document = json.loads(self._members.read_text(encoding="utf-8")) if self._members else {}
         wanted = {node_key_bytes(one["node"]): _name(one) for one in document["members"]}
         left = {node_key_bytes(text) for text in document["left"]}
         known = {bytes(node.public_key): node.node_id for node in control.nodes()}
+        failed = []
         for key, name in wanted.items():
-            if key not in known:
-                control.register(key, name)
-                logger.info("Registered the node of %s.", name)
+            try:
+                if key not in known:
+                    control.register(key, name)
+                    logger.info("Registered the node of %s.", name)
+            except ControlError as error:
+                failed.append(f"{name} ({error})")
         for key, node in known.items():
-            if key in left and key not in wanted:
-                control.unregister(node)
-                logger.info("Unregistered a node that has left or has another key.")
+            try:
+                if key in left and key not in wanted:
+                    control.unregister(node)
+                    logger.info("Unregistered a node that has left or has another key.")
+            except ControlError as error:
+                failed.append(f"a node that has left ({error})")
+        return f"{_NOT_REGISTERED} {'; '.join(failed)}" if failed else ""
 
     def _note_ends(self, runs: Mapping[int, Any]) -> None:
         open_before, finished_before = self._open, self._finished
