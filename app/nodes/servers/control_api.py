@@ -52,7 +52,6 @@ _LOGIN_S = 600
 _RUNS_EVERY_S, _RUNS_A_SECOND = 5.0, 200.0
 _FINISHED = "finished"
 _LONGEST_WHY = 300
-_NOT_REGISTERED = "The SuperLink did not register or unregister every node:"
 _UNHEARD = "heartbeat"
 """What Flower's details say of a run whose process was killed."""
 
@@ -128,7 +127,7 @@ class OwnServer:
         self._open: set[int] = set()
         self._finished: set[int] | None = None  # None before the first look: earlier ends are not this server's
         self._seen: tuple[int, int] = (0, 0)
-        self._next, self._tried, self._said = 0.0, float("-inf"), ""
+        self._next, self._tried, self._said, self._unregistered = 0.0, float("-inf"), "", ""
 
     def restarted(self) -> None:
         """Note that the SuperLink was started again: nodes may have to be registered again."""
@@ -142,27 +141,20 @@ class OwnServer:
             return
         try:
             control = self._control()
-            failed = ""
             if changed is not None:
                 self._tried = now
-                failed = self._register(control)
-                self._seen = self._seen if failed else changed
+                self._unregistered = _said_once(self._register(control), self._unregistered)
+                self._seen = self._seen if self._unregistered else changed
             if now >= self._next:
                 runs = control.runs()
                 # A database keeps every run for ever, and all of them are listed.
                 self._next = now + _RUNS_EVERY_S + len(runs) / _RUNS_A_SECOND
                 self._note_ends(runs)
-            if changed is not None or not self._said.startswith(_NOT_REGISTERED):
-                self._say_once(failed)
+            self._said = ""
         except (MurmurflError, OSError, ValueError, KeyError) as error:
             self._next = now + _RUNS_EVERY_S
-            self._say_once(f"This server could not look at its runs or register nodes: {error}")
-
-    def _say_once(self, problem: str) -> None:
-        """Log a problem unless it is the last one still."""
-        if problem and problem != self._said:
-            logger.warning("%s", problem)
-        self._said = problem
+            problem = f"This server could not look at its runs or register nodes: {error}"
+            self._said = _said_once(problem, self._said)
 
     def _control(self) -> Control:
         certificate = Path(self._at.certificate).expanduser() if self._at.certificate else None
@@ -204,7 +196,9 @@ class OwnServer:
                     logger.info("Unregistered a node that has left or has another key.")
             except ControlError as error:
                 failed.append(f"a node that has left ({error})")
-        return f"{_NOT_REGISTERED} {'; '.join(failed)}" if failed else ""
+        if not failed:
+            return ""
+        return f"The SuperLink did not register or unregister every node: {'; '.join(failed)}"
 
     def _note_ends(self, runs: Mapping[int, Any]) -> None:
         open_before, finished_before = self._open, self._finished
@@ -220,6 +214,13 @@ class OwnServer:
     def _ended(self, number: int, end: str, details: str) -> None:
         self.ends[end] += 1
         self._journal.note("run-ended", run=number, end=end, why=plain(details)[:_LONGEST_WHY])
+
+
+def _said_once(problem: str, before: str) -> str:
+    """Log a problem unless it is the one before, and return it."""
+    if problem and problem != before:
+        logger.warning("%s", problem)
+    return problem
 
 
 def _name(joining: Mapping[str, Any]) -> str:

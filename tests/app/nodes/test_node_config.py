@@ -468,7 +468,7 @@ def test_reordered_rows_are_refused_and_new_rows_accepted(tmp_path):
     NodeConfig.read(path).client()
     for order in (np.arange(100)[::-1], np.roll(np.arange(100), 1)):
         save(order)
-        with pytest.raises(LedgerError, match=r"32 rows .* the data were rewritten"):
+        with pytest.raises(LedgerError, match=r"32 rows .* the data or their schema were changed"):
             NodeConfig.read(path).client()
     labels[3] = (labels[3] + 1) % 3
     save(np.arange(100))
