@@ -104,7 +104,7 @@ def join(
         found = Kit(name or found.member, found.role, found.terms)
         if words := without_noise(found):
             say(words)  # before everything else
-            if not accept_no_noise and sys.stdin.isatty():
+            if not accept_no_noise and _is_terminal():
                 accept_no_noise = typer.prompt(f"Type {_NO_NOISE} to join all the same", err=True) == _NO_NOISE
         where = (folder or Path(found.member)).expanduser()
         member = join_federation(found, where, accept_no_noise=accept_no_noise)
@@ -242,6 +242,11 @@ def end(
     say(f"asked     {run}: the training ends after its round, with its model; what was reserved stays reserved")
 
 
+def _is_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()
+
+
 def _is_coordinators(folder: Path) -> bool:
     return (folder.expanduser() / "members.json").exists()
 
@@ -262,7 +267,7 @@ def _pin(member: Member, digest: str) -> Federation:
     member.check(found)
     if not digest:
         _say_digest(found)
-        if not sys.stdin.isatty():
+        if not _is_terminal():
             raise ConfigurationError(
                 "Expected --digest with the digest that all operators have read to each other, got none: compare it, "
                 "by telephone say and not through the server."
@@ -321,7 +326,7 @@ def _say_members(coordinator: Coordinator, *, online: bool = False) -> None:
             "is a": one.card.kind,
             "key": one.fingerprint,
             "is": seen[name].status if seen else "",
-            "runs": str(len(seen[name].statements) or "") if seen else "",
+            "runs": str(len(seen[name].statements) + seen[name].silent or "") if seen else "",
             "spent in them": _reserved(seen[name]) if seen and one.card.kind == MACHINE else "",
         }
         for name, one in sorted(coordinator.members.items())
@@ -341,11 +346,12 @@ def _reserved(seen: Seen) -> str:
     if seen.status == "unknown":
         return "not known: the server does not answer"
     mu = seen.total("mu-guaranteed")
-    said = _spent(mu, seen.last("mu-budget")) if seen.statements and math.isfinite(mu) else ""
+    unknown = "not stated" if seen.statements else ""
+    said = _spent(mu, seen.last("mu-budget")) if seen.statements and math.isfinite(mu) else unknown
     if not seen.silent:
-        return said or ("not stated" if seen.statements else "nothing")
+        return said
     runs = f"{seen.silent} run{'s' * (seen.silent != 1)}"
-    return f"{said or 'not known'}; it was off at the end of {runs}, which its own ledger has"
+    return f"{said or 'not known'}: off at the end of {runs}, which its own ledger has"
 
 
 def _spent(mu: float, budget: float) -> str:
