@@ -34,7 +34,6 @@ SETTINGS: tuple[str, ...] = (
 DEFAULT_ROWS = 1000
 """Records of each machine that a training is planned for, unless the coordinator knows better."""
 
-_DEFAULTS: Mapping[str, Value] = {"strategy": AUTO, "mu": 2.0, "delta": 1e-5}
 _HONEST = 2
 _DIGITS = 6
 _OF_MACHINES = frozenset({"task", "schema", "num-clients", "clients-per-round", "helpers", "training-samples"})
@@ -62,6 +61,11 @@ def propose(records: Schema, machines: int, helpers: int, rows: int, settings: M
     ConfigurationError
         If no built-in method of real nodes can train by these settings.
     """
+    if records.num_classes == 1:
+        raise ConfigurationError(
+            "Expected a schema whose label has classes, got numbers, which a federation's machines do not scale: "
+            "`murmurfl fit TABLE --schema SCHEMA.toml` trains on numbers."
+        )
     if fixed := sorted(settings.keys() & _OF_MACHINES):
         raise ConfigurationError(
             f"Expected no --set {fixed[0]}, which schema and members decide, got {settings[fixed[0]]!r}: leave it out."
@@ -82,11 +86,8 @@ def propose(records: Schema, machines: int, helpers: int, rows: int, settings: M
 
 def _defaults(records: Schema, settings: Mapping[str, Value]) -> dict[str, Value]:
     """Settings where the coordinator leaves them open."""
-    numbers = records.num_classes == 1
-    own: dict[str, Value] = {**_DEFAULTS, "model": "ridge" if numbers else "softmax"}
-    if numbers and settings.get("trust") != "trusted-server":
-        own["strategy"] = "full-batch"  # made-up data have classes: there is nothing to rehearse
-    strategy = str(settings.get("strategy", own["strategy"]))
+    own: dict[str, Value] = {"strategy": AUTO, "model": "softmax", "mu": 2.0, "delta": 1e-5}
+    strategy = str(settings.get("strategy", AUTO))
     can_evaluate = strategy == AUTO or (strategy in METHODS and METHODS[strategy].evaluates)
     if not can_evaluate:
         return own
