@@ -326,7 +326,7 @@ def rows_of(number, count):
 
 
 def test_run_settings_train_the_members_tables_on_a_server_that_knows_the_schema_alone(tmp_path):
-    """Keys and noise are the operating system's. In 20 runs all 400 rows were right, and the evaluation had 0.98 to 1."""
+    """Keys and noise are the operating system's: in 20 runs all 400 rows were right, the evaluation had 0.98 to 1."""
     write_table(tmp_path, *rows_of(0, 4))
     plain = made(tmp_path / "plain", tmp_path / "schema.toml", helpers=0, mu=6.0, **{"num-rounds": 8})
     members = []
