@@ -22,7 +22,7 @@ from ..settings.registry import registry
 from ..settings.run_config import RunConfig
 from .task import Dataset, Task
 
-_FEWEST_ROWS = 10
+_FEWEST_ROWS, _FEWEST_CLASSES = 10, 2
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class SchemaTask(Task):
 
     def __init__(self, schema: Schema, name: str = "") -> None:
         self.name = name or f"schema:{schema.digest}"
-        self.schema = schema
+        self.schema = self._records = schema
         self.feature_bound = schema.norm_bound if math.isfinite(schema.norm_bound) else 0.0
         self.majority = schema.label.majority or 0.0
         if not name:
@@ -221,10 +221,10 @@ class SchemaTask(Task):
 
     def check(self, config: RunConfig) -> None:
         super().check(config)
-        if config.schema and config.schema != self.schema.digest:
+        if config.schema and config.schema != self._records.digest:
             raise ConfigurationError(
                 f"Expected the schema with digest {config.schema} at {self.name} (run key schema), got one with digest "
-                f"{self.schema.digest}: the file was changed. Put it back, or make a new federation with it."
+                f"{self._records.digest}: the file was changed. Put it back, or make a new federation with it."
             )
 
     def load(self, config: RunConfig, root: str) -> Dataset:
@@ -233,15 +233,17 @@ class SchemaTask(Task):
                 f"Expected training-samples, how many records all machines have together, with task = {self.name!r}, "
                 f"got {config.training_samples}: steps and noise depend on it."
             )
-        return of_nobody(config.training_samples, self.schema.num_features, self.schema.num_classes)
+        return of_nobody(config.training_samples, self._records.num_features, self._records.num_classes)
 
 
 def of_nobody(count: int, width: int, classes: int) -> Dataset:
     """Return a data set of ``count`` rows of ``width`` values, all zero, in which nothing is of a record."""
-    kind, few = (np.float32 if classes == 1 else np.int64), max(classes, 2)
-    train, test = np.broadcast_to(np.zeros(1, kind), (count,)), (np.arange(few) % classes).astype(kind)
+    train: NDArray[Any] = np.broadcast_to(np.zeros(1, np.int64), (count,))
+    test: NDArray[Any] = np.arange(max(classes, _FEWEST_CLASSES)) % classes
+    if classes == 1:
+        train, test = train.astype(np.float32), test.astype(np.float32)
     features = np.broadcast_to(np.zeros((1, 1), np.float32), (count, width))
-    return Dataset(features, train, np.zeros((few, width), np.float32), test, classes)
+    return Dataset(features, train, np.zeros((len(test), width), np.float32), test, classes)
 
 
 def held_out(rows: ReadRows, schema: Schema, share: float, seed: int) -> Dataset:

@@ -254,7 +254,7 @@ def patients():
 
 
 def test_four_hospitals_train_on_their_tables_by_the_page_and_beat_the_usual_answer(patients, tmp_path):
-    """Noise is the operating system's: in 60 rehearsals at this mu the model was right in 78 to 81 % of the rows left out.
+    """Noise is the operating system's: in 60 rehearsals at this mu the model was right in 78 to 81 % of the others.
 
     The limit, 5 points above the usual answer's 57 %, is 30 of their standard deviations away.
     """

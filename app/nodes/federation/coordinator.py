@@ -49,6 +49,7 @@ LARGEST_DOCUMENT = 4 << 20
 
 _FORMAT = 1
 _SHOWN_DIGITS = 16
+_ANSWERED = ("federation", "terms", "node")
 
 
 def digest_of(document: Any) -> str:
@@ -196,8 +197,8 @@ class Joining:
     @classmethod
     def from_document(cls, document: Mapping[str, Any], where: str) -> Joining:
         """An answer from what :attr:`document` gave."""
-        texts = {name: document.get(name) for name in ("federation", "terms", "node")}
-        if not all(isinstance(text, str) for text in texts.values()) or "card" not in document:
+        texts = {name: text for name in _ANSWERED if isinstance(text := document.get(name), str)}
+        if texts.keys() != set(_ANSWERED) or "card" not in document:
             raise ConfigurationError(f"Expected what a member sends back {where}, got something else.")
         return cls(**texts, card=Card.from_document(document["card"], where))
 
@@ -471,7 +472,7 @@ class Coordinator:
 
     def _check_returning(self, answers: Sequence[Joining]) -> None:
         """Refuse node keys that have left: Flower's server takes none a second time."""
-        left = {public_node_key(text).public_numbers() for text in self.left}
+        left = [public_node_key(text).public_numbers() for text in self.left]
         for one in answers:
             if public_node_key(one.node).public_numbers() in left:
                 raise ConfigurationError(
