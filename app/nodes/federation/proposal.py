@@ -27,7 +27,8 @@ from ..node_config import NodeConfig
 
 SETTINGS: tuple[str, ...] = (
     *("strategy", "model", "clip-norm", "batch-size", "max-participations", "passes", "mechanism", "mu", "delta"),
-    *("quantile-share", "private-evaluation", "held-out", "score-bins", "trust", "min-cohort", "min-honest"),
+    *("clipping", "clip-stability", "quantile-share", "private-evaluation", "held-out", "score-bins"),
+    *("trust", "min-cohort", "min-honest"),
 )
 """Keys of operators' files that a federation may propose: no path, no address, and no name of somebody's code."""
 
@@ -38,6 +39,8 @@ _HONEST = 2
 _DIGITS = 6
 _OF_MACHINES = frozenset({"task", "schema", "num-clients", "clients-per-round", "helpers", "training-samples"})
 """Run-config keys that schema and members decide."""
+_ALSO_OF_RUNS = frozenset({"epsilon", "learning-rate"})
+"""Keys of operators' files by which a run's settings mean another thing, or mu."""
 _ALWAYS_SHOWN = ("strategy", "model", "mu", "delta", "num-rounds")
 
 
@@ -69,6 +72,13 @@ def propose(records: Schema, machines: int, helpers: int, rows: int, settings: M
     if fixed := sorted(settings.keys() & _OF_MACHINES):
         raise ConfigurationError(
             f"Expected no --set {fixed[0]}, which schema and members decide, got {settings[fixed[0]]!r}: leave it out."
+        )
+    own = (settings.keys() & NodeConfig.settings().keys()) - {*SETTINGS, *_ALSO_OF_RUNS}
+    if own:
+        name = min(own)
+        raise ConfigurationError(
+            f"Expected settings that a federation may propose, got {name} = {settings[name]!r}: each operator writes "
+            "it into node.toml, and you into run.settings."
         )
     if not rows >= 1:
         raise ConfigurationError(f"Expected --rows >= 1, about how many records a machine has, got {rows}.")

@@ -406,6 +406,28 @@ def test_settings_that_schema_and_members_decide_are_not_proposed(key, coordinat
         made(tmp_path / "other", tmp_path / "schema.toml", **{key: 7})
 
 
+@pytest.mark.parametrize("setting", [{"secret-order": True}, {"samples-per-owner": 2}, {"features": "strokes"}])
+def test_a_setting_that_machines_would_not_get_is_refused(setting, coordinator, tmp_path):
+    """The run would expect of them what their files do not say."""
+    with pytest.raises(ConfigurationError, match="each operator writes"):
+        made(tmp_path / "other", tmp_path / "schema.toml", **setting)
+
+
+@pytest.mark.parametrize("strategy", ["mu2", "trusted-mu2", "full-batch", "noisy-sgd", "one-shot"])
+def test_members_get_all_that_a_method_needs_of_them(strategy, coordinator, tmp_path):
+    rounds = 1 if strategy == "one-shot" else 4
+    settings = {"strategy": strategy, "num-rounds": rounds, "clipping": "" if strategy == "one-shot" else "automatic"}
+    plain = made(tmp_path / "other", tmp_path / "schema.toml", helpers=0, **settings)
+    terms = plain.federation.terms
+    node = NodeConfig.from_mapping(terms.node_values("machine-1", "0" * 64))
+    ours, config = prepare(run_config(plain), deployed=True), run_config(plain)
+    theirs, expected = node.proposed_policy(terms.records), ours.policy()
+    for name in ("clipping", "clip_unit", "batch_size", "max_participations", "mechanism", "trust"):
+        assert getattr(theirs, name) == getattr(expected, name), name
+    assert (theirs.clip_norm, theirs.mu) == pytest.approx((expected.clip_norm, expected.mu), rel=1e-5)
+    assert node.private_evaluation == config.private_evaluation
+
+
 def test_a_schema_that_was_changed_since_is_refused_by_its_name(coordinator):
     path = coordinator.folder / "schema.toml"
     path.write_text(path.read_text().replace("10", "11"))
