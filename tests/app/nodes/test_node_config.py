@@ -312,9 +312,10 @@ def test_a_node_reads_a_table_by_its_schema(tmp_path):
     assert (client.machine.num_samples, client.machine.num_parameters) == (6, 2 * (4 + 1))
 
 
-def test_a_function_of_ones_own_is_refused_as_data_of_a_real_node(tmp_path):
+@pytest.mark.parametrize("task", ["package.module:load", "schema.toml"])
+def test_neither_a_function_of_ones_own_nor_a_schema_is_data_of_a_real_node(task, tmp_path):
     with pytest.raises(ConfigurationError, match="Expected task to be a built-in one; data of one's own"):
-        made(tmp_path, task="package.module:load")
+        made(tmp_path, task=task)
 
 
 def context(node_config, run_config):
