@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from ..privacy import ConfigurationError, MurmurflError
+from .methods.presets import the_task
+from .models.trained_model import MODEL
 from .nodes.flower_internals import simulation_grid
 from .runs.experiment import prepare
 from .runs.outcome import CHECKPOINT_NAME, RESULT_NAME
@@ -75,6 +80,24 @@ def look_often(grid: Grid) -> None:
         simulated.pull_interval = min(simulated.pull_interval, _PULL_INTERVAL_S)
 
 
+@contextmanager
+def naming(run: str) -> Iterator[None]:
+    """Put a run's name before each line that is logged meanwhile: a server's log has the lines of all its runs."""
+    make = logging.getLogRecordFactory()
+
+    def named(*args: Any, **options: Any) -> logging.LogRecord:
+        record = make(*args, **options)
+        if record.msg:
+            record.msg = f"[{run.replace('%', '%%') if record.args else run}] {record.msg}"
+        return record
+
+    logging.setLogRecordFactory(named)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(make)
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the configuration, write its record, log its summary."""
@@ -84,7 +107,8 @@ def main(grid: Grid, context: Context) -> None:
         look_often(grid)
         folder = run_folder(config, context.run_id, deployed=deployed)
         try:
-            _run(grid, config, folder, deployed)
+            with naming(folder.name) if deployed else nullcontext():
+                _run(grid, config, folder, deployed)
         except MurmurflError as error:
             if deployed:  # others may look for the reason where the result would be
                 write_failure(error, folder)
@@ -115,6 +139,8 @@ def _run(grid: Grid, config: RunConfig, folder: Path, deployed: bool) -> None:
             grid, config, checkpoint=checkpoint, on_progress=show, deployed=deployed, engine="ray", rehearsed=True
         )
         write_record(result, folder)
+        if the_task(config).schema is not None:
+            result.save(folder / MODEL)
         trackers.result(result.outcome)
     logger.info("")
     for line in [*summary_lines(result.outcome, folder), *(f"  {line}" for line in meaning_lines(result.outcome))]:

@@ -33,8 +33,9 @@ Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The coordinator'
 Coordinators = Annotated[Path | None, typer.Option("--in", metavar="FOLDER", help="The coordinator's folder.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="What machines' files propose: clip-norm, mu, min-cohort, ..."),
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting that is not left to the plan: mu, num-rounds, ..."),
 ]
+_NO_NOISE = "NO NOISE"
 Digest = Annotated[
     str, typer.Option(help="The federation's digest, which this operator has compared.", show_default=False)
 ]
@@ -46,6 +47,7 @@ def new(
     schema: Annotated[Path, typer.Option(help="What a record is, reviewed by a person.", show_default=False)],
     machines: Annotated[int, typer.Option(help="How many machines with data.")] = 5,
     helpers: Annotated[int, typer.Option(help="How many helpers; 0: no secure aggregation.")] = 2,
+    rows: Annotated[int, typer.Option(help="About how many records a machine has: rounds are planned for it.")] = 1000,
     address: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where members reach the server.", show_default="this host, 8000")
     ] = "",
@@ -54,7 +56,7 @@ def new(
     """Make a federation on its coordinator: certificates, keys of server and owner, and a kit for each member."""
     import socket
 
-    from ..nodes.federation.coordinator import new_federation
+    from ..nodes.federation.coordinator import RUN_NAME, new_federation
 
     with failing_clearly():
         made = new_federation(
@@ -64,12 +66,16 @@ def new(
             schema=schema,
             address=address or f"{socket.getfqdn()}:8000",
             settings=settings_of(None, assignments),
+            rows=rows,
         )
         terms = made.federation.terms
     say(f"made      {made.folder}: keys of the server and of an owner; keep this folder as secret as they are")
     say(f"server    {terms.address}: members must reach it there")
+    for reason in filter(None, made.changes):
+        say(f"chosen    {reason}")
     proposed = ", ".join(f"{name} = {value}" for name, value in terms.settings.items())
     say(f"proposed  {proposed}")
+    say(f"run       {made.folder / RUN_NAME}: for `flwr run`, planned for {rows:,} records a machine; yours to edit")
     say(f"kits      {made.folder / 'kits'}: send each member its own; nothing in a kit is secret")
     say("Each member types: murmurfl federation join NAME.kit, and sends the answer back.")
 
@@ -81,19 +87,30 @@ def join(
     folder: Annotated[
         Path | None, typer.Option(help="This member's new folder.", show_default="the member's name")
     ] = None,
+    accept_no_noise: Annotated[
+        bool,
+        typer.Option(
+            "--accept-no-noise", help="Join also if this kit has the machine send records' values unprotected."
+        ),
+    ] = False,
 ) -> None:
     """Join on a member's own computer: make its keys and its operator's file there, and an answer to send back."""
     from ..nodes.federation.coordinator import MACHINE, Kit
-    from ..nodes.federation.member import cost_of_a_run
+    from ..nodes.federation.member import cost_of_a_run, without_noise
     from ..nodes.federation.member import join as join_federation
 
     with failing_clearly():
         found = Kit.read(kit)
         found = Kit(name or found.member, found.role, found.terms)
-        member = join_federation(found, (folder or Path(found.member)).expanduser())
-        terms, card = member.terms, member.card()
+        if words := without_noise(found):
+            say(words)  # before everything else
+            if not accept_no_noise and _is_terminal():
+                accept_no_noise = typer.prompt(f"Type {_NO_NOISE} to join all the same", err=True) == _NO_NOISE
+        where = (folder or Path(found.member)).expanduser()
+        member = join_federation(found, where, accept_no_noise=accept_no_noise)
+        terms, own = member.terms, member.joining()
     say(f"made      {member.folder}: the keys of {found.role} {found.member!r}, which stay here")
-    say(f"key       {card.fingerprint}")
+    say(f"key       {own.fingerprint}")
     say(f"terms     {terms.digest[:16]}: federation {terms.name!r}, server {terms.address}")
     if found.role == MACHINE:
         say(f"a run     {cost_of_a_run(terms)}; mus add in squares")
@@ -108,14 +125,15 @@ def accept(
     ],
     within: Coordinators = None,
 ) -> None:
-    """Accept members, or members' new keys, on the coordinator: the roster is made again, and has a new digest."""
+    """Accept members, or members' new keys, on the coordinator: the federation has a new digest."""
     from ..nodes.federation.coordinator import Joining
 
     with failing_clearly():
         read = [Joining.read(path) for path in answers]
         coordinator = _coordinator(within or Path(read[0].federation)).accept(read)
     for one in read:
-        say(f"accepted  {one.card.kind} {one.card.name!r}, {one.card.fingerprint}")
+        say(f"accepted  {one.card.kind} {one.card.name!r}, {one.fingerprint}")
+    _say_changes(coordinator)
     _say_members(coordinator)
 
 
@@ -124,10 +142,11 @@ def leave(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The member that leaves.", show_default=False)],
     within: Coordinators = None,
 ) -> None:
-    """Take a member out, on the coordinator: its node is unregistered, and the roster has a new digest."""
+    """Take a member out, on the coordinator: its node is unregistered, and the federation has a new digest."""
     with failing_clearly():
         coordinator = _coordinator(within or Path()).leave(name)
     say(f"left      {name!r}; it keeps its ledger as long as its data exist")
+    _say_changes(coordinator)
     _say_members(coordinator)
 
 
@@ -178,7 +197,7 @@ def renew(folder: Folder = Path()) -> None:
             return
         member = Member.open(folder.expanduser())
         old = member.renew()
-    say(f"renewed   the keys of {member.kit.role} {member.kit.member!r}, {member.card().fingerprint}")
+    say(f"renewed   the keys of {member.kit.role} {member.kit.member!r}, {member.joining().fingerprint}")
     say(f"old       {old[0].parent}: destroy it once no run goes on with these keys")
     say(f"answer    {member.answer}: send it to the coordinator, who accepts it; then all compare the new digest")
 
@@ -194,7 +213,8 @@ def status(folder: Folder = Path()) -> None:
             return
         member = Member.open(folder.expanduser())
         federation = member.pinned
-        say(f"member    {member.kit.role} {member.kit.member!r} of {member.terms.name!r}, {member.card().fingerprint}")
+        own = member.joining()
+        say(f"member    {own.card.kind} {own.card.name!r} of {member.terms.name!r}, {own.fingerprint}")
         if federation is None:
             say("pinned    nothing yet: start it, with the digest that all operators have compared")
             return
@@ -222,6 +242,11 @@ def end(
     say(f"asked     {run}: the training ends after its round, with its model; what was reserved stays reserved")
 
 
+def _is_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()
+
+
 def _is_coordinators(folder: Path) -> bool:
     return (folder.expanduser() / "members.json").exists()
 
@@ -242,7 +267,7 @@ def _pin(member: Member, digest: str) -> Federation:
     member.check(found)
     if not digest:
         _say_digest(found)
-        if not sys.stdin.isatty():
+        if not _is_terminal():
             raise ConfigurationError(
                 "Expected --digest with the digest that all operators have read to each other, got none: compare it, "
                 "by telephone say and not through the server."
@@ -285,34 +310,48 @@ def _say_digest(compared: Federation | Roster) -> None:
     say(f"in fours  {in_fours(compared.digest)}")  # to be read out
 
 
+def _say_changes(coordinator: Coordinator) -> None:
+    for line in coordinator.changes:
+        say(f"changed   {line}")
+
+
 def _say_members(coordinator: Coordinator, *, online: bool = False) -> None:
+    from ..nodes.federation.coordinator import MACHINE
+
     federation = coordinator.federation
     seen = coordinator.seen() if online else {}
     rows = [
         {
             "name": name,
             "is a": one.card.kind,
-            "key": one.card.fingerprint,
+            "key": one.fingerprint,
             "is": seen[name].status if seen else "",
-            "runs": str(len(seen[name].statements) or "") if seen else "",
-            "spent in them": _reserved(seen[name]) if seen else "",
+            "runs": str(len(seen[name].statements) + seen[name].silent or "") if seen else "",
+            "spent in them": _reserved(seen[name]) if seen and one.card.kind == MACHINE else "",
         }
         for name, one in sorted(coordinator.members.items())
     ]
     nothing = dict.fromkeys(("name", "is a", "key", "is", "runs", "spent in them"), "")
     rows += [{**nothing, "name": name, "is": "awaited"} for name in coordinator.awaited]
     say_table(f"Federation {federation.terms.name}", rows, ("name",))
-    if federation.terms.sums and federation.roster is None:
-        say("digest    none yet: the roster needs a machine and a helper")
+    if not federation.members or (federation.terms.sums and federation.roster is None):
+        say(f"digest    none yet: it needs {'a machine and a helper' if federation.terms.sums else 'a machine'}")
         return
     _say_digest(federation)
     say("Every operator compares this digest with the others', by telephone say, and starts with it.")
 
 
 def _reserved(seen: Seen) -> str:
-    """Mu that a machine's runs reserved, by its own statements."""
+    """Return the mu that a machine's runs reserved, by its own statements, and in how many runs it made none."""
+    if seen.status == "unknown":
+        return "not known: the server does not answer"
     mu = seen.total("mu-guaranteed")
-    return _spent(mu, seen.last("mu-budget")) if seen.statements and math.isfinite(mu) else ""
+    unknown = "not stated" if seen.statements else ""
+    said = _spent(mu, seen.last("mu-budget")) if seen.statements and math.isfinite(mu) else unknown
+    if not seen.silent:
+        return said
+    runs = f"{seen.silent} run{'s' * (seen.silent != 1)}"
+    return f"{said or 'not known'}: off at the end of {runs}, which its own ledger has"
 
 
 def _spent(mu: float, budget: float) -> str:

@@ -3,6 +3,7 @@
 from ..settings.registry import Registry
 from .built_in_tasks import CreditDefault, Digits, Mnist, MnistParity, Recidivism, Synthetic, SyntheticLogistic
 from .public_samples import PUBLIC_TASKS
+from .table_task import SchemaTask
 from .task import Task, own_task
 
 __all__ = ["TASKS"]
@@ -18,5 +19,5 @@ _BUILT_IN = (
     *PUBLIC_TASKS,
 )
 
-TASKS = Registry("task", Task, _BUILT_IN, adapt=own_task)
-"""The built-in tasks by name, and a user's own as ``package.module:make_task``."""
+TASKS = Registry("task", Task, _BUILT_IN, adapt=own_task, suffix=".toml", of_file=SchemaTask.of_file)
+"""The built-in tasks by name, a user's own as ``package.module:make_task``, and the file of a schema."""

@@ -175,6 +175,8 @@ def _fewer(dataset: Dataset, count: int) -> Dataset:
     total = len(dataset.train_labels)
     if count > total:
         raise ConfigurationError(f"Expected training-samples <= {total}, got {count}.")
+    if count == total:
+        return dataset
     order = np.random.Generator(np.random.Philox(key=derived_seed("training samples"))).permutation(total)
     return _only(dataset, np.sort(order[:count]))
 

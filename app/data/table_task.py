@@ -22,7 +22,7 @@ from ..settings.registry import registry
 from ..settings.run_config import RunConfig
 from .task import Dataset, Task
 
-_FEWEST_ROWS = 10
+_FEWEST_ROWS, _FEWEST_CLASSES = 10, 2
 
 
 @dataclass(frozen=True)
@@ -208,6 +208,64 @@ class TableTask(Task):
 
     def load(self, config: RunConfig, root: str) -> Dataset:
         return self._dataset
+
+
+class SchemaTask(Task):
+    """Records that a schema describes and that only real machines have: what a server knows of a table.
+
+    Its data set has the schema's shape and no record. Real machines train on their own records, and nothing is
+    measured but what they release.
+
+    Parameters
+    ----------
+    schema : Schema
+        What a record is.
+    name : str
+        The path of the schema's file; empty for a name in this process.
+    """
+
+    reads = frozenset({"num_clients", "training_samples"})
+    has_records = False
+    sentence = "records of a schema, on real machines alone"
+
+    def __init__(self, schema: Schema, name: str = "") -> None:
+        self.name = name or f"schema:{schema.digest}"
+        self.schema = self._records = schema
+        self.feature_bound = schema.norm_bound if math.isfinite(schema.norm_bound) else 0.0
+        self.majority = schema.label.majority or 0.0
+        if not name:
+            registry("task").give(self.name, self)
+
+    @classmethod
+    def of_file(cls, name: str) -> SchemaTask:
+        """Return the task of a schema's file; raise ConfigurationError if there is none."""
+        return cls(Schema.read_file(Path(name)), name)
+
+    def check(self, config: RunConfig) -> None:
+        super().check(config)
+        if config.schema and config.schema != self._records.digest:
+            raise ConfigurationError(
+                f"Expected the schema with digest {config.schema} at {self.name} (run key schema), got one with digest "
+                f"{self._records.digest}: the file was changed. Put it back, or make a new federation with it."
+            )
+
+    def load(self, config: RunConfig, root: str) -> Dataset:
+        if config.training_samples < config.num_clients:
+            raise ConfigurationError(
+                f"Expected training-samples, how many records all machines have together, with task = {self.name!r}, "
+                f"got {config.training_samples}: steps and noise depend on it."
+            )
+        return of_nobody(config.training_samples, self._records.num_features, self._records.num_classes)
+
+
+def of_nobody(count: int, width: int, classes: int) -> Dataset:
+    """Return a data set of ``count`` rows of ``width`` values, all zero, in which nothing is of a record."""
+    train: NDArray[Any] = np.broadcast_to(np.zeros(1, np.int64), (count,))
+    test: NDArray[Any] = np.arange(max(classes, _FEWEST_CLASSES)) % classes
+    if classes == 1:
+        train, test = train.astype(np.float32), test.astype(np.float32)
+    features = np.broadcast_to(np.zeros((1, 1), np.float32), (count, width))
+    return Dataset(features, train, np.zeros((len(test), width), np.float32), test, classes)
 
 
 def held_out(rows: ReadRows, schema: Schema, share: float, seed: int) -> Dataset:

@@ -132,6 +132,10 @@ class Task(Named, ABC):
     majority : float
         The most frequent class's share, which forecasts rehearse; 0 where none is declared: then classes are taken as
         equal. Public knowledge likewise.
+    has_records : bool
+        Whether it has records, for training and for the test; otherwise only real machines have some.
+    schema : Schema, optional
+        What a record is, for a task whose models are saved with it.
     regularizer, regularizer_strength : str, float
         psi of ``shuffled`` and its lambda or radius.
     tuned : mapping of str to Tuned
@@ -146,6 +150,8 @@ class Task(Named, ABC):
     constant: bool = False
     feature_bound: float = 0.0
     majority: float = 0.0
+    has_records: bool = True
+    schema: Schema | None = None
     regularizer: Regularizer = "none"
     regularizer_strength: float = 0.0
     tuned: ClassVar[Mapping[str, Tuned]] = {}

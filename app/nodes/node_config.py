@@ -140,7 +140,8 @@ class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
             self._check("rows", self.rows >= 1, "the public number of records of `samples`, an integer >= 1")
             return
         # What a function of one's own makes of a file is read as a whole: one record could decide over all others.
-        self._check("task", ":" not in self.task, "a built-in one; data of one's own belong in `samples`")
+        built_in = ":" not in self.task and not registry("task").is_file(self.task)
+        self._check("task", built_in, "a built-in one; data of one's own belong in `samples`")
         registry("task")[self.task]
         self._check("schema", not self.schema, "unset with a built-in task")
         self._check("rows", self.rows == 0, "unset with a built-in task")
@@ -198,7 +199,24 @@ class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
         are what it is trusted to keep towards everybody else. Under secure aggregation mu and budget rest on one
         helper and ``min_honest`` machines of each sum; ``budget_local_mu`` holds whatever happens.
         """
-        separation, terms = num_samples // self.batch_size, self.terms(ledger)
+        return self._policy(num_samples, self.terms(ledger), **of_model)
+
+    def proposed_policy(self, records: Schema) -> PrivacyPolicy:
+        """Return the policy of one run by these settings, before there are records and a ledger.
+
+        Notes
+        -----
+        **Formal guarantees.** None: it is what a run by this file alone would have, and nothing is released by it.
+        """
+        sums = {"trust": self.trust, "min_honest": self.min_honest, "min_cohort": self.min_cohort} if self.sums else {}
+        decided = {"mu": self.mu, "delta": self.delta, "budget_mu": self.mu, **sums}
+        of_model = self.method.policy_of_model(self.make_model(records.num_features, records.num_classes))
+        enough = self.batch_size * max(self.max_participations, 1)
+        return self._policy(enough, decided, **of_model)
+
+    def _policy(self, num_samples: int, terms: dict[str, Any], **of_model: Any) -> PrivacyPolicy:
+        """The policy for so many samples, and for a mu, delta and budget that were decided (:meth:`terms`)."""
+        separation = num_samples // self.batch_size
         shares = self._mean_share + self.private_evaluation
         if shares:
             terms["mu"] = divided_mu(terms["mu"], shares)[1]

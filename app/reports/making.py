@@ -134,7 +134,7 @@ def _lost(outcome: Outcome) -> int:
 
 def _has_loss(outcome: Outcome) -> bool:
     """Whether a loss was measured: a project of somebody's own need not have one, and a run's may have overflowed."""
-    return outcome.loss is not None or outcome.engine is not None
+    return outcome.loss is not None or (outcome.engine is not None and outcome.tested)
 
 
 def _settings(outcome: Outcome) -> dict[str, tuple[str, bool]]:

@@ -29,7 +29,7 @@ from ..data.partition import shard_sizes
 from ..data.task import Dataset
 from ..methods import METHODS, Method, Problem
 from ..methods.method import AUTO
-from ..methods.presets import constant_feature, feature_bound, trained_samples
+from ..methods.presets import constant_feature, feature_bound, the_task, trained_samples
 from ..models import make_model
 from ..models.model import Model
 from ..planning import Situation, decide
@@ -185,8 +185,10 @@ class Experiment(Problem):
         record = ArrayRecord(parameters)
         return ArrayRecord(dict(zip(self.model.names, record.values(), strict=True)))
 
-    def evaluate(self, arrays: ArrayRecord) -> MetricRecord:
-        """Objective, accuracy and AUC on the test set, which is public."""
+    def evaluate(self, arrays: ArrayRecord) -> MetricRecord | None:
+        """Return objective, accuracy and AUC on the test set, which is public; None without a test set."""
+        if not the_task(self.config).has_records:
+            return None
         parameters, samples = arrays.to_numpy_ndarrays(), (self.data.test_features, self.data.test_labels)
         loss, accuracy = self.model.evaluate(parameters, samples)
         objective = self.method.objective(self, parameters, loss)
@@ -324,6 +326,11 @@ def prepare(config: RunConfig, *, deployed: bool = False) -> Experiment:
     ConfigurationError
         If the configuration is impossible for these data; one line.
     """
+    if not deployed and not the_task(config).has_records:
+        raise ConfigurationError(
+            f"Expected a task with records in a simulation, got task = {config.task!r}, whose records only real nodes "
+            "have: `murmurfl fit TABLE --schema SCHEMA.toml` rehearses a training on a table."
+        )
     if config.strategy == AUTO:
         return _chosen(config)
     data = load_dataset(config)

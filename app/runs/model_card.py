@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
+import re
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -71,5 +73,11 @@ def card_text(said: Mapping[str, Any]) -> str:
     ]
     lines = ["# Model card", ""]
     for name, value in rows:
-        lines += textwrap.wrap(f"* **{name}**: {value}", _WIDTH, subsequent_indent="  ", break_long_words=False)
+        lines += textwrap.wrap(f"* **{name}**: {_plain(value)}", _WIDTH, subsequent_indent="  ", break_long_words=False)
     return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Return a text as Markdown shows it letter by letter: names of files, columns and classes are somebody's own."""
+    shown = "".join(character if character.isprintable() else " " for character in html.escape(text, quote=False))
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", shown)

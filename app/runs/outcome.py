@@ -23,6 +23,7 @@ from ...privacy import RELATIONS, TRUST_MODELS, UNITS, Guarantee, MurmurflError
 from ...privacy.accounting.noise_forecast import VERDICTS
 from ...strategies import RoundReport
 from ..settings.catalogue import key_schema
+from ..settings.registry import registry
 from ..settings.run_config import run_keys
 from ..version import __version__
 from .machine_statements import MOST_NAMED
@@ -420,6 +421,11 @@ class Outcome(_Part):
     def document(self) -> dict[str, Any]:
         """The contents of ``result.json``: plain values."""
         return self.model_dump(by_alias=True)
+
+    @property
+    def tested(self) -> bool:
+        """Whether the server had a test set."""
+        return not registry("task").is_file(str(self.config.get("task", "")))
 
     @property
     def terms(self) -> Guarantee | None:

@@ -177,7 +177,10 @@ class RunResult:
 
         experiment = self.experiment
         model, config = experiment.model, experiment.config
+        task = the_task(config)
         data = {"task": config.task} if self.table is None else self.table.document()
+        if task.schema is not None:
+            data = {"label": task.schema.label.column, "schema": f"given, digest {task.schema.digest}"}
         return TrainedModel(
             kind=config.model,
             num_features=model.num_features,
@@ -185,7 +188,7 @@ class RunResult:
             feature_bound=feature_bound(config),
             constant=constant_feature(config) or self.mean is not None,
             arrays=self.arrays,
-            schema=None if self.table is None else self.table.schema,
+            schema=task.schema if self.table is None else self.table.schema,
             card=card(self.outcome, deployed=self.deployed, data=data),
         )
 

@@ -13,6 +13,9 @@ from ...privacy.accounting.noise_forecast import HELD, shortest
 from ..reports.figures import empty_figure
 from .outcome import Alone, EvaluationFigures, Outcome, Twin, infinite
 
+UNTESTED = "none: the server has no records"
+"""What stands in the place of a test's figure where there was no test."""
+
 
 def shown(value: float | None) -> str:
     """A mu or an epsilon for people, rounded up; None is infinite."""
@@ -31,6 +34,8 @@ def loss_text(loss: float | None) -> str:
 
 def shown_accuracy(of: Outcome | Twin | Alone) -> str:
     """A run's accuracy for people, with the AUC where there are two classes; its loss where it has neither."""
+    if of.accuracy is None and isinstance(of, Outcome) and not of.tested:
+        return UNTESTED
     if of.accuracy is None:
         return f"none; loss {loss_text(of.loss)}"
     return f"{100 * of.accuracy:.1f} %{'' if of.auc is None else f', AUC {of.auc:.3f}'}"
@@ -147,7 +152,8 @@ def short_lines(outcome: Outcome, folder: Path) -> list[str]:
 
 def shown_measure(outcome: Outcome) -> str:
     """A run's accuracy, or its loss where it has none, without its name."""
-    return shown_accuracy(outcome) if outcome.accuracy is not None else loss_text(outcome.loss)
+    measured = outcome.accuracy is not None or not outcome.tested
+    return shown_accuracy(outcome) if measured else loss_text(outcome.loss)
 
 
 def _guess(outcome: Outcome) -> list[str]:

@@ -30,7 +30,9 @@ def named(key: str, default: str, sentence: str) -> Any:
 class Data:
     """Data and partition; operators' files have this table too."""
 
-    task: str = named("task", "digits", "The data set.")
+    task: str = named(
+        "task", "digits", "The data set; on real machines also the path of a schema, whose records only they have."
+    )
     features: str = named("features", "pixels", "Fixed map applied to a task's images; costs no privacy.")
     data_root: str = setting(
         "", "Folder with the data sets; empty for the environment variable MURMURFL_DATA.", file=True
@@ -71,7 +73,12 @@ class DataOfRun:
     )
     synthetic_beta: float = setting(0.1, "Variance of the features between machines.", at_least=0, read_by="task")
     validation_samples: int = setting(0, "Training samples held out for tuning; they replace the test set.", at_least=0)
-    training_samples: int = setting(0, "Training samples used, the same in every run.", at_least=0, zero="all")
+    training_samples: int = setting(
+        0,
+        "Training samples used, the same in every run; with a schema as task, about how many all machines have.",
+        at_least=0,
+        zero="all",
+    )
     stream: bool = setting(False, "Whether samples arrive during training, each used on arrival.", read_by="strategy")
     sample_uses: str = setting(
         "any",

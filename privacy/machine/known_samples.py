@@ -336,8 +336,8 @@ _OWNER_BYTES = 4
 _MOST_OWNERS = 4096
 _OTHER_DATA = "Other data need a ledger of their own (`murmurfl ledger create`); these stay spent as far as they are."
 _WAY_OUT = (
-    "Nothing was released. Put the data back as they were: new rows may be added at the end, nothing before it may "
-    f"change. {_OTHER_DATA}"
+    "Nothing was released. Put data and schema back as they were: new rows may be added at the end, nothing before it "
+    f"may change. {_OTHER_DATA}"
 )
 _OWNERS_WAY_OUT = (
     "Nothing was released. Put the names back as they were, with the same number of places and samples-per-owner: rows "
@@ -478,7 +478,8 @@ class DataDigest:
         if digest and not hmac.compare_digest(self.of(used), digest):
             raise LedgerError(
                 f"Expected the {used} rows this ledger was used with, unchanged and in their order, got other ones: "
-                f"the data were rewritten, the task, partition or seed is another, or the noise key is. {_WAY_OUT}"
+                "the data or their schema were changed, the task, partition or seed is another, or the noise key is. "
+                f"{_WAY_OUT}"
             )
 
 
@@ -523,8 +524,8 @@ class OwnersDigest:
         if used > available or (digest and (gone or not digest.startswith(self._kind))):
             raise LedgerError(
                 f"Expected the {used} places of owners this ledger was used with, and in them everybody who was used, "
-                "got others: names were written anew, somebody is gone, the number of places or samples-per-owner is "
-                f"another, or these were samples. {_OWNERS_WAY_OUT}"
+                "got others: names were written anew, somebody is gone, the schema's owner, the number of places or "
+                f"samples-per-owner is another, or these were samples. {_OWNERS_WAY_OUT}"
             )
         self._found = used, digest
 

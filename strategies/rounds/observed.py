@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flwr.serverapp import Grid
+
 from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.accounting.noise_forecast import Forecast
 from ...privacy.machine.clipping import FAR_BEYOND, TrainingFigures, times
@@ -189,6 +191,8 @@ _LARGEST_FILE = 65536
 _LONGEST_WAIT_S = 2.0
 _PAUSE_S = 0.005
 _LARGEST = 2**53
+_LARGEST_RUN = 2**64
+"""Flower's numbers of runs are shown, and no figure of a monitor, which has floats."""
 _OTHER = "other"
 _REASONS = frozenset(protocol.REFUSAL_NAMES.values())
 
@@ -206,13 +210,14 @@ class ServerFigures:
     malformed: int = 0
     unopened: int = 0
     refused: dict[str, int] = field(default_factory=dict)  # by the protocol's names of refusals, and ``other``
+    run: int = 0  # Flower's number of the last round's run; 0 where it has none
     round: int = 0  # the number of the last round
     planned: int = 0  # rounds of its run
     seconds: float = 0.0  # since the round before it, or since its run began
     at: float = 0.0  # when it ended, in seconds since 1970
 
-    def after(self, report: RoundReport, planned: int, seconds: float, at: float) -> ServerFigures:
-        """These figures with one more round."""
+    def after(self, report: RoundReport, run: int, planned: int, seconds: float, at: float) -> ServerFigures:
+        """These figures with one more round of a run."""
         refused = dict(self.refused)
         for reason, count in report.refused.items():
             name = reason if reason in _REASONS else _OTHER
@@ -223,6 +228,7 @@ class ServerFigures:
             closed=self.closed + bool(report.closed),
             **{name: getattr(self, name) + getattr(report, name) for name in counts},
             refused=refused,
+            run=run,
             round=report.server_round,
             planned=planned,
             seconds=seconds,
@@ -260,32 +266,32 @@ def _figures(document: Any) -> ServerFigures | None:
             if not all(_is_number(count, int) for count in known.values()):
                 return None
             made[name] = known
-        elif _is_number(value, type(default)):
+        elif _is_number(value, type(default), _LARGEST_RUN if name == "run" else _LARGEST):
             made[name] = value
         else:
             return None
     return ServerFigures(**made)
 
 
-def _is_number(value: Any, kind: type) -> bool:
+def _is_number(value: Any, kind: type, largest: int = _LARGEST) -> bool:
     if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
         return False
-    return 0 <= value <= _LARGEST  # of NaN neither is true, and no integer is too large to be compared
+    return 0 <= value <= largest  # of NaN neither is true, and no integer is too large to be compared
 
 
 class FigureFile:
     """The file to which one training adds its rounds; several may share a folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, run: int = 0) -> None:
+        self._folder, self._run = folder, run
         self._last = time.monotonic()
         self._failed = False
 
     @classmethod
-    def of_environment(cls) -> FigureFile | None:
-        """The file in the folder that the environment names, or None."""
+    def of_environment(cls, grid: Grid) -> FigureFile | None:
+        """The file in the folder that the environment names, for the run of a grid; or None."""
         folder = os.environ.get(FIGURES_VARIABLE)
-        return cls(Path(folder)) if folder else None
+        return cls(Path(folder), _run_of(grid)) if folder else None
 
     def note(self, report: RoundReport, planned: int) -> None:
         """Add a round of a training of ``planned`` rounds; a failure to write is logged once and disturbs nothing."""
@@ -294,7 +300,7 @@ class FigureFile:
         try:
             with _locked(self._folder):
                 before = read_figures(self._folder) or ServerFigures()
-                self._write(before.after(report, planned, seconds, time.time()))
+                self._write(before.after(report, self._run, planned, seconds, time.time()))
         except (OSError, OverflowError, ValueError) as error:
             if not self._failed:
                 logger.warning("What a monitor is to see could not be written to %s: %s", self._folder, error)
@@ -308,6 +314,15 @@ class FigureFile:
             temporary.replace(self._folder / _FILE)  # a reader sees all of the old one or all of the new one
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _run_of(grid: Grid) -> int:
+    """Flower's number of a grid's run; 0 of a grid without one, and of a number that no figure may have."""
+    try:
+        run = int(grid.run.run_id)
+    except Exception:  # a grid of somebody's own may do anything
+        return 0
+    return run if 0 <= run <= _LARGEST_RUN else 0
 
 
 @contextmanager

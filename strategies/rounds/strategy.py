@@ -406,7 +406,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if done >= num_rounds or self.ended:
             self._publish(done, num_rounds, evaluate_fn, result)
         # A rehearsal's machines are in this process: its rounds are nobody's.
-        figures = None if isinstance(grid, DirectMachines) else FigureFile.of_environment()
+        figures = None if isinstance(grid, DirectMachines) else FigureFile.of_environment(grid)
         for server_round in range(done + 1, num_rounds + 1):
             if self.ended:
                 logger.warning("The training ends after round %d of %d: %s.", server_round - 1, num_rounds, self.ended)

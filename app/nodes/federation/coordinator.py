@@ -16,17 +16,18 @@ import hashlib
 import json
 import math
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
 from ....clients import Schema
-from ....clients.adapters.sample_methods import MU2
 from ....privacy import ConfigurationError, MurmurflError, Roster
 from ....privacy.errors import check_format
 from ....privacy.files import replace_durably, write_private
@@ -34,23 +35,21 @@ from ....privacy.permits import OwnerKey
 from ....privacy.setting import Value
 from ....privacy.sums.roster import MOST_HELPERS, check_name
 from ...engines.loopback import toml_document
-from ...settings.run_config import SECURE, cohort_floor
+from ...settings.run_config import SECURE
 from ..connection import Connection
 from ..node_config import NodeConfig
 from ..servers.gate import is_loopback
-from .keys_and_cards import Card, make_server_certificates, roster_of, write_owner_key
+from .keys_and_cards import Card, in_fours, make_server_certificates, roster_of, write_owner_key
+from .proposal import DEFAULT_ROWS, SETTINGS, counts, propose, run_text, with_counts
 
 MACHINE, HELPER = "machine", "helper"
-SETTINGS: tuple[str, ...] = (
-    *("strategy", "model", "clip-norm", "batch-size", "max-participations", "passes", "mechanism", "mu", "delta"),
-    *("trust", "min-cohort", "min-honest"),
-)
-"""Keys of operators' files that a federation may propose: no path, no address, and no name of somebody's code."""
 
 LARGEST_DOCUMENT = 4 << 20
 """Bytes of a document: nothing longer is read."""
 
 _FORMAT = 1
+_SHOWN_DIGITS = 16
+_ANSWERED = ("federation", "terms", "node")
 
 
 def digest_of(document: Any) -> str:
@@ -73,11 +72,7 @@ class Terms:
     settings: Mapping[str, Value]
 
     def __post_init__(self) -> None:
-        check_name(self.name)
-        if not self.name[0].isalnum() or not all(c.isalnum() or c in "-_." for c in self.name):
-            raise ConfigurationError(
-                f"Expected a federation's name of letters, digits, '-', '_' and '.', got {self.name!r}."
-            )
+        check_plain(self.name, "a federation's name")
         Connection(self.address)
         try:
             x509.load_pem_x509_certificate(self.authority.encode())
@@ -151,7 +146,7 @@ class Kit:
     KIND = "murmurfl-kit"
 
     def __post_init__(self) -> None:
-        check_member(self.member)
+        check_plain(self.member, "a member's name")
         if self.role not in (MACHINE, HELPER):
             raise ConfigurationError(f"Expected a kit for a machine or a helper, got one for {self.role!r}.")
 
@@ -179,8 +174,14 @@ class Joining:
     KIND = "murmurfl-joining"
 
     def __post_init__(self) -> None:
-        check_member(self.card.name)
+        check_plain(self.card.name, "a member's name")
         public_node_key(self.node)
+
+    @property
+    def fingerprint(self) -> str:
+        """Sixteen digits by which people tell members' keys apart: all keys count, the node's too."""
+        keys = public_node_key(self.node).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        return in_fours(hashlib.sha256(self.card.sealing + self.card.signing + keys).hexdigest()[:_SHOWN_DIGITS])
 
     @property
     def document(self) -> dict[str, Any]:
@@ -196,30 +197,45 @@ class Joining:
     @classmethod
     def from_document(cls, document: Mapping[str, Any], where: str) -> Joining:
         """An answer from what :attr:`document` gave."""
-        texts = {name: document[name] for name in ("federation", "terms", "node")}
-        if not all(isinstance(text, str) for text in texts.values()):
+        texts = {name: text for name in _ANSWERED if isinstance(text := document.get(name), str)}
+        if texts.keys() != set(_ANSWERED) or "card" not in document:
             raise ConfigurationError(f"Expected what a member sends back {where}, got something else.")
         return cls(**texts, card=Card.from_document(document["card"], where))
 
 
 @dataclass(frozen=True)
 class Federation:
-    """What all members hold alike: the terms, and who takes part in sums.
+    """What all members hold alike: the terms, and all members with all of their public keys.
 
     Once all operators have read the same digest to each other, all of them have the same server, schema and settings
-    before them, and each key of the roster is that of the operator who found it there: nobody else was believed.
+    before them, and each member's keys are those that its operator found there: nobody else was believed.
     """
 
     terms: Terms
-    roster: Roster | None  # None without secure aggregation, and until both a machine and a helper are in
+    members: tuple[Joining, ...]  # by name
 
     KIND = "murmurfl-federation"
+    PARTS = ("terms", "members")
+
+    def __post_init__(self) -> None:
+        names = [one.card.name for one in self.members]
+        if names != sorted(set(names)) or any(one.terms != self.terms.digest for one in self.members):
+            raise ConfigurationError(
+                "Expected members by name, each once and by the federation's terms, got others: ask for the document "
+                "again."
+            )
+
+    @cached_property
+    def roster(self) -> Roster | None:
+        """Who takes part in sums; None without secure aggregation, and until both a machine and a helper are in."""
+        cards = [one.card for one in self.members]
+        whole = self.terms.sums and {card.kind for card in cards} == {MACHINE, HELPER}
+        return roster_of(cards) if whole else None
 
     @property
     def document(self) -> dict[str, Any]:
         """The federation as plain values, for JSON."""
-        roster = None if self.roster is None else self.roster.document
-        return {self.KIND: _FORMAT, "terms": self.terms.document, "roster": roster}
+        return {self.KIND: _FORMAT, "terms": self.terms.document, "members": [one.document for one in self.members]}
 
     @property
     def digest(self) -> str:
@@ -229,20 +245,34 @@ class Federation:
     @classmethod
     def read(cls, path: Path) -> Federation:
         """Read a federation's document; ConfigurationError if it is none."""
-        return cls.from_document(read_document(path, cls.KIND, {"terms", "roster"}))
+        return cls.from_document(read_document(path, cls.KIND, set(cls.PARTS)), f"in {path}")
 
     @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> Federation:
-        """A federation from what :attr:`document` gave."""
-        roster = document["roster"]
-        return cls(Terms.from_document(document["terms"]), None if roster is None else Roster.from_document(roster))
+    def from_document(cls, document: Mapping[str, Any], where: str) -> Federation:
+        """Return the federation of what :attr:`document` gave; ``where`` it stood, for errors."""
+        members = document["members"]
+        if not isinstance(members, list) or not all(isinstance(one, dict) for one in members):
+            raise ConfigurationError(f"Expected a federation's members {where}, got something else.")
+        read = (Joining.from_document(one, where) for one in members)
+        return cls(Terms.from_document(document["terms"]), tuple(read))
 
 
-def check_member(name: Any) -> None:
-    """Refuse a member's name that no file could have."""
+def check_plain(name: Any, what: str) -> None:
+    """Refuse a name that no file could have, or that looks like another one in some other alphabet.
+
+    People tell members apart by names on screens and by telephone: letters of several alphabets look alike.
+    """
     check_name(name)
-    if not all(c.isalnum() or c in "-_." for c in name) or name.startswith((".", "-")):
-        raise ConfigurationError(f"Expected a member's name of letters, digits, '-', '_' and '.', got {name!r}.")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigurationError(
+            f"Expected {what} of Latin letters without accents, digits, '-', '_' and '.', a letter or digit first, got "
+            f"{name!a}: characters of other alphabets look like these."
+        )
+
+
+def looks_of(name: str) -> str:
+    """Return a name as eyes and ears take it: equal for names that are easily mistaken for each other."""
+    return name.lower().translate(str.maketrans({"0": "o", "1": "l", "i": "l", "_": "-", ".": "-"}))
 
 
 def public_node_key(text: str) -> ec.EllipticCurvePublicKey:
@@ -291,20 +321,10 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
 
 
 FEDERATION_NAME, MEMBERS_NAME, PUBLISHED_NAME = "federation.json", "members.json", "published"
-_KITS, _OWNER_KEY, _OWNERS, _RUN = "kits", "owner.key", "owners", "run.settings"
+RUN_NAME = "run.settings"
+_KITS, _OWNER_KEY, _OWNERS, _SCHEMA = "kits", "owner.key", "owners", "schema.toml"
 _YEAR = datetime.timedelta(days=365)
 _MOST_MEMBERS = 10_000
-DEFAULTS: dict[str, Value] = {
-    "strategy": "mu2",
-    "model": "softmax",
-    "batch-size": 32,
-    "max-participations": 14,
-    "mu": 2.0,
-    "delta": 1e-5,
-}
-"""What members are proposed where ``--set`` says nothing else."""
-_HONEST = 2
-_DIGITS = 3
 
 
 @dataclass(frozen=True)
@@ -313,6 +333,7 @@ class Seen:
 
     status: str  # ``online``, ``offline``, ``registered``, ``not registered`` or ``unknown``
     statements: Sequence[Mapping[str, Any]] = ()  # its own, one a run whose result lies on this computer
+    silent: int = 0  # such runs that it took part in and whose end it missed
 
     def total(self, name: str) -> float:
         """Root of the sum of squares of one figure of the statements; infinite where one lacks it."""
@@ -327,13 +348,19 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.inf
 
 
-def _statements(folder: Path) -> Mapping[str, Mapping[str, Any]]:
-    """Machines' statements in the result of a run; empty if there is none that can be read."""
-    from ...runs.outcome import Outcome
+def _statements(folder: Path) -> Mapping[str, Mapping[str, Any] | None]:
+    """What each machine that a run asked says in its result, None where it was not there at the end.
+
+    Empty if there is no result that can be read.
+    """
+    from ...runs.outcome import Outcome, read_json
+    from ...runs.result import MACHINES_NAME
 
     try:
-        return (Outcome.read(folder).machines if folder.is_absolute() else None) or {}
-    except (MurmurflError, OSError):
+        said = (Outcome.read(folder).machines if folder.is_absolute() else None) or {}
+        rounds = read_json(folder / MACHINES_NAME)["rounds"].values()
+        return {**dict.fromkeys(name for asked in rounds for name in asked), **said}
+    except (MurmurflError, OSError, KeyError, AttributeError, TypeError):
         return {}
 
 
@@ -345,6 +372,9 @@ class Coordinator:
     members: dict[str, Joining] = field(default_factory=dict)  # accepted
     left: tuple[str, ...] = ()  # node keys that are no member's any more
     awaited: tuple[str, ...] = ()  # names of kits that nobody has answered
+    rows: int = DEFAULT_ROWS  # records of each machine that the training was planned for
+    counts: Mapping[str, int] = field(default_factory=dict)  # as they were last written into the run settings
+    changes: tuple[str, ...] = ()  # what the last change did that its operator must know of, in lines
 
     @classmethod
     def open(cls, folder: Path) -> Coordinator:
@@ -354,7 +384,12 @@ class Coordinator:
             document = json.loads(path.read_text(encoding="utf-8"))
             members = [Joining.from_document(one, f"in {path}") for one in document["members"]]
             return cls(
-                folder, {one.card.name: one for one in members}, tuple(document["left"]), tuple(document["awaited"])
+                folder,
+                {one.card.name: one for one in members},
+                tuple(document["left"]),
+                tuple(document["awaited"]),
+                int(document["rows"]),
+                dict(document["counts"]),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, ConfigurationError):
@@ -388,16 +423,18 @@ class Coordinator:
         # Once each: a run that was killed and resumed is two to Flower.
         folders = dict.fromkeys(Path(str(one.get("out-dir", "")), str(one.get("run-name", ""))) for one in places)
         said = [_statements(folder) for folder in folders]
-        return {
-            name: Seen(status.get(node_key_bytes(one.node), "not registered"), [of[name] for of in said if name in of])
-            for name, one in self.members.items()
-        }
+        seen = {}
+        for name, one in self.members.items():
+            own = [of[name] for of in said if name in of]
+            spoken = [statement for statement in own if statement is not None]
+            node = status.get(node_key_bytes(one.node), "not registered")
+            seen[name] = Seen(node, spoken, len(own) - len(spoken))
+        return seen
 
     def server_options(self) -> list[str]:
         """Options of ``flower-superlink``."""
         host, _, port = self.federation.terms.address.rpartition(":")
-        reached = "127.0.0.1" if is_loopback(host.strip("[]")) else "0.0.0.0"  # noqa: S104 - members call from elsewhere
-        options = ["--host", reached, "--port", port]
+        options = ["--host", listening_host(host.strip("[]")), "--port", port]
         options += ["--database", str(self.folder / "superlink.db"), "--enable-supernode-auth"]
         files = ("--ssl-ca-certfile", "ca.crt"), ("--ssl-certfile", "server.pem"), ("--ssl-keyfile", "server.key")
         return [*options, *(word for option, name in files for word in (option, str(self.folder / name)))]
@@ -420,8 +457,42 @@ class Coordinator:
                     f"Expected an answer to the terms of federation {terms.name!r}, got one of {one.card.name!r} to "
                     f"others (of {one.federation!r}): send its operator the kit again, and have it join again."
                 )
+        self._check_returning(answers)
         members = {**self.members, **{one.card.name: one for one in answers}}
-        return self._changed(members, [self.members[name].node for name in members.keys() & self.members.keys()])
+        self._check_looks(answers, members)
+        replaced = [(self.members[one.card.name], one) for one in answers if one.card.name in self.members]
+        replaced = [(before, one) for before, one in replaced if before != one]
+        said = [
+            f"the keys of {one.card.kind} {one.card.name!r} are replaced: {before.fingerprint} before, "
+            f"{one.fingerprint} now. Ask its operator whether that is so, and have everybody compare the digest again"
+            for before, one in replaced
+        ]
+        gone = [before.node for before, one in replaced if before.node != one.node]
+        return self._changed(members, gone, said)
+
+    def _check_returning(self, answers: Sequence[Joining]) -> None:
+        """Refuse node keys that have left: Flower's server takes none a second time."""
+        left = [public_node_key(text).public_numbers() for text in self.left]
+        for one in answers:
+            if public_node_key(one.node).public_numbers() in left:
+                raise ConfigurationError(
+                    f"Expected a new node key from {one.card.kind} {one.card.name!r}, got one that has left this "
+                    "federation, and the server takes no key twice. Have its operator run `murmurfl federation renew` "
+                    "in its folder, and accept the new answer."
+                )
+
+    def _check_looks(self, answers: Sequence[Joining], members: Mapping[str, Joining]) -> None:
+        """Refuse a name that is easily mistaken for another member's."""
+        alike: dict[str, set[str]] = {}
+        for name in (*members, *self.awaited):
+            alike.setdefault(looks_of(name), set()).add(name)
+        for one in answers:
+            name = one.card.name
+            if others := sorted(alike[looks_of(name)] - {name}):
+                raise ConfigurationError(
+                    f"Expected a member's name that looks like no other one, got {name!r} next to {others[0]!r}: have "
+                    "one of them join with another --name."
+                )
 
     def leave(self, name: str) -> Coordinator:
         """Take a member out; ConfigurationError if there is none of this name, or too few would be left."""
@@ -430,45 +501,89 @@ class Coordinator:
                 f"Expected a member's name, one of {', '.join(sorted(self.members)) or 'none'}, got {name!r}."
             )
         rest = {other: one for other, one in self.members.items() if other != name}
-        return self._changed(rest, [self.members[name].node])
+        return self._changed(rest, [self.members[name].node], [])
 
-    def _changed(self, members: Mapping[str, Joining], left: Sequence[str]) -> Coordinator:
+    def _changed(self, members: Mapping[str, Joining], left: Sequence[str], said: Sequence[str]) -> Coordinator:
         keys = [public_node_key(one.node).public_numbers() for one in members.values()]
         if len(set(keys)) < len(keys):
             raise ConfigurationError("Expected a node key of its own for each member, got one twice: join again.")
-        terms, cards = self.federation.terms, [one.card for one in members.values()]
-        kinds = {card.kind for card in cards}
-        roster = roster_of(cards) if terms.sums and kinds == {MACHINE, HELPER} else None
-        machines = sum(card.kind == MACHINE for card in cards)
-        now = {one.node for one in members.values()}
-        gone = tuple(key for key in dict.fromkeys([*self.left, *left]) if key not in now)
+        federation = Federation(self.federation.terms, tuple(members[name] for name in sorted(members)))
+        federation.roster  # noqa: B018 - refuses two members with one key
+        machines = sum(one.card.kind == MACHINE for one in members.values())
+        now = counts(machines, len(members) - machines, self.rows)
+        changes = [*said, *self._count(now)]
+        gone = tuple(dict.fromkeys([*self.left, *left]))
         awaited = tuple(name for name in self.awaited if name not in members)
-        done = Coordinator(self.folder, dict(members), gone, awaited)
-        self._publish(Federation(terms, roster))
-        _write_members(done)
-        _write_run(self.folder, terms, machines, len(cards) - machines)
+        done = Coordinator(self.folder, dict(members), gone, awaited, self.rows, now, tuple(changes))
+        done._publish(federation)
+        done._write_members()
         return done
+
+    def _count(self, now: Mapping[str, int]) -> list[str]:
+        """Write the members' present counts into the run settings, and leave everything else there as it is."""
+        path = self.folder / RUN_NAME
+        try:
+            text, said = with_counts(path.read_text(encoding="utf-8"), self.counts, now)
+        except FileNotFoundError:
+            return [f"{path} is not there, and is not made again: run settings are yours to write"]
+        write_private(path, text)
+        return [f"{RUN_NAME}: {line}" for line in said]
 
     def _publish(self, federation: Federation) -> None:
         write_document(self.folder / FEDERATION_NAME, federation.document)
         write_document(self.folder / PUBLISHED_NAME / f"{federation.terms.digest}.json", federation.document)
+
+    def _write_members(self) -> None:
+        members: list[dict[str, Any]] = [one.document for one in self.members.values()]
+        document = {"members": members, "left": list(self.left), "awaited": list(self.awaited)}
+        write_document(self.folder / MEMBERS_NAME, {**document, "rows": self.rows, "counts": dict(self.counts)})
 
     def renew_certificate(self) -> None:
         """Make a new certificate of the server, with its key and its authority, for another year."""
         _certificates(self.folder, self.federation.terms.address)
 
 
+def listening_host(host: str) -> str:
+    """Return the address on which a server listens whose members reach it at ``host``.
+
+    An address of this computer alone is listened on as it is. At any other one, members may arrive through another
+    computer: the server listens on all addresses of its kind, IPv4 for a name that has both.
+    """
+    if is_loopback(host):
+        return "127.0.0.1" if host == "localhost" else host
+    try:
+        kinds = {one[0] for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:  # a name that is known elsewhere
+        kinds = set()
+    return "::" if kinds == {socket.AF_INET6} else "0.0.0.0"  # noqa: S104 - members call from elsewhere
+
+
 def new_federation(
-    folder: Path, *, machines: int, helpers: int, schema: Path, address: str, settings: Mapping[str, Value]
+    folder: Path,
+    *,
+    machines: int,
+    helpers: int,
+    schema: Path,
+    address: str,
+    settings: Mapping[str, Value],
+    rows: int = DEFAULT_ROWS,
 ) -> Coordinator:
-    """Make a federation's folder, or nothing: certificates, keys of the server and of an owner, kits."""
+    """Make a federation's folder, or nothing: certificates, keys of the server and of an owner, kits, run settings.
+
+    Parameters
+    ----------
+    rows : int
+        About how many records each machine has: method and rounds are planned for it.
+    settings : mapping
+        Run-config keys that are not left to the plan.
+    """
     if not (machines >= 1 and 0 <= helpers <= MOST_HELPERS and machines + helpers <= _MOST_MEMBERS):
         raise ConfigurationError(
             f"Expected 1 or more machines and 0 to {MOST_HELPERS} helpers, got {machines} and {helpers}."
         )
     records = Schema.read_file(schema)
     records.check_for_real_nodes()
-    proposed = proposed_settings(records, machines, helpers, settings)
+    proposal = propose(records, machines, helpers, rows, settings)
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:
@@ -476,9 +591,10 @@ def new_federation(
             f"Expected to make the folder {folder}, got: {error.strerror}. Choose another name, or go on with the "
             "federation that is there."
         ) from error
+    text = schema.expanduser().read_text(encoding="utf-8")
     try:
         authority = _certificates(folder, address)
-        terms = Terms(folder.name, address, authority, schema.expanduser().read_text(encoding="utf-8"), proposed)
+        terms = Terms(folder.name, address, authority, text, proposal.members)
     except ConfigurationError:
         for path in folder.iterdir():
             path.unlink()
@@ -487,6 +603,7 @@ def new_federation(
     key = OwnerKey.generate()
     write_owner_key(folder / _OWNER_KEY, key)
     write_private(folder / _OWNERS, f"{key.public.hex()} owner\n")
+    write_private(folder / _SCHEMA, text)
     for name in (_KITS, PUBLISHED_NAME, "flower"):
         (folder / name).mkdir(mode=0o700)
     connection = {"address": address, "root-certificates": str((folder / "ca.crt").absolute())}
@@ -499,48 +616,17 @@ def new_federation(
     ]
     for name, role in places:
         write_document(folder / _KITS / f"{name}.kit", Kit(name, role, terms).document)
-    made = Coordinator(folder, awaited=tuple(name for name, _ in places))
-    made._publish(Federation(terms, None))
-    _write_members(made)
-    _write_run(folder, terms, machines, helpers)
+    planned = counts(machines, helpers, rows)
+    task = {"task": str((folder / _SCHEMA).absolute()), "schema": records.digest}
+    write_private(folder / RUN_NAME, run_text({**planned, **task, **proposal.run}))
+    awaited = tuple(name for name, _ in places)
+    made = Coordinator(folder, awaited=awaited, rows=rows, counts=planned, changes=(proposal.reason,))
+    made._publish(Federation(terms, ()))
+    made._write_members()
     return made
-
-
-def proposed_settings(records: Schema, machines: int, helpers: int, settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Settings for members: a clip in units of the schema's bound, and sums if there are helpers."""
-    made = dict(DEFAULTS)
-    if math.isfinite(records.norm_bound):
-        made["clip-norm"] = float(f"{MU2.clip * math.hypot(records.norm_bound, 1.0):.{_DIGITS}g}")
-    elif "clip-norm" not in settings:
-        raise ConfigurationError(
-            "Expected --set clip-norm=VALUE for a schema that bounds no record, got none: gradients are cut to it."
-        )
-    if helpers:
-        least = int(settings.get("min-cohort", 0)) or cohort_floor(machines, 0)
-        made |= {"trust": SECURE, "min-cohort": least, "min-honest": min(_HONEST, least)}
-    return {**made, **settings}
 
 
 def _certificates(folder: Path, address: str) -> str:
     host = address.rpartition(":")[0].strip("[]")
     made = make_server_certificates(folder, host, lifetime=_YEAR, keep_authority=True)
     return made.authority.read_text(encoding="ascii")
-
-
-def _write_members(made: Coordinator) -> None:
-    members: list[dict[str, Any]] = [one.document for one in made.members.values()]
-    write_document(
-        made.folder / MEMBERS_NAME, {"members": members, "left": list(made.left), "awaited": list(made.awaited)}
-    )
-
-
-def _write_run(folder: Path, terms: Terms, machines: int, helpers: int) -> None:
-    """Write the run configuration of this federation, for ``flwr run -c``."""
-    own = {name: value for name, value in terms.settings.items() if name != "min-honest"}
-    run: dict[str, Value] = {"num-clients": machines, "clients-per-round": machines, **own}
-    run["schema"] = terms.records.digest
-    if terms.sums:
-        floor = int(terms.settings["min-cohort"])
-        run |= {"helpers": helpers, "colluders": floor - int(terms.settings["min-honest"])}
-    # One line for `flwr run -c`, which takes no file beside other settings.
-    write_private(folder / _RUN, toml_lines(run).replace(" = ", "=").replace("\n", " ").strip() + "\n")

@@ -249,7 +249,7 @@ class ServerCertificates:
 def make_server_certificates(
     folder: Path, host: str = "localhost", *, lifetime: datetime.timedelta = _LIFETIME, keep_authority: bool = False
 ) -> ServerCertificates:
-    """Make a certificate for a host, 127.0.0.1 and localhost.
+    """Make a certificate for a host, 127.0.0.1, ::1 and localhost.
 
     ``keep_authority``: the authority's key is kept, as ``ca.key``, for ten years. An authority and a server's key that
     lie in the folder are then used again: nodes and logins go on with a renewed certificate.
@@ -259,7 +259,7 @@ def make_server_certificates(
     authority_key, key = (_key(path if keep_authority else None) for path in (kept, paths.key))
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "murmurfl authority")])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host[:_LONGEST_COMMON_NAME])])
-    names = [_general_name(name) for name in dict.fromkeys(("127.0.0.1", "localhost", host))]
+    names = [_general_name(name) for name in dict.fromkeys(("127.0.0.1", "::1", "localhost", host))]
     ca_usage = _usage(key_cert_sign=True, crl_sign=True)
     ten_years = datetime.timedelta(days=3650)
     authority = (

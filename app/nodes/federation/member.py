@@ -12,11 +12,12 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 
 import httpx
 
 from ....clients.nodes.roster_files import pinned_digest, read_helper_key, read_machine_key
-from ....privacy import ConfigurationError, SQLiteLedger, rounded_up
+from ....privacy import NO_NOISE, ConfigurationError, SQLiteLedger, rounded_up
 from ....privacy.files import create_private, replace_durably, write_private
 from ..connection import tls_context
 from ..node_config import HelperConfig, NodeConfig
@@ -32,7 +33,7 @@ from .coordinator import (
     toml_lines,
     write_document,
 )
-from .keys_and_cards import Card, cards_of, in_fours, make_helper, make_machine, make_node_key
+from .keys_and_cards import Card, in_fours, make_helper, make_machine, make_node_key
 
 KIT_NAME, FEDERATION_NAME = "member.kit", "federation.json"
 _NODE_KEY, _ROSTER_KEY, _RECORD, _ROSTER, _LEDGER_MADE = (
@@ -77,6 +78,18 @@ class Member:
         name, key = read_helper_key(self.folder / _ROSTER_KEY)
         return Card.of_helper(name, key)
 
+    def joining(self) -> Joining:
+        """Return the public halves of this member's own keys, read from its private files and its node's public one."""
+        path = self.folder / f"{_NODE_KEY}.pub"
+        try:
+            node = path.read_text(encoding="ascii").strip()
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"Expected this member's public node key at {path}, got none that can be read: put it back, or make "
+                "new keys with `murmurfl federation renew`."
+            ) from error
+        return Joining(self.terms.name, self.terms.digest, node, self.card())
+
     @property
     def pinned(self) -> Federation | None:
         """The federation that its operator compared; None before."""
@@ -105,8 +118,8 @@ class Member:
                 f"Expected the federation's document from {self.terms.address}, got HTTP {answer.status_code}: the "
                 "server there is another federation's."
             )
-        document = parsed(content, Federation.KIND, {"terms", "roster"}, f"from {self.terms.address}")
-        return Federation.from_document(document)
+        where = f"from {self.terms.address}"
+        return Federation.from_document(parsed(content, Federation.KIND, set(Federation.PARTS), where), where)
 
     def check(self, federation: Federation) -> None:
         """Refuse a federation that is not the kit's, or in which this member's own key does not stand.
@@ -120,21 +133,24 @@ class Member:
                 f"{federation.terms.digest[:16]}...: somebody changed one of the two. Ask the coordinator, by your own "
                 "means, for a kit, and join again in another folder."
             )
-        if not self.terms.sums:
-            return
-        own = self.card()
-        roster = federation.roster
-        known = None if roster is None else next((one for one in cards_of(roster) if one.name == own.name), None)
+        own = self.joining()
+        name, kind = own.card.name, own.card.kind
+        known = next((one for one in federation.members if one.card.name == name), None)
         if known is None:
             raise ConfigurationError(
-                f"Expected {own.kind} {own.name!r} in the federation's roster, got a roster without it: send "
+                f"Expected {kind} {name!r} among the federation's members, got a document without it: send "
                 f"{self.answer.name} to the coordinator, who runs `murmurfl federation accept`."
             )
         if known != own:
             raise ConfigurationError(
-                f"Expected {own.kind} {own.name!r} in the roster with its own key, {own.fingerprint}, got "
+                f"Expected {kind} {name!r} in the federation with its own keys, {own.fingerprint}, got "
                 f"{known.fingerprint}: an old answer was accepted, or somebody exchanged it. Tell the other operators, "
                 f"and send {self.answer.name} again by your own means."
+            )
+        if self.terms.sums and federation.roster is None:
+            raise ConfigurationError(
+                "Expected a machine and a helper among the federation's members, got one kind alone: start again once "
+                "the coordinator has accepted both."
             )
 
     def pin(self, federation: Federation, digest: str) -> None:
@@ -210,13 +226,56 @@ class Member:
     def make_keys(self) -> None:
         """Make this member's keys here, and the answer with their public halves."""
         name, key = self.kit.member, self.folder / _ROSTER_KEY
-        made = make_machine(key, name) if self.kit.role == MACHINE else make_helper(key, name, self.folder / _RECORD)
-        node = make_node_key(self.folder / _NODE_KEY).read_text(encoding="ascii").strip()
-        write_document(self.answer, Joining(self.terms.name, self.terms.digest, node, made.card).document)
+        if self.kit.role == MACHINE:
+            make_machine(key, name)
+        else:
+            make_helper(key, name, self.folder / _RECORD)
+        make_node_key(self.folder / _NODE_KEY)
+        write_document(self.answer, self.joining().document)
 
 
-def join(kit: Kit, folder: Path) -> Member:
-    """Make a member's new folder: its keys, its operator's file, and the answer for the coordinator."""
+_NO_USE = 0.999
+"""Chance of a best guess about a record, right so often, from which on noise counts as none."""
+
+
+def without_noise(kit: Kit) -> str:
+    """Return what a member would send without noise that protects, by its kit, in a sentence; "" if nothing.
+
+    Notes
+    -----
+    The policy of the machine decides, which is made as its node makes it from the same settings: what adds no noise, by
+    whatever setting, is found. Noise by which a best guess about one record is right in 99.9 of 100 cases counts as
+    none.
+    """
+    if kit.role != MACHINE:
+        return ""
+    terms = kit.terms
+    node = NodeConfig.from_mapping(terms.node_values(kit.member, _NOT_YET))
+    policy = node.proposed_policy(terms.records)
+    if policy.trust == "trusted-server" or policy.mechanism == NO_NOISE:
+        return (
+            "NO NOISE: by this kit the machine sends the server what it computes from its records without noise. "
+            "Whoever runs the server, or breaks into it, may learn single records."
+        )
+    right = NormalDist().cdf(node.mu / 2)
+    if policy.noise_quality != "exact" or right >= _NO_USE:
+        return (
+            f"HARDLY ANY NOISE: by this kit a run takes mu = {rounded_up(node.mu)}, at which a best guess about a "
+            f"record is right in up to {100 * right:.4g} % of cases. Whoever runs the server may learn single records."
+        )
+    return ""
+
+
+def join(kit: Kit, folder: Path, *, accept_no_noise: bool = False) -> Member:
+    """Make a member's new folder: its keys, its operator's file, and the answer for the coordinator.
+
+    ``accept_no_noise`` is the operator's own word, which no kit can give: without it, a kit by which anything would
+    leave without noise (:func:`without_noise`) is refused.
+    """
+    if (words := without_noise(kit)) and not accept_no_noise:
+        raise ConfigurationError(
+            f"Expected a kit by which everything leaves with noise, or --accept-no-noise, got another kit. {words}"
+        )
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:
@@ -241,6 +300,8 @@ def join(kit: Kit, folder: Path) -> Member:
 def cost_of_a_run(terms: Terms) -> str:
     """What a run takes of a machine's budgets by the proposed settings, in words."""
     mu = float(terms.settings["mu"])
+    if terms.settings.get("trust") == "trusted-server":
+        return f"mu = {rounded_up(mu)} towards all but the server, which sees everything"
     if not terms.sums:
         return f"mu = {rounded_up(mu)}"
     honest = int(terms.settings["min-honest"])

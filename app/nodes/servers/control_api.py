@@ -100,7 +100,8 @@ class Control:
         except httpx.HTTPError as error:
             raise ControlError(f"Expected the SuperLink to answer {command}, got: {error}.") from error
         if answer.status_code != httpx.codes.OK:
-            raise ControlError(f"Expected the SuperLink to take {command}, got HTTP {answer.status_code}.")
+            said = plain(answer.text)[:_LONGEST_WHY]
+            raise ControlError(f"Expected the SuperLink to take {command}, got HTTP {answer.status_code}: {said}.")
         return kind.FromString(answer.content)
 
 
@@ -126,7 +127,7 @@ class OwnServer:
         self._open: set[int] = set()
         self._finished: set[int] | None = None  # None before the first look: earlier ends are not this server's
         self._seen: tuple[int, int] = (0, 0)
-        self._next, self._tried, self._said = 0.0, float("-inf"), ""
+        self._next, self._tried, self._said, self._unregistered = 0.0, float("-inf"), "", ""
 
     def restarted(self) -> None:
         """Note that the SuperLink was started again: nodes may have to be registered again."""
@@ -142,8 +143,8 @@ class OwnServer:
             control = self._control()
             if changed is not None:
                 self._tried = now
-                self._register(control)
-                self._seen = changed
+                self._unregistered = _said_once(self._register(control), self._unregistered)
+                self._seen = self._seen if self._unregistered else changed
             if now >= self._next:
                 runs = control.runs()
                 # A database keeps every run for ever, and all of them are listed.
@@ -152,9 +153,8 @@ class OwnServer:
             self._said = ""
         except (MurmurflError, OSError, ValueError, KeyError) as error:
             self._next = now + _RUNS_EVERY_S
-            if str(error) != self._said:
-                logger.warning("This server could not look at its runs or register nodes: %s", error)
-            self._said = str(error)
+            problem = f"This server could not look at its runs or register nodes: {error}"
+            self._said = _said_once(problem, self._said)
 
     def _control(self) -> Control:
         certificate = Path(self._at.certificate).expanduser() if self._at.certificate else None
@@ -172,19 +172,33 @@ class OwnServer:
         now = (status.st_mtime_ns, status.st_ino)
         return now if now != self._seen and time.monotonic() - self._tried >= 1.0 else None
 
-    def _register(self, control: Control) -> None:
+    def _register(self, control: Control) -> str:
+        """Register accepted members' nodes and unregister those that have left; return what could not be done, or "".
+
+        A node that the SuperLink refuses holds up no other one.
+        """
         document = json.loads(self._members.read_text(encoding="utf-8")) if self._members else {}
         wanted = {node_key_bytes(one["node"]): _name(one) for one in document["members"]}
         left = {node_key_bytes(text) for text in document["left"]}
         known = {bytes(node.public_key): node.node_id for node in control.nodes()}
+        failed = []
         for key, name in wanted.items():
-            if key not in known:
-                control.register(key, name)
-                logger.info("Registered the node of %s.", name)
+            try:
+                if key not in known:
+                    control.register(key, name)
+                    logger.info("Registered the node of %s.", name)
+            except ControlError as error:
+                failed.append(f"{name} ({error})")
         for key, node in known.items():
-            if key in left and key not in wanted:
-                control.unregister(node)
-                logger.info("Unregistered a node that has left or has another key.")
+            try:
+                if key in left and key not in wanted:
+                    control.unregister(node)
+                    logger.info("Unregistered a node that has left or has another key.")
+            except ControlError as error:
+                failed.append(f"a node that has left ({error})")
+        if not failed:
+            return ""
+        return f"The SuperLink did not register or unregister every node: {'; '.join(failed)}"
 
     def _note_ends(self, runs: Mapping[int, Any]) -> None:
         open_before, finished_before = self._open, self._finished
@@ -200,6 +214,13 @@ class OwnServer:
     def _ended(self, number: int, end: str, details: str) -> None:
         self.ends[end] += 1
         self._journal.note("run-ended", run=number, end=end, why=plain(details)[:_LONGEST_WHY])
+
+
+def _said_once(problem: str, before: str) -> str:
+    """Log a problem unless it is the one before, and return it."""
+    if problem and problem != before:
+        logger.warning("%s", problem)
+    return problem
 
 
 def _name(joining: Mapping[str, Any]) -> str:

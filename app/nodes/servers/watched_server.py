@@ -339,6 +339,8 @@ class _Rounds:
         since = {name: getattr(now, name) - getattr(before, name) for name in counts}
         refused = sum(now.refused.values()) - sum(before.refused.values())
         since |= {"rounds": now.rounds - before.rounds, "refused": refused}
+        if now.run and since["rounds"] == 1:  # several may be of several runs
+            since["run"] = now.run
         self._journal.note("round", round=now.round, planned=now.planned, seconds=round(now.seconds), **since)
 
 

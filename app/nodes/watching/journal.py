@@ -57,7 +57,7 @@ FACTS: dict[str, frozenset[str]] = {
     "refused": frozenset({"run", "reason", "why", "session", "round"}),
     "run-ended": frozenset({"run", "end", "why"}),
     "round": frozenset(
-        {"round", "planned", "rounds", "asked", "aggregated", "lost", "late", "malformed", "refused", "seconds"}
+        {"run", "round", "planned", "rounds", "asked", "aggregated", "lost", "late", "malformed", "refused", "seconds"}
     ),
 }
 """Every kind of entry, and the facts that it may have.
@@ -65,7 +65,8 @@ FACTS: dict[str, frozenset[str]] = {
 ``connected``: the SuperLink has accepted the node. ``contact``: it has answered since, at most one every few seconds.
 ``turned-away``: it did not accept the node. ``disconnected`` without ``retry_s``: the SuperNode lost it and retries by
 itself. ``of`` names a side release: the ``mean`` of features, or an ``evaluation``. ``why`` is the fixed text of a
-refusal. ``round`` is a server's: one round has ended, or several since the last entry (``rounds``).
+refusal. ``round`` is a server's: one round of a ``run`` has ended, or several rounds since the last entry (``rounds``),
+perhaps of several runs.
 """
 
 
@@ -289,8 +290,9 @@ def _why(facts: Mapping[str, Any]) -> str:
 def _round(facts: Mapping[str, Any]) -> str:
     ended = f"Round {facts['round']}" if facts["rounds"] == 1 else f"{facts['rounds']} rounds, up to {facts['round']},"
     lacking = ", ".join(f"{facts[name]} {name}" for name in ("refused", "lost", "late", "malformed"))
+    run = f" of run {facts['run']}" if "run" in facts else ""
     return (
-        f"{ended} of {facts['planned']} ended: {facts['aggregated']} of {facts['asked']} aggregated, {lacking}; "
+        f"{ended} of {facts['planned']}{run} ended: {facts['aggregated']} of {facts['asked']} aggregated, {lacking}; "
         f"{facts['seconds']} s."
     )
 

@@ -94,8 +94,60 @@ def test_the_coordinators_status_says_what_its_runs_took_of_each_machine(here, m
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in invoke("status", "ours").splitlines()]
     found = {row[0]: row[-2:] for row in rows if row}
     assert found["machine-1"] == ["2", "mu 2.5 of 4"]
-    assert found["machine-2"] == ["1", ""], "a machine that trusted its server guarantees nothing by itself"
+    assert found["machine-2"] == ["1", "not stated"], "a machine that trusted its server guarantees nothing by itself"
     assert found["helper-1"] == ["", ""]
+
+
+def test_status_says_of_a_machine_that_was_off_at_a_runs_end_that_its_ledger_knows(here, monkeypatch):
+    invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS), "--in", "ours")
+    monkeypatch.setattr("murmurfl.app.nodes.servers.control_api.Control", Control)
+    monkeypatch.setenv("COLUMNS", "200")
+    result = simulate(num_clients=2, clients_per_round=2, num_rounds=1, batch_size=8, training_samples=100)
+    for name, said in (("first", ("machine-1",)), ("second", ())):
+        write_record(result, here / name)
+        outcome = json.loads((here / name / "result.json").read_text())
+        outcome["machines"] = {machine: {"mu-guaranteed": 1.5, "mu-budget": 4.0} for machine in said}
+        (here / name / "result.json").write_text(json.dumps(outcome))
+        asked = {"rounds": {"1": {"machine-1": 0, "machine-2": None}}, "streams": []}
+        (here / name / "machines.json").write_text(json.dumps(asked))
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in invoke("status", "ours").splitlines()]
+    found = {row[0]: row[-2:] for row in rows if row}
+    assert found["machine-1"] == ["2", "mu 1.5 of 4: off at the end of 1 run, which its own ledger has"]
+    assert found["machine-2"] == ["2", "not known: off at the end of 2 runs, which its own ledger has"]
+
+
+def test_accept_announces_replaced_keys_and_counts_that_it_wrote(here):
+    invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS))
+    old = Member.open(here / "machine-2").joining().fingerprint
+    invoke("renew", "machine-2")
+    said = invoke("accept", "machine-2/machine-2.answer")
+    new = Member.open(here / "machine-2").joining().fingerprint
+    assert f"changed   the keys of machine 'machine-2' are replaced: {old} before, {new} now" in said
+    assert "num-clients = 1, was 2" in invoke("leave", "machine-2", "--in", "ours")
+
+
+def test_the_first_line_of_a_join_without_noise_says_so_and_no_terminal_means_no(here):
+    quiet = ["--helpers", "0", "--set", "strategy=trusted-mu2", "--set", "trust=trusted-server"]
+    invoke("new", "open", *NEW[2:4], *NEW[6:], *quiet)
+    said = invoke("join", "open/kits/machine-1.kit", "--folder", "quiet", code=1)
+    assert said.startswith("NO NOISE: by this kit")
+    assert "--accept-no-noise" in said
+    assert not (here / "quiet").exists()
+    said = invoke("join", "open/kits/machine-1.kit", "--folder", "quiet", "--accept-no-noise")
+    assert said.startswith("NO NOISE: by this kit")
+    assert "mu = 2 towards all but the server" in said
+    assert "NO NOISE" not in invoke("join", "ours/kits/machine-1.kit", "--folder", "noisy")
+
+
+def test_a_terminal_asks_for_the_words_and_takes_no_other(here, monkeypatch):
+    quiet = ["--helpers", "0", "--set", "strategy=trusted-mu2", "--set", "trust=trusted-server"]
+    invoke("new", "open", *NEW[2:4], *NEW[6:], *quiet)
+    monkeypatch.setattr("murmurfl.app.commands.federation_command._is_terminal", lambda: True)
+    for typed, code in (("yes", 1), ("NO NOISE", 0)):
+        arguments = ["federation", "join", "open/kits/machine-1.kit", "--folder", "quiet"]
+        result = CliRunner().invoke(cli, arguments, input=f"{typed}\n")
+        assert result.exit_code == code, result.output
+        assert (here / "quiet").exists() == (not code)
 
 
 def test_a_member_does_not_start_without_a_server_or_a_digest(here):
@@ -152,7 +204,7 @@ def test_a_check_and_a_status_make_no_ledger_and_say_what_is_not_there(here, mon
     assert "the first start makes the ledger" in shown
     assert not (here / "machine-1" / "ledger.sqlite").exists()
     assert not (here / "machine-1" / "ledger.made").exists()
-    changed = Federation(federation.terms, None)
+    changed = Federation(federation.terms, ())
     monkeypatch.setattr(Member, "published", lambda self: changed)
     assert f"the server publishes {changed.digest}" in " ".join(invoke("status", "machine-1", code=1).split())
 

@@ -312,9 +312,10 @@ def test_a_node_reads_a_table_by_its_schema(tmp_path):
     assert (client.machine.num_samples, client.machine.num_parameters) == (6, 2 * (4 + 1))
 
 
-def test_a_function_of_ones_own_is_refused_as_data_of_a_real_node(tmp_path):
+@pytest.mark.parametrize("task", ["package.module:load", "schema.toml"])
+def test_neither_a_function_of_ones_own_nor_a_schema_is_data_of_a_real_node(task, tmp_path):
     with pytest.raises(ConfigurationError, match="Expected task to be a built-in one; data of one's own"):
-        made(tmp_path, task="package.module:load")
+        made(tmp_path, task=task)
 
 
 def context(node_config, run_config):
@@ -468,7 +469,7 @@ def test_reordered_rows_are_refused_and_new_rows_accepted(tmp_path):
     NodeConfig.read(path).client()
     for order in (np.arange(100)[::-1], np.roll(np.arange(100), 1)):
         save(order)
-        with pytest.raises(LedgerError, match=r"32 rows .* the data were rewritten"):
+        with pytest.raises(LedgerError, match=r"32 rows .* the data or their schema were changed"):
             NodeConfig.read(path).client()
     labels[3] = (labels[3] + 1) % 3
     save(np.arange(100))

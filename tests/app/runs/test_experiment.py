@@ -1,6 +1,7 @@
 """Whole runs on the in-process engine: accuracy one can believe, losses, presets, records."""
 
 import json
+import logging
 import math
 import os
 from dataclasses import replace
@@ -26,7 +27,7 @@ from murmurfl.app.runs.result import folder_for, write_record
 from murmurfl.app.runs.run_guarantees import expected_guarantee
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.runs.training_run import NoReleasesError, run_experiment
-from murmurfl.app.server_app import run_folder
+from murmurfl.app.server_app import naming, run_folder
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, protocol
 from murmurfl.privacy.mechanisms import best_decay
@@ -372,3 +373,14 @@ def test_any_other_name_is_a_folders(name, tmp_path):
     assert run_folder(RunConfig.from_mapping({"run-name": name, "out-dir": str(tmp_path)}), 1) == tmp_path / name
     with folder_for(tmp_path, name, "") as folder:
         assert folder.parent == tmp_path
+
+
+def test_every_line_of_a_run_names_it_while_it_lasts(caplog):
+    log = logging.getLogger("flwr")
+    with caplog.at_level("INFO", logger="flwr"):
+        with naming("50 % done"):
+            log.info("round %d", 3)
+            log.info("100 %")
+            log.info("")
+        log.info("round %d", 4)
+    assert caplog.messages == ["[50 % done] round 3", "[50 % done] 100 %", "", "round 4"]

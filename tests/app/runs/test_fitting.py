@@ -3,6 +3,7 @@
 import csv
 import json
 import pickle
+import re
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from murmurfl.app.data.table_task import ReadTable, held_out
 from murmurfl.app.models.trained_model import TrainedModel
 from murmurfl.app.runs import fitting
 from murmurfl.app.runs.fitting import fit_lines, is_useless
+from murmurfl.app.runs.model_card import card_text
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, LedgerError, derived_seed, gdp_mu
@@ -119,6 +121,16 @@ def test_card_of_a_rehearsal_has_no_epsilon_of_its_own(saved):
     assert card["would_have"]["epsilon"] == pytest.approx(8)
     text = (saved / "CARD.md").read_text()
     assert "nobody was protected" in " ".join(text.split())
+
+
+def test_a_card_shows_names_letter_by_letter_and_no_markup_of_theirs(saved):
+    card = json.loads((saved / "card.json").read_text())
+    card["data"] = {"table": "a_b.csv", "label": "<img src=x onerror=alert(1)>*bold* [a](b) `c`\n# Heading"}
+    text = card_text(card)
+    assert "<img" not in text
+    assert r"&lt;img src=x onerror=alert(1)&gt;\*bold\* \[a\](b) \`c\` # Heading" in " ".join(text.split())
+    assert r"a\_b.csv" in text
+    assert not re.search(r"(?m)^# Heading", text)
 
 
 def test_model_folder_has_no_figure_without_noise(saved):

@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import socket
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -182,7 +183,16 @@ def test_figures_outlive_a_run_and_go_on_with_the_next(tmp_path, monkeypatch):
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.delenv(FIGURES_VARIABLE, raising=False)
-    assert FigureFile.of_environment() is None
+    assert FigureFile.of_environment(None) is None
+
+
+def test_a_round_is_noted_with_flowers_number_of_its_run(tmp_path, monkeypatch):
+    monkeypatch.setenv(FIGURES_VARIABLE, str(tmp_path))
+    run = 2**63 + 7
+    FigureFile.of_environment(SimpleNamespace(run=SimpleNamespace(run_id=run))).note(REPORT, 7)
+    assert read_figures(tmp_path).run == run
+    FigureFile.of_environment(None).note(REPORT, 7)  # a grid that does not say
+    assert read_figures(tmp_path).run == 0
 
 
 def test_a_folder_that_cannot_be_written_to_disturbs_no_training(tmp_path, monkeypatch, caplog):

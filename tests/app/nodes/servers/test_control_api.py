@@ -105,6 +105,35 @@ def test_nodes_of_members_are_registered_and_those_that_left_are_not(tmp_path, m
     assert write(members[1:], members[:1]) == {b"registered by hand", second, third}
 
 
+def test_a_key_that_is_refused_holds_up_no_other_registration_and_is_said_once(tmp_path, monkeypatch, caplog):
+    keys = {name: make_node_key(tmp_path / name).read_text() for name in ("returned", "next", "gone")}
+    path = tmp_path / "members.json"
+
+    class Refusing(Control):
+        def register(self, public, name):
+            if public == node_key_bytes(keys["returned"]):
+                raise ControlError("Public key already in use")
+            super().register(public, name)
+
+        def unregister(self, node):
+            raise ControlError("No such node")
+
+    control = Refusing()
+    control.known = {7: node_key_bytes(keys["gone"])}
+    server = OwnServer(SuperLinkOptions.read(["--insecure"]), b"x" * 32, path, Journal())
+    monkeypatch.setattr(server, "_control", lambda: control)
+    members = [{"node": keys[name], "card": {"machine": name}} for name in ("returned", "next")]
+    path.write_text(json.dumps({"members": members, "left": [keys["gone"]]}))
+    control.said = {1: status(now="running")}
+    for _ in range(3):
+        look(server)
+    assert node_key_bytes(keys["next"]) in control.known.values()
+    assert caplog.text.count("did not register or unregister every node: returned (Public key already in use)") == 1
+    control.said = {1: status("completed")}
+    look(server)
+    assert server.ends["completed"] == 1, "runs are followed all the same"
+
+
 def test_calls_that_flower_refuses_again_and_again_are_one_line_of_ours_in_an_hour():
     now = [0.0]
     lines = SuperLinkLines(lambda: now[0])

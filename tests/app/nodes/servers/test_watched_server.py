@@ -53,6 +53,24 @@ def test_each_round_is_said_once_and_several_at_a_time_together(tmp_path, caplog
     ]
 
 
+def test_lines_of_two_trainings_say_of_which_run_a_round_is(tmp_path, caplog):
+    caplog.set_level("INFO")
+    journal = Journal()
+    journal.listen(EntryWriter())
+    first, second, rounds = FigureFile(tmp_path, 11), FigureFile(tmp_path, 22), _Rounds(tmp_path, journal)
+    for file in (first, second):
+        file.note(REPORT, 7)
+        rounds.look()
+    for file in (first, second):
+        file.note(REPORT, 7)
+    rounds.look()
+    assert [line.split(" ended")[0] for line in caplog.messages] == [
+        "Round 1 of 7 of run 11",
+        "Round 1 of 7 of run 22",
+        "2 rounds, up to 1, of 7",
+    ]
+
+
 def test_a_server_shows_the_counts_of_its_rounds(tmp_path):
     health = ServerHealth(lambda: True, lambda: 0.0)
     metrics = ServerMetrics(health, tmp_path, 1.0)
