@@ -118,6 +118,14 @@ def follow_contact(pipe: int, journal: Journal, superlink: str) -> threading.Thr
     return thread
 
 
+def no_core_dumps() -> None:
+    """Have this process and all that it starts leave no memory behind when they crash: there are keys in it."""
+    with suppress(ImportError):
+        import resource  # not everywhere
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def end_process(process: subprocess.Popen[Any]) -> None:
     """End a process: politely, and by force ten seconds later."""
     process.terminate()
@@ -289,14 +297,19 @@ def _put_gate(owners: Path | None) -> None:
     import uvicorn
 
     from .servers.gate import Gate, SuperLinkOptions, server_name
+    from .servers.limits import ConnectionLimits, raise_file_limit, server_context
+    from .servers.senders import flower_senders
 
     secret = bytes.fromhex(os.environ.pop(PROOF_VARIABLE, ""))  # no process started from here may inherit it
     certificate = SuperLinkOptions.read(sys.argv[1:]).certificate
     name, serve = server_name(Path(certificate) if certificate else None), uvicorn.run
     published = os.environ.get(PUBLISHED_VARIABLE)
+    files = raise_file_limit()
 
     def closed(app: Any, **options: Any) -> None:
-        serve(Gate(app, owners, name, secret, published=Path(published) if published else None), **options)
+        gate = Gate(app, owners, name, flower_senders(app), secret, published=Path(published) if published else None)
+        context = server_context(options.get("ssl_certfile"), options.get("ssl_keyfile"))
+        serve(gate, **{**options, **ConnectionLimits(files, context).options()})
 
     uvicorn.run = closed
 

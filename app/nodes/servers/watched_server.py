@@ -27,7 +27,15 @@ from ....strategies.rounds.observed import FIGURES_VARIABLE, ServerFigures, read
 from ...engines.loopback import executable, interrupts_as_keyboard_interrupt, without_proxy
 from .. import flower_process
 from ..connection import expiries
-from ..flower_process import PROOF_VARIABLE, PUBLISHED_VARIABLE, Pauses, end_process, follow_lines, open_process
+from ..flower_process import (
+    PROOF_VARIABLE,
+    PUBLISHED_VARIABLE,
+    Pauses,
+    end_process,
+    follow_lines,
+    no_core_dumps,
+    open_process,
+)
 from ..watching.health import (
     NOT_LISTENING,
     NOT_RUNNING,
@@ -82,6 +90,7 @@ def run_server(
     owners submit runs as this user, who can read the TLS key and the database, unless another user starts it
     (``--isolation process``). A new database gets mode 600; the log warns of one that others may read.
     """
+    no_core_dumps()
     at = SuperLinkOptions.read(options)
     at.check()
     server_name(Path(at.certificate) if at.certificate else None)

@@ -19,6 +19,7 @@ from murmurfl.app.nodes.servers.gate import (
     read_owners,
     server_name,
 )
+from murmurfl.app.nodes.servers.senders import UNREAD, Sender
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.permits import OwnerKey
 
@@ -37,21 +38,27 @@ def owners(tmp_path):
     return file
 
 
-def asked(owners, path, *headers, kind="http", server=SERVER, **options):
-    """The status of an answer, 0 from the other side; and its body."""
+async def nobody(path, headers):
+    return UNREAD
+
+
+def asked(owners, path, *headers, kind="http", server=SERVER, senders=nobody, body=None, **options):
+    """The status of an answer, 0 from the other side; and its body, or the request's from there."""
     sent = []
 
     async def behind(scope, receive, send):
-        await send({"type": "http.response.start", "status": 0})
+        read = await receive() if scope["type"] == "http" else {}
+        await send({"type": "http.response.start", "status": 0, "body": read.get("body")})
 
     async def receive():
-        raise AssertionError("a body was read")
+        assert body is not None, "a body was read"
+        return {"type": "http.request", "body": body}
 
     async def send(message):
         sent.append(message)
 
     scope = {"type": kind, "path": path, "headers": list(headers), "client": ("10.0.0.9", 1)}
-    asyncio.run(Gate(behind, owners, server, clock=lambda: NOW, **options)(scope, receive, send))
+    asyncio.run(Gate(behind, owners, server, senders, clock=lambda: NOW, **options)(scope, receive, send))
     return sent[0].get("status", sent[0]["type"]), sent[-1].get("body", b"")
 
 
@@ -141,7 +148,7 @@ def test_the_log_names_the_owner_and_is_not_filled_by_others(owners, caplog):
     asked(owners, f"{CONTROL}stop-run", bearer(LOGIN))
     assert caplog.messages == [f"{COMMANDED}Ana of the  clinic: stop-run"]
     caplog.clear()
-    closed = Gate(None, owners, SERVER, clock=lambda: NOW)
+    closed = Gate(None, owners, SERVER, nobody, clock=lambda: NOW)
 
     async def nothing(message=None):
         return message

@@ -1,0 +1,247 @@
+"""What strangers cost a real SuperLink behind the gate: its memory and its other clients stay as they were."""
+
+import os
+import resource
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
+from flwr.proto.message_pb2 import PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.error import ApiErrorCode
+from murmurfl.app.engines.loopback import free_port
+from murmurfl.app.nodes.connection import tls_context
+from murmurfl.app.nodes.diagnosis import FleetApi, passing_key
+from murmurfl.app.nodes.federation.keys_and_cards import make_node_key, make_server_certificates
+from murmurfl.app.nodes.flower_process import PROOF_VARIABLE, end_process
+from murmurfl.app.nodes.servers import limits
+from murmurfl.app.nodes.servers.control_api import Control, node_key_bytes
+from murmurfl.app.nodes.servers.gate import SuperLinkOptions, own_key, server_name
+
+FILES = 1024
+"""How many files the SuperLink may open: the usual default."""
+MIB = 1 << 20
+GROWTH = 192 * MIB
+"""What its memory may grow by; half a MiB for each of 256 connections of strangers, and the libraries' own caches."""
+STARTS_WITHIN_S, PATIENCE_S = 90.0, 10.0
+SECRET = bytes(range(32))
+
+
+@dataclass
+class SuperLink:
+    """A running SuperLink, and a node whose key it knows."""
+
+    process: subprocess.Popen
+    port: int
+    authority: Path
+    key: object
+
+    def memory(self):
+        """Resident memory, in bytes."""
+        (line,) = [one for one in Path(f"/proc/{self.process.pid}/status").read_text().splitlines() if "VmRSS" in one]
+        return int(line.split()[1]) * 1024
+
+    def plain(self):
+        return socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
+
+    def connect(self):
+        context = ssl.create_default_context(cafile=self.authority)
+        return context.wrap_socket(self.plain(), server_hostname="127.0.0.1")
+
+    def client(self):
+        return httpx.Client(verify=tls_context(self.authority), timeout=PATIENCE_S, trust_env=False)
+
+    def fleet(self, client, key=None):
+        return FleetApi(client, f"https://127.0.0.1:{self.port}", key or self.key)
+
+    def serves(self):
+        """Whether a stranger's question about its health and a known node are answered as ever."""
+        with self.client() as client:
+            health = client.get(f"https://127.0.0.1:{self.port}/health").status_code
+            known = self.fleet(client).may_begin(time.time()).code
+            unknown = self.fleet(client, passing_key()).may_begin(time.time()).code
+        codes = ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL, ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
+        return (health, known, unknown) == (200, *codes)
+
+
+@pytest.fixture(scope="module")
+def superlink(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("strangers")
+    made, port = make_server_certificates(folder), free_port()
+    secret = folder / "secret"
+    secret.write_bytes(SECRET)
+    options = ["--ssl-ca-certfile", made.authority, "--ssl-certfile", made.certificate, "--ssl-keyfile", made.key]
+    options += ["--enable-supernode-auth", "--database", folder / "superlink.db", "--host", "127.0.0.1"]
+    options += ["--port", port, "--isolation", "process", "--superexec-auth-secret-file", secret]
+    command = [sys.executable, "-P", "-m", "murmurfl.app.nodes.flower_process", "superlink", os.getpid(), "-", *options]
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(folder)}
+    environment = {**os.environ, **quiet, PROOF_VARIABLE: SECRET.hex()}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            list(map(str, command)),
+            env=environment,
+            stdout=log,
+            stderr=log,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES)),
+        )
+    try:
+        options_read = SuperLinkOptions.read(list(map(str, options)))
+        limit = time.monotonic() + STARTS_WITHIN_S
+        while not options_read.answers():
+            assert process.poll() is None and time.monotonic() < limit, (folder / "log").read_text()
+            time.sleep(0.1)
+        private = folder / "node"
+        public = make_node_key(private)
+        control = Control(f"127.0.0.1:{port}", made.authority, server_name(made.certificate), own_key(SECRET))
+        control.register(node_key_bytes(public.read_text()), "node")
+        found = SuperLink(process, port, made.authority, load_ssh_private_key(private.read_bytes(), None))
+        assert found.serves()
+        yield found
+    finally:
+        end_process(process)
+
+
+@contextmanager
+def costs_nothing(superlink):
+    """Fail unless the SuperLink serves others during the block and afterwards, and its memory stays."""
+    before = superlink.memory()
+    yield
+    assert superlink.serves()
+    assert superlink.memory() - before < GROWTH
+
+
+def request(path, *headers, method="POST"):
+    lines = [f"{method} {path} HTTP/1.1", "host: x", "content-type: application/protobuf", *headers]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def sent(connection, head, body, most):
+    """How many bytes of a body went out before the other side hung up, and what it said."""
+    count, said = 0, b""
+    with suppress(OSError):
+        connection.sendall(head)
+        for part in body:
+            if count >= most:
+                break
+            connection.sendall(part)
+            count += len(part)
+    with suppress(OSError):
+        said = connection.recv(4096)
+    return count, said
+
+
+PATHS = ("/v1/fleet/push-object", "/v1/fleet/activate-node", "/v1/runtime/push-object", "/v1/control/start-run")
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/v1/runtime/acquire-task", "/health", "/federation/x", "/"])
+@pytest.mark.parametrize("framing", ["content-length", "chunked"])
+def test_a_large_body_from_a_stranger_is_refused_early(superlink, path, framing):
+    part, most = bytes(64 << 10), 300 * MIB
+    with costs_nothing(superlink), superlink.connect() as connection:
+        if framing == "chunked":
+            head, chunk = request(path, "transfer-encoding: chunked"), b"10000\r\n" + part + b"\r\n"
+        else:
+            head, chunk = request(path, f"content-length: {most}"), part
+        count, said = sent(connection, head, iter(lambda: chunk, None), most)
+        assert superlink.serves()
+    assert count < 8 * MIB, said
+
+
+def test_many_empty_messages_are_not_parsed(superlink):
+    # Each of its two bytes is a message of its own to the parser: 64 MiB of them are 1.6 GB.
+    body = b"\x0a\x00" * (32 << 10)
+    with costs_nothing(superlink), superlink.connect() as connection:
+        head = request("/v1/fleet/push-messages", f"content-length: {64 * MIB}")
+        count, said = sent(connection, head, iter(lambda: body, None), 64 * MIB)
+    assert count < 8 * MIB, said
+
+
+@contextmanager
+def held(superlink, number, start, secured):
+    """So many connections that say ``start`` and no more, at once; how many are still open in the end."""
+    with ExitStack() as stack:
+        connections = []
+        for _ in range(number):
+            with suppress(OSError):
+                connection = stack.enter_context(superlink.connect() if secured else superlink.plain())
+                connection.sendall(start)
+                connections.append(connection)
+        yield connections
+
+
+def is_open(connection):
+    connection.settimeout(0.0)
+    try:
+        return bool(connection.recv(1))
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return True
+    except OSError:
+        return False
+
+
+HELLO = b"\x16\x03\x01\x02\x00\x01"  # the first bytes of a handshake
+STARTS = {
+    "nothing said": (b"", False),
+    "half a handshake": (HELLO, False),
+    "half a head": (b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\n", True),
+    "half a body": (request("/v1/fleet/activate-node", "content-length: 4000") + b"\x0a", True),
+}
+
+
+@pytest.mark.parametrize("what", STARTS)
+def test_a_thousand_half_open_connections_shut_nobody_out(superlink, what):
+    start, secured = STARTS[what]
+    with costs_nothing(superlink), held(superlink, 1002, start, secured) as connections:
+        assert superlink.serves()
+        assert superlink.process.poll() is None
+        assert sum(map(is_open, connections)) <= limits.UNKNOWN_PER_ADDRESS
+
+
+@pytest.mark.parametrize("what", STARTS)
+def test_a_connection_that_never_goes_on_is_closed(superlink, what):
+    start, secured = STARTS[what]
+    with held(superlink, 1, start, secured) as (connection,):
+        connection.settimeout(limits.UNKNOWN_S + PATIENCE_S)
+        with suppress(ConnectionResetError):
+            assert connection.recv(4096) == b""
+
+
+def test_a_head_that_comes_byte_by_byte_ends(superlink):
+    with held(superlink, 1, b"GET /health HTTP/1.1\r\n", True) as (connection,), pytest.raises(OSError):
+        limit = time.monotonic() + limits.UNKNOWN_S + PATIENCE_S
+        while time.monotonic() < limit:
+            connection.sendall(b"a")
+            time.sleep(0.2)
+
+
+def test_huge_headers_are_refused(superlink):
+    with costs_nothing(superlink), superlink.connect() as connection:
+        line = b"x-long: " + b"a" * (4 << 10) + b"\r\n"
+        count, said = sent(connection, b"POST /v1/fleet/pull-messages HTTP/1.1\r\n", iter(lambda: line, None), 64 * MIB)
+    assert count < 8 * MIB
+    assert not said or said.startswith(b"HTTP/1.1 400")
+
+
+def test_requests_in_one_row_are_answered_one_after_the_other(superlink):
+    # Nobody reads the answers, so the server stops reading too.
+    many = request("/federation/x", method="GET") * 200
+    with costs_nothing(superlink), superlink.connect() as connection:
+        connection.settimeout(1.0)
+        sent(connection, b"", iter(lambda: many, None), 64 * MIB)
+        assert superlink.serves()
+
+
+def test_a_websocket_is_no_way_in(superlink):
+    upgrade = "connection: upgrade", "upgrade: websocket", "sec-websocket-version: 13", "sec-websocket-key: AAAA"
+    with superlink.connect() as connection:
+        connection.sendall(request("/v1/control/list-runs", *upgrade, method="GET"))
+        assert connection.recv(4096).startswith(b"HTTP/1.1 403")
