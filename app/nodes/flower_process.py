@@ -297,17 +297,24 @@ def _put_gate(owners: Path | None) -> None:
     import uvicorn
 
     from .servers.gate import Gate, SuperLinkOptions, server_name
-    from .servers.limits import ConnectionLimits, raise_file_limit, server_context
+    from .servers.limits import (
+        LARGEST_REPLY_VARIABLE,
+        ConnectionLimits,
+        largest_reply,
+        raise_file_limit,
+        server_context,
+    )
     from .servers.senders import flower_senders
 
     secret = bytes.fromhex(os.environ.pop(PROOF_VARIABLE, ""))  # no process started from here may inherit it
     certificate = SuperLinkOptions.read(sys.argv[1:]).certificate
     name, serve = server_name(Path(certificate) if certificate else None), uvicorn.run
     published = os.environ.get(PUBLISHED_VARIABLE)
-    files = raise_file_limit()
+    files, reply = raise_file_limit(), largest_reply(os.environ.get(LARGEST_REPLY_VARIABLE))
 
     def closed(app: Any, **options: Any) -> None:
-        gate = Gate(app, owners, name, flower_senders(app), secret, published=Path(published) if published else None)
+        folder = Path(published) if published else None
+        gate = Gate(app, owners, name, flower_senders(app), secret, published=folder, largest_reply=reply)
         context = server_context(options.get("ssl_certfile"), options.get("ssl_keyfile"))
         serve(gate, **{**options, **ConnectionLimits(files, context).options()})
 

@@ -32,8 +32,20 @@ from ....privacy import ConfigurationError
 from ....privacy.files import exposure
 from ....privacy.permits import OwnerKey, PermitError, public_owner_key, verified_login
 from ..watching.journal import plain
-from .limits import LARGEST_BODY, BodyLimits, Message, Receive, RefusedError, received, request_of_unknown
-from .senders import FLEET, RUNTIME, UNREAD, Headers, Sender, Senders
+from .limits import (
+    LARGEST_BODY,
+    UNKNOWN_S,
+    BodyLimits,
+    Message,
+    Receive,
+    RefusedError,
+    UploadLimits,
+    received,
+    request_of_unknown,
+)
+
+FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
+"""Paths of nodes; paths of runs' processes."""
 
 CONTROL, OPEN_PATHS, HEALTH = "/v1/control/", (FLEET, RUNTIME), "/health"
 """Paths for owners only; paths for a node's key or the token of a run's process; a path for all."""
@@ -56,6 +68,27 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SAY_AGAIN_S = 10.0
 _LARGEST_LIST = 1 << 20
 _LONGEST_NAME = 64
+
+UPLOAD, FETCH = f"{FLEET}push-object", f"{FLEET}pull-messages"
+"""The call by which a node sends a part of a reply; the call by which it gets a message."""
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Who sends a request, and how much of it is read."""
+
+    name: bytes  # SHA-256 of a node's key, a task's token or an owner's key; empty if unknown
+    largest_body: int  # 0: it is not read, and Flower gets an empty one
+    seconds: float | None  # for the whole request; None if it may last
+
+
+Senders = Callable[[str, Headers], Awaitable[Sender | None]]
+"""Who sends a request with this path and these headers; None if it is answered in Flower's place."""
+
+UNREAD = Sender(b"", 0, UNKNOWN_S)
+"""A sender whose request needs no body."""
 
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
@@ -140,7 +173,8 @@ class Gate:
     until it ends.
 
     No body is read before the sender is known, but for the few kilobytes by which a node or a run's process introduces
-    itself. Bodies of known senders are bounded (:class:`~.limits.BodyLimits`).
+    itself. Bodies of known senders are bounded (:class:`~.limits.BodyLimits`), and so is what nodes upload, by
+    ``largest_reply`` bytes a message (:class:`~.limits.UploadLimits`).
     """
 
     def __init__(
@@ -152,11 +186,12 @@ class Gate:
         secret: bytes = b"",
         clock: Callable[[], float] = time.time,
         published: Path | None = None,
+        largest_reply: int = 1 << 30,
     ) -> None:
         self._application, self._owners, self._server, self._clock = application, owners, server, clock
         self._secret, self._published, self._senders = secret, published, senders
         self._own = own_key(secret).public if secret else b""
-        self._bodies = BodyLimits()
+        self._bodies, self._uploads = BodyLimits(), UploadLimits(largest_reply)
         self._known: dict[bytes, str] = {}
         self._seen: tuple[int, ...] = ()
         self._said_at = float("-inf")
@@ -199,9 +234,26 @@ class Gate:
             return
         try:
             async with self._bodies.body(receive, scope["headers"], sender.name, sender.largest_body) as body:
+                if scope["path"] == UPLOAD:
+                    self._uploads.take(sender.name, len(body))
+                elif scope["path"] == FETCH:
+                    send = self._noting_messages(sender.name, send)
                 await self._application(scope, received(body, receive), send)
         except RefusedError as refused:
             await _refuse(send, refused)
+
+    def _noting_messages(self, node: bytes, send: Send) -> Send:
+        """Note when an answer has a message in it; without one it is empty."""
+        noted = False
+
+        async def noting(message: Message) -> None:
+            nonlocal noted
+            if not noted and message.get("body"):
+                self._uploads.asked(node)
+                noted = True
+            await send(message)
+
+        return noting
 
     async def _sender(self, path: str, headers: Headers) -> Sender | None:
         """Who sends a request; raise without an owner's login where one is needed."""

@@ -19,13 +19,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, cast
-
-from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
+from typing import TYPE_CHECKING, Any, cast
 
 from ....privacy import ConfigurationError
+
+if TYPE_CHECKING:
+    from uvicorn.config import Config
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+    from uvicorn.server import ServerState
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -45,7 +46,7 @@ KNOWN_PER_SENDER = 32
 
 _BACKLOG = 128  # accepted at once, before the first is counted
 _OTHER_FILES = 64  # database, logs, pipes
-_MOST_FILES, _FEW_FILES, _LEAST_FILES = 1 << 16, 1024, 768
+_MOST_FILES, _LEAST_FILES = 1 << 16, 768
 _TLS_GOODBYE_S = 5.0
 _SAY_AGAIN_S = 60.0
 
@@ -71,17 +72,11 @@ def raise_file_limit() -> int:
             f"Expected at least {_LEAST_FILES} open files to be allowed, got {wanted}: raise the hard limit with "
             "`ulimit -n`, or LimitNOFILE= in the unit."
         )
-    if wanted < _FEW_FILES:
-        logger.warning(
-            "Only %d files may be open, so %d connections of nodes: raise the hard limit with `ulimit -n`, or "
-            "LimitNOFILE= in the unit.",
-            wanted,
-            _known_connections(wanted),
-        )
     return wanted
 
 
-def _known_connections(files: int) -> int:
+def known_connections(files: int) -> int:
+    """How many connections of known senders fit into so many open files."""
     return files - UNKNOWN - 2 * _BACKLOG - _OTHER_FILES
 
 
@@ -104,7 +99,7 @@ class ConnectionLimits:
 
     def __init__(self, files: int, context: ssl.SSLContext | None = None) -> None:
         self.context = context
-        self._most_known = _known_connections(files)
+        self._most_known = known_connections(files)
         self._unknown: dict[Connection, None] = {}  # the oldest first
         self._addresses: Counter[str] = Counter()
         self._senders: Counter[bytes] = Counter()
@@ -112,6 +107,7 @@ class ConnectionLimits:
 
     def options(self) -> dict[str, Any]:
         """Options of ``uvicorn.run`` under which these limits hold."""
+        from uvicorn.protocols.http.h11_impl import H11Protocol  # for whoever serves only
 
         def connection(
             config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None
@@ -332,6 +328,10 @@ LARGEST_INTRODUCTION = 4 << 10
 LARGEST_OF_TASK = 1 << 30
 """Bytes of a call by the process of a run, which has an owner's code."""
 
+LARGEST_REPLY_VARIABLE = "MURMURFL_LARGEST_REPLY_MIB"
+"""Environment variable of a server: the size of a node's reply in MiB, if not 1,024."""
+
+_LARGEST_REPLY, _REPLIES_SAVED, _LARGEST_SETTING = 1 << 30, 4, 1 << 20
 _SMALL = 64 << 10  # uvicorn holds as much anyway
 _ALL_BODIES, _BODIES_OF_SENDER = 8 * LARGEST_BODY, 2 * LARGEST_BODY
 _TURN_S = 20.0  # Flower's SuperNode waits for 30 s
@@ -372,11 +372,11 @@ class BodyLimits:
             yield b""
             return
         if size <= _SMALL or largest == LARGEST_OF_TASK:
-            yield await _read(receive, largest)
+            yield await _read(receive, size)
             return
         await self._take(sender, size)
         try:
-            yield await _read(receive, largest)
+            yield await _read(receive, size)
         finally:
             async with self._changed:
                 self._held[sender] -= size
@@ -396,14 +396,57 @@ class BodyLimits:
             raise RefusedError(503, "Too much is being uploaded; try again.") from None
 
 
+class UploadLimits:
+    """Bounds what a node uploads: ``largest_reply`` bytes for each message that it was sent, saved up for a few.
+
+    A member that is asked once cannot fill the server's disk. Parts that are sent again after a failure count again.
+    """
+
+    def __init__(self, largest_reply: int) -> None:
+        self._largest = largest_reply
+        self._left: dict[bytes, int] = {}
+
+    def asked(self, node: bytes) -> None:
+        """Note that a message was sent to a node."""
+        left = self._left.get(node, self._largest)
+        self._left[node] = min(left + self._largest, _REPLIES_SAVED * self._largest)
+
+    def take(self, node: bytes, size: int) -> None:
+        """Count an upload.
+
+        Raises
+        ------
+        RefusedError
+            If the node has uploaded too much.
+        """
+        left = self._left.get(node, self._largest)
+        if size > left:
+            raise RefusedError(
+                413,
+                f"Expected a reply of at most {self._largest >> 20} MiB, got a larger one: its server sets another "
+                f"limit with {LARGEST_REPLY_VARIABLE}.",
+            )
+        self._left[node] = left - size
+
+
+def largest_reply(named: str | None) -> int:
+    """Bytes of a reply by the environment's variable, or by default."""
+    if named is None:
+        return _LARGEST_REPLY
+    if not named.isdecimal() or not 0 < int(named) <= _LARGEST_SETTING:
+        raise ConfigurationError(
+            f"Expected {LARGEST_REPLY_VARIABLE} to be MiB, a whole number from 1 to {_LARGEST_SETTING}, got {named!r}."
+        )
+    return int(named) << 20
+
+
 def _declared(headers: Sequence[tuple[bytes, bytes]], largest: int) -> int:
     """The size of a body by its headers; the largest possible if they do not say."""
-    told = [value for name, value in headers if name.lower() == b"content-length"]
-    if not told:
-        chunked = any(name.lower() == b"transfer-encoding" for name, _ in headers)
-        return largest if chunked else 0
+    if any(name.lower() == b"transfer-encoding" for name, _ in headers):
+        return largest
+    told = [value for name, value in headers if name.lower() == b"content-length"] or [b"0"]
     with suppress(ValueError):
-        if (size := int(told[0])) <= largest:
+        if len(told) == 1 and 0 <= (size := int(told[0])) <= largest:
             return size
     raise RefusedError(413, f"Expected a request of at most {largest} bytes, got a larger one.")
 

@@ -10,8 +10,6 @@ import asyncio
 import binascii
 import hashlib
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -26,36 +24,15 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
+from .gate import FLEET, RUNTIME, UNREAD, UPLOAD, Headers, Sender, Senders
 from .limits import LARGEST_BODY, LARGEST_CALL, LARGEST_INTRODUCTION, LARGEST_OF_TASK, NODE_S, UNKNOWN_S
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
-"""Paths of nodes; paths of runs' processes."""
-
 _INTRODUCTIONS = frozenset({f"{FLEET}register-node", f"{FLEET}activate-node", f"{RUNTIME}acquire-task"})
 """Calls of senders who may be unknown. They are small, and Flower answers them as it answers anybody."""
-_UPLOAD = f"{FLEET}push-object"
-
-Headers = Sequence[tuple[bytes, bytes]]
-
-
-@dataclass(frozen=True)
-class Sender:
-    """Who sends a request, and how much of it is read."""
-
-    name: bytes  # SHA-256 of a node's key, a task's token or an owner's key; empty if unknown
-    largest_body: int  # 0: it is not read, and Flower gets an empty one
-    seconds: float | None  # for the whole request; None if it may last
-
-
-Senders = Callable[[str, Headers], Awaitable[Sender | None]]
-"""Who sends a request with this path and these headers; None if it is answered in Flower's place."""
-
 _STRANGER = Sender(b"", LARGEST_INTRODUCTION, UNKNOWN_S)
-UNREAD = Sender(b"", 0, UNKNOWN_S)
-"""A sender whose request needs no body."""
 
 
 def flower_senders(application: FastAPI) -> Senders:
@@ -91,7 +68,7 @@ def _node(application: FastAPI, path: str, headers: Headers) -> Sender | None:
             return None
     except (KeyError, ValueError, TypeError, binascii.Error, UnsupportedAlgorithm):
         return None
-    return Sender(_name(key), _largest_object() if path == _UPLOAD else LARGEST_CALL, NODE_S)
+    return Sender(_name(key), _largest_object() if path == UPLOAD else LARGEST_CALL, NODE_S)
 
 
 def _largest_object() -> int:

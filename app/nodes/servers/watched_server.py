@@ -50,12 +50,14 @@ from ..watching.health import (
 from ..watching.journal import SAY_AGAIN_S, Journal, flower_line
 from .control_api import OwnServer
 from .gate import COMMANDED, OURSELVES, SuperLinkOptions, read_owners, server_name
+from .limits import LARGEST_REPLY_VARIABLE, known_connections, largest_reply, raise_file_limit
 
 logger = logging.getLogger(__name__)
 
 
 _LOOK_EVERY_S = 1.0
 _LOOK_AT_FIRST_S = 0.1
+_FEW_FILES = 1024
 _DATABASE = "a SuperLink's database"
 _READS = re.compile(r": (list|get|show|stream|pull)-[^:]*$")
 _WEB_SERVER = re.compile(r"\S+Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) (\[.*)")
@@ -93,6 +95,14 @@ def run_server(
     no_core_dumps()
     at = SuperLinkOptions.read(options)
     at.check()
+    files, _ = raise_file_limit(), largest_reply(os.environ.get(LARGEST_REPLY_VARIABLE))
+    if files < _FEW_FILES:
+        logger.warning(
+            "Only %d files may be open, so %d connections of nodes: raise the hard limit with `ulimit -n`, or "
+            "LimitNOFILE= in the unit.",
+            files,
+            known_connections(files),
+        )
     server_name(Path(at.certificate) if at.certificate else None)
     if owners is None or not read_owners(owners):
         logger.warning("Nobody may submit, stop or read runs or register nodes: name owners with --owners FILE.")
@@ -282,6 +292,7 @@ _CALLS = {
     "2001": "a node's key is not registered",
     "2004": "a node that was cut off is back before its last session has ended, within a minute, or its key is unknown",
     "2007": "a node answers a run that has ended",
+    "OperationalError": "its database (--database) cannot be written: look at the disk that it is on (`df`), make room",
 }
 _MOST_CALLS = 1000
 

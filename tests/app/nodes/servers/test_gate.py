@@ -12,6 +12,7 @@ from murmurfl.app.nodes.servers.gate import (
     COMMANDED,
     CONTROL,
     PUBLISHED,
+    UNREAD,
     Gate,
     SuperLinkOptions,
     name_of,
@@ -19,7 +20,6 @@ from murmurfl.app.nodes.servers.gate import (
     read_owners,
     server_name,
 )
-from murmurfl.app.nodes.servers.senders import UNREAD, Sender
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.permits import OwnerKey
 

@@ -14,9 +14,6 @@ from pathlib import Path
 import httpx
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
-from flwr.proto.message_pb2 import PushObjectRequest
-from flwr.proto.node_pb2 import Node
 from flwr.supercore.error import ApiErrorCode
 from murmurfl.app.engines.loopback import free_port
 from murmurfl.app.nodes.connection import tls_context
@@ -97,7 +94,8 @@ def superlink(tmp_path_factory):
         options_read = SuperLinkOptions.read(list(map(str, options)))
         limit = time.monotonic() + STARTS_WITHIN_S
         while not options_read.answers():
-            assert process.poll() is None and time.monotonic() < limit, (folder / "log").read_text()
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < limit
             time.sleep(0.1)
         private = folder / "node"
         public = make_node_key(private)
