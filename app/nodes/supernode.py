@@ -26,8 +26,14 @@ from ...clients.sums_helper import helper_app
 from ..engines.loopback import free_port, interrupts_as_keyboard_interrupt, without_proxy
 from .connection import Connection
 from .diagnosis import Reconnecting
-from .executor import LocalExecutor, environment_of_large_blocks, give_back_large_blocks
-from .flower_process import end_process, followed, no_core_dumps
+from .executor import LocalExecutor
+from .flower_process import (
+    end_process,
+    environment_of_large_blocks,
+    followed,
+    give_back_large_blocks,
+    no_core_dumps,
+)
 from .node_app import OwnNode, describe_helper, machine_of
 from .node_config import HelperConfig, NodeConfig
 from .taken_runs import TakenRuns, taking

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import ipaddress
 import logging
 import ssl
 import time
+import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -48,6 +50,7 @@ _BACKLOG = 128  # accepted at once, before the first is counted
 _OTHER_FILES = 64  # database, logs, pipes
 _MOST_FILES, _LEAST_FILES = 1 << 16, 768
 _TLS_GOODBYE_S = 5.0
+_MUCH, _COLLECT_AFTER_S = 32 << 20, 0.1
 _SAY_AGAIN_S = 60.0
 
 
@@ -78,6 +81,30 @@ def raise_file_limit() -> int:
 def known_connections(files: int) -> int:
     """How many connections of known senders fit into so many open files."""
     return files - UNKNOWN - 2 * _BACKLOG - _OTHER_FILES
+
+
+class Garbage:
+    """Collects garbage once there may be much of it.
+
+    An exception that ends a request holds its body in a cycle: megabytes that Python, which counts objects and not
+    bytes, would keep for long.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    @staticmethod
+    def freeze() -> None:
+        """Leave out what there is now, which stays: collecting the rest takes milliseconds."""
+        gc.collect()
+        gc.freeze()
+
+    def add(self, size: int) -> None:
+        """Note that so many bytes may be garbage soon."""
+        self._bytes += size
+        if self._bytes >= _MUCH:
+            self._bytes = 0
+            asyncio.get_running_loop().call_later(_COLLECT_AFTER_S, gc.collect)
 
 
 def server_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
@@ -208,6 +235,8 @@ class Connection(asyncio.Protocol):
 
     async def _secure(self, transport: asyncio.Transport) -> None:
         loop = asyncio.get_running_loop()
+        if transport.is_closing():  # displaced before it began
+            return
         try:
             secured = await loop.start_tls(
                 transport,
@@ -217,15 +246,15 @@ class Connection(asyncio.Protocol):
                 ssl_handshake_timeout=UNKNOWN_S,
                 ssl_shutdown_timeout=_TLS_GOODBYE_S,
             )
-        except (OSError, asyncio.CancelledError):  # an SSLError is an OSError
+        except (OSError, asyncio.CancelledError) as error:  # an SSLError is an OSError
+            traceback.clear_frames(error.__traceback__)  # they hold TLS's buffers until garbage is collected
+            secured = None
+        if secured is None or secured.is_closing():  # asyncio tells nobody
             self.abort()
             self.connection_lost(None)
             return
         self._server.connections.discard(self)  # type: ignore[arg-type]
-        if secured is None or secured.is_closing():
-            self.abort()
-        else:
-            self._serve(secured)
+        self._serve(secured)
 
     def _serve(self, transport: asyncio.Transport) -> None:
         self._serving = True
@@ -260,6 +289,8 @@ class Connection(asyncio.Protocol):
         if self._serving:
             self._serving = False
             self._http.connection_lost(exc)
+        self._transport = None
+        self._context.run(CONNECTION.set, None)  # or buffers would stay until garbage is collected
 
     # Of the gate and the server.
 
@@ -353,7 +384,7 @@ class BodyLimits:
     """
 
     def __init__(self) -> None:
-        self._changed = asyncio.Condition()
+        self._changed, self._garbage = asyncio.Condition(), Garbage()
         self._held: Counter[bytes] = Counter()
 
     @asynccontextmanager
@@ -382,6 +413,7 @@ class BodyLimits:
                 self._held[sender] -= size
                 self._held += Counter()
                 self._changed.notify_all()
+            self._garbage.add(size)
 
     async def _take(self, sender: bytes, size: int) -> None:
         def fits() -> bool:
@@ -474,13 +506,11 @@ async def _read(receive: Receive, largest: int) -> bytes:
 
 def received(body: bytes, receive: Receive) -> Receive:
     """Return what an application calls to get a body that was read already, and then what comes after it."""
-    first = True
+    left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
-        nonlocal first
-        if first:
-            first = False
-            return {"type": "http.request", "body": body, "more_body": False}
+        if left:
+            return left.pop()  # it is not needed here any more
         # What an application that waits for the end must not see: a body that nobody reads.
         while (message := await receive())["type"] == "http.request":
             pass

@@ -9,8 +9,10 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
+import httpx
 import pytest
 import uvicorn
+from murmurfl.app.nodes.connection import tls_context
 from murmurfl.app.nodes.servers import limits
 from murmurfl.app.nodes.servers.limits import (
     KNOWN_PER_SENDER,
@@ -25,6 +27,8 @@ from murmurfl.app.nodes.servers.limits import (
     request_of_unknown,
 )
 from murmurfl.privacy import ConfigurationError
+
+from tests.harness.loopback_servers import Authority
 
 MIB = 1 << 20
 
@@ -119,10 +123,10 @@ def test_addresses_that_one_customer_has_count_together(peer, network):
 
 
 @contextmanager
-def serving(application, monkeypatch, seconds):
+def serving(application, monkeypatch, seconds, context=None):
     """uvicorn within the limits, in a thread; its port."""
     monkeypatch.setattr(limits, "UNKNOWN_S", seconds)
-    made = ConnectionLimits(1024)
+    made = ConnectionLimits(1024, context)
     server = uvicorn.Server(uvicorn.Config(application, port=0, log_config=None, lifespan="off", **made.options()))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -162,6 +166,35 @@ def test_a_stranger_has_little_time(monkeypatch, what):
         with suppress(ConnectionResetError):
             while connection.recv(4096):
                 pass
+
+
+@pytest.mark.parametrize("start", [b"", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n"])
+def test_half_a_handshake_ends_and_a_whole_one_is_answered(monkeypatch, tmp_path, start):
+    authority = Authority(tmp_path)
+    with serving(answers, monkeypatch, 1.0, authority.context()) as port:
+        with socket.create_connection(("127.0.0.1", port), 10) as connection:
+            connection.sendall(start)
+            with suppress(ConnectionResetError):
+                while connection.recv(4096):
+                    pass
+        answer = httpx.get(f"https://127.0.0.1:{port}/", verify=tls_context(authority.path), trust_env=False)
+    assert answer.text == "ok"
+
+
+def test_a_head_that_comes_byte_by_byte_ends(monkeypatch):
+    with serving(answers, monkeypatch, 0.5) as port, socket.create_connection(("127.0.0.1", port), 10) as connection:
+        assert dripped(connection, 1000) < 1000
+
+
+def dripped(connection, most):
+    """How many bytes are taken, one every 10 ms."""
+    for number in range(most):
+        try:
+            connection.sendall(b"a")
+        except OSError:
+            return number
+        time.sleep(0.01)
+    return most
 
 
 def test_a_known_sender_has_the_time_it_is_given(monkeypatch):
