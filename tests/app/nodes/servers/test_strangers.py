@@ -6,6 +6,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
@@ -26,20 +27,23 @@ from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from murmurfl.app.engines.loopback import free_port
-from murmurfl.app.nodes.connection import tls_context
-from murmurfl.app.nodes.diagnosis import FleetApi, passing_key
+from murmurfl.app.nodes.connection import Connection, tls_context
+from murmurfl.app.nodes.diagnosis import FleetApi, diagnose, passing_key
 from murmurfl.app.nodes.federation.keys_and_cards import make_node_key, make_server_certificates
-from murmurfl.app.nodes.flower_process import PROOF_VARIABLE, end_process
+from murmurfl.app.nodes.flower_process import PROOF_VARIABLE, end_process, followed
 from murmurfl.app.nodes.servers import limits
 from murmurfl.app.nodes.servers.control_api import Control, node_key_bytes
 from murmurfl.app.nodes.servers.gate import SuperLinkOptions, own_key, server_name
+from murmurfl.app.nodes.watching.journal import Journal
 
 FILES = 1024
 """How many files the SuperLink may open: the usual default."""
 MIB = 1 << 20
 GROWTH = 64 * MIB
 """What its memory may grow by: half a MiB for each of the 64 connections that a stranger may hold, and caches."""
+NAME = "superlink.example"
 STARTS_WITHIN_S, PATIENCE_S = 90.0, 10.0
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 SECRET = bytes(range(32))
 
 
@@ -50,6 +54,7 @@ class SuperLink:
     process: subprocess.Popen
     port: int
     authority: Path
+    private: Path  # the node's key, and as an object
     key: object
 
     def memory(self):
@@ -83,15 +88,14 @@ class SuperLink:
 @pytest.fixture(scope="module")
 def superlink(tmp_path_factory):
     folder = tmp_path_factory.mktemp("strangers")
-    made, port = make_server_certificates(folder), free_port()
+    made, port = make_server_certificates(folder, NAME), free_port()
     secret = folder / "secret"
     secret.write_bytes(SECRET)
     options = ["--ssl-ca-certfile", made.authority, "--ssl-certfile", made.certificate, "--ssl-keyfile", made.key]
     options += ["--enable-supernode-auth", "--database", folder / "superlink.db", "--host", "127.0.0.1"]
     options += ["--port", port, "--isolation", "process", "--superexec-auth-secret-file", secret]
     command = [sys.executable, "-P", "-m", "murmurfl.app.nodes.flower_process", "superlink", os.getpid(), "-", *options]
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(folder)}
-    environment = {**os.environ, **quiet, PROOF_VARIABLE: SECRET.hex()}
+    environment = {**os.environ, **QUIET, "FLWR_HOME": str(folder), PROOF_VARIABLE: SECRET.hex()}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             list(map(str, command)),
@@ -111,7 +115,8 @@ def superlink(tmp_path_factory):
         public = make_node_key(private)
         control = Control(f"127.0.0.1:{port}", made.authority, server_name(made.certificate), own_key(SECRET))
         control.register(node_key_bytes(public.read_text()), "node")
-        found = SuperLink(process, port, made.authority, load_ssh_private_key(private.read_bytes(), None))
+        key = load_ssh_private_key(private.read_bytes(), None)
+        found = SuperLink(process, port, made.authority, private, key)
         assert found.serves()
         yield found
     finally:
@@ -298,3 +303,82 @@ def test_a_member_that_sends_much_at_a_time_is_bounded(superlink):
     assert superlink.serves()
     # Of 768 MiB two bodies of 32 MiB are there at a time, each up to four times: read, joined, parsed.
     assert superlink.memory() - before < GROWTH + 8 * limits.LARGEST_BODY
+
+
+# Proxies.
+
+
+@contextmanager
+def proxied(port, connects):
+    """A proxy to a port, after a CONNECT if it ``connects``; its own port, and the first lines that it was sent."""
+    calls = []
+
+    def pump(source, target):
+        with suppress(OSError):
+            while part := source.recv(65536):
+                target.sendall(part)
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def serve(listener):
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=forward, args=(connection,), daemon=True).start()
+
+    def forward(connection):
+        with connection, suppress(OSError), socket.create_connection(("127.0.0.1", port)) as target:
+            head = b""
+            while connects and b"\r\n\r\n" not in head:
+                head += connection.recv(1)
+            calls.append(head.partition(b"\r\n")[0])
+            if connects:
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            back = threading.Thread(target=pump, args=(target, connection), daemon=True)
+            back.start()
+            pump(connection, target)
+            back.join(PATIENCE_S)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        try:
+            yield listener.getsockname()[1], calls
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def connected(superlink, address, environment):
+    """Whether Flower's own SuperNode is accepted there; it is ended again."""
+    connection = Connection(address, superlink.authority, superlink.private)
+    command = [sys.executable, "-m", "murmurfl.app.nodes.flower_process", "supernode", str(os.getpid())]
+    command += [*connection.arguments(), "--isolation", "process", "--host", "127.0.0.1", "--port", str(free_port())]
+    journal, found = Journal(), threading.Event()
+    journal.listen(lambda entry: found.set() if entry.kind == "connected" else None)
+    with followed(subprocess.Popen, command, {**os.environ, **QUIET, **environment}, journal, address) as process:
+        try:
+            return found.wait(STARTS_WITHIN_S)
+        finally:
+            end_process(process)
+
+
+def test_a_node_reaches_its_superlink_through_the_proxy_of_its_network(superlink, monkeypatch):
+    address = f"{NAME}:{superlink.port}"  # only the proxy finds it
+    for name in ("NO_PROXY", "no_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with proxied(superlink.port, connects=True) as (port, calls):
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
+        found = diagnose(Connection(address, superlink.authority, superlink.private), PATIENCE_S)
+        assert found.cause == "reached", found.sentence
+        assert connected(superlink, address, {"HTTPS_PROXY": f"http://127.0.0.1:{port}", "FLWR_HOME": "."})
+    assert set(calls) == {f"CONNECT {address} HTTP/1.1".encode()}
+
+
+def test_a_superlink_answers_behind_a_proxy_that_passes_tls_on(superlink):
+    with proxied(superlink.port, connects=False) as (port, calls), ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
+        # Everybody has the proxy's address, and whoever is slow makes room.
+        found = diagnose(Connection(f"127.0.0.1:{port}", superlink.authority, superlink.private), PATIENCE_S)
+    assert found.cause == "reached", found.sentence
+    assert len(calls) > 200
