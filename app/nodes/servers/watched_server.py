@@ -295,6 +295,8 @@ _CALLS = {
     "OperationalError": "its database (--database) cannot be written: look at the disk that it is on (`df`), make room",
 }
 _MOST_CALLS = 1000
+_OF_ANYBODY = ("Invalid HTTP request received", "Unsupported upgrade request", "No supported WebSocket library")
+"""What the web server says of requests that anybody can send, as often as they like."""
 
 
 def _superlink_line(level: int, text: str) -> None:
@@ -304,7 +306,8 @@ def _superlink_line(level: int, text: str) -> None:
         logger.log(logging.DEBUG if usual else logging.INFO, "%s", text)
         return
     found = _WEB_SERVER.match(text)
-    flower_line(logging.getLevelNamesMapping()[found[1]] if found else level, found[2] if found else text)
+    level, text = (logging.getLevelNamesMapping()[found[1]], found[2]) if found else (level, text)
+    flower_line(logging.DEBUG if any(one in text for one in _OF_ANYBODY) else level, text)
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -14,6 +14,7 @@ from murmurfl.app.nodes.servers.gate import (
     PUBLISHED,
     UNREAD,
     Gate,
+    Sender,
     SuperLinkOptions,
     name_of,
     own_key,
@@ -100,6 +101,26 @@ def test_no_other_credential_commands(owners, headers):
     status, body = asked(owners, RUNS, *headers)
     assert status == 403
     assert "`murmurfl owner login KEY CONNECTION`" in json.loads(body)["detail"]
+
+
+def test_nodes_and_processes_are_read_as_far_as_they_are_known(owners):
+    kinds = {"node": Sender(b"n", 10, 1.0), "small": Sender(b"n", 2, 1.0), "nobody": None, "ended": UNREAD}
+    seen = []
+
+    async def senders(path, headers):
+        seen.append(path)
+        return kinds[path.rpartition("/")[2]]
+
+    length = b"content-length", b"3"
+    for prefix in ("/v1/fleet/", "/v1/runtime/"):
+        assert asked(owners, f"{prefix}node", length, senders=senders, body=b"abc") == (0, b"abc")
+        assert asked(owners, f"{prefix}small", length, senders=senders, body=b"abc")[0] == 413
+        assert asked(owners, f"{prefix}nobody", length, senders=senders)[0] == 401
+        assert asked(owners, f"{prefix}ended", length, senders=senders) == (0, b"")
+    seen.clear()
+    asked(owners, RUNS, bearer(LOGIN), senders=senders)
+    asked(owners, "/health", senders=senders)
+    assert seen == []
 
 
 def test_who_started_the_server_may_look_and_register_nodes_and_nothing_else(owners):
