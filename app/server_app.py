@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,8 @@ def main(grid: Grid, context: Context) -> None:
                 _run(grid, config, folder, deployed)
         except MurmurflError as error:
             if deployed:  # others may look for the reason where the result would be
-                write_failure(error, folder)
+                with suppress(OSError):  # of a full disk the log tells
+                    write_failure(error, folder)
             raise
     except MurmurflError:
         # Flower prints the traceback of whatever ends a run; ours say in one line what was expected and what came.

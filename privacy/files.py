@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import stat
@@ -89,6 +90,13 @@ def open_folder(path: Path) -> Path | None:
     return None
 
 
+def not_written(what: str, path: Path, reason: OSError) -> str:
+    """Return what could not be written where, why, and what to do first: two sentences without the last full stop."""
+    full = reason.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+    advice = f"Make room on the disk of {path.parent} (`df {path.parent}`)" if full else "Let this user write there"
+    return f"Expected to write {what} to {path}, got: {reason.strerror or reason}. {advice}"
+
+
 def create_private(path: Path, what: str, data: bytes = b"", *, error: type[MurmurflError] = LedgerError) -> None:
     """Make a new file of mode 600, durable when this returns; raise ``error`` if one is there, or no folder for it."""
     try:
@@ -108,9 +116,12 @@ def create_private(path: Path, what: str, data: bytes = b"", *, error: type[Murm
 def write_private(path: Path, text: str) -> None:
     """Write a text to a file of mode 600, whatever the umask; an existing file is replaced."""
     path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as reason:  # a full disk does not say of which file
+        raise OSError(reason.errno, reason.strerror, str(path)) from reason
 
 
 def replace_durably(path: Path, data: bytes, *, error: type[MurmurflError] = LedgerError) -> None:

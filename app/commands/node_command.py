@@ -16,7 +16,7 @@ import typer
 
 from ...privacy import ConfigurationError, MurmurflError
 from .run_options import Assignments, ConfigFile, Verbose, settings_of
-from .terminal import FAILED, INTERRUPTED, fail, failing_clearly, say
+from .terminal import FAILED, INTERRUPTED, fail, failing_clearly, say, system_error
 
 if TYPE_CHECKING:
     from ..nodes.preflight import Preflight
@@ -75,7 +75,7 @@ class Serving:
             logger.critical("%s", error)
             sys.exit(FAILED)
         except OSError as error:
-            logger.critical("%s%s", error.strerror or error, f": {error.filename}" if error.filename else "")
+            logger.critical("%s", system_error(error))
             sys.exit(FAILED)
         except KeyboardInterrupt:
             logger.critical("Interrupted.")

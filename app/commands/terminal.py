@@ -10,6 +10,7 @@ every argument, because click's own ``Parameter`` has a ``help`` now and clears 
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import re
@@ -38,6 +39,14 @@ def fail(message: str, code: int = FAILED) -> NoReturn:
     sys.exit(code)
 
 
+def system_error(error: OSError) -> str:
+    """Return an error of the operating system in one line, with what to do about a full disk."""
+    line = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+        line += ". Make room on the disk of that file, or of the folder that this writes to (`df`), and try again."
+    return line
+
+
 @contextmanager
 def failing_clearly() -> Iterator[None]:
     """Turn an error of ours, of the operating system or of the keyboard into one line and an exit code.
@@ -54,7 +63,7 @@ def failing_clearly() -> Iterator[None]:
         if isinstance(error, MurmurflError):
             fail(str(error))
         if isinstance(error, OSError):
-            fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+            fail(system_error(error))
         raise
 
 

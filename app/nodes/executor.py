@@ -13,9 +13,7 @@ This is the only module that touches private names of Flower's Runtime API; a te
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import platform
 import threading
 import time
 from collections.abc import Callable
@@ -55,30 +53,9 @@ from .taken_runs import ReceivedContext
 
 logger = logging.getLogger(__name__)
 
-_LARGE_BYTES = 1 << 20
-_HEAPS = 2
-_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's malloc.h
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.1, 1.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_SHARE = 0.1, 1.0, 0.02
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-
-
-def give_back_large_blocks() -> None:
-    """Return freed blocks above 1 MiB to the system, in this process from now on; does nothing without glibc.
-
-    After the first large block that is freed, glibc would keep blocks of up to 32 MiB, in a heap for each thread. A
-    message comes in pieces of 5 MiB, pulled by two threads, so a node would hold the pieces of its last message for
-    good. A fixed threshold makes larger blocks pages of their own.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        allocator = ctypes.CDLL(None)
-        allocator.mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
-        allocator.mallopt(_ARENA_MAX, _HEAPS)
-
-
-def environment_of_large_blocks() -> dict[str, str]:
-    """Environment variables that do the same for a process yet to be started."""
-    return {"MALLOC_MMAP_THRESHOLD_": str(_LARGE_BYTES), "MALLOC_ARENA_MAX": str(_HEAPS)}
 
 
 def pulled_message(tree: ObjectTree, pull: Callable[[str], bytes]) -> Message:

@@ -13,9 +13,11 @@ in front of the SuperLink; OWNERS is ``-`` without a list of owners.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -49,6 +51,9 @@ _JOIN_S = 2.0
 _LOOK_EVERY_S = 0.2
 _GRACE_S = 10.0
 _ENDED = 1
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's malloc.h
+_LARGE_BYTES = 1 << 20
+_HEAPS = 2
 
 
 class Pauses:
@@ -116,6 +121,32 @@ def follow_contact(pipe: int, journal: Journal, superlink: str) -> threading.Thr
     thread = threading.Thread(target=follow, daemon=True, name="murmurfl-contact")
     thread.start()
     return thread
+
+
+def give_back_large_blocks() -> None:
+    """Return freed blocks above 1 MiB to the system, in this process from now on; does nothing without glibc.
+
+    After the first large block that is freed, glibc would keep blocks of up to 32 MiB, in a heap for each thread. A
+    message comes in pieces of 5 MiB, pulled by two threads, so a node would hold the pieces of its last message for
+    good. A fixed threshold makes larger blocks pages of their own.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        allocator = ctypes.CDLL(None)
+        allocator.mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
+        allocator.mallopt(_ARENA_MAX, _HEAPS)
+
+
+def environment_of_large_blocks() -> dict[str, str]:
+    """Environment variables that do the same for a process yet to be started."""
+    return {"MALLOC_MMAP_THRESHOLD_": str(_LARGE_BYTES), "MALLOC_ARENA_MAX": str(_HEAPS)}
+
+
+def no_core_dumps() -> None:
+    """Have this process and all that it starts leave no memory behind when they crash: there are keys in it."""
+    with suppress(ImportError):
+        import resource  # not everywhere
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def end_process(process: subprocess.Popen[Any]) -> None:
@@ -278,6 +309,7 @@ def run_superlink() -> None:
     parent, owners = int(sys.argv.pop(1)), sys.argv.pop(1)
     sys.argv[0] = "flower-superlink"  # for its messages
     end_with(parent, signal.SIGTERM)  # the processes of its runs end with it
+    give_back_large_blocks()
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     _put_gate(None if owners == "-" else Path(owners))
@@ -289,14 +321,28 @@ def _put_gate(owners: Path | None) -> None:
     import uvicorn
 
     from .servers.gate import Gate, SuperLinkOptions, server_name
+    from .servers.limits import (
+        LARGEST_REPLY_VARIABLE,
+        ConnectionLimits,
+        Garbage,
+        largest_reply,
+        raise_file_limit,
+        server_context,
+    )
+    from .servers.senders import flower_senders
 
     secret = bytes.fromhex(os.environ.pop(PROOF_VARIABLE, ""))  # no process started from here may inherit it
     certificate = SuperLinkOptions.read(sys.argv[1:]).certificate
     name, serve = server_name(Path(certificate) if certificate else None), uvicorn.run
     published = os.environ.get(PUBLISHED_VARIABLE)
+    files, reply = raise_file_limit(), largest_reply(os.environ.get(LARGEST_REPLY_VARIABLE))
 
     def closed(app: Any, **options: Any) -> None:
-        serve(Gate(app, owners, name, secret, published=Path(published) if published else None), **options)
+        folder = Path(published) if published else None
+        gate = Gate(app, owners, name, flower_senders(app), secret, published=folder, largest_reply=reply)
+        context = server_context(options.get("ssl_certfile"), options.get("ssl_keyfile"))
+        Garbage.freeze()
+        serve(gate, **{**options, **ConnectionLimits(files, context).options()})
 
     uvicorn.run = closed
 

@@ -26,8 +26,14 @@ from ...clients.sums_helper import helper_app
 from ..engines.loopback import free_port, interrupts_as_keyboard_interrupt, without_proxy
 from .connection import Connection
 from .diagnosis import Reconnecting
-from .executor import LocalExecutor, environment_of_large_blocks, give_back_large_blocks
-from .flower_process import end_process, followed
+from .executor import LocalExecutor
+from .flower_process import (
+    end_process,
+    environment_of_large_blocks,
+    followed,
+    give_back_large_blocks,
+    no_core_dumps,
+)
 from .node_app import OwnNode, describe_helper, machine_of
 from .node_config import HelperConfig, NodeConfig
 from .taken_runs import TakenRuns, taking
@@ -64,6 +70,7 @@ def run_node(
     every message is answered by the one machine made from ``config``. With ``runs`` only the runs that they admit are
     answered. Timing is not protected.
     """
+    no_core_dumps()
     answers, description = machine_of(config)
     logger.info(description)
     _say(runs)
@@ -99,6 +106,7 @@ def run_helper(
     and messages: no code of a bundle runs. No release of a machine is ever sent to a helper, and no key of its own
     leaves it. With ``runs`` only the runs that they admit are answered.
     """
+    no_core_dumps()
     opener = config.opener()
     logger.info(describe_helper(config, opener))
     _say(runs)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, Forecast, Guarantee
+from ...privacy import ConfigurationError, Forecast, Guarantee, MurmurflError
+from ...privacy.files import not_written
 from ...privacy.machine.clipping import TrainingFigures
 from ...privacy.machine.tables import NONE, PRIVATE
 from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy
@@ -403,14 +404,30 @@ def new_folder(wanted: Path) -> Iterator[Path]:
                 empty.rmdir()
 
 
+class RecordError(MurmurflError):
+    """The result of a run cannot be written."""
+
+
 def write_record(result: RunResult, folder: Path, *, picture: bool = True) -> dict[str, Any]:
-    """Write what a run leaves into a folder, its ``picture`` too; the contents of ``result.json`` are returned."""
-    folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "model.npz", **result.arrays)
-    if picture:
-        plot_accuracy(result.outcome, folder / PICTURE_NAME)
-    write_machines(result, folder / MACHINES_NAME)
-    write_outcome(result.outcome, folder)  # last: whoever finds a result.json finds a finished run
+    """Write what a run leaves into a folder, its ``picture`` too; the contents of ``result.json`` are returned.
+
+    Raises
+    ------
+    RecordError
+        If the folder cannot be written to, because the disk is full for example.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez(folder / "model.npz", **result.arrays)
+        if picture:
+            plot_accuracy(result.outcome, folder / PICTURE_NAME)
+        write_machines(result, folder / MACHINES_NAME)
+        write_outcome(result.outcome, folder)  # last: whoever finds a result.json finds a finished run
+    except OSError as reason:
+        raise RecordError(
+            f"{not_written('the result of a run', folder, reason)}, and run it again; over real nodes under the same "
+            "run-name, so that it goes on from its last checkpoint."
+        ) from reason
     return result.outcome.document()
 
 

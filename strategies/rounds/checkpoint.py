@@ -33,6 +33,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from typing import Any
 import numpy as np
 
 from ...privacy import MurmurflError
-from ...privacy.files import check_private, create_private, replace_durably
+from ...privacy.files import check_private, create_private, not_written, replace_durably
 from ...privacy.noise import KEY_BYTES
 
 _FORMAT = 1
@@ -58,12 +59,30 @@ ANOTHER_FORMAT = (
 
 
 def save_checkpoint(path: Path, settings: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Write arrays and plain values to ``path``, whole or not at all, for a training of these settings."""
+    """Write arrays and plain values to ``path``, whole or not at all, for a training of these settings.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be written, because the disk is full for example; the checkpoint before is left as it is.
+    """
+    temporary = path.with_name(path.name + ".part")
+    try:
+        _write_checkpoint(path, temporary, settings, state)
+    except OSError as reason:
+        with suppress(OSError):  # half a checkpoint takes room too
+            temporary.unlink()
+        raise CheckpointError(
+            f"{not_written('a checkpoint', path, reason)}, and start the training again under the same name: it goes "
+            "on from the checkpoint before."
+        ) from reason
+
+
+def _write_checkpoint(path: Path, temporary: Path, settings: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     plain = {name: value for name, value in state.items() if name not in arrays}
     header = json.dumps({"format": _FORMAT, "settings": dict(settings), "plain": plain})
-    temporary = path.with_name(path.name + ".part")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.fchmod(descriptor, 0o600)  # of one that was left behind by a crash, whoever made it
     with os.fdopen(descriptor, "wb") as file:

@@ -86,9 +86,13 @@ def check_unit(name, text):
     assert unit.one("Service", "ReadWritePaths") == f"/var/lib/{user}"
     wanted = {"ProtectSystem": "strict", "NoNewPrivileges": "true", "CapabilityBoundingSet": ""}
     wanted["UMask"] = "0027" if name == APPS else "0077"  # the server reads the figures
+    wanted["LimitCORE"] = "0"  # there are keys in its memory
     assert {key: unit.one("Service", key) for key in wanted} == wanted
+    if "server" in words:
+        assert int(unit.one("Service", "LimitNOFILE")) >= 1024
     if unit.all("Service", "Type") != ["oneshot"]:
         assert unit.one("Service", "Restart") == "always"
+        assert 0 < int(unit.one("Service", "MemoryMax").removesuffix("%")) < 100
         assert unit.one("Install", "WantedBy") == "multi-user.target"
 
 
@@ -106,6 +110,9 @@ def test_a_unit_starts_what_exists_with_no_more_rights_than_it_needs(name):
         ("murmurfl-node.service", f"ReadWritePaths={VOLUME}", f"ReadWritePaths={VOLUME} /etc"),
         ("murmurfl-helper.service", "Restart=always", "Restart=no"),
         ("murmurfl-server.service", "--host 0.0.0.0", "--hosts 0.0.0.0"),
+        ("murmurfl-server.service", "LimitNOFILE=65536", "LimitNOFILE=256"),
+        ("murmurfl-node.service", "LimitCORE=0\n", ""),
+        ("murmurfl-helper.service", "MemoryMax=75%\n", ""),
         ("murmurfl-server.service", "--owners /etc/murmurfl/owners ", ""),
         ("murmurfl-server.service", "--superexec-auth-secret-file /etc/murmurfl/apps.secret", ""),
         ("murmurfl-server.service", "--ssl-certfile /etc/murmurfl/server.pem", "--insecure"),

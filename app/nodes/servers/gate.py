@@ -20,11 +20,10 @@ import secrets
 import ssl
 import stat
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -33,9 +32,23 @@ from ....privacy import ConfigurationError
 from ....privacy.files import exposure
 from ....privacy.permits import OwnerKey, PermitError, public_owner_key, verified_login
 from ..watching.journal import plain
+from .limits import (
+    LARGEST_BODY,
+    UNKNOWN_S,
+    BodyLimits,
+    Message,
+    Receive,
+    RefusedError,
+    UploadLimits,
+    received,
+    request_of_unknown,
+)
 
-CONTROL, OPEN_PATHS, HEALTH = "/v1/control/", ("/v1/fleet/", "/v1/runtime/"), "/health"
-"""Paths for owners only; paths where Flower itself asks for a node's key or a run process's token; a path for all."""
+FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
+"""Paths of nodes; paths of runs' processes."""
+
+CONTROL, OPEN_PATHS, HEALTH = "/v1/control/", (FLEET, RUNTIME), "/health"
+"""Paths for owners only; paths for a node's key or the token of a run's process; a path for all."""
 
 PUBLISHED = "/federation/"
 """Path of a federation's public document, followed by the digest of its terms, which only holders of a kit know."""
@@ -56,10 +69,29 @@ _SAY_AGAIN_S = 10.0
 _LARGEST_LIST = 1 << 20
 _LONGEST_NAME = 64
 
-Message = MutableMapping[str, Any]
-Application = Callable[
-    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
-]
+UPLOAD, FETCH = f"{FLEET}push-object", f"{FLEET}pull-messages"
+"""The call by which a node sends a part of a reply; the call by which it gets a message."""
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Who sends a request, and how much of it is read."""
+
+    name: bytes  # SHA-256 of a node's key, a task's token or an owner's key; empty if unknown
+    largest_body: int  # 0: it is not read, and Flower gets an empty one
+    seconds: float | None  # for the whole request; None if it may last
+
+
+Senders = Callable[[str, Headers], Awaitable[Sender | None]]
+"""Who sends a request with this path and these headers; None if it is answered in Flower's place."""
+
+UNREAD = Sender(b"", 0, UNKNOWN_S)
+"""A sender whose request needs no body."""
+
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 logger = logging.getLogger("flwr")  # so that its lines are read as the SuperLink's own
 
@@ -132,12 +164,17 @@ class Gate:
     """An ASGI application that passes owners' commands, and what needs no login, on to Flower's ``application``.
 
     ``owners`` (:func:`read_owners`) is read again at every command, so that a removed owner is out at once; None:
-    nobody may command. ``secret`` proves which gate answers (:func:`proof_of`), and lets who started it list runs and
-    nodes and register nodes. ``published`` is a folder of public documents, each named by a digest (:data:`PUBLISHED`).
+    nobody may command. ``senders`` recognises nodes and runs' processes by the headers of their requests. ``secret``
+    proves which gate answers (:func:`proof_of`), and lets who started it list runs and nodes and register nodes.
+    ``published`` is a folder of public documents, each named by a digest (:data:`PUBLISHED`).
 
     Without a login (:func:`~murmurfl.privacy.permits.verified_login`), only ``/health`` and :data:`OPEN_PATHS` reach
-    the other application, and published documents are answered here; the gate reads no request's body before it
-    decides. Whoever has a login's text has its owner's rights until it ends.
+    the other application, and published documents are answered here. Whoever has a login's text has its owner's rights
+    until it ends.
+
+    No body is read before the sender is known, but for the few kilobytes by which a node or a run's process introduces
+    itself. Bodies of known senders are bounded (:class:`~.limits.BodyLimits`), and so is what nodes upload, by
+    ``largest_reply`` bytes a message (:class:`~.limits.UploadLimits`).
     """
 
     def __init__(
@@ -145,44 +182,89 @@ class Gate:
         application: Application,
         owners: Path | None,
         server: str,
+        senders: Senders,
         secret: bytes = b"",
         clock: Callable[[], float] = time.time,
         published: Path | None = None,
+        largest_reply: int = 1 << 30,
     ) -> None:
         self._application, self._owners, self._server, self._clock = application, owners, server, clock
-        self._secret, self._published = secret, published
+        self._secret, self._published, self._senders = secret, published, senders
         self._own = own_key(secret).public if secret else b""
+        self._bodies, self._uploads = BodyLimits(), UploadLimits(largest_reply)
         self._known: dict[bytes, str] = {}
         self._seen: tuple[int, ...] = ()
         self._said_at = float("-inf")
 
-    async def __call__(
-        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
-    ) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._application(scope, receive, send)
             return
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        path = scope["path"]
-        if self._published is not None and path.startswith(PUBLISHED):
-            await _publish(send, self._published, path.removeprefix(PUBLISHED))
-            return
-        if path != HEALTH and not path.startswith(OPEN_PATHS):
+        with request_of_unknown() as connection:
+            path, headers = scope["path"], scope["headers"]
+            if self._published is not None and path.startswith(PUBLISHED):
+                await _publish(send, self._published, path.removeprefix(PUBLISHED))
+                return
             try:
-                who = self._owner(scope["headers"], path)
+                sender = UNREAD if path == HEALTH else await self._sender(path, headers)
             except ConfigurationError as error:
                 self._say_refused(scope, path)
-                nonces = [value for name, value in scope["headers"] if name.lower() == NONCE_HEADER.encode()]
+                nonces = [value for name, value in headers if name.lower() == NONCE_HEADER.encode()]
                 proof = [proof_of(self._secret, nonces[0])] if self._secret and nonces else []
-                await _refuse(send, str(error), proof)
+                # `flwr` prints the `detail` of a 403.
+                detail = f"{error} Only owners command this server: `murmurfl owner login KEY CONNECTION`."
+                await _refuse(send, RefusedError(http.HTTPStatus.FORBIDDEN, detail), proof)
                 return
-            logger.info("%s%s: %s", COMMANDED, who, plain(path.removeprefix(CONTROL)))
-        await self._application(scope, receive, send)
+            if sender is None:
+                await _refuse(send, RefusedError(http.HTTPStatus.UNAUTHORIZED, "Invalid SuperNode authentication"))
+                return
+            if connection is not None and sender.name and not connection.is_from(sender.name, sender.seconds):
+                too_many = RefusedError(http.HTTPStatus.SERVICE_UNAVAILABLE, "This sender has too many connections.")
+                await _refuse(send, too_many)
+                return
+            await self._pass(sender, scope, receive, send)
 
-    def _owner(self, headers: list[tuple[bytes, bytes]], path: str) -> str:
-        """Name of the owner whose login comes with a request."""
+    async def _pass(self, sender: Sender, scope: Message, receive: Receive, send: Send) -> None:
+        """Hand a request over to Flower once its body is here."""
+        if not sender.largest_body:
+            await self._application(scope, received(b"", receive), _closing(send))
+            return
+        try:
+            async with self._bodies.body(receive, scope["headers"], sender.name, sender.largest_body) as body:
+                if scope["path"] == UPLOAD:
+                    self._uploads.take(sender.name, len(body))
+                elif scope["path"] == FETCH:
+                    send = self._noting_messages(sender.name, send)
+                await self._application(scope, received(body, receive), send)
+        except RefusedError as refused:
+            await _refuse(send, refused)
+
+    def _noting_messages(self, node: bytes, send: Send) -> Send:
+        """Note when an answer has a message in it; without one it is empty."""
+        noted = False
+
+        async def noting(message: Message) -> None:
+            nonlocal noted
+            if not noted and message.get("body"):
+                self._uploads.asked(node)
+                noted = True
+            await send(message)
+
+        return noting
+
+    async def _sender(self, path: str, headers: Headers) -> Sender | None:
+        """Who sends a request; raise without an owner's login where one is needed."""
+        if path.startswith(OPEN_PATHS):
+            return await self._senders(path, headers)
+        key, owner = self._owner(headers, path)
+        logger.info("%s%s: %s", COMMANDED, owner, plain(path.removeprefix(CONTROL)))
+        return Sender(key, LARGEST_BODY, None)
+
+    def _owner(self, headers: Headers, path: str) -> tuple[bytes, str]:
+        """Key and name of the owner whose login comes with a request."""
         found = [value for name, value in headers if name.lower() == b"authorization"]
         scheme, _, text = (found[0] if len(found) == 1 else b"").decode("latin-1").partition(" ")
         if scheme.lower() != "bearer":
@@ -190,13 +272,14 @@ class Gate:
         if self._own and path in _OWN_COMMANDS:
             with suppress(PermitError):
                 verified_login(text.strip(), [self._own], self._server, self._clock())
-                return OURSELVES
+                return self._own, OURSELVES
         try:
             owners = self._listed()
         except ConfigurationError as error:
             logger.error("Nobody may command this server: %s", error)
             raise PermitError("Expected a list of owners on the server, got none that can be read.") from error
-        return owners[verified_login(text.strip(), owners, self._server, self._clock())]
+        key = verified_login(text.strip(), owners, self._server, self._clock())
+        return key, owners[key]
 
     def _listed(self) -> dict[bytes, str]:
         """The current list; read again if the file changed."""
@@ -220,7 +303,7 @@ class Gate:
             logger.warning("Refused %s from %s: no login of an owner.", plain(path)[:_LONGEST_NAME], plain(str(client)))
 
 
-async def _publish(send: Callable[[Message], Awaitable[None]], folder: Path, name: str) -> None:
+async def _publish(send: Send, folder: Path, name: str) -> None:
     content = b""
     if _DIGEST.fullmatch(name):
         try:
@@ -232,13 +315,22 @@ async def _publish(send: Callable[[Message], Awaitable[None]], folder: Path, nam
     await send({"type": "http.response.body", "body": content})
 
 
-async def _refuse(send: Callable[[Message], Awaitable[None]], reason: str, proof: list[bytes]) -> None:
-    # `flwr` prints the `detail` of a 403.
-    detail = f"{reason} Only owners command this server: `murmurfl owner login KEY CONNECTION`."
-    body = json.dumps({"detail": detail}).encode()
+def _closing(send: Send) -> Send:
+    """End the connection with the answer: a body that was not read would be taken for the next request."""
+
+    async def last(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+        await send(message)
+
+    return last
+
+
+async def _refuse(send: Send, refused: RefusedError, proof: Sequence[bytes] = ()) -> None:
+    body = json.dumps({"detail": refused.reason}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(PROOF_HEADER.encode(), one) for one in proof]
-    await send({"type": "http.response.start", "status": 403, "headers": [*headers, (b"connection", b"close")]})
+    await _closing(send)({"type": "http.response.start", "status": refused.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

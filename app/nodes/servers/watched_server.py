@@ -27,7 +27,15 @@ from ....strategies.rounds.observed import FIGURES_VARIABLE, ServerFigures, read
 from ...engines.loopback import executable, interrupts_as_keyboard_interrupt, without_proxy
 from .. import flower_process
 from ..connection import expiries
-from ..flower_process import PROOF_VARIABLE, PUBLISHED_VARIABLE, Pauses, end_process, follow_lines, open_process
+from ..flower_process import (
+    PROOF_VARIABLE,
+    PUBLISHED_VARIABLE,
+    Pauses,
+    end_process,
+    follow_lines,
+    no_core_dumps,
+    open_process,
+)
 from ..watching.health import (
     NOT_LISTENING,
     NOT_RUNNING,
@@ -42,12 +50,14 @@ from ..watching.health import (
 from ..watching.journal import SAY_AGAIN_S, Journal, flower_line
 from .control_api import OwnServer
 from .gate import COMMANDED, OURSELVES, SuperLinkOptions, read_owners, server_name
+from .limits import LARGEST_REPLY_VARIABLE, known_connections, largest_reply, raise_file_limit
 
 logger = logging.getLogger(__name__)
 
 
 _LOOK_EVERY_S = 1.0
 _LOOK_AT_FIRST_S = 0.1
+_FEW_FILES = 1024
 _DATABASE = "a SuperLink's database"
 _READS = re.compile(r": (list|get|show|stream|pull)-[^:]*$")
 _WEB_SERVER = re.compile(r"\S+Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) (\[.*)")
@@ -82,8 +92,17 @@ def run_server(
     owners submit runs as this user, who can read the TLS key and the database, unless another user starts it
     (``--isolation process``). A new database gets mode 600; the log warns of one that others may read.
     """
+    no_core_dumps()
     at = SuperLinkOptions.read(options)
     at.check()
+    files, _ = raise_file_limit(), largest_reply(os.environ.get(LARGEST_REPLY_VARIABLE))
+    if files < _FEW_FILES:
+        logger.warning(
+            "Only %d files may be open, so %d connections of nodes: raise the hard limit with `ulimit -n`, or "
+            "LimitNOFILE= in the unit.",
+            files,
+            known_connections(files),
+        )
     server_name(Path(at.certificate) if at.certificate else None)
     if owners is None or not read_owners(owners):
         logger.warning("Nobody may submit, stop or read runs or register nodes: name owners with --owners FILE.")
@@ -273,8 +292,11 @@ _CALLS = {
     "2001": "a node's key is not registered",
     "2004": "a node that was cut off is back before its last session has ended, within a minute, or its key is unknown",
     "2007": "a node answers a run that has ended",
+    "OperationalError": "its database (--database) cannot be written: look at the disk that it is on (`df`), make room",
 }
 _MOST_CALLS = 1000
+_OF_ANYBODY = ("Invalid HTTP request received", "Unsupported upgrade request", "No supported WebSocket library")
+"""What the web server says of requests that anybody can send, as often as they like."""
 
 
 def _superlink_line(level: int, text: str) -> None:
@@ -284,7 +306,8 @@ def _superlink_line(level: int, text: str) -> None:
         logger.log(logging.DEBUG if usual else logging.INFO, "%s", text)
         return
     found = _WEB_SERVER.match(text)
-    flower_line(logging.getLevelNamesMapping()[found[1]] if found else level, found[2] if found else text)
+    level, text = (logging.getLevelNamesMapping()[found[1]], found[2]) if found else (level, text)
+    flower_line(logging.DEBUG if any(one in text for one in _OF_ANYBODY) else level, text)
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Lines, tables, help and rounds fit their terminal, and a pipe gets whole lines."""
 
+import errno
 import io
 import json
 import logging
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.commands.run_command import RunDisplay
-from murmurfl.app.commands.terminal import say_table, wrapped
+from murmurfl.app.commands.terminal import say_table, system_error, wrapped
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.reproduction import tables_of
 from murmurfl.app.planning.noise_plans import PlanRequest, make_plan
@@ -40,6 +41,12 @@ def fits(text, columns=80):
     assert max(map(len, lines)) <= columns
     assert "…" not in text
     return " ".join(text.split())
+
+
+def test_a_full_disk_is_said_with_its_file_and_what_to_do():
+    full = OSError(errno.ENOSPC, "No space left on device", "/srv/x")
+    assert system_error(full).startswith("No space left on device: /srv/x. Make room on the disk")
+    assert system_error(FileNotFoundError(errno.ENOENT, "No such file", "/srv/x")) == "No such file: /srv/x"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

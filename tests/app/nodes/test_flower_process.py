@@ -34,6 +34,30 @@ for event in EVENTS:
 """
 
 
+def test_nodes_helpers_and_servers_leave_no_core_dump():
+    program = """
+import contextlib, resource, sys
+from murmurfl.app.nodes import supernode
+from murmurfl.app.nodes.servers import watched_server
+from murmurfl.app.nodes.watching.health import Addresses
+start = {
+    "node": lambda: supernode.run_node(None, None),
+    "helper": lambda: supernode.run_helper(None, None),
+    "server": lambda: watched_server.run_server(["--host", "0.0.0.0"], Addresses()),
+}
+with contextlib.suppress(Exception):  # nothing can be started, and it is over before anything is
+    start[sys.argv[1]]()
+print(resource.getrlimit(resource.RLIMIT_CORE))
+"""
+    started = {
+        kind: subprocess.Popen([sys.executable, "-c", program, kind], stdout=subprocess.PIPE, text=True)
+        for kind in ("node", "helper", "server")
+    }
+    assert {kind: process.communicate(timeout=60)[0] for kind, process in started.items()} == dict.fromkeys(
+        started, "(0, 0)\n"
+    )
+
+
 def talked(events):
     """What a child process with these events leaves in a journal."""
     journal, entries = Journal(), []

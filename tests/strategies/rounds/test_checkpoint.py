@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, SystemKeys
-from murmurfl.strategies import CheckpointError, Mu2
+from murmurfl.strategies import CheckpointError, Mu2, load_checkpoint, save_checkpoint
 from murmurfl.strategies.rounds.checkpoint import CheckpointMark, TrustedCheckpoint
 
 from tests.harness.trusted_runs import (
@@ -251,6 +252,23 @@ def test_an_untrusted_servers_checkpoint_needs_neither(tmp_path):
     options = {"num_clients": 2, "clients_per_round": 2, "learning_rate": 0.1, "seed": 1}
     Mu2(**options, checkpoint=tmp_path / "checkpoint").start(Machines(policy(), SIZE), START, num_rounds=2)
     assert sorted(files(tmp_path)) == ["checkpoint"]
+
+
+@pytest.mark.parametrize(("code", "advice"), [(errno.ENOSPC, "Make room on"), (errno.EACCES, "Let this user write")])
+def test_a_disk_that_takes_nothing_leaves_the_checkpoint_before(monkeypatch, tmp_path, code, advice):
+    path = tmp_path / "checkpoint.npz"
+    save_checkpoint(path, {}, {"round": 1})
+
+    def fails(descriptor):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(CheckpointError) as caught:
+        save_checkpoint(path, {}, {"round": 2, "sums": np.zeros(1000)})
+    for part in (str(path), os.strerror(code), advice, str(tmp_path)):
+        assert part in str(caught.value)
+    assert load_checkpoint(path, {})["round"] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.npz"]
 
 
 def test_a_checkpoint_is_saved_only_of_a_training_that_was_begun(tmp_path):

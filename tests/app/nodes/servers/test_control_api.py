@@ -145,6 +145,10 @@ def test_calls_that_flower_refuses_again_and_again_are_one_line_of_ours_in_an_ho
         now[0] = 3601.0
         lines(logging.ERROR, text.format(2004))
         lines(logging.ERROR, "something else")
-    assert [line.split()[0] for line in said] == ["WARNING", "WARNING", "ERROR"]
+        for _ in range(9):
+            lines(logging.ERROR, "[/v1/fleet/push-object][UnexpectedError:OperationalError] database or disk is full")
+            lines(logging.WARNING, "2026-01-01T00:00:00Z WARNING [uvicorn.error] Invalid HTTP request received.")
+    assert [line.split()[0] for line in said] == ["WARNING", "WARNING", "ERROR", "WARNING"]
+    assert "its database (--database) cannot be written" in said[3]
     assert "and 88 times in the last hour" in said[1]
     assert not any("BEGIN" in line or "public key" in line for line in said)

@@ -12,7 +12,9 @@ from murmurfl.app.nodes.servers.gate import (
     COMMANDED,
     CONTROL,
     PUBLISHED,
+    UNREAD,
     Gate,
+    Sender,
     SuperLinkOptions,
     name_of,
     own_key,
@@ -37,21 +39,27 @@ def owners(tmp_path):
     return file
 
 
-def asked(owners, path, *headers, kind="http", server=SERVER, **options):
-    """The status of an answer, 0 from the other side; and its body."""
+async def nobody(path, headers):
+    return UNREAD
+
+
+def asked(owners, path, *headers, kind="http", server=SERVER, senders=nobody, body=None, **options):
+    """The status of an answer, 0 from the other side; and its body, or the request's from there."""
     sent = []
 
     async def behind(scope, receive, send):
-        await send({"type": "http.response.start", "status": 0})
+        read = await receive() if scope["type"] == "http" else {}
+        await send({"type": "http.response.start", "status": 0, "body": read.get("body")})
 
     async def receive():
-        raise AssertionError("a body was read")
+        assert body is not None, "a body was read"
+        return {"type": "http.request", "body": body}
 
     async def send(message):
         sent.append(message)
 
     scope = {"type": kind, "path": path, "headers": list(headers), "client": ("10.0.0.9", 1)}
-    asyncio.run(Gate(behind, owners, server, clock=lambda: NOW, **options)(scope, receive, send))
+    asyncio.run(Gate(behind, owners, server, senders, clock=lambda: NOW, **options)(scope, receive, send))
     return sent[0].get("status", sent[0]["type"]), sent[-1].get("body", b"")
 
 
@@ -93,6 +101,26 @@ def test_no_other_credential_commands(owners, headers):
     status, body = asked(owners, RUNS, *headers)
     assert status == 403
     assert "`murmurfl owner login KEY CONNECTION`" in json.loads(body)["detail"]
+
+
+def test_nodes_and_processes_are_read_as_far_as_they_are_known(owners):
+    kinds = {"node": Sender(b"n", 10, 1.0), "small": Sender(b"n", 2, 1.0), "nobody": None, "ended": UNREAD}
+    seen = []
+
+    async def senders(path, headers):
+        seen.append(path)
+        return kinds[path.rpartition("/")[2]]
+
+    length = b"content-length", b"3"
+    for prefix in ("/v1/fleet/", "/v1/runtime/"):
+        assert asked(owners, f"{prefix}node", length, senders=senders, body=b"abc") == (0, b"abc")
+        assert asked(owners, f"{prefix}small", length, senders=senders, body=b"abc")[0] == 413
+        assert asked(owners, f"{prefix}nobody", length, senders=senders)[0] == 401
+        assert asked(owners, f"{prefix}ended", length, senders=senders) == (0, b"")
+    seen.clear()
+    asked(owners, RUNS, bearer(LOGIN), senders=senders)
+    asked(owners, "/health", senders=senders)
+    assert seen == []
 
 
 def test_who_started_the_server_may_look_and_register_nodes_and_nothing_else(owners):
@@ -141,7 +169,7 @@ def test_the_log_names_the_owner_and_is_not_filled_by_others(owners, caplog):
     asked(owners, f"{CONTROL}stop-run", bearer(LOGIN))
     assert caplog.messages == [f"{COMMANDED}Ana of the  clinic: stop-run"]
     caplog.clear()
-    closed = Gate(None, owners, SERVER, clock=lambda: NOW)
+    closed = Gate(None, owners, SERVER, nobody, clock=lambda: NOW)
 
     async def nothing(message=None):
         return message
