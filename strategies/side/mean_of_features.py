@@ -46,7 +46,7 @@ class OneAnswerOptions(RoundOptions):
                 f"Expected no clients_per_round, got {self.clients_per_round}: all machines are asked. Leave it out."
             )
         object.__setattr__(self, "clients_per_round", self.num_clients)
-        object.__setattr__(self, "run_dry", True)
+        object.__setattr__(self, "allow_exhaustion", True)
         super().__post_init__()
 
 

@@ -316,7 +316,9 @@ def plain_run(strategy=Mu2, *, lost=0.0, seed=2, closed=(), **changes):
     """A training with the very same releases and no masks."""
     grid = Plain(machines(masked=False, **changes).app, 6, lost=lost, seed=seed)
     grid.closed = closed
-    return trained(build(strategy, run_dry=True), grid)  # not asked first: their policies are of masked releases
+    return trained(
+        build(strategy, allow_exhaustion=True), grid
+    )  # not asked first: their policies are of masked releases
 
 
 def closed_rounds(strategy):

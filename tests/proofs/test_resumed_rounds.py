@@ -107,7 +107,7 @@ class Course:
         checkpoint = folder / "checkpoint.npz"
         for _ in range(200):
             option = {"min_cohort": MIN_COHORT, "most_skipped": 99, "most_noise": 1e9}
-            asked = {"num_clients": MACHINES, "clients_per_round": MACHINES, "run_dry": True}
+            asked = {"num_clients": MACHINES, "clients_per_round": MACHINES, "allow_exhaustion": True}
             self.strategy = strategy = build(secure=option, checkpoint=checkpoint, **asked)
             strategy.machines.sleep = lambda seconds: None
             with suppress(Killed, OpeningError):

@@ -180,7 +180,7 @@ def test_what_wrong_sums_may_cost_is_the_operators_to_say():
         ({"helpers": 0}, "helpers to be an integer >= 1"),
         ({"helpers": 17}, "helpers to be an integer >= 1 and <= 16"),
         ({"num_clients": 3000, "clients_per_round": 2049}, "at most 2048 machines a round"),
-        ({"num_clients": 3000, "clients_per_round": 2000, "ask": 1.1}, "or sums could wrap, got 2200"),
+        ({"num_clients": 3000, "clients_per_round": 2000, "over_selection": 1.1}, "or sums could wrap, got 2200"),
         ({"num_clients": 2**20 + 1}, "at most 1048576"),
         ({"release_rule": "paper"}, "acknowledged"),
     ],
