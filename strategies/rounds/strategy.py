@@ -414,6 +414,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self._ensure_state(initial_arrays)
         self._timeout = timeout
         done = self._resume(result)
+        if self.machines.names:
+            self._exclude()
         released = done + (self._secure is not None and self._secure.held is not None)
         if released < num_rounds:
             self._look_ahead(grid, released, num_rounds, min(timeout, _STATEMENT_TIMEOUT_S))
@@ -543,7 +545,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         """Wait until enough machines can be asked; the first time for all, whose names are learned then."""
         needed, begun = self.roll.fewest_connected, bool(self.machines.names)
         if not isinstance(grid, DirectMachines):
-            without = self.roll.unaskable
+            without = self.roll.unaskable if begun else frozenset[str]()
             self.trust.meet(self.machines, grid, Awaited(needed, self.roll.fewest_left, without))
             if begun:
                 self.roll.note_absent([name for name in self.machines.node_map() if name not in without])
@@ -560,7 +562,15 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     def _exclude(self, done: int = 0, num_rounds: int = 0) -> None:
         """Take out whom the operator excludes now; after ``done`` rounds, with who leaves when worked out anew."""
         told = () if self.excludes is None else self.excludes()
-        if not self.roll.exclude({*self.options.excluded, *told}):
+        try:
+            if not self.roll.exclude({*self.options.excluded, *told}):
+                return
+        except ConfigurationError as error:
+            if not done:
+                raise
+            if str(error) not in self._reasons:
+                self._reasons.append(str(error))
+                logger.warning("Nobody else is excluded. %s", error)
             return
         names = ", ".join(map(repr, sorted(self.roll.excluded))) or "nobody"
         logger.warning("Excluded from now on: %s. %d clients are left.", names, len(self.roll.askable))

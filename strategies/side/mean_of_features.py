@@ -72,6 +72,12 @@ class OneAnswer(ReleaseStrategy[StateT]):
         self._resumed = False
         self._stated: dict[str, list[float]] = {}
 
+    def follow(self, trained: ReleaseStrategy[Any]) -> None:
+        """Ask the clients of a training that has ended, and wait for no others than it did."""
+        self.machines.restore(trained.machines.names)
+        self.roll.requests.absences = trained.roll.requests.absences
+        self.excludes = lambda: trained.roll.excluded
+
     def check_reply(self, reply: Reply) -> bool:
         stated = self.read_entries(reply.metrics)
         if stated is None or reply.samples <= 0:  # nothing can be divided by what it does not say

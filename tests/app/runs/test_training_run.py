@@ -34,7 +34,7 @@ from murmurfl.clients import messages as simulation_module
 from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError, SimulatedKeys, SystemKeys, protocol
 from murmurfl.privacy.accounting.noise_forecast import kept_share
 from murmurfl.strategies import CorrelatedFedAvg, Mu2
-from murmurfl.strategies.rounds.known_machines import NodesUnavailableError
+from murmurfl.strategies.rounds.known_machines import Awaited, NodesUnavailableError
 from typer.testing import CliRunner
 
 from benchmarks.small_trainings import RATIOS, SAMPLES, UPDATES, UpdateTraining
@@ -339,7 +339,7 @@ def test_missing_machines_are_named():
     grid = grid_of(client_app.app)
     grid.get_node_ids = list
     with pytest.raises(NodesUnavailableError, match=r"got 0 \(missing: clinic-0, clinic-1\)"):
-        strategy.machines.meet(grid, 2)
+        strategy.machines.meet(grid, Awaited(2))
 
 
 def test_a_real_run_resumes_its_checkpoint_but_no_finished_run(tmp_path):

@@ -34,6 +34,7 @@ from murmurfl.strategies import (
     TrustedFullBatch,
     TrustedMu2,
 )
+from murmurfl.strategies.rounds.known_machines import Awaited
 
 from tests.harness.grid import NodesGrid, Reliable, context_of
 from tests.harness.machines import noise_of, normal_samples, simulated_app
@@ -369,7 +370,7 @@ def test_a_node_with_every_machines_name_is_dropped_and_the_run_goes_on(caplog):
 def test_in_a_simulation_a_node_may_be_several_machines():
     strategy = mu2(clients_per_round=6)
     strategy.machines.several_on_a_node = True
-    strategy.machines.meet(Greedy(app(zeros), 1), 6)
+    strategy.machines.meet(Greedy(app(zeros), 1), Awaited(6))
     assert set(strategy.machines.node_map()) == {str(i) for i in range(6)}
 
 
