@@ -38,6 +38,7 @@ class NodesGrid(Grid):
         self.contexts = {self.first_node + i: context_of(self.first_node + i, i, **told) for i in range(num_nodes)}
         self._replies = {}
         self._deaf = set()
+        self.server_round = 0  # of the last training request
         claim_identity()
 
     def handle(self, message, identifier):
@@ -68,6 +69,8 @@ class NodesGrid(Grid):
         identifiers = []
         for message in messages:
             identifiers.append(uuid.uuid4().hex)
+            config = message.content.config_records.get(protocol.CONFIG, {})
+            self.server_round = config.get(protocol.SERVER_ROUND, self.server_round)
             reply = self.handle(message, identifiers[-1])
             if reply is not None:
                 self._replies[identifiers[-1]] = reply

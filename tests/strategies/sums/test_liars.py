@@ -283,13 +283,13 @@ def test_machines_that_leave_for_good_do_not_end_a_training_that_has_enough_with
     before = strategy.history
     options = {"num_clients": MACHINES, "clients_per_round": MACHINES, "allow_exhaustion": True}
     strategy = build(NoisySGD, secure={"min_cohort": MIN_COHORT}, checkpoint=tmp_path / "checkpoint", **options)
-    assert caplog.text.count("4 of 8 machines are connected; the training goes on with these") == 1
+    assert caplog.text.count("4 of 8 clients are connected; the training goes on without") == 1
     caplog.clear()
     trained(strategy, grid, 8)
     assert strategy.history[:4] == before
     assert [report.aggregated for report in strategy.history] == [8, 8, 4, 4, 4, 4, 8, 8]
     assert [report.lost for report in strategy.history] == [0, 0, 4, 4, 4, 4, 0, 0]
-    assert caplog.text.count("4 of 8 machines are connected; the training goes on with these") == 1
+    assert caplog.text.count("4 of 8 clients are connected; the training goes on without") == 1
 
 
 def test_a_wrong_sum_changes_nothing_but_what_it_says(tmp_path):
