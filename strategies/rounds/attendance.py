@@ -760,7 +760,7 @@ class RollCall:
         done, waits_for = self.unaskable - self.requests.machines, self.requests.absences.waits_for
         askable = [name for name in nodes if name not in done]
         awaited = [name for name in askable if waits_for(name)]
-        if 2 * len(awaited) <= len(askable):  # of no majority a round waits for the others as well
+        if 2 * len(awaited) < len(askable):  # where less than half is left, a round waits for the others as well
             awaited, waits_for = askable, lambda _: True
         elif self.attendance.waits_for_all:
             found = self._answers_of_all(grid, messages, waits_for, server_round, timeout)
