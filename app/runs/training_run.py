@@ -174,7 +174,8 @@ def run_experiment(
     figures = watch.figures
     if not experiment.method.trusted:
         if deployed:
-            figures = stated_figures(figures, statements, config.num_clients)
+            # A client that is gone by now has said before the first round what its releases guarantee.
+            figures = stated_figures(figures, {**strategy.stated, **statements}, config.num_clients)
         else:
             refuse_untrue(figures, statements)
     return RunResult(

@@ -280,6 +280,11 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         return self.roll.seed
 
     @property
+    def stated(self) -> Statements:
+        """The statements of clients from before the first round, or before the first one after a resume."""
+        return self._stated_before
+
+    @property
     def skipped_noise(self) -> float | None:
         """Variance of the noise in the model over what it would be without the sums that were skipped.
 
@@ -523,7 +528,9 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             if few or len(statements) == len(self.machines.names):
                 return statements
         else:
-            nodes = self.machines.node_map()
+            # Who owes an answer would get a second message at a time; who is excluded is asked nothing.
+            owing = self.roll.excluded | self.roll.requests.machines
+            nodes = {name: node for name, node in self.machines.node_map().items() if name not in owing}
             every = max(-(-len(nodes) // most), 1) if most else 1
             statements = ask_statements(
                 grid,
@@ -606,8 +613,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self.forecast = forecast_of(
             self.trust.read_noise(statements),
             num_parameters=vector_size(self.release_layout),
-            machines=self.num_clients,
-            per_round=self.roll.heard_per_round,
+            machines=self.num_clients - len(self.roll.excluded),
+            per_round=min(self.roll.heard_per_round, self.num_clients - len(self.roll.excluded)),
             rounds=num_rounds,
         )
         if self.forecast is not None and self.rehearse is not None:

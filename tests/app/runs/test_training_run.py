@@ -423,6 +423,32 @@ def test_excluded_client_is_not_asked_and_a_resume_keeps_the_sessions_numbers(tm
     assert exclude_clients(tmp_path, ["1"], back=True) == []
 
 
+class StatesMore(InProcessGrid):
+    """The first client states a larger mu than the run configuration expects."""
+
+    def pull_messages(self, message_ids):
+        replies = list(super().pull_messages(message_ids))
+        for reply in replies:
+            config = None if reply.has_error() else reply.content.config_records.get(protocol.CONFIG)
+            if config is not None and config.get(protocol.MACHINES) == "0" and "mu-guaranteed" in config:
+                config["mu-guaranteed"] = 7.0
+        return replies
+
+
+def test_guarantee_counts_what_a_client_stated_that_is_gone_at_the_end():
+    grid = StatesMore(client_app.app, CONFIG.num_clients, CONFIG.to_mapping())
+    config = replace(CONFIG, node_deadline_s=0.1)
+
+    def leave(progress):
+        if progress.report.server_round == 1:
+            grid._contexts.pop(min(grid._contexts))
+
+    result = run_experiment(grid, config, deployed=True, on_progress=leave)
+    assert len(result.progress) == result.experiment.num_rounds
+    assert set(result.statements) == {"1"}
+    assert result.mu == 7.0
+
+
 def test_exclusions_that_cannot_be_read_exclude_nobody(tmp_path, caplog):
     assert excluded_clients(tmp_path) == []
     for text in ("", "{}", "[1]", "\\xff"):
