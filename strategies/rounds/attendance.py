@@ -571,6 +571,15 @@ class OpenRequests:
                 sent.add(message_id)
         return Gathered(sent=frozenset(sent), given_up=len(messages) - len(sent))  # nobody carries the others
 
+    def linger(self, grid: Grid, found: Gathered, server_round: int, until: float) -> None:
+        """Take answers until the round's own requests have theirs, or the clock shows a time."""
+        while True:
+            self.take(grid, found, server_round)
+            left = until - self.clock.now()
+            if left <= 0 or not any(one in self._open for one in found.sent):
+                return
+            self.clock.sleep(min(_SHORTEST_PAUSE_S, left))
+
     def take(self, grid: Grid, found: Gathered, server_round: int) -> None:
         """Take what has come; the network's own errors close a request, too."""
         for reply in grid.pull_messages(list(self._open)) if self._open else ():
@@ -620,7 +629,7 @@ class RollCall:
         self.requests = OpenRequests()
         self.left_out: frozenset[str] = frozenset()
         """Machines that are not asked for now, for a reason of the trust's; others take their place."""
-        self.excluded = frozenset(attendance.excluded)
+        self.excluded: frozenset[str] = frozenset()
         """Clients that the operator has taken out: they are not asked, and what they still send is not looked at."""
         self.fewest_summed = 0
         """The fewest releases that can enter the model together."""
@@ -760,7 +769,7 @@ class RollCall:
         done, waits_for = self.unaskable - self.requests.machines, self.requests.absences.waits_for
         askable = [name for name in nodes if name not in done]
         awaited = [name for name in askable if waits_for(name)]
-        if 2 * len(awaited) < len(askable):  # where less than half is left, a round waits for the others as well
+        if len(awaited) < max(len(askable) / 2, self.fewest_summed):  # of so few a round waits for the others as well
             awaited, waits_for = askable, lambda _: True
         elif self.attendance.waits_for_all:
             found = self._answers_of_all(grid, messages, waits_for, server_round, timeout)
@@ -788,13 +797,15 @@ class RollCall:
         server_round: int,
         timeout: float,
     ) -> Gathered:
-        """Wait for the answers of all that rounds wait for; what the others have sent by then is taken as well."""
+        """Wait for the answers of all that rounds wait for, and for as long again for the others that are asked."""
+        started = self.requests.clock.now()
         named = list(zip(self.asked, messages, strict=True))
         awaited = {name: message for name, message in named if waits_for(name)}
         rest = {name: message for name, message in named if name not in awaited}
         found = self.requests.ask(grid, list(rest.values()), rest, server_round)
         replies = exchange(grid, awaited.values(), timeout)
-        self.requests.take(grid, found, server_round)
+        passed = self.requests.clock.now() - started
+        self.requests.linger(grid, found, server_round, until=started + min((1 + _JUST_BEHIND) * passed, timeout))
         self._given_up += found.given_up + found.unreached
         heard = [reply for reply in replies if not (reply.has_error() and reply.error.code in UNREACHED)]
         came = {reply.metadata.src_node_id for reply in heard}

@@ -471,3 +471,11 @@ def test_a_set_that_may_be_open_is_opened_under_a_renewed_permit(tmp_path):
     resumed = trained(build(secure={}, checkpoint=checkpoint, permit=renewed), grid, rounds=4)
     assert {text for _, text in grid.carried()} == {renewed}
     assert same(resumed, trained(build(secure={}), SecureGrid(machines()), rounds=4))
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [("wait_for", "quorum"), ("ask", "over_selection"), ("run_dry", "allow_exhaustion")]
+)
+def test_options_under_their_names_of_before_are_refused_with_the_new_one(before, now):
+    with pytest.raises(ConfigurationError, match=f"no {before} for Mu2, got 1: it is called {now}"):
+        Mu2(learning_rate=0.1, **{before: 1})
