@@ -195,7 +195,7 @@ def test_a_machine_that_sends_skipped_contributions_again_is_caught(monkeypatch,
         return made, mended
 
     monkeypatch.setattr(ReleaseRule, "advance_mending", rewinding)
-    assert caught(2, monkeypatch, tmp_path)
+    assert caught(7, monkeypatch, tmp_path)
 
 
 def test_helpers_that_open_what_is_built_on_anything_are_caught(monkeypatch, tmp_path):
