@@ -657,7 +657,7 @@ class RollCall:
         """How many machines a round waits for until the deadline, before it begins."""
         if not self.machines.names:
             return self.attendance.fewest
-        expected = sum(map(self.requests.absences.waits_for, self.askable))
+        expected = sum(map(self.requests.absences.waits_for, self.askable))  # of a network: thousands at most
         return max(min(self.attendance.needed(self.num_clients), expected), self.fewest_left)
 
     @property
@@ -671,7 +671,8 @@ class RollCall:
     @property
     def askable(self) -> list[str]:
         """The machines that have not finished, are not left out and not excluded."""
-        return [name for name in self.machines.names if name not in self.unaskable]
+        absent = self.unaskable
+        return [name for name in self.machines.names if name not in absent]
 
     @property
     def unaskable(self) -> AbstractSet[str]:

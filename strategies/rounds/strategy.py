@@ -263,6 +263,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self._observed: Mapping[str, TrainingFigures] = {}
         self._start = ""
         self._reasons: list[str] = []
+        self._not_excluded = ""
 
     @property
     def num_clients(self) -> int:
@@ -419,8 +420,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self._ensure_state(initial_arrays)
         self._timeout = timeout
         done = self._resume(result)
-        if self.machines.names:
-            self._exclude()
+        self._exclude()
         released = done + (self._secure is not None and self._secure.held is not None)
         if released < num_rounds:
             self._look_ahead(grid, released, num_rounds, min(timeout, _STATEMENT_TIMEOUT_S))
@@ -436,8 +436,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             if self.ended:
                 logger.warning("The training ends after round %d of %d: %s.", server_round - 1, num_rounds, self.ended)
                 break
-            if self.machines.names:  # else they are met in the round
-                self._exclude(server_round - 1, num_rounds)
+            self._exclude(server_round - 1, num_rounds)
             metrics = self._run_round(server_round, grid, initial_arrays, train_config or ConfigRecord(), timeout)
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
@@ -550,13 +549,16 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     def _meet(self, grid: Grid | DirectMachines) -> None:
         """Wait until enough machines can be asked; the first time for all, whose names are learned then."""
-        needed, begun = self.roll.fewest_connected, bool(self.machines.names)
+        begun = bool(self.machines.names)
+        if begun and isinstance(grid, DirectMachines):
+            return
+        needed = self.roll.fewest_connected
         if not isinstance(grid, DirectMachines):
             without = self.roll.unaskable if begun else frozenset[str]()
             self.trust.meet(self.machines, grid, Awaited(needed, self.roll.fewest_left, without))
             if begun:
                 self.roll.note_absent([name for name in self.machines.node_map() if name not in without])
-        elif not self.machines.names:
+        else:
             names = in_order(grid.names())
             if len(names) < needed:
                 raise NodesUnavailableError(f"Expected {needed} machines, got {len(names)}.")
@@ -568,6 +570,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     def _exclude(self, done: int = 0, num_rounds: int = 0) -> None:
         """Take out whom the operator excludes now; after ``done`` rounds, with who leaves when worked out anew."""
+        if not self.machines.names:  # before anybody was met
+            return
         told = () if self.excludes is None else self.excludes()
         try:
             if not self.roll.exclude({*self.options.excluded, *told}):
@@ -575,8 +579,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         except ConfigurationError as error:
             if not done:
                 raise
-            if str(error) not in self._reasons:
-                self._reasons.append(str(error))
+            if str(error) != self._not_excluded:
+                self._not_excluded = str(error)
                 logger.warning("Nobody else is excluded. %s", error)
             return
         names = ", ".join(map(repr, sorted(self.roll.excluded))) or "nobody"

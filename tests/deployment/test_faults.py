@@ -133,7 +133,7 @@ def test_run_goes_on_without_a_killed_client_and_resumes_without_an_excluded_one
         assert exclude_clients(folder, ["node-1"]) == ["node-1"]
         before = ledger(running, "node-1").sessions[0].releases
         # As the settings of a federation that two members have left, with another quorum.
-        left = {"num-clients": 3, "clients-per-round": 3, "quorum": 0.6}
+        left = {"num-clients": 3, "clients-per-round": 3, "quorum": 0.9}
         running.submit({**config.to_mapping(), **left})
         recorded = {name: ledger(running, name).sessions[0].releases for name in running.nodes}
     document = result(folder)
