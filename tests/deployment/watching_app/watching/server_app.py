@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 from murmurfl.app.runs.outcome import CHECKPOINT_NAME
 from murmurfl.app.runs.result import write_record
@@ -34,7 +35,7 @@ class WatchedGrid(Grid):
         self._late = {}
         self._old = []
         self._number = self._pulled = 0
-        self._attempts = {}
+        self._attempts, self._pushed = {}, {}
 
     def set_run(self, run):
         self._grid.set_run(run)
@@ -57,6 +58,9 @@ class WatchedGrid(Grid):
             self._number = configs[0][protocol.SERVER_ROUND]
             attempt = self._attempt(self._number)
             self._write(f"asked-{self._number}-{attempt}", messages[0].content.array_records, configs)
+            ids = list(self._grid.push_messages(messages))
+            self._pushed |= {one: (self._number, config) for one, config in zip(ids, configs, strict=False) if one}
+            return ids
         return self._grid.push_messages(messages)
 
     def _attempt(self, number):
@@ -66,7 +70,11 @@ class WatchedGrid(Grid):
         return self._attempts[number]
 
     def pull_messages(self, message_ids):
-        replies = list(self._grid.pull_messages(message_ids))
+        replies = []
+        for reply in self._grid.pull_messages(message_ids):
+            number, config = self._pushed.pop(reply.metadata.reply_to_message_id, (0, None))
+            dropped = config is not None and self._coin("drop", number, config)
+            replies.append(_unreached(reply) if dropped else reply)
         for reply in replies:
             if not reply.has_error() and protocol.ARRAYS in reply.content:
                 line = {**reply.content[protocol.METRICS], **reply.content[protocol.CONFIG]}
@@ -131,6 +139,13 @@ class WatchedGrid(Grid):
         part = self._folder / f"part-{name}.npz"  # whole or not at all: this process may be killed at any moment
         np.savez(part, header=header, **arrays)
         part.replace(self._folder / f"{name}.npz")
+
+
+def _unreached(reply):
+    """What Flower says where a node has died."""
+    request = Message(RecordDict(), dst_node_id=reply.metadata.src_node_id, message_type=MessageType.TRAIN)
+    request.metadata.__dict__["_message_id"] = reply.metadata.reply_to_message_id
+    return Message(Error(ErrorCode.NODE_UNAVAILABLE), reply_to=request)
 
 
 def _copy(message):
