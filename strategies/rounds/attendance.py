@@ -773,7 +773,7 @@ class RollCall:
         if len(awaited) < max(len(askable) / 2, self.fewest_summed):  # of so few a round waits for the others as well
             awaited, waits_for = askable, lambda _: True
         elif self.attendance.waits_for_all:
-            found = self._answers_of_all(grid, messages, waits_for, server_round, timeout)
+            found = self._answers_of_all(grid, messages, nodes, waits_for, server_round, timeout)
             self._overdue = found.overdue
             return found.replies
         share = self.attendance.needed(self.num_clients, min(len(awaited), self.clients_per_round))
@@ -794,24 +794,27 @@ class RollCall:
         self,
         grid: Grid,
         messages: Sequence[Message],
+        nodes: Mapping[str, int],
         waits_for: Callable[[str], bool],
         server_round: int,
         timeout: float,
     ) -> Gathered:
         """Wait for the answers of all that rounds wait for, and for as long again for the others that are asked."""
         started = self.requests.clock.now()
-        named = list(zip(self.asked, messages, strict=True))
-        awaited = {name: message for name, message in named if waits_for(name)}
-        rest = {name: message for name, message in named if name not in awaited}
-        found = self.requests.ask(grid, list(rest.values()), rest, server_round)
-        replies = exchange(grid, awaited.values(), timeout)
+        names = {nodes[name]: name for name in self.asked}
+        absent = {node_id for node_id, name in names.items() if not waits_for(name)}
+        awaited = [message for message in messages if message.metadata.dst_node_id not in absent]
+        rest = [message for message in messages if message.metadata.dst_node_id in absent]
+        asked = [names[message.metadata.dst_node_id] for message in rest]
+        found = self.requests.ask(grid, rest, asked, server_round)
+        replies = exchange(grid, awaited, timeout)
         passed = self.requests.clock.now() - started
         self.requests.linger(grid, found, server_round, until=started + min((1 + _JUST_BEHIND) * passed, timeout))
         self._given_up += found.given_up + found.unreached
         heard = [reply for reply in replies if not (reply.has_error() and reply.error.code in UNREACHED)]
         came = {reply.metadata.src_node_id for reply in heard}
-        for name, message in awaited.items():
-            if message.metadata.dst_node_id not in came:
+        for node_id, name in names.items():
+            if node_id not in came | absent:
                 self.requests.absences.missed(name)
         self._given_up += max(len(awaited) - len(heard), 0)
         found.replies += replies
