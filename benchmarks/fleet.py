@@ -31,7 +31,7 @@ ROWS = [
 ]
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = 8
-WAIT_FOR = 0.7  # nine tenths are there, and four fifths of these answer in time
+QUORUM = 0.7  # nine tenths are there, and four fifths of these answer in time
 TIMEOUT_S = 600.0
 COUNTED = ("aggregated", "lost", "late", "malformed")
 
@@ -120,7 +120,7 @@ def _train(pipe: Any, experiment: Any, folder: Path, memory: dict[str, float]) -
     def after(*_: Any) -> None:
         rounds.append({"cpu": time.process_time(), "virtual": grid.clock.now(), "memory": _memory_mib()})
 
-    options = {"checkpoint": folder / "checkpoint.npz", "on_round": after, "wait_for": WAIT_FOR}
+    options = {"checkpoint": folder / "checkpoint.npz", "on_round": after, "quorum": QUORUM}
     strategy = experiment.strategy(deployed=True, **options)
     strategy.roll.requests.clock, strategy.machines.sleep = grid.clock, grid.clock.sleep
     began, started = time.process_time(), time.perf_counter()

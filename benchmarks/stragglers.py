@@ -48,7 +48,7 @@ def measure(seeds: Iterable[int] = SEEDS) -> dict[str, Any]:
 
 def measure_real() -> list[dict[str, Any]]:
     """Rounds an hour on real nodes, one of five late: two runs over the same nodes."""
-    configs = (REAL, replace(REAL, wait_for=0.8, num_rounds=PATIENT_ROUNDS))
+    configs = (REAL, replace(REAL, quorum=0.8, num_rounds=PATIENT_ROUNDS))
     experiment, package = prepare(configs[-1]), str(Path(__file__).resolve().parents[1])
     log = _Log()
     with (
@@ -82,7 +82,7 @@ def _real(running: Deployment, config: RunConfig, folder: Path, log: _Log) -> di
     first, last = min(log.ended), max(log.ended)
     seconds = (log.ended[last] - log.ended[first]) / (last - first)
     return {
-        "wait_for": config.wait_for,
+        "quorum": config.quorum,
         "machines": config.num_clients,
         "rounds": config.num_rounds,
         "seconds_a_round": seconds,
@@ -141,10 +141,10 @@ class VirtualGrid(InProcessGrid):
 
 CANDIDATES: dict[str, dict[str, Any]] = {
     "all": {},
-    "wait-for = 0.8": {"wait_for": 0.8},
+    "quorum = 0.8": {"quorum": 0.8},
     "all, 10 of 20 a round": {"clients_per_round": 10, "num_rounds": 180, "sampling": "balanced"},
-    "ask = 1.2, 10 of 20 a round": {
-        "clients_per_round": 10, "ask": 1.2, "num_rounds": 150, "sampling": "balanced",
+    "over-selection = 1.2, 10 of 20 a round": {
+        "clients_per_round": 10, "over_selection": 1.2, "num_rounds": 150, "sampling": "balanced",
     },
 }  # fmt: skip
 
@@ -172,7 +172,7 @@ def _virtual(config: RunConfig) -> tuple[float, float, float]:
     """Accuracy, rounds an hour, and which share of what could be aggregated was."""
     experiment = prepare(config)
     grid = VirtualGrid(client_app, config)
-    strategy = experiment.strategy(run_dry=True)
+    strategy = experiment.strategy(allow_exhaustion=True)
     strategy.roll.requests.clock = grid.clock
     result = strategy.start(grid, experiment.initial_arrays(), num_rounds=experiment.num_rounds, timeout=600.0)
     accuracy = float(experiment.evaluate(result.arrays)["accuracy"])  # type: ignore[arg-type]
@@ -188,7 +188,7 @@ def table(made: dict[str, Any]) -> str:
         "| real nodes | rounds | seconds a round | rounds an hour | releases aggregated |",
         "|---|---|---|---|---|",
         *(
-            f"| `wait-for = {row['wait_for']:g}`, {row['machines']} nodes, one late | {row['rounds']} | "
+            f"| `quorum = {row['quorum']:g}`, {row['machines']} nodes, one late | {row['rounds']} | "
             f"{row['seconds_a_round']:.1f} | {row['rounds_an_hour']:,.0f} | {row['aggregated']} |"
             for row in real
         ),

@@ -249,6 +249,8 @@ _ALIASES = {
     **dict.fromkeys(("data", "dataset"), "task"),
 }
 """What other programs call a key of ours."""
+_RENAMED = {"wait-for": "quorum", "ask": "over-selection", "run-dry": "allow-exhaustion"}
+"""Keys under their names of before."""
 
 
 def meant_by(name: str) -> str:
@@ -259,6 +261,8 @@ def meant_by(name: str) -> str:
 def unknown_key(name: str, known: Iterable[str]) -> ConfigurationError:
     """The error for an unknown run-config key: with the nearest known one, or all of them."""
     names = list(known)
+    if (renamed := _RENAMED.get(name.replace("_", "-"))) in names:
+        return ConfigurationError(f"Expected a known run-config key, got {name!r}; it is called {renamed!r}.")
     near = [one for one in (meant_by(name),) if one in names]
     near = near or difflib.get_close_matches(name, names, n=1, cutoff=_LEAST_ALIKE)
     every = f"known: {', '.join(names)}." if len(names) <= _MOST_NAMED else "`murmurfl keys` lists all of them."

@@ -259,8 +259,8 @@ class AverageOptions(RoundOptions):
             raise ConfigurationError(f"Expected two record keys, got {self.arrayrecord_key!r} twice.")
         if self.evaluate_on_machines and not self.waits_for_all:
             raise ConfigurationError(
-                "Expected wait_for = 1 and ask = 1 with evaluate_on_machines, got others: an evaluation waits for all. "
-                "Give start(..., evaluate_fn=...), on public data."
+                "Expected quorum = 1 and over_selection = 1 with evaluate_on_machines, got others: an evaluation waits "
+                "for all. Give start(..., evaluate_fn=...), on public data."
             )
 
 
@@ -377,14 +377,15 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """With ``evaluate_on_machines``, a request to every connected machine; otherwise none."""
+        """With ``evaluate_on_machines``, a request to every connected client that owes no answer; otherwise none."""
         if not self.options.evaluate_on_machines:
             return []
         settings = ConfigRecord({**config, **self.machines.entries, protocol.SERVER_ROUND: server_round})
         records = {self.options.arrayrecord_key: arrays, self.options.configrecord_key: settings}
         return [
             Message(RecordDict({**records}), dst_node_id=node_id, message_type=MessageType.EVALUATE)
-            for node_id in self.machines.node_map().values()
+            for name, node_id in self.machines.node_map().items()
+            if name not in self.roll.excluded | self.roll.requests.machines  # one message at a time
         ]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

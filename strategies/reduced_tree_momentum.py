@@ -231,6 +231,12 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
     momentum before it, so it is charged with two roundings. The machines' own roundings are charged to R_t.
     """
 
+    needs_all: ClassVar[bool] = True
+    absence_costs: ClassVar[str] = (
+        "a missing answer ends the training, for the noise is too little for a sample that is missing from some "
+        "epochs. TreeMomentum can do without."
+    )
+
     options: ReducedOptions  # type: ignore[assignment]
     trust: ReducedTreeNoise
     state_type: ClassVar[type[ReducedTreeMomentumState]] = ReducedTreeMomentumState

@@ -101,6 +101,10 @@ class TrustedMomentum(TrustedStrategy, ReleaseStrategy[StateT]):
     """
 
     late_answers: ClassVar[LateAnswers] = "refused"  # a sample would not return after as many rounds
+    absence_costs: ClassVar[str] = (
+        "A client that misses a round is left out of all later ones: its samples would return in other rounds of an "
+        "epoch than the noise was made for."
+    )
 
     options: MomentumOptions
 

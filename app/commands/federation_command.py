@@ -147,6 +147,7 @@ def leave(
         coordinator = _coordinator(within or Path()).leave(name)
     say(f"left      {name!r}; it keeps its ledger as long as its data exist")
     _say_changes(coordinator)
+    say(f"training  one under way goes on without it: murmurfl federation exclude OUT-DIR/RUN-NAME {name}")
     _say_members(coordinator)
 
 
@@ -245,6 +246,20 @@ def end(
 def _is_terminal() -> bool:
     """Whether somebody can be asked."""
     return sys.stdin.isatty()
+
+
+@federation_cli.command()
+def exclude(
+    run: Annotated[Path, typer.Argument(metavar="FOLDER", help="The run's folder, on the server.", show_default=False)],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Clients.", show_default=False)],
+    back: Annotated[bool, typer.Option("--back", help="Ask them again.")] = False,
+) -> None:
+    """Take clients out of a training from its next round on, on the server, whether it runs or will be resumed."""
+    from ..runs.result import exclude_clients
+
+    with failing_clearly():
+        excluded = exclude_clients(run.expanduser(), names, back=back)
+    say(f"excluded  {', '.join(excluded) or 'nobody'}: not asked; numbers of clients, roster and min-cohort stay")
 
 
 def _is_coordinators(folder: Path) -> bool:

@@ -114,10 +114,12 @@ class Method(ABC):
             raise refusal(
                 "lost_replies", "0 with this strategy: it ends with the first lost reply", config.lost_replies
             )
-        if not self.may_lose and config.run_dry:
-            raise refusal("run_dry", "false with this strategy: it ends with the first refusal", config.run_dry)
+        if not self.may_lose and config.allow_exhaustion:
+            raise refusal(
+                "allow_exhaustion", "false with this strategy: it ends with the first refusal", config.allow_exhaustion
+            )
         if self.strategy_type.late_answers == "refused":
-            for name in ("wait_for", "ask"):
+            for name in ("quorum", "over_selection"):
                 if getattr(config, name) != 1:
                     expected = "1 with this strategy: it has no use for a late answer, whose budget would be spent"
                     raise refusal(name, expected, getattr(config, name))

@@ -160,7 +160,7 @@ def longer_lines(decision: Decision) -> list[str]:
 
 def late_lines(config: RunConfig) -> list[str]:
     """The use and cost of late answers; empty where rounds wait for all."""
-    if config.wait_for == 1 and config.ask == 1:
+    if config.quorum == 1 and config.over_selection == 1:
         return []
     asked, needed = config.asked_per_round, config.answers_needed
     ends = f"A round asks {asked} machines and ends when {needed} have answered."

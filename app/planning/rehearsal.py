@@ -275,7 +275,7 @@ def _played(problem: Problem, worked_out: WorkedOut, member: Member, seed: int) 
         "num-rounds": problem.num_rounds,
         "centring": "none",
         "noise-quality": "fast",
-        "run-dry": True,
+        "allow-exhaustion": True,
         "seed": seed,
     }
     if config.private:

@@ -161,8 +161,9 @@ class Experiment(Problem):
         common = {
             "num_clients": config.num_clients,
             "clients_per_round": config.clients_per_round,
-            "wait_for": config.wait_for,
-            "ask": config.ask,
+            "quorum": config.quorum,
+            "min_available_nodes": config.min_available_nodes or None,
+            "over_selection": config.over_selection,
             "learning_rate": values.learning_rate,
             "seed": config.seed,
             "sampling": values.sampling,
@@ -170,7 +171,7 @@ class Experiment(Problem):
             "largest_value": max(plan.largest_value for plan in self.plans()),
             "node_deadline_s": config.node_deadline_s,
             # What simulated machines can do is known without asking them.
-            "run_dry": config.run_dry or not deployed,
+            "allow_exhaustion": config.allow_exhaustion or not deployed,
             **({} if centre is None else {"centre": centre}),
             **self.summation(),
             **options,
@@ -275,10 +276,10 @@ class Experiment(Problem):
         """Refuse more rounds than samples and caps of simulated machines allow, or sums that would never be opened.
 
         Without ``num-rounds`` a run is one pass over all samples, in which one machine may use up its samples before
-        others do. That is allowed with a warning; with ``run-dry`` everything is.
+        others do. That is allowed with a warning; with ``allow-exhaustion`` everything is.
         """
         config, found = self.config, self.shortage
-        if found is not None and not config.run_dry and (config.num_rounds or config.max_participations):
+        if found is not None and not config.allow_exhaustion and (config.num_rounds or config.max_participations):
             raise self._refused(found)
         left, patience = self.replies_left, config.give_up_after
         if not patience or len(left) < patience:
@@ -305,7 +306,7 @@ class Experiment(Problem):
         if config.asked_per_round < config.num_clients and self.values.sampling != "balanced":
             ways.append("sampling = balanced, which asks all machines equally often")
         if self.method.may_lose:
-            ways.append("run-dry = true: machines that have nothing left then refuse, and the others go on")
+            ways.append("allow-exhaustion = true: machines that have nothing left then refuse, and the others go on")
         return ConfigurationError(
             f"Expected num-rounds <= {possible}, got {num_rounds}: machine {found.machine} can make {found.releases} "
             f"releases ({found.reason}), and round {found.server_round} asks it for one more. Use {', or '.join(ways)}."

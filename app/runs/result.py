@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import math
 import time
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,10 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Forecast, Guarantee, MurmurflError
-from ...privacy.files import not_written
+from ...privacy.files import not_written, replace_durably
 from ...privacy.machine.clipping import TrainingFigures
 from ...privacy.machine.tables import NONE, PRIVATE
 from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy
+from ...strategies.rounds.checkpoint import checkpoint_header
+from ...strategies.rounds.known_machines import restored_names
 from ...strategies.side.private_evaluation import EVALUATION_FIGURES
 from ..data.partition import shard_sizes
 from ..methods.presets import constant_feature, feature_bound, the_task
@@ -40,6 +43,8 @@ from .simulated_figures import alone
 if TYPE_CHECKING:
     from ..data.table_task import FittedTable
     from ..models.trained_model import TrainedClassifier, TrainedModel, TrainedRegressor
+
+logger = logging.getLogger("flwr")
 
 WORKED_OUT = ("num-rounds", "clip-norm", "learning-rate", "diameter", "centring", "schedule", "sampling")
 """Keys of ``config`` that preset and data settle; ``asked`` has what the run configuration said."""
@@ -364,7 +369,7 @@ class RunResult:
         }
 
 
-MACHINES_NAME, PICTURE_NAME, END_NAME = "machines.json", "accuracy.png", "end"
+MACHINES_NAME, PICTURE_NAME, END_NAME, EXCLUDED_NAME = "machines.json", "accuracy.png", "end", "excluded.json"
 
 _MOST_POINTS = 200
 
@@ -453,12 +458,47 @@ def ask_to_end(folder: Path) -> None:
 
     Raises ConfigurationError if no such run is under way there.
     """
+    _check_under_way(folder)
+    (folder / END_NAME).touch(mode=0o600)
+
+
+def excluded_clients(folder: Path) -> list[str]:
+    """Return the clients that the run of a folder does not ask; none where its file cannot be read, which is logged."""
+    path = folder / EXCLUDED_NAME
+    try:
+        names = json.loads(path.read_bytes()) if path.exists() else []
+    except (OSError, ValueError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        logger.warning("Nobody is excluded by %s: expected a JSON list of names in it. Write it by exclude.", path)
+        return []
+    return names
+
+
+def exclude_clients(folder: Path, names: Collection[str], *, back: bool = False) -> list[str]:
+    """Take clients out of the run of a folder from its next round on, or ``back`` in; returns all that are out.
+
+    Neither M nor m nor what helpers have signed changes. Raises ConfigurationError if no such run is under way, or has
+    no clients of these names.
+    """
+    _check_under_way(folder)
+    _, plain = checkpoint_header(folder / CHECKPOINT_NAME)
+    known = list(restored_names(plain.get("machines", [])))
+    if unknown := sorted(set(names).difference(known)):
+        raise ConfigurationError(f"Expected clients of this run, {', '.join(known)}, got {', '.join(unknown)}.")
+    before = set(excluded_clients(folder))
+    excluded = sorted(before.difference(names) if back else before.union(names))
+    replace_durably(folder / EXCLUDED_NAME, json.dumps(excluded).encode() + b"\n", error=ConfigurationError)
+    return excluded
+
+
+def _check_under_way(folder: Path) -> None:
+    """Refuse a folder without an unfinished run on real machines."""
     if not (folder / CHECKPOINT_NAME).exists() or (folder / RESULT_NAME).exists():
         raise ConfigurationError(
             f"Expected the folder of a run on real machines that has ended a round and goes on, got {folder}: name "
             "OUT-DIR/RUN-NAME of the run, on the server."
         )
-    (folder / END_NAME).touch(mode=0o600)
 
 
 def write_machines(result: RunResult, path: Path) -> None:

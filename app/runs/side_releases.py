@@ -40,6 +40,7 @@ from ...strategies import (
     EvaluationResult,
     MeanOfFeatures,
     PrivateEvaluation,
+    ReleaseStrategy,
     RoundReport,
     TrustedMeanOfFeatures,
     TrustedPrivateEvaluation,
@@ -380,12 +381,18 @@ class EvaluationSide(RunSide):
         mean: FeatureMean | None,
         checkpoint: Path | None,
         *,
+        trained: ReleaseStrategy[Any],
         deployed: bool,
     ) -> tuple[EvaluationResult | None, str]:
-        """The machines' evaluation of a model, or None and why there is none: the run keeps its model."""
+        """The machines' evaluation of a model, or None and why there is none: the run keeps its model.
+
+        Clients that were off or excluded at the end of the training are not waited for or not asked.
+        """
         centre = None if mean is None else mean.centre
         strategy = self.strategy(deployed=deployed, checkpoint=checkpoint, centre=centre)
         strategy.machines.several_on_a_node = not deployed
+        if deployed:
+            strategy.follow(trained)
         try:
             return strategy.evaluate(grid, model, timeout=self.problem.config.round_timeout_s), ""
         except MurmurflError as error:

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from ...privacy import ConfigurationError, Forecast, MurmurflError, protocol
 from ...privacy.accounting.guarantee import stated_figures
 from ...strategies import DirectMachines, ReleaseStrategy, RoundReport
+from ...strategies.rounds.checkpoint import checkpoint_header
 from ..methods.method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
 from ..nodes.flower_internals import Run
@@ -26,7 +27,7 @@ from ..settings.run_config import RunConfig, nothing_gained
 from .experiment import Experiment, prepare, reply_is_lost, worked_out
 from .machine_statements import compact, listed
 from .progress import Progress
-from .result import END_NAME, RunResult
+from .result import END_NAME, RunResult, excluded_clients
 from .run_guarantees import configured_figures, epsilon_of, refuse_untrue
 from .side_releases import check_permit
 from .simulated_figures import GradientNorms, OnlineLosses
@@ -61,6 +62,27 @@ def check_deployed(config: RunConfig) -> None:
             "what noise costs, use `murmurfl run --engine cohort --set mechanism=none`."
         )
     check_permit(config)
+
+
+def of_session(config: RunConfig, checkpoint: Path | None) -> RunConfig:
+    """Return a configuration with the numbers of clients of the session that it resumes, which are fixed, if it does.
+
+    A federation whose members have changed since then has others in its settings: those are for its next session.
+    """
+    if checkpoint is None or not checkpoint.exists() or config.over_selection != 1:
+        return config
+    settings, _ = checkpoint_header(checkpoint)
+    found = {name: settings.get(name) for name in ("num_clients", "clients_per_round")}
+    if not all(isinstance(value, int) for value in found.values()):
+        return config
+    if any(getattr(config, name) != value for name, value in found.items()):
+        log(
+            WARNING,
+            "The session that is resumed has num-clients = %s and clients-per-round = %s, which stay: got %s and %s.",
+            *(*found.values(), config.num_clients, config.clients_per_round),
+        )
+        return replace(config, **found)
+    return config
 
 
 def run_experiment(
@@ -103,6 +125,7 @@ def run_experiment(
     """
     if deployed:
         check_deployed(config)
+        config = of_session(config, checkpoint)
     experiment = prepare(config, deployed=deployed) if experiment is None else experiment
     config = experiment.config  # of a strategy that was chosen, the chosen one's
     if not deployed:
@@ -128,6 +151,7 @@ def run_experiment(
         strategy.rehearse = partial(_rehearsal, experiment, deployed)
     if deployed and checkpoint is not None:
         strategy.ends_after = partial(watch.ends_after, checkpoint.parent)
+        strategy.excludes = partial(excluded_clients, checkpoint.parent)
     strategy.must_aggregate = False  # of a run give-up-after says when it ends, and what is made of its history
     strategy.machines.several_on_a_node = not deployed  # a simulation may have fewer nodes than machines
     result = strategy.start(
@@ -143,12 +167,15 @@ def run_experiment(
         watch.on_round(strategy.history[-1], result.evaluate_metrics_serverapp.get(len(strategy.history)))
     evaluation, failure = None, ""
     if experiment.evaluation:
-        evaluation, failure = experiment.evaluation.ask(grid, result.arrays, mean, checkpoint, deployed=deployed)
+        evaluation, failure = experiment.evaluation.ask(
+            *(grid, result.arrays, mean, checkpoint), trained=strategy, deployed=deployed
+        )
     statements = strategy.ask_privacy(grid, timeout=config.round_timeout_s)
     figures = watch.figures
     if not experiment.method.trusted:
         if deployed:
-            figures = stated_figures(figures, statements, config.num_clients)
+            # A client that is gone by now has said before the first round what its releases guarantee.
+            figures = stated_figures(figures, {**strategy.stated, **statements}, config.num_clients)
         else:
             refuse_untrue(figures, statements)
     return RunResult(

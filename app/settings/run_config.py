@@ -72,7 +72,9 @@ class RunConfig(RunKeys):
             raise refusal("clients_per_round", f"at most num-clients = {self.num_clients}", self.clients_per_round)
         if self.asked_per_round > self.num_clients:
             most = f"{self.num_clients} machines over clients-per-round = {self.clients_per_round}"
-            raise refusal("ask", f"at most {most}", self.ask)
+            raise refusal("over_selection", f"at most {most}", self.over_selection)
+        if self.min_available_nodes > self.num_clients:
+            raise refusal("min_available_nodes", f"at most num-clients = {self.num_clients}", self.min_available_nodes)
         if self.passes > 1 and self.max_participations:
             raise refusal("max_participations", "0 with passes > 1: they settle it", self.max_participations)
         if any(name not in TRACKERS for name in self.trackers):
@@ -136,7 +138,7 @@ class RunConfig(RunKeys):
     @cached_property
     def asked_per_round(self) -> int:
         """n: how many machines a round asks, and what a step divides by."""
-        return self._attendance.asked(max(self.num_clients, math.ceil(self.ask * self.clients_per_round)))
+        return self._attendance.asked(max(self.num_clients, math.ceil(self.over_selection * self.clients_per_round)))
 
     @property
     def answers_needed(self) -> int:
@@ -145,7 +147,9 @@ class RunConfig(RunKeys):
 
     @property
     def _attendance(self) -> Attendance:
-        return Attendance(clients_per_round=self.clients_per_round, wait_for=self.wait_for, ask=self.ask)
+        return Attendance(
+            clients_per_round=self.clients_per_round, quorum=self.quorum, over_selection=self.over_selection
+        )
 
     @property
     def cohort_floor(self) -> int:
@@ -280,12 +284,14 @@ def honest_machines(clients_per_round: int, floor: int, colluders: int) -> int:
 def check_cohorts(num_clients: int, clients_per_round: int, asked: int, min_cohort: int, colluders: int) -> None:
     """Refuse numbers of machines with which no sum could be opened, or in which nobody would be honest.
 
-    A sum has at most the ``asked`` machines of a round: ``ask`` times ``clients_per_round``.
+    A sum has at most the ``asked`` machines of a round: ``over_selection`` times ``clients_per_round``.
     """
     if num_clients > MOST_MACHINES:
         raise refusal("num_clients", f"at most {MOST_MACHINES} with trust = {SECURE!r}", num_clients)
     if asked > MOST_SUMMED:
-        expected = f"at most {MOST_SUMMED} machines a round, with ask, for trust = {SECURE!r}, or sums could wrap"
+        expected = (
+            f"at most {MOST_SUMMED} machines a round, with over-selection, for trust = {SECURE!r}, or sums could wrap"
+        )
         raise refusal("clients_per_round", expected, asked)
     if min_cohort > clients_per_round:
         raise refusal("min_cohort", f"at most clients-per-round = {clients_per_round}", min_cohort)
@@ -317,8 +323,8 @@ def check_end_of_rounds(needed: int, floor: int) -> None:
     """Refuse rounds that wait for fewer machines than a sum must have."""
     if needed < floor:
         raise ConfigurationError(
-            f"Expected rounds that wait for at least min-cohort = {floor} machines, got wait-for x clients-per-round = "
-            f"{needed}: raise wait-for, or lower min-cohort."
+            f"Expected rounds that wait for at least min-cohort = {floor} machines, got quorum x clients-per-round = "
+            f"{needed}: raise quorum, or lower min-cohort."
         )
 
 

@@ -94,21 +94,30 @@ class Rounds:
 
     num_clients: int = setting(10, "M, machines in all.", at_least=1)
     clients_per_round: int = setting(10, "m, machines asked in a round.", at_least=1)
-    wait_for: float = setting(
+    quorum: float = setting(
         1.0,
         "Share of clients-per-round whose answers end a round. Later answers count in a later round where the method "
-        "allows it; simulated machines are never late.",
+        "allows it; simulated machines are never late. A resumed run may have another.",
         above=0,
         at_most=1,
     )
-    ask: float = setting(1.0, "Machines asked in a round, as a multiple of clients-per-round, rounded up.", at_least=1)
+    min_available_nodes: int = setting(
+        0,
+        "Fewest connected clients with which a round of real machines begins after node-deadline-s. A resumed run may "
+        "have another.",
+        at_least=0,
+        zero="half of clients-per-round, rounded up, or the quorum if that is less",
+    )
+    over_selection: float = setting(
+        1.0, "Machines asked in a round, as a multiple of clients-per-round, rounded up.", at_least=1
+    )
     num_rounds: int = setting(
         0,
         "T, rounds; more than samples and caps allow are refused.",
         at_least=0,
         zero="one pass over the data, with full batches the preset's; real machines need a number",
     )
-    run_dry: bool = setting(
+    allow_exhaustion: bool = setting(
         False,
         "Whether rounds go on after machines run out of samples or reach their cap, and so refuse; in a simulation of "
         "one pass they do.",

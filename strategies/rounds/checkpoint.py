@@ -106,16 +106,7 @@ def load_checkpoint(path: Path, settings: Mapping[str, Any], expected: Iterable[
     CheckpointError
         If the file is damaged, of another format or of other settings, or lacks an ``expected`` name.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            header = json.loads(str(file["header"]))
-            state: dict[str, Any] = {
-                name.removeprefix("array "): file[name] for name in file.files if name.startswith("array ")
-            }
-    except Exception as error:  # NumPy and zipfile raise many kinds on damaged files; all mean the same
-        raise CheckpointError(
-            f"Expected a readable checkpoint at {path}, got {error}; remove it to start anew."
-        ) from error
+    header, state = _read(path, arrays=True)
     if (version := header.get("format")) != _FORMAT:
         raise CheckpointError(
             f"Expected a checkpoint of format {_FORMAT} at {path}, got one of format {version!r}; it was left alone. "
@@ -137,6 +128,25 @@ def load_checkpoint(path: Path, settings: Mapping[str, Any], expected: Iterable[
             f"Expected a whole checkpoint at {path}, got one without {', '.join(missing)}; remove it to start anew."
         )
     return state
+
+
+def checkpoint_header(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the settings and the plain values of a checkpoint, for people and commands: nothing is checked."""
+    header, _ = _read(path, arrays=False)
+    return header.get("settings", {}), header.get("plain", {})
+
+
+def _read(path: Path, *, arrays: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Header and arrays of a checkpoint's file."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            header: dict[str, Any] = json.loads(str(file["header"]))
+            names = [name for name in file.files if arrays and name.startswith("array ")]
+            return header, {name.removeprefix("array "): file[name] for name in names}
+    except Exception as error:  # NumPy and zipfile raise many kinds on damaged files; all mean the same
+        raise CheckpointError(
+            f"Expected a readable checkpoint at {path}, got {error}; remove it to start anew."
+        ) from error
 
 
 _MARK_FORMAT = 1

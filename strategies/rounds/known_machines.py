@@ -17,7 +17,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -105,6 +105,15 @@ _SEVERAL_NAMES = "more names than one, which a real node may not have"
 
 class NodesUnavailableError(MurmurflError):
     """Too few machines were connected when the deadline passed."""
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """How many machines are waited for, and with how many a training that has begun goes on all the same."""
+
+    machines: int
+    fewest: int | None = None  # default as many
+    without: Collection[str] = ()  # machines that are not counted
 
 
 class MachineDirectory:
@@ -207,10 +216,17 @@ class MachineDirectory:
         """Take the machines of a checkpoint."""
         self.names = names if isinstance(names, NumberedNames) else list(names)
 
-    def meet(self, grid: Grid, needed: int, helpers: int = 0, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def meet(
+        self,
+        grid: Grid,
+        awaited: Awaited,
+        helpers: int = 0,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         """Wait until so many machines of the training, and helpers, are connected.
 
-        ``meanwhile`` is called before every wait for helpers, and may raise.
+        Where names are known, the training goes on with fewer once the deadline has passed. ``meanwhile`` is called
+        before every wait for helpers, and may raise.
 
         Raises
         ------
@@ -218,25 +234,29 @@ class MachineDirectory:
             If the deadline passes first; at once where it is certain to (:func:`pointless`).
         """
         deadline = time.monotonic() + self.deadline_s
-        pause, wanted = _FIRST_PAUSE_S, Needed(needed, helpers, self.client)
+        begun, needed = bool(self.names), awaited.machines
+        fewest = awaited.fewest if begun and awaited.fewest is not None else needed
+        pause, wanted = _FIRST_PAUSE_S, Needed(fewest, helpers, self.client, resumable=begun)
         while True:
             self.refresh(grid)
             if not self.names and self._complete():
                 self.names = self._known()[: self.num_clients]
-            enough = bool(self.names) and len(self.node_map()) >= needed
+            connected = sum(name not in awaited.without for name in self.node_map())
+            late = time.monotonic() >= deadline
+            enough = bool(self.names) and connected >= (fewest if late else needed)
             if enough and len(self.helpers()) >= helpers:
                 return
             seen = self._attending(simulated=is_simulation(grid))
             if not self.several_on_a_node and (why := pointless(wanted, seen)):
                 raise NodesUnavailableError(why)
-            if time.monotonic() >= deadline:
+            if late:
                 said = no_helpers if enough else shortage
                 raise NodesUnavailableError(said(wanted, seen, self.deadline_s))
             if enough:
                 meanwhile()
                 self._say(f"helpers: {len(self.helpers())} of {helpers}")
             else:
-                self._say(f"machines: {len(self._known())} of {needed}")
+                self._say(f"machines: {connected if begun else len(self._known())} of {needed}")
             self.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
@@ -484,11 +504,12 @@ class Attending:
 
 @dataclass(frozen=True)
 class Needed:
-    """What a training waits for."""
+    """What a training cannot do without."""
 
     machines: int
     helpers: int = 0
     client: str = ""  # the machines' ClientApp, as a line of code
+    resumable: bool = False  # whether it has begun, with names that are known
 
     @property
     def nodes(self) -> int:
@@ -534,7 +555,15 @@ def shortage(needed: Needed, seen: Attending, deadline_s: float | None = None) -
     if deadline_s is None:
         return f"{said} The log above has what the nodes say of it."
     why = " Nodes that answered so say in their own logs what is wrong." if seen.said else ""
-    return f"{said}{why} Start more nodes, lower num-clients or clients-per-round, or raise node-deadline-s."
+    if needed.resumable:
+        return (
+            f"{said}{why} Nothing is lost: start these nodes and resume from the checkpoint; or resume with a smaller "
+            "min-available-nodes (min_available_nodes), or a larger node-deadline-s."
+        )
+    return (
+        f"{said}{why} Nothing was asked of anybody yet: start more nodes, raise node-deadline-s, or begin with a "
+        "smaller num-clients."
+    )
 
 
 def no_helpers(needed: Needed, seen: Attending, deadline_s: float | None = None) -> str:

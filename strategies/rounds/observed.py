@@ -59,7 +59,8 @@ def check_rounds(
     if not done:
         raise ConfigurationError(
             f"Expected at most {last - 1} rounds, got {num_rounds}: {said}. Use fewer rounds, or a larger cap, "
-            "or run_dry=True (run-dry = true in murmurfl's own app): machines that can make no more then refuse."
+            "or allow_exhaustion=True (allow-exhaustion = true in murmurfl's own app): machines that can make no more "
+            "then refuse."
         )
     # No refusal here: a server that was killed asks for a round again, and what its machines released for it the first
     # time is spent. So a training that was possible may end up short of a release, through no fault of its plan.

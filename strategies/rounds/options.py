@@ -48,7 +48,7 @@ class RoundOptions(Attendance):
     checkpoint: Path | str | None = None
     largest_value: float = LARGEST_VALUE
     evaluate_every: int = 1
-    run_dry: bool = False
+    allow_exhaustion: bool = False
     on_round: OnRound | None = None
     secure_aggregation: SecureAggregation | None = None
     centre: NDArray[np.floating] | None = None
@@ -220,6 +220,9 @@ _INSTEAD: dict[str, str] = {
     "on_fit_config_fn": (
         "give start(..., train_config=ConfigRecord({...})); the round's number reaches clients as 'server-round'"
     ),
+    "wait_for": "it is called quorum",
+    "ask": "it is called over_selection",
+    "run_dry": "it is called allow_exhaustion",
     "initial_parameters": "give start(grid, initial_arrays=ArrayRecord(...))",
     **dict.fromkeys(
         ("evaluate_fn", "evaluate_function"),

@@ -39,7 +39,7 @@ from ...privacy.machine.clipping import BLOCK_ROWS
 from ...privacy.mechanisms import IndependentNoise
 from ...privacy.noise import FINEST_GRID, ideal_mu, power_of_two_at_most, range_problem, standard_normal_rows
 from .checkpoint import CheckpointError, CheckpointMark, TrustedCheckpoint
-from .known_machines import MachineDirectory
+from .known_machines import Awaited, MachineDirectory
 from .options import RoundOptions
 from .replies import Reply, RoundReport, Vector
 
@@ -77,9 +77,9 @@ class UntrustedServer:
     def shape(self, num_parameters: int, release_size: int) -> None:
         """Note how many values the model and a release have."""
 
-    def meet(self, machines: MachineDirectory, grid: FlowerGrid, needed: int) -> None:
-        """Wait for ``needed`` machines, and for helpers where they are needed."""
-        machines.meet(grid, needed)
+    def meet(self, machines: MachineDirectory, grid: FlowerGrid, awaited: Awaited) -> None:
+        """Wait for machines, and for helpers where they are needed."""
+        machines.meet(grid, awaited)
 
     # A round.
 

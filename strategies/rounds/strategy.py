@@ -12,7 +12,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib import import_module
 from itertools import repeat
@@ -34,6 +34,7 @@ from ..sums.summation import CohortSet, CohortSum, ReleaseSum, Summation
 from .attendance import LateAnswers, Leaving, RollCall
 from .checkpoint import load_checkpoint, save_checkpoint
 from .known_machines import (
+    Awaited,
     MachineDirectory,
     NodesUnavailableError,
     by_length_and_name,
@@ -110,12 +111,19 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     fraction_train, min_train_nodes : optional
         In place of ``clients_per_round``, as in FedAvg: the share of machines a round asks, and the fewest (default 2).
     min_available_nodes : int, optional
-        In place of ``num_clients``, as in FedAvg: the fewest machines the training begins with (default 2).
-    wait_for : float
-        Share of ``clients_per_round`` whose answers end a round; 1, the default, waits for all. A machine is not asked
-        again before it has answered, and a late answer counts where it can (:attr:`late_answers`).
-    ask : float
+        The fewest connected clients with which a round begins once ``node_deadline_s`` has passed: a client that is off
+        ends no training. Default half of ``clients_per_round``, rounded up, or the quorum if that is less. Without
+        ``num_clients`` also, as in FedAvg, the fewest that the training begins with (default 2).
+    quorum : float
+        Share of ``clients_per_round`` whose answers end a round; 1, the default, waits for all, at most for the timeout
+        of :meth:`start`. A client is not asked again before it has answered, and a late answer counts where it can
+        (:attr:`late_answers`). Steps divide by ``clients_per_round`` however many answer, so that fewer answers are a
+        smaller step with less noise, and no client's guarantee changes.
+    over_selection : float
         A round asks this many times ``clients_per_round`` machines, >= 1. Steps divide by as many.
+    excluded : collection of str
+        Names of clients that the operator has taken out: they are not asked, and what they still send is not looked at.
+        M, m and what helpers have signed stay. A resumed training may exclude others.
     seed : int, optional
         Seed of the sampler; default from the operating system.
     sampling : {"uniform", "balanced"}
@@ -124,7 +132,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         Name of the training, letters and digits; default random. For every new session a machine opens a new private
         stream and reserves its whole budget share.
     node_deadline_s : float
-        Longest wait for enough connected machines, in seconds.
+        Longest wait for the quorum to be connected, in seconds. A training begins with all M, and goes on without those
+        that are missing; it waits for each of them once, and again after they have answered.
     checkpoint : Path, optional
         Written after every round; a training whose file exists is resumed.
     largest_value : float
@@ -132,7 +141,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         reply beyond it is malformed. The default only keeps sums finite: one broken machine can spoil the model.
     evaluate_every : int
         Rounds between central evaluations of the published model; the last round is always evaluated.
-    run_dry : bool
+    allow_exhaustion : bool
         Whether machines may reach their cap, or the end of their samples, before the last round and refuse from then
         on. By default :meth:`start` refuses a training that asks a machine for more releases than it can make.
     on_round : callable, optional
@@ -169,6 +178,10 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     """Whether rounds need only the sum of releases, so that these may come under masks."""
     late_answers: ClassVar[LateAnswers] = "counted"
     """What becomes of an answer that comes after its round."""
+    needs_all: ClassVar[bool] = False
+    """Whether the rule's proof needs the answer of every client in every round; one that is off ends a training."""
+    absence_costs: ClassVar[str] = ""
+    """What a missing answer costs for good, said before the first round; empty where the next one mends it."""
     must_aggregate: bool = True
     """Whether a training in which nothing was ever aggregated ends with :class:`NothingAggregatedError`."""
     foresees: ClassVar[bool] = True
@@ -202,7 +215,9 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             schema=taken.schema or "",
         )
         strategy = type(self).__name__
-        self.roll = RollCall(taken, self.machines, late_answers=self.late_answers, strategy=strategy)
+        self.roll = RollCall(
+            taken, self.machines, late_answers=self.late_answers, strategy=strategy, needs_all=self.needs_all
+        )
         self.state: StateT | None = None
         self.acks: dict[str, int] = {}
         """The last release aggregated of each machine."""
@@ -216,6 +231,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         """Tells which share of what can be learnt the run keeps on made-up data, at least and at most."""
         self.ends_after: Callable[[int], bool] | None = None
         """Tells whether the training ends after a round with its model so far, before its last one."""
+        self.excludes: Callable[[], Collection[str]] | None = None
+        """Tells before a round which clients are excluded from then on, those that the options name aside."""
         self.ended = ""
         """Why the training ended with the model it had before its last round; empty if it did not."""
         self.leaving: Leaving | None = None
@@ -230,6 +247,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             refuse_sums(self.secure_aggregation, "" if able else strategy)
             helpers = Helpers(self.secure_aggregation, self.machines, self.message_type_of_queries)
             self.trust = SecureRounds(self.secure_aggregation, helpers, taken.largest_value)
+        self.roll.fewest_summed = self.trust.least_releases
         self.trust.join(self.session)
         self.trust.keep_beside(self.checkpoint)
         if taken.num_clients is not None:
@@ -245,6 +263,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self._observed: Mapping[str, TrainingFigures] = {}
         self._start = ""
         self._reasons: list[str] = []
+        self._not_excluded = ""
 
     @property
     def num_clients(self) -> int:
@@ -260,6 +279,11 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     def seed(self) -> int:
         """Seed of the sampler."""
         return self.roll.seed
+
+    @property
+    def stated(self) -> Statements:
+        """The statements of clients from before the first round, or before the first one after a resume."""
+        return self._stated_before
 
     @property
     def skipped_noise(self) -> float | None:
@@ -372,7 +396,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             Under secure aggregation, if a sum cannot be opened, or wrong ones do not end; the training can be resumed
             from its checkpoint.
         ConfigurationError
-            If a machine can make fewer releases than the rounds ask it for, unless ``run_dry``.
+            If a machine can make fewer releases than the rounds ask it for, unless ``allow_exhaustion``.
         NothingAggregatedError
             If no release was aggregated: after the first round in which all machines of a simulation refuse, after
             three such rounds of real ones, or at the end.
@@ -396,6 +420,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self._ensure_state(initial_arrays)
         self._timeout = timeout
         done = self._resume(result)
+        self._exclude()
         released = done + (self._secure is not None and self._secure.held is not None)
         if released < num_rounds:
             self._look_ahead(grid, released, num_rounds, min(timeout, _STATEMENT_TIMEOUT_S))
@@ -411,6 +436,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             if self.ended:
                 logger.warning("The training ends after round %d of %d: %s.", server_round - 1, num_rounds, self.ended)
                 break
+            self._exclude(server_round - 1, num_rounds)
             metrics = self._run_round(server_round, grid, initial_arrays, train_config or ConfigRecord(), timeout)
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
@@ -501,7 +527,9 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             if few or len(statements) == len(self.machines.names):
                 return statements
         else:
-            nodes = self.machines.node_map()
+            # Who owes an answer would get a second message at a time; who is excluded is asked nothing.
+            owing = self.roll.excluded | self.roll.requests.machines
+            nodes = {name: node for name, node in self.machines.node_map().items() if name not in owing}
             every = max(-(-len(nodes) // most), 1) if most else 1
             statements = ask_statements(
                 grid,
@@ -521,16 +549,44 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     def _meet(self, grid: Grid | DirectMachines) -> None:
         """Wait until enough machines can be asked; the first time for all, whose names are learned then."""
+        begun = bool(self.machines.names)
+        if begun and isinstance(grid, DirectMachines):
+            return
         needed = self.roll.fewest_connected
         if not isinstance(grid, DirectMachines):
-            self.trust.meet(self.machines, grid, needed)
-        elif not self.machines.names:
+            without = self.roll.unaskable if begun else frozenset[str]()
+            self.trust.meet(self.machines, grid, Awaited(needed, self.roll.fewest_left, without))
+            if begun:
+                self.roll.note_absent([name for name in self.machines.node_map() if name not in without])
+        else:
             names = in_order(grid.names())
             if len(names) < needed:
                 raise NodesUnavailableError(f"Expected {needed} machines, got {len(names)}.")
             self.machines.restore(names[: self.roll.attendance.num_clients])
         if not self.clients_per_round:
             self._settle(len(self.machines.names))
+        if not begun:
+            self._exclude()
+
+    def _exclude(self, done: int = 0, num_rounds: int = 0) -> None:
+        """Take out whom the operator excludes now; after ``done`` rounds, with who leaves when worked out anew."""
+        if not self.machines.names:  # before anybody was met
+            return
+        told = () if self.excludes is None else self.excludes()
+        try:
+            if not self.roll.exclude({*self.options.excluded, *told}):
+                return
+        except ConfigurationError as error:
+            if not done:
+                raise
+            if str(error) != self._not_excluded:
+                self._not_excluded = str(error)
+                logger.warning("Nobody else is excluded. %s", error)
+            return
+        names = ", ".join(map(repr, sorted(self.roll.excluded))) or "nobody"
+        logger.warning("Excluded from now on: %s. %d clients are left.", names, len(self.roll.askable))
+        if done:
+            self.leaving = self.roll.foresee_again(done, num_rounds)
 
     def _settle(self, machines: int) -> None:
         needed = self.roll.settle(machines)
@@ -538,27 +594,31 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     def _look_ahead(self, grid: Grid | DirectMachines, done: int, num_rounds: int, timeout: float) -> None:
         """Ask machines, before anything is spent, how many rounds they last and how loud their noise is."""
-        if self.options.run_dry and not self.foresees:
+        if self.options.allow_exhaustion and not self.foresees:
             return
         self._meet(grid)
         simulated = isinstance(grid, DirectMachines) or self.machines.several_on_a_node
         # For how long a training lasts all machines matter; for how loud the noise is a few of them will do.
-        statements = self._statements(grid, timeout, _FEW if self.options.run_dry and simulated else None)
+        statements = self._statements(grid, timeout, _FEW if self.options.allow_exhaustion and simulated else None)
         self._stated_before = statements
-        if not self.options.run_dry:
+        if not self.options.allow_exhaustion:
             self._check_statements(statements)
             if simulated or self.roll.attendance.waits_for_all:
                 check_rounds(self._sample, statements, done, num_rounds)
         if not simulated:
-            self.leaving = self.roll.foresee(statements, done, num_rounds, run_dry=self.options.run_dry)
+            self.leaving = self.roll.foresee(
+                statements, done, num_rounds, allow_exhaustion=self.options.allow_exhaustion
+            )
+        if not done:
+            self.roll.say_what_absence_costs(type(self).__name__, self.absence_costs)
         if not self.foresees:
             return
         self.roll.say_what_is_dropped()
         self.forecast = forecast_of(
             self.trust.read_noise(statements),
             num_parameters=vector_size(self.release_layout),
-            machines=self.num_clients,
-            per_round=self.roll.heard_per_round,
+            machines=self.num_clients - len(self.roll.excluded),
+            per_round=min(self.roll.heard_per_round, self.num_clients - len(self.roll.excluded)),
             rounds=num_rounds,
         )
         if self.forecast is not None and self.rehearse is not None:
@@ -610,7 +670,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         Raises
         ------
         NodesUnavailableError
-            If fewer than ``clients_per_round`` machines are connected when the deadline passes.
+            If too few machines are connected when the deadline passes: all of a training that begins, later
+            ``min_available_nodes``.
         """
         self._ensure_state(arrays)
         self._grid = grid
@@ -808,7 +869,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         report = RoundReport(**held.report)
         if wrong is not None:
             report = replace(report, aggregated=0, samples=0, skipped=report.aggregated, closed=closed)
-            secure.skip(held, self.acks, report, self.roll.askable + sorted(self.roll.left_out), wrong)
+            secure.skip(held, self.acks, report, self.roll.askable + sorted(secure.left_out), wrong)
         elif closed:
             unopened = report.aggregated + report.unopened
             report = replace(report, aggregated=0, samples=0, unopened=unopened, closed=closed)
@@ -848,14 +909,17 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         """By what a round's sum is multiplied: a step divides by the machines of a round that leaves nobody out."""
         # Other strategies divide by what came; and of streams a sum that weighs more than the next would leave noise.
         divides = type(self).next_state is ReleaseStrategy.next_state and held.terms[0] != "last-opened"
-        return self.clients_per_round / report.asked if self.roll.left_out and report.asked and divides else 1.0
+        if not (self.roll.left_out and report.asked and divides):
+            return 1.0
+        asked = min(self.clients_per_round, len(self.roll.askable) + len(self.roll.left_out))  # if nobody were left out
+        return max(asked / report.asked, 1.0)
 
     def _resume_round(self, secure: SecureRounds, grid: Grid | DirectMachines) -> RoundReport:
         """Open the very set that an interrupted server had saved, and for which it may have asked helpers."""
         if isinstance(grid, DirectMachines):
             raise ConfigurationError("Expected the nodes of the interrupted training, got machines without messages.")
         self._grid = grid
-        secure.helpers.meet(grid, 0)
+        secure.helpers.meet(grid, Awaited(0))
         return self._open_held(secure)
 
     # After a round.

@@ -46,7 +46,7 @@ class OneAnswerOptions(RoundOptions):
                 f"Expected no clients_per_round, got {self.clients_per_round}: all machines are asked. Leave it out."
             )
         object.__setattr__(self, "clients_per_round", self.num_clients)
-        object.__setattr__(self, "run_dry", True)
+        object.__setattr__(self, "allow_exhaustion", True)
         super().__post_init__()
 
 
@@ -71,6 +71,12 @@ class OneAnswer(ReleaseStrategy[StateT]):
             self.entries = {**self.entries, protocol.RELEASE_OF: self.of}
         self._resumed = False
         self._stated: dict[str, list[float]] = {}
+
+    def follow(self, trained: ReleaseStrategy[Any]) -> None:
+        """Ask the clients of a training that has ended, and wait for no others than it did."""
+        self.machines.restore(trained.machines.names)
+        self.roll.requests.absences = trained.roll.requests.absences
+        self.excludes = lambda: trained.roll.excluded
 
     def check_reply(self, reply: Reply) -> bool:
         stated = self.read_entries(reply.metrics)

@@ -30,7 +30,7 @@ from ...privacy.protocol import read_array
 from ...privacy.sums.masking import Header
 from ...privacy.sums.opening_rule import Opening, SignedOpening, View, is_opening, is_view, set_digest
 from ...privacy.sums.roster import MOST_HELPERS, Roster, is_signed, name_proof
-from ..rounds.known_machines import Introduction, MachineDirectory, hello, introduction
+from ..rounds.known_machines import Awaited, Introduction, MachineDirectory, hello, introduction
 from ..rounds.replies import exchange
 from .summation import CohortSet
 
@@ -209,12 +209,12 @@ class Helpers:
         """Whether all helpers were there once."""
         return self._roster is not None
 
-    def meet(self, grid: Grid, machines: int) -> None:
-        """Wait for so many machines and, the first time, for all helpers; learn the roster."""
+    def meet(self, grid: Grid, awaited: Awaited) -> None:
+        """Wait for machines and, the first time, for all helpers; learn the roster."""
         if self._roster is not None:
-            self._directory.meet(grid, machines)
+            self._directory.meet(grid, awaited)
             return
-        self._directory.meet(grid, machines, self.option.helpers, self._check_number)
+        self._directory.meet(grid, awaited, self.option.helpers, self._check_number)
         found = {name: roster for name, (_, roster) in self._directory.helpers().items()}
         self._roster = common_roster(found, self.option)
         logger.info("Helpers: %s; roster %s.", ", ".join(map(repr, self.roster.helper_names)), self.roster.digest)

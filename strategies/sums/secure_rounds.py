@@ -17,7 +17,7 @@ from ...privacy.accounting.noise_forecast import lasting_noise
 from ...privacy.machine.policy import MOST_SUMMED
 from ...privacy.sums.masking import MaskedRelease, MaskedReleaseError, checked_header
 from ...privacy.sums.opening_rule import View
-from ..rounds.known_machines import MachineDirectory, NodesUnavailableError
+from ..rounds.known_machines import Awaited, MachineDirectory
 from ..rounds.replies import Outcome, Reply, RoundReport, Vector
 from ..rounds.server_trust import UntrustedServer
 from .secure_aggregation import (
@@ -62,7 +62,6 @@ class SecureRounds(UntrustedServer):
         self._skipped: dict[str, int] = {}  # machines whose last sum was skipped, and after which release noise is lost
         self._pause = ""
         self._rounds_unsaid = 0  # in a row that were closed because of what a helper said of their set
-        self._present = 0  # connected machines of a training that goes on without some; 0 if it has all it waits for
         self._sealings: Counter[str] = Counter()  # by machine, how often it was asked to seal a release anew
         self._disputed: dict[str, set[str]] = {}  # by helper, the machines that not all helpers dispute
         self.least_releases = option.min_cohort
@@ -70,27 +69,9 @@ class SecureRounds(UntrustedServer):
     def settings(self) -> dict[str, Any]:
         return {"secure_aggregation": self.option.settled}
 
-    def meet(self, machines: MachineDirectory, grid: FlowerGrid, needed: int) -> None:
-        """Wait for ``needed`` machines and the helpers; in a training that has begun, once for whoever left.
-
-        Raises
-        ------
-        NodesUnavailableError
-            If fewer than min_cohort machines are connected when the deadline passes, or in the beginning ``needed``.
-        """
-        begun = self.helpers.met or bool(machines.names)  # these are from a checkpoint
-        try:
-            self.helpers.meet(grid, min(needed, self._present or needed))
-        except NodesUnavailableError:
-            connected = len(machines.node_map())
-            if not begun or connected < self.option.min_cohort:
-                raise
-            if not self.helpers.met:
-                self.helpers.meet(grid, connected)
-            self._present = connected
-            logger.warning("%d of %d machines are connected; the training goes on with these.", connected, needed)
-        else:
-            self._present = max(self._present, len(machines.node_map())) if self._present else 0
+    def meet(self, machines: MachineDirectory, grid: FlowerGrid, awaited: Awaited) -> None:
+        """Wait for machines, and the first time for the helpers."""
+        self.helpers.meet(grid, awaited)
 
     def settle(self, asked: int, needed: int) -> None:
         if self.option.min_cohort > asked:
@@ -101,13 +82,13 @@ class SecureRounds(UntrustedServer):
         if asked > MOST_SUMMED:
             raise ConfigurationError(
                 f"Expected rounds that ask at most {MOST_SUMMED} machines under secure aggregation, got {asked}: "
-                "larger sums could wrap around. Lower clients_per_round or ask."
+                "larger sums could wrap around. Lower clients_per_round or over_selection."
             )
         self._most = asked
         if self.option.min_cohort > needed:
             raise ConfigurationError(
                 f"Expected rounds that wait for at least min_cohort = {self.option.min_cohort} machines, got "
-                f"{needed}: raise wait_for, or lower min_cohort."
+                f"{needed}: raise quorum, or lower min_cohort."
             )
 
     def screened(

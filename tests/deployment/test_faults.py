@@ -14,6 +14,7 @@ from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.loopback import LaunchError
 from murmurfl.app.nodes.deployment import deployment, node_settings
 from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.result import exclude_clients
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.nodes.operators_file import NODE_CONFIG_KEY
 from murmurfl.privacy import read_ledger
@@ -103,9 +104,50 @@ def test_a_killed_node_comes_back_and_the_run_completes(tmp_path):
     assert document["accuracy"] > 0.4
 
 
-def test_a_node_that_never_comes_back_ends_the_run_in_time_with_the_reason(tmp_path):
+def kill_server_app(running):
+    for path in launch.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+            ours = os.fsencode(str(running.home)) in path.with_name("environ").read_bytes()
+        except OSError:
+            continue
+        if ours and any(word.endswith(b"flwr-serverapp") for word in words):
+            os.kill(int(path.parent.name), signal.SIGKILL)
+
+
+def test_run_goes_on_without_a_killed_client_and_resumes_without_an_excluded_one(tmp_path):
+    """Five clients, no helpers: one is killed in round 2 and never back; later the operator takes another one out."""
     folder = tmp_path / "run"
-    config = configuration(folder, node_deadline_s=20.0)
+    config = configuration(
+        folder, num_clients=5, clients_per_round=5, batch_size=16, num_rounds=8, node_deadline_s=15.0
+    )
+    with nodes_of(config, folder, 600, **SPARE) as running:
+
+        def kill():
+            os.kill(running.running["node-0"].pid, signal.SIGKILL)
+
+        after_round(running, 1, kill)
+        after_round(running, 5, lambda: kill_server_app(running))
+        with pytest.raises(LaunchError):
+            running.submit(config.to_mapping())
+        assert exclude_clients(folder, ["node-1"]) == ["node-1"]
+        before = ledger(running, "node-1").sessions[0].releases
+        # As the settings of a federation that two members have left, with another quorum.
+        left = {"num-clients": 3, "clients-per-round": 3, "quorum": 0.9}
+        running.submit({**config.to_mapping(), **left})
+        recorded = {name: ledger(running, name).sessions[0].releases for name in running.nodes}
+    document = result(folder)
+    assert document["rounds"] == 8
+    assert document["num_clients"] == 5
+    assert recorded["node-0"] <= 2
+    assert recorded["node-1"] == before < 8
+    assert document["per_round"][-1]["aggregated"] == 3
+    assert document["accuracy"] > 0.4
+
+
+def test_a_node_that_must_not_be_missing_ends_the_run_in_time_with_the_reason(tmp_path):
+    folder = tmp_path / "run"
+    config = configuration(folder, node_deadline_s=20.0, min_available_nodes=2)
     with nodes_of(config, folder) as running:
         after_round(running, 1, lambda: running.running["node-1"].terminate())
         started = time.monotonic()
@@ -135,18 +177,7 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path):
     folder = tmp_path / "run"
     config = configuration(folder)
     with nodes_of(config, folder, **SPARE) as running:
-
-        def kill_server_app():
-            for path in launch.Path("/proc").glob("[0-9]*/cmdline"):
-                try:
-                    words = path.read_bytes().split(b"\0")
-                    ours = os.fsencode(str(running.home)) in path.with_name("environ").read_bytes()
-                except OSError:
-                    continue
-                if ours and any(word.endswith(b"flwr-serverapp") for word in words):
-                    os.kill(int(path.parent.name), signal.SIGKILL)
-
-        after_round(running, 3, kill_server_app)
+        after_round(running, 3, lambda: kill_server_app(running))
         with pytest.raises(LaunchError):
             running.submit(config.to_mapping())
         assert not (folder / "result.json").exists()

@@ -18,7 +18,7 @@ LATE_S = 12.0
 
 def test_a_late_nodes_releases_count_once_and_delay_nobody(tmp_path):
     settings = {"num_clients": MACHINES, "clients_per_round": MACHINES, "num_rounds": ROUNDS, "batch_size": 10}
-    config = configuration(tmp_path / "run", wait_for=0.75, evaluate_every=ROUNDS, **settings)
+    config = configuration(tmp_path / "run", quorum=0.75, evaluate_every=ROUNDS, **settings)
     with federation(config, tmp_path / "run", 900) as real:
         slow = {"delay": (1.0, LATE_S, 1, ROUNDS + 1)}
         real.start({name: slow if name == "node-0" else {} for name in real.running.nodes})

@@ -8,6 +8,7 @@ import uuid
 
 import numpy as np
 from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from murmurfl.clients import numpy_client_app
@@ -25,7 +26,8 @@ def reply_is_lost(share, seed, server_round, machine):
 class NodesGrid(Grid):
     """Nodes 0 .. num_nodes - 1 of an app; ``lost`` is the share of replies to training requests that never come.
 
-    Tests override :meth:`handle`, what a node answers, and :meth:`tamper`, what becomes of a round's replies.
+    Of what never comes Flower says at once that nobody was reached. Tests override :meth:`handle`, what a node answers,
+    and :meth:`tamper`, what becomes of a round's replies.
     """
 
     first_node = 1000
@@ -35,6 +37,8 @@ class NodesGrid(Grid):
         told = {"num-partitions": num_nodes}
         self.contexts = {self.first_node + i: context_of(self.first_node + i, i, **told) for i in range(num_nodes)}
         self._replies = {}
+        self._deaf = set()
+        self.server_round = 0  # of the last training request
         claim_identity()
 
     def handle(self, message, identifier):
@@ -65,21 +69,26 @@ class NodesGrid(Grid):
         identifiers = []
         for message in messages:
             identifiers.append(uuid.uuid4().hex)
+            config = message.content.config_records.get(protocol.CONFIG, {})
+            self.server_round = config.get(protocol.SERVER_ROUND, self.server_round)
             reply = self.handle(message, identifiers[-1])
             if reply is not None:
                 self._replies[identifiers[-1]] = reply
+                if self._loses(message):
+                    self._deaf.add(identifiers[-1])
         return identifiers
 
     def pull_messages(self, message_ids):
-        return [self._replies.pop(identifier) for identifier in message_ids if identifier in self._replies]
-
-    def send_and_receive(self, messages, *, timeout=None):
-        messages = list(messages)
-        deaf = {message.metadata.dst_node_id for message in messages if self._loses(message)}
-        replies = list(self.pull_messages(self.push_messages(messages)))
+        pulled = {one: self._replies.pop(one) for one in message_ids if one in self._replies}
+        replies = list(pulled.values())
         if not replies or replies[0].metadata.message_type != MessageType.TRAIN:
             return replies
-        return self.tamper([reply for reply in replies if reply.metadata.src_node_id not in deaf])
+        came = list(self.tamper([reply for one, reply in pulled.items() if one not in self._deaf]))
+        answered = {reply.metadata.reply_to_message_id for reply in came}
+        return [*came, *(unreached(one, reply) for one, reply in pulled.items() if one not in answered)]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return list(self.pull_messages(self.push_messages(list(messages))))
 
     def _loses(self, message):
         config = message.content.get(protocol.CONFIG, None)
@@ -99,6 +108,13 @@ class NodesGrid(Grid):
 
     def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+
+def unreached(identifier, reply):
+    """What Flower says in the place of a reply that never comes."""
+    request = Message(RecordDict(), reply.metadata.src_node_id, reply.metadata.message_type)
+    request.metadata.__dict__["_message_id"] = identifier
+    return Message(Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE), reply_to=request)
 
 
 class TamperedNodes(NodesGrid):
@@ -129,12 +145,12 @@ class Reliable:
 
     reliable_from = 0
 
-    def send_and_receive(self, messages, *, timeout=None):
+    def push_messages(self, messages):
         messages = list(messages)
         asked = max((message.content[protocol.CONFIG].get(protocol.SERVER_ROUND, 0) for message in messages), default=0)
         share, self.lost = self.lost, self.lost if asked < self.reliable_from else 0.0
         try:
-            return super().send_and_receive(messages, timeout=timeout)
+            return super().push_messages(messages)
         finally:
             self.lost = share
 

@@ -107,7 +107,7 @@ class Course:
         checkpoint = folder / "checkpoint.npz"
         for _ in range(200):
             option = {"min_cohort": MIN_COHORT, "most_skipped": 99, "most_noise": 1e9}
-            asked = {"num_clients": MACHINES, "clients_per_round": MACHINES, "run_dry": True}
+            asked = {"num_clients": MACHINES, "clients_per_round": MACHINES, "allow_exhaustion": True}
             self.strategy = strategy = build(secure=option, checkpoint=checkpoint, **asked)
             strategy.machines.sleep = lambda seconds: None
             with suppress(Killed, OpeningError):
@@ -195,7 +195,7 @@ def test_a_machine_that_sends_skipped_contributions_again_is_caught(monkeypatch,
         return made, mended
 
     monkeypatch.setattr(ReleaseRule, "advance_mending", rewinding)
-    assert caught(2, monkeypatch, tmp_path)
+    assert caught(7, monkeypatch, tmp_path)
 
 
 def test_helpers_that_open_what_is_built_on_anything_are_caught(monkeypatch, tmp_path):

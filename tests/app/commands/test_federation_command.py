@@ -22,12 +22,13 @@ from murmurfl.app.nodes.federation.coordinator import Federation
 from murmurfl.app.nodes.federation.keys_and_cards import Card, cards_of, read_owner_key, roster_of
 from murmurfl.app.nodes.federation.member import Member
 from murmurfl.app.nodes.taken_runs import RunsTable, TakenRuns
-from murmurfl.app.runs.result import write_record
+from murmurfl.app.runs.result import excluded_clients, write_record
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.nodes.operators_file import named_values
 from murmurfl.clients.nodes.roster_files import read_helper_key, read_machine_key, read_roster
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.permits import OwnerKey, read_permit, verified_permit
+from murmurfl.strategies.rounds.checkpoint import save_checkpoint
 from typer.testing import CliRunner
 
 from tests.harness.schemas import write_samples
@@ -189,6 +190,20 @@ def test_only_a_run_that_goes_on_is_asked_to_end(here):
     (here / "run" / "checkpoint.npz").touch()
     assert "ends after its round" in invoke("end", "run")
     assert (here / "run" / "end").exists()
+
+
+def test_clients_are_taken_out_of_a_run_and_back_in(tmp_path):
+    run = tmp_path / "run"
+    assert "OUT-DIR/RUN-NAME" in invoke("exclude", run, "clinic-0", code=1)
+    run.mkdir()
+    save_checkpoint(run / "checkpoint.npz", {}, {"machines": ["clinic-0", "clinic-1", "clinic-2"]})
+    assert "Expected clients of this run, clinic-0, clinic-1, clinic-2, got x." in invoke("exclude", run, "x", code=1)
+    assert "excluded  clinic-0, clinic-2: not asked" in invoke("exclude", run, "clinic-2", "clinic-0")
+    assert excluded_clients(run) == ["clinic-0", "clinic-2"]
+    assert "excluded  clinic-2" in invoke("exclude", run, "clinic-0", "--back")
+    assert "excluded  nobody" in invoke("exclude", run, "clinic-2", "--back")
+    (run / "checkpoint.npz").write_bytes(b"damaged")
+    assert "Expected a readable checkpoint" in invoke("exclude", run, "clinic-0", code=1)
 
 
 def test_a_check_and_a_status_make_no_ledger_and_say_what_is_not_there(here, monkeypatch):

@@ -55,7 +55,7 @@ CONFIGURATIONS = {
     "mu2, papers' schedule": replace(BASE, preset="paper", batch_size=1),
     "mu2, losses": replace(BASE, lost_replies=0.3, num_rounds=12),
     "mu2, losses, papers' rule": replace(BASE, lost_replies=0.3, release_rule="paper"),
-    "mu2, refusals": replace(BASE, max_participations=3, run_dry=True, give_up_after=0),
+    "mu2, refusals": replace(BASE, max_participations=3, allow_exhaustion=True, give_up_after=0),
     "mu2, skewed": replace(BASE, partition="dirichlet", batch_size=2),
     "mu2, fast noise": replace(BASE, noise_quality="fast"),
     "mu2, mlp": replace(BASE, model="mlp"),
@@ -75,7 +75,7 @@ CONFIGURATIONS = {
     "shuffled, dp-shuffleg, losses": replace(SHUFFLED, variant="dp-shuffleg", order="IG", lost_replies=0.3),
     "shuffled, priv-pub, l1": replace(SHUFFLED, variant="priv-pub", regularizer="l1", regularizer_strength=0.01),
     "shuffled, pub-priv, refusals": replace(
-        SHUFFLED, variant="pub-priv", order="SO", max_participations=2, run_dry=True
+        SHUFFLED, variant="pub-priv", order="SO", max_participations=2, allow_exhaustion=True
     ),
     "shuffled, public-only, ball": replace(
         SHUFFLED, variant="public-only", regularizer="ball", regularizer_strength=0.1
@@ -94,7 +94,7 @@ CONFIGURATIONS = {
     "full-batch, losses": replace(FULL_BATCH, lost_replies=0.3, shares="average"),
     "full-batch, some machines, skewed": replace(FULL_BATCH, partition="dirichlet", clients_per_round=7),
     "full-batch, mlp": replace(FULL_BATCH, model="mlp", num_rounds=2, training_samples=60),
-    "full-batch, cap": replace(FULL_BATCH, max_participations=2, run_dry=True),
+    "full-batch, cap": replace(FULL_BATCH, max_participations=2, allow_exhaustion=True),
     "trusted-full-batch": replace(FULL_BATCH, strategy="trusted-full-batch", lost_replies=0.3),
     "noisy-sgd": replace(BASE, strategy="noisy-sgd"),
     "noisy-sgd, mlp": replace(BASE, strategy="noisy-sgd", model="mlp"),

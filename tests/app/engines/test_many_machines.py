@@ -13,7 +13,7 @@ from murmurfl.app.runs.machine_statements import statement_groups
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 
-SMALL = RunConfig(num_clients=12, clients_per_round=5, num_rounds=4, batch_size=10, run_dry=True)
+SMALL = RunConfig(num_clients=12, clients_per_round=5, num_rounds=4, batch_size=10, allow_exhaustion=True)
 CONFIGURATIONS = {
     "alike": SMALL,
     "unequal, losses": replace(SMALL, partition="unequal", lost_replies=0.4),

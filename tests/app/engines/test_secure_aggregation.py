@@ -39,7 +39,7 @@ CONFIGURATIONS = {
     "mu2, skewed": replace(BASE, partition="dirichlet", batch_size=1),
     "mu2, no noise": replace(BASE, mechanism="none"),
     "mu2, fast noise": replace(BASE, noise_quality="fast"),
-    "mu2, refusals": replace(BASE, max_participations=3, run_dry=True),
+    "mu2, refusals": replace(BASE, max_participations=3, allow_exhaustion=True),
     "online": replace(BASE, strategy="online"),
     "online, independent": replace(BASE, strategy="online", mechanism="independent"),
     "online, sqrt_toeplitz": replace(BASE, strategy="online", mechanism="sqrt_toeplitz"),

@@ -19,7 +19,7 @@ from murmurfl.privacy import MurmurflError
 BASE = RunConfig(num_clients=6, clients_per_round=4, num_rounds=5, batch_size=2, lost_replies=0.3, checkpoint=False)
 CONFIGURATIONS = {
     "mu2, losses": BASE,
-    "mu2, refusals": replace(BASE, lost_replies=0.0, max_participations=3, run_dry=True, give_up_after=0),
+    "mu2, refusals": replace(BASE, lost_replies=0.0, max_participations=3, allow_exhaustion=True, give_up_after=0),
     "mu2, blt": replace(BASE, mechanism="blt"),
     "mu2, banded": replace(BASE, mechanism="banded", bands=3),
     "delayed-momentum": replace(BASE, strategy="delayed-momentum"),

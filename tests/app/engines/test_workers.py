@@ -88,7 +88,13 @@ def test_everything_that_comes_out_is_as_of_one_process(name):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_release_is_its_own_machines_where_kinds_differ(workers):
     """A sum comes in the order of kinds: told by the order of the question, machines would get others' releases."""
-    changes = {"partition": "dirichlet", "num_clients": 13, "clients_per_round": 9, "run_dry": True, "seed": 1030}
+    changes = {
+        "partition": "dirichlet",
+        "num_clients": 13,
+        "clients_per_round": 9,
+        "allow_exhaustion": True,
+        "seed": 1030,
+    }
     config = replace(BASE, num_rounds=10, model="mlp", **changes)
     assert_same(run_cohort(config), over(config, workers))
 

@@ -140,7 +140,7 @@ def _sampled(experiment, server_round):
 
 
 def test_a_cap_ends_a_run_with_refusals_that_change_nothing_further():
-    run = run_cohort(replace(BASE, num_rounds=4, max_participations=2, run_dry=True, give_up_after=0))
+    run = run_cohort(replace(BASE, num_rounds=4, max_participations=2, allow_exhaustion=True, give_up_after=0))
     assert [report.aggregated for report in run.strategy.history] == [10, 10, 0, 0]
     assert [report.refusals for report in run.strategy.history] == [0, 0, 10, 10]
     shorter = run_cohort(replace(BASE, num_rounds=2, momentum=run.strategy.options.momentum))

@@ -75,7 +75,7 @@ def test_a_trusted_server_charges_what_is_true_of_every_machine():
 @pytest.mark.parametrize("strategy", ["Weak", "Nobody"])
 def test_a_mu_that_the_machines_do_not_guarantee_is_no_result(strategy):
     with pytest.raises(ConfigurationError, match="There is no result"):
-        run_cohort(config(strategy, num_rounds=3, run_dry=True))
+        run_cohort(config(strategy, num_rounds=3, allow_exhaustion=True))
 
 
 def test_under_a_trusted_server_a_real_machine_uses_its_samples_once():

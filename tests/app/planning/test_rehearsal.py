@@ -131,7 +131,7 @@ def test_one_machine_has_the_noise_of_all_that_a_round_asks(settings, monkeypatc
     values = whole.values
     same = replace(whole.config, clip_norm=values.clip_norm, learning_rate=values.learning_rate)
     same = replace(same, num_rounds=whole.num_rounds, centring="none")
-    config = replace(config, run_dry=True)
+    config = replace(config, allow_exhaustion=True)
     assert ends(config, config.num_clients) == pytest.approx(ends(same, 20), rel=0.1)
 
 

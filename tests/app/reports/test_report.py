@@ -25,7 +25,7 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import Forecast, gdp_epsilon, rounded_up
 from typer.testing import CliRunner
 
-LOSSY = RunConfig(lost_replies=0.3, clients_per_round=5, num_rounds=40, mu=2.0, run_dry=True)
+LOSSY = RunConfig(lost_replies=0.3, clients_per_round=5, num_rounds=40, mu=2.0, allow_exhaustion=True)
 PLOTS = {"accuracy", "loss", "epsilon", "participation", "replies", "noise"}
 
 

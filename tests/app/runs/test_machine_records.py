@@ -17,7 +17,7 @@ from murmurfl.app.runs.result import write_record
 from murmurfl.app.settings.run_config import RunConfig
 
 CONFIG = RunConfig(
-    partition="unequal", num_clients=12, clients_per_round=4, num_rounds=5, batch_size=10, run_dry=True, mu=2.0
+    partition="unequal", num_clients=12, clients_per_round=4, num_rounds=5, batch_size=10, allow_exhaustion=True, mu=2.0
 )
 
 

@@ -77,7 +77,7 @@ def test_the_number_said_is_the_largest_without_a_refusal(name):
     with pytest.raises(ConfigurationError, match=f"num-rounds <= {possible}, got {possible + 1}"):
         run_cohort(replace(config, num_rounds=possible + 1))
     if config.strategy != "reduced-tree-momentum":  # which ends with the first refusal
-        assert refusals(replace(config, num_rounds=possible + 1, run_dry=True)) > 0
+        assert refusals(replace(config, num_rounds=possible + 1, allow_exhaustion=True)) > 0
 
 
 def test_the_command_refuses_before_the_first_round(tmp_path):
@@ -112,11 +112,11 @@ def test_the_public_epochs_of_a_server_are_not_taken_for_silence():
 
 
 def test_a_simulation_from_which_nothing_comes_any_more_gives_up(tmp_path):
-    dry = replace(BASE, num_rounds=30, run_dry=True, give_up_after=2)
+    dry = replace(BASE, num_rounds=30, allow_exhaustion=True, give_up_after=2)
     with pytest.raises(NoReleasesError, match=r"none in 2 rounds in a row, the last of them round 14: .*cap-reached"):
         run_cohort(dry)
     assert refusals(replace(dry, give_up_after=0)) > 0  # never
-    arguments = [f"--set={key}" for key in ("num-rounds=30", "batch-size=20", "passes=1", "run-dry=true")]
+    arguments = [f"--set={key}" for key in ("num-rounds=30", "batch-size=20", "passes=1", "allow-exhaustion=true")]
     result = CliRunner().invoke(cli, ["run", "--engine", "cohort", "--out", str(tmp_path), *arguments])
     assert result.exit_code == 1
     last = result.stderr.strip().splitlines()[-1]
@@ -149,7 +149,7 @@ def test_real_machines_are_asked_what_they_can_do_before_the_first_round():
 
 def test_real_machines_may_run_dry_where_that_is_asked_for():
     grid, _ = real_machines(3, [])
-    result = run_experiment(grid, replace(CONFIG, run_dry=True), deployed=True)
+    result = run_experiment(grid, replace(CONFIG, allow_exhaustion=True), deployed=True)
     assert [report.aggregated for report in result.strategy.history] == [2, 2, 2, 0]
 
 

@@ -23,7 +23,15 @@ from murmurfl.app.planning.deciding import noise_to_signal_of
 from murmurfl.app.reports.making import make_report
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import CHECKPOINT_NAME, FAILURE_NAME, Outcome
-from murmurfl.app.runs.result import END_NAME, ask_to_end, write_failure, write_record
+from murmurfl.app.runs.result import (
+    END_NAME,
+    EXCLUDED_NAME,
+    ask_to_end,
+    exclude_clients,
+    excluded_clients,
+    write_failure,
+    write_record,
+)
 from murmurfl.app.runs.run_summary import short_lines, summary_lines
 from murmurfl.app.runs.training_run import NoReleasesError, run_experiment
 from murmurfl.app.server_app import is_deployed, run_folder
@@ -34,7 +42,7 @@ from murmurfl.clients import messages as simulation_module
 from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError, SimulatedKeys, SystemKeys, protocol
 from murmurfl.privacy.accounting.noise_forecast import kept_share
 from murmurfl.strategies import CorrelatedFedAvg, Mu2
-from murmurfl.strategies.rounds.known_machines import NodesUnavailableError
+from murmurfl.strategies.rounds.known_machines import Awaited, NodesUnavailableError
 from typer.testing import CliRunner
 
 from benchmarks.small_trainings import RATIOS, SAMPLES, UPDATES, UpdateTraining
@@ -339,7 +347,7 @@ def test_missing_machines_are_named():
     grid = grid_of(client_app.app)
     grid.get_node_ids = list
     with pytest.raises(NodesUnavailableError, match=r"got 0 \(missing: clinic-0, clinic-1\)"):
-        strategy.machines.meet(grid, 2)
+        strategy.machines.meet(grid, Awaited(2))
 
 
 def test_a_real_run_resumes_its_checkpoint_but_no_finished_run(tmp_path):
@@ -389,6 +397,65 @@ def test_a_training_that_is_asked_to_end_completes_with_its_model_so_far(tmp_pat
     assert not (tmp_path / END_NAME).exists()
     with pytest.raises(ConfigurationError, match="has ended a round and goes on"):
         ask_to_end(tmp_path)
+
+
+def test_excluded_client_is_not_asked_and_a_resume_keeps_the_sessions_numbers(tmp_path, caplog):
+    checkpoint, grid = tmp_path / CHECKPOINT_NAME, grid_of(client_app.app)
+
+    def take_out(progress):
+        if progress.report.server_round == 1:
+            assert exclude_clients(tmp_path, ["1"]) == ["1"]
+            with pytest.raises(ConfigurationError, match="Expected clients of this run, 0, 1, .*got nobody"):
+                exclude_clients(tmp_path, ["nobody"])
+        elif progress.report.server_round == 2:
+            ask_to_end(tmp_path)
+
+    clients = CONFIG.num_clients
+    first = run_experiment(grid, CONFIG, deployed=True, checkpoint=checkpoint, on_progress=take_out)
+    assert [one.report.aggregated for one in first.progress] == [clients, clients - 1, clients - 1]
+    (tmp_path / END_NAME).unlink()
+    # A federation that a member has left has other numbers in its settings.
+    settings = replace(CONFIG, num_clients=clients - 1, clients_per_round=clients - 1, quorum=0.5)
+    again = run_experiment(grid, settings, deployed=True, checkpoint=checkpoint)
+    assert f"has num-clients = {clients} and clients-per-round = {clients}, which stay" in caplog.text
+    assert [one.report.aggregated for one in again.progress] == [clients - 1]
+    assert again.strategy.clients_per_round == clients
+    assert exclude_clients(tmp_path, ["1"], back=True) == []
+
+
+class StatesMore(InProcessGrid):
+    """The first client states a larger mu than the run configuration expects."""
+
+    def pull_messages(self, message_ids):
+        replies = list(super().pull_messages(message_ids))
+        for reply in replies:
+            config = None if reply.has_error() else reply.content.config_records.get(protocol.CONFIG)
+            if config is not None and config.get(protocol.MACHINES) == "0" and "mu-guaranteed" in config:
+                config["mu-guaranteed"] = 7.0
+        return replies
+
+
+def test_guarantee_counts_what_a_client_stated_that_is_gone_at_the_end():
+    grid = StatesMore(client_app.app, CONFIG.num_clients, CONFIG.to_mapping())
+    config = replace(CONFIG, node_deadline_s=0.1)
+
+    def leave(progress):
+        if progress.report.server_round == 1:
+            grid._contexts.pop(min(grid._contexts))
+
+    result = run_experiment(grid, config, deployed=True, on_progress=leave)
+    assert len(result.progress) == result.experiment.num_rounds
+    assert set(result.statements) == {"1"}
+    assert result.mu == 7.0
+
+
+def test_exclusions_that_cannot_be_read_exclude_nobody(tmp_path, caplog):
+    assert excluded_clients(tmp_path) == []
+    for text in ("", "{}", "[1]", "\\xff"):
+        (tmp_path / EXCLUDED_NAME).write_text(text)
+        caplog.clear()
+        assert excluded_clients(tmp_path) == []
+        assert "expected a JSON list of names" in caplog.text
 
 
 def test_only_a_run_that_goes_on_can_be_asked_to_end(tmp_path):

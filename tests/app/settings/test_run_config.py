@@ -180,7 +180,7 @@ def test_what_wrong_sums_may_cost_is_the_operators_to_say():
         ({"helpers": 0}, "helpers to be an integer >= 1"),
         ({"helpers": 17}, "helpers to be an integer >= 1 and <= 16"),
         ({"num_clients": 3000, "clients_per_round": 2049}, "at most 2048 machines a round"),
-        ({"num_clients": 3000, "clients_per_round": 2000, "ask": 1.1}, "or sums could wrap, got 2200"),
+        ({"num_clients": 3000, "clients_per_round": 2000, "over_selection": 1.1}, "or sums could wrap, got 2200"),
         ({"num_clients": 2**20 + 1}, "at most 1048576"),
         ({"release_rule": "paper"}, "acknowledged"),
     ],
@@ -372,3 +372,16 @@ def test_the_warning_says_how_many_rounds_stay_closed(caplog, monkeypatch):
 def test_more_helpers_than_a_roster_has_room_for_are_refused_before_anything_else():
     assert len(prepare(replace(SUMS, helpers=16)).roster.helpers) == 16
     assert "helpers" in refused(helpers=17)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [("wait-for", "quorum"), ("ask", "over-selection"), ("run-dry", "allow-exhaustion")]
+)
+def test_keys_under_their_names_of_before_are_refused_with_the_new_one(before, now):
+    with pytest.raises(ConfigurationError, match=f"got '{before}'; it is called '{now}'"):
+        RunConfig.from_mapping({before: 1.0})
+
+
+def test_fewest_connected_clients_are_no_more_than_there_are():
+    with pytest.raises(ConfigurationError, match="min-available-nodes to be at most num-clients = 10, got 11"):
+        RunConfig(min_available_nodes=11)

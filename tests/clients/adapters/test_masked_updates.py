@@ -59,7 +59,7 @@ def train(app, *, lost=0.0, min_cohort=3, secure=True, nodes=MACHINES + HELPERS,
         seed=1,
         session="s",
         secure_aggregation=sums,
-        run_dry=not secure,  # or machines would be asked first, and theirs is a policy of masked releases
+        allow_exhaustion=not secure,  # or machines would be asked first, and theirs is a policy of masked releases
     )
     strategy.start(grid(app, nodes, lost=lost, seed=2), START, num_rounds=rounds)
     return strategy

@@ -523,7 +523,7 @@ def test_the_log_says_in_every_round_what_is_guaranteed(caplog):
 def test_the_cap_and_what_was_spent():
     app = adding(nothing, simulation=policy(max_participations=3, releases_per_pass=1))
     grid = NodesGrid(app, 2)
-    strategy = CorrelatedFedAvg(num_clients=2, seed=1, run_dry=True)
+    strategy = CorrelatedFedAvg(num_clients=2, seed=1, allow_exhaustion=True)
     strategy.start(grid, START, num_rounds=5)
     assert [report.asked for report in strategy.history] == [2, 2, 2, 0, 0]  # they said that they make three
     assert sum(report.refusals for report in strategy.history) == 0

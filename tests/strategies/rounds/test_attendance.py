@@ -201,10 +201,10 @@ def assert_the_sum_is_that_of_the_prefix_sums(strategy, grid):
 
 
 ENDS = [
-    {"wait_for": 0.5, "clients_per_round": 8},
-    {"wait_for": 0.8, "clients_per_round": 5, "sampling": "balanced"},
-    {"ask": 1.4, "clients_per_round": 5},
-    {"wait_for": 0.7, "ask": 1.25, "clients_per_round": 6, "sampling": "balanced"},
+    {"quorum": 0.5, "clients_per_round": 8},
+    {"quorum": 0.8, "clients_per_round": 5, "sampling": "balanced"},
+    {"over_selection": 1.4, "clients_per_round": 5},
+    {"quorum": 0.7, "over_selection": 1.25, "clients_per_round": 6, "sampling": "balanced"},
 ]
 
 
@@ -237,7 +237,7 @@ def test_a_server_that_ignores_a_late_answers_base_is_caught(monkeypatch):
     monkeypatch.setattr(ReleaseStrategy, "_is_late", lambda self, reply: False)
     monkeypatch.setattr(OpenRequests, "machines", frozenset())
     grid = LateGrid(app(), 4, twelve_seconds)
-    strategy = trained(grid, 12, wait_for=0.75)
+    strategy = trained(grid, 12, quorum=0.75)
     with pytest.raises(AssertionError, match="to the last bit"):
         assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
 
@@ -246,14 +246,14 @@ def test_asking_again_meanwhile_costs_no_bit_as_long_as_answers_are_looked_at(mo
     """The sibling of the planted bug: which of two answers counts is decided where all are looked at."""
     monkeypatch.setattr(OpenRequests, "machines", frozenset())
     grid = LateGrid(app(), 4, twelve_seconds)
-    strategy = trained(grid, 12, wait_for=0.75)
+    strategy = trained(grid, 12, quorum=0.75)
     assert sum(report.late for report in strategy.history) > 0
     assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
 
 
 def test_what_a_machine_sends_late_adds_up_to_what_it_sends_in_time():
     late = LateGrid(app(), 4, twelve_seconds)
-    strategy = trained(late, 12, wait_for=0.75)
+    strategy = trained(late, 12, quorum=0.75)
     least = strategy.acks["0"]
     assert 1 < least < strategy.acks["1"]
     reference = trained(NodesGrid(app(), 4), least)
@@ -264,7 +264,7 @@ def test_what_a_machine_sends_late_adds_up_to_what_it_sends_in_time():
 
 def test_a_round_neither_waits_for_late_machines_nor_asks_them_again():
     grids = [LateGrid(app(), 10, slow_fifth) for _ in range(2)]
-    patient = trained(grids[0], 18, wait_for=0.8)
+    patient = trained(grids[0], 18, quorum=0.8)
     trained(grids[1], 18)
     assert grids[1].now > 3 * grids[0].now, "of as many rounds"
     assert max(grids[0].queues.values()) == 1
@@ -278,7 +278,7 @@ def test_a_round_neither_waits_for_late_machines_nor_asks_them_again():
 
 def test_with_more_asked_than_needed_a_round_ends_when_enough_have_answered():
     grid = LateGrid(app(), 12, slow_fifth)
-    strategy = trained(grid, 8, clients_per_round=5, ask=1.6, sampling="balanced")
+    strategy = trained(grid, 8, clients_per_round=5, over_selection=1.6, sampling="balanced")
     assert strategy.clients_per_round == 8, "what steps divide by"
     assert {report.asked for report in strategy.history} == {8}
     assert all(report.aggregated - report.overdue >= 5 for report in strategy.history)
@@ -289,13 +289,13 @@ def test_with_more_asked_than_needed_a_round_ends_when_enough_have_answered():
 
 def test_in_place_of_machines_that_are_late_others_are_asked():
     grid = LateGrid(app(), 12, slow_fifth)
-    strategy = trained(grid, 6, clients_per_round=6, wait_for=0.8)
+    strategy = trained(grid, 6, clients_per_round=6, quorum=0.8)
     assert {report.asked for report in strategy.history} == {6}
 
 
 def test_random_lateness_of_everybody_ends_no_round_with_nothing():
     grid = LateGrid(app(), 6, lambda name, t: FAST + (50.0 if coin(7, name, t) < 0.4 else 0.0))
-    strategy = trained(grid, 10, wait_for=0.5)
+    strategy = trained(grid, 10, quorum=0.5)
     assert min(report.aggregated for report in strategy.history) >= 1
     assert np.mean([report.aggregated for report in strategy.history]) >= 3
     assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
@@ -303,15 +303,18 @@ def test_random_lateness_of_everybody_ends_no_round_with_nothing():
 
 def test_waiting_for_all_is_bit_by_bit_what_it_was():
     grids = [NodesGrid(app(), 6, lost=0.3) for _ in range(2)]
-    runs = [trained(grids[0], 8, clients_per_round=4), trained(grids[1], 8, clients_per_round=4, wait_for=1.0, ask=1)]
+    runs = [
+        trained(grids[0], 8, clients_per_round=4),
+        trained(grids[1], 8, clients_per_round=4, quorum=1.0, over_selection=1),
+    ]
     assert np.array_equal(runs[0].state.release_sum, runs[1].state.release_sum)
     assert runs[0].settings() == runs[1].settings()
-    assert "wait_for" not in runs[0].settings(), "checkpoints of before are read"
+    assert "quorum" not in runs[0].settings(), "checkpoints of before are read"
 
 
 def test_a_run_is_resumed_with_requests_open_and_nothing_of_them_counts_twice(tmp_path):
     grid = LateGrid(app(), 4, lambda name, t: 10.0 if name == "0" else FAST)
-    options = {"wait_for": 0.75, "checkpoint": tmp_path / "checkpoint.npz"}
+    options = {"quorum": 0.75, "checkpoint": tmp_path / "checkpoint.npz"}
     first = trained(grid, 4, **options)
     assert first.history[-1].awaited == 1
     again = trained(grid, 14, **options)  # nobody hears what the first one asked for
@@ -322,7 +325,7 @@ def test_a_run_is_resumed_with_requests_open_and_nothing_of_them_counts_twice(tm
 
 def test_an_abandoned_requests_answer_is_carried_over():
     grid = LateGrid(app(), 4, lambda name, t: 30.0 if name == "0" and t == 1 else FAST)
-    strategy = trained(grid, 15, wait_for=0.75, timeout=10.0)
+    strategy = trained(grid, 15, quorum=0.75, timeout=10.0)
     assert sum(report.lost for report in strategy.history) >= 1
     assert strategy.acks["0"] > 1, "the first is not listened to any more; a later one has it"
     assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
@@ -337,7 +340,7 @@ def test_a_machine_that_comes_back_on_another_node_is_asked_at_once():
             context.node_id = 77
             grid.contexts[77] = context
 
-    strategy = trained(grid, 10, wait_for=0.8, on_round=restart)
+    strategy = trained(grid, 10, quorum=0.8, on_round=restart)
     assert sum(report.lost for report in strategy.history) == 1
     assert strategy.acks["0"] > 5
     assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
@@ -346,7 +349,7 @@ def test_a_machine_that_comes_back_on_another_node_is_asked_at_once():
 def test_full_batches_drop_gradients_of_older_models(caplog):
     policy = {"order": "all", "mechanism": "independent", "release_rule": "paper", "sample_participations": 20}
     slow = LateGrid(app(4, kind=FullBatchClient, max_participations=20, **policy), 5, twelve_seconds)
-    strategy = trained(slow, 8, kind=FullBatch, wait_for=0.8)
+    strategy = trained(slow, 8, kind=FullBatch, quorum=0.8)
     assert sum(report.overdue for report in strategy.history) >= 1
     assert sum(report.late for report in strategy.history) == sum(report.overdue for report in strategy.history)
     assert all(report.samples == 16 for report in strategy.history)
@@ -361,7 +364,7 @@ def test_delayed_momentum_drops_what_its_next_answer_has_again():
 
 def test_releases_that_stand_alone_without_a_sum_over_samples_count_when_they_come():
     policy = {"mechanism": "independent", "release_rule": "paper"}
-    strategy = trained(LateGrid(app(kind=NoisySGDClient, **policy), 5, twelve_seconds), 8, kind=NoisySGD, wait_for=0.8)
+    strategy = trained(LateGrid(app(kind=NoisySGDClient, **policy), 5, twelve_seconds), 8, kind=NoisySGD, quorum=0.8)
     assert sum(report.overdue for report in strategy.history) >= 1
     assert sum(report.late for report in strategy.history) == 0
 
@@ -382,7 +385,7 @@ def test_releases_that_stand_alone_without_a_sum_over_samples_count_when_they_co
 )  # fmt: skip
 def test_where_a_late_answer_is_of_no_use_rounds_wait_for_all(make):
     make()
-    for options in ({"wait_for": 0.8}, {"ask": 1.2, "min_available_nodes": 2}):
+    for options in ({"quorum": 0.8}, {"over_selection": 1.2, "min_available_nodes": 2}):
         with pytest.raises(ConfigurationError):
             make(**options)
 
@@ -390,14 +393,14 @@ def test_where_a_late_answer_is_of_no_use_rounds_wait_for_all(make):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"wait_for": 0.0}, "0 < wait_for <= 1"),
-        ({"wait_for": 1.1}, "0 < wait_for <= 1"),
-        ({"wait_for": True}, "wait_for to be a finite number"),
-        ({"ask": 0.9}, "ask >= 1"),
-        ({"ask": math.nan}, "ask to be a finite number"),
-        ({"ask": 1.5}, "at most 10 machines, got 1.5 x 8"),
+        ({"quorum": 0.0}, "0 < quorum <= 1"),
+        ({"quorum": 1.1}, "0 < quorum <= 1"),
+        ({"quorum": True}, "quorum to be a finite number"),
+        ({"over_selection": 0.9}, "over_selection >= 1"),
+        ({"over_selection": math.nan}, "over_selection to be a finite number"),
+        ({"over_selection": 1.5}, "at most 10 machines, got 1.5 x 8"),
         (
-            {"wait_for": 0.4, "secure_aggregation": SecureAggregation(min_cohort=5, helpers=2)},
+            {"quorum": 0.4, "secure_aggregation": SecureAggregation(min_cohort=5, helpers=2)},
             "at least min_cohort = 5",
         ),
     ],
@@ -414,12 +417,14 @@ class LateSecureGrid(Late, SecureGrid):
 @pytest.mark.parametrize("floor", [3, 5])
 def test_a_late_masked_release_joins_the_round_it_reaches(floor):
     """The model is that of the same releases without masks, and no sum is opened of fewer than min_cohort."""
-    options = {"clients_per_round": 6, "wait_for": 0.8}
+    options = {"clients_per_round": 6, "quorum": 0.8}
     runs = []
     for masked in (True, False):
         made = secure_training.machines(masked=masked)
         late = LateSecureGrid(made, delay=twelve_seconds) if masked else LateGrid(made.app, 6, twelve_seconds)
-        strategy = secure_training.build(secure={"min_cohort": floor} if masked else None, run_dry=True, **options)
+        strategy = secure_training.build(
+            secure={"min_cohort": floor} if masked else None, allow_exhaustion=True, **options
+        )
         strategy.roll.requests.clock = late.clock
         runs.append(secure_training.trained(strategy, late, 10))
     assert secure_training.same(*runs)
@@ -434,7 +439,7 @@ def test_late_contributions_count_once_over_all_asked():
     grid = LateGrid(app(**policy), 4, twelve_seconds)
     own = PrivacyPolicy(1.0, 1, 30, 2.0, trust="trusted-server")
     keys = SimulatedKeys(5, "server")
-    strategy = trained(grid, 10, kind=TrustedMu2, wait_for=0.75, policy=own, num_rounds=10, noise_keys=keys)
+    strategy = trained(grid, 10, kind=TrustedMu2, quorum=0.75, policy=own, num_rounds=10, noise_keys=keys)
     assert sum(report.overdue for report in strategy.history) >= 2
     assert sum(report.malformed for report in strategy.history) == 0
     assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
@@ -447,7 +452,7 @@ def unequal():
 
 
 def test_the_log_says_when_small_machines_leave(caplog):
-    strategy = trained(unequal(), 8, wait_for=0.6)
+    strategy = trained(unequal(), 8, quorum=0.6)
     assert strategy.leaving.after == {"0": 4, "1": 6}
     assert [strategy.leaving.left(t) for t in (4, 5, 6, 7, 8)] == [5, 4, 4, 3, 3]
     assert (
@@ -461,12 +466,12 @@ def test_the_log_says_when_small_machines_leave(caplog):
 def test_a_training_that_too_few_finish_is_refused_beforehand():
     grid = unequal()
     with pytest.raises(ConfigurationError, match="at most 6 rounds, got 8: from round 7 on 3 machines"):
-        trained(grid, 8, wait_for=0.8)
+        trained(grid, 8, quorum=0.8)
     assert not grid.sent
 
 
 def test_others_are_asked_in_the_place_of_those_that_have_left():
-    strategy = trained(unequal(), 16, clients_per_round=2, wait_for=0.5, sampling="balanced")
+    strategy = trained(unequal(), 16, clients_per_round=2, quorum=0.5, sampling="balanced")
     assert {report.asked for report in strategy.history} == {2}
     assert sum(report.refusals for report in strategy.history) == 0
     assert strategy.history[-1].finished == len(strategy.leaving.after)
@@ -485,8 +490,8 @@ def test_a_request_that_never_arrived_costs_a_machine_no_release():
 
 
 def test_how_many_are_asked_and_waited_for():
-    attendance = Attendance(num_clients=20, clients_per_round=10, wait_for=0.8, ask=1.2)
+    attendance = Attendance(num_clients=20, clients_per_round=10, quorum=0.8, over_selection=1.2)
     assert (attendance.asked(20), attendance.needed(20), attendance.needed(20, 6)) == (12, 8, 4)
-    assert Attendance(num_clients=10, wait_for=0.8).needed(10) == 8, "and not 9 for the sake of floating point"
-    assert Attendance(fraction_train=0.5, ask=1.2).asked(100) == 60
-    assert not Attendance(ask=1.2).waits_for_all
+    assert Attendance(num_clients=10, quorum=0.8).needed(10) == 8, "and not 9 for the sake of floating point"
+    assert Attendance(fraction_train=0.5, over_selection=1.2).asked(100) == 60
+    assert not Attendance(over_selection=1.2).waits_for_all

@@ -54,7 +54,7 @@ from murmurfl.strategies import *
 from murmurfl.strategies import TreeMomentum
 
 def strategies(policy: PrivacyPolicy) -> None:
-    Mu2(num_clients=4, clients_per_round=2, learning_rate=0.1, diameter=1.0, seed=1, run_dry=True)
+    Mu2(num_clients=4, clients_per_round=2, learning_rate=0.1, diameter=1.0, seed=1, allow_exhaustion=True)
     CorrelatedFedAvg(num_clients=4, session="s")
     CorrelatedFedAvg(fraction_train=0.5, min_available_nodes=10, optimizer="adam")
     TrustedMu2(num_clients=4, clients_per_round=2, learning_rate=0.1, policy=policy, num_rounds=3, sampling="balanced")
@@ -428,7 +428,7 @@ class Dying(Watching, NodesGrid):
 def test_a_training_continues_with_renewed_and_new_permits(tmp_path, first):
     made, checkpoint, renewed = machines(masked=False), tmp_path / "checkpoint.npz", permit("s", ends=7 * 3600)
     grid = Dying(made.app, 6)
-    own = {"run_dry": True, "session": None}  # without a permit its session has a name that nobody chose
+    own = {"allow_exhaustion": True, "session": None}  # without a permit its session has a name that nobody chose
 
     def strategy(**options):
         return build(checkpoint=checkpoint, **{**own, **options})
@@ -448,9 +448,11 @@ def test_a_training_continues_with_renewed_and_new_permits(tmp_path, first):
 def test_a_checkpoint_is_of_its_settings_still(tmp_path):
     """The sibling: a renewed permit is no way around what a checkpoint must agree on."""
     grid, checkpoint = NodesGrid(machines(masked=False).app, 6), tmp_path / "checkpoint.npz"
-    trained(build(checkpoint=checkpoint, run_dry=True, permit=permit()), grid, rounds=1)
+    trained(build(checkpoint=checkpoint, allow_exhaustion=True, permit=permit()), grid, rounds=1)
     with pytest.raises(CheckpointError, match="learning_rate"):
-        trained(build(checkpoint=checkpoint, run_dry=True, permit=permit(ends=7 * 3600), learning_rate=0.5), grid)
+        trained(
+            build(checkpoint=checkpoint, allow_exhaustion=True, permit=permit(ends=7 * 3600), learning_rate=0.5), grid
+        )
 
 
 def test_a_set_that_may_be_open_is_opened_under_a_renewed_permit(tmp_path):
@@ -469,3 +471,11 @@ def test_a_set_that_may_be_open_is_opened_under_a_renewed_permit(tmp_path):
     resumed = trained(build(secure={}, checkpoint=checkpoint, permit=renewed), grid, rounds=4)
     assert {text for _, text in grid.carried()} == {renewed}
     assert same(resumed, trained(build(secure={}), SecureGrid(machines()), rounds=4))
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [("wait_for", "quorum"), ("ask", "over_selection"), ("run_dry", "allow_exhaustion")]
+)
+def test_options_under_their_names_of_before_are_refused_with_the_new_one(before, now):
+    with pytest.raises(ConfigurationError, match=f"no {before} for Mu2, got 1: it is called {now}"):
+        Mu2(learning_rate=0.1, **{before: 1})

@@ -34,6 +34,7 @@ from murmurfl.strategies import (
     TrustedFullBatch,
     TrustedMu2,
 )
+from murmurfl.strategies.rounds.known_machines import Awaited
 
 from tests.harness.grid import NodesGrid, Reliable, context_of
 from tests.harness.machines import noise_of, normal_samples, simulated_app
@@ -124,7 +125,7 @@ def test_machines_that_have_made_all_their_releases_are_not_asked_for_more():
     grid = NodesGrid(app(lambda name: some(name, 3 + int(name))), 4)
     with pytest.raises(ConfigurationError, match="at most 3 rounds, got 8: machine 0 says that it can make 3 releases"):
         mu2(num_clients=4, clients_per_round=4).start(grid, START, num_rounds=8)
-    strategy = mu2(num_clients=4, clients_per_round=4, run_dry=True)
+    strategy = mu2(num_clients=4, clients_per_round=4, allow_exhaustion=True)
     strategy.start(grid, START, num_rounds=8)
     assert [report.aggregated for report in strategy.history] == [4, 4, 4, 3, 2, 1, 0, 0]
     assert [report.asked for report in strategy.history] == [4, 4, 4, 3, 2, 1, 0, 0]
@@ -134,7 +135,7 @@ def test_machines_that_have_made_all_their_releases_are_not_asked_for_more():
 
 
 def test_refusals_are_counted_and_harmless():
-    strategy = mu2(num_clients=4, clients_per_round=4, run_dry=True)
+    strategy = mu2(num_clients=4, clients_per_round=4, allow_exhaustion=True)
     strategy.machines.several_on_a_node = True  # as in a simulation, whose machines are not asked how long they last
     strategy.start(NodesGrid(app(lambda name: some(name, 3 + int(name))), 4), START, num_rounds=8)
     assert [report.aggregated for report in strategy.history] == [4, 4, 4, 3, 2, 1, 0, 0]
@@ -369,7 +370,7 @@ def test_a_node_with_every_machines_name_is_dropped_and_the_run_goes_on(caplog):
 def test_in_a_simulation_a_node_may_be_several_machines():
     strategy = mu2(clients_per_round=6)
     strategy.machines.several_on_a_node = True
-    strategy.machines.meet(Greedy(app(zeros), 1), 6)
+    strategy.machines.meet(Greedy(app(zeros), 1), Awaited(6))
     assert set(strategy.machines.node_map()) == {str(i) for i in range(6)}
 
 

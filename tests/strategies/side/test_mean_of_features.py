@@ -107,7 +107,12 @@ def test_a_training_goes_on_around_it_and_machines_see_nothing_else():
     grid = nodes_of(mechanism="none")
     centre = mean_of().collect(grid)
     strategy = FullBatch(
-        num_clients=MACHINES, clients_per_round=MACHINES, learning_rate=1.0, centre=centre, session="rest", run_dry=True
+        num_clients=MACHINES,
+        clients_per_round=MACHINES,
+        learning_rate=1.0,
+        centre=centre,
+        session="rest",
+        allow_exhaustion=True,
     )
     start = np.full(K + 1, 0.1)
     strategy.start(grid, ArrayRecord([start]), num_rounds=1)
@@ -170,7 +175,7 @@ def test_an_empty_round_is_asked_again(tmp_path):
 def test_a_training_around_another_centre_is_another_training(tmp_path):
     def strategy(centre):
         options = {"num_clients": MACHINES, "clients_per_round": MACHINES, "learning_rate": 1.0, "seed": 1}
-        return FullBatch(**options, centre=centre, run_dry=True, checkpoint=tmp_path / "c.npz")
+        return FullBatch(**options, centre=centre, allow_exhaustion=True, checkpoint=tmp_path / "c.npz")
 
     grid, start = nodes_of(), ArrayRecord([np.zeros(K + 1)])
     strategy(np.full(K, 0.5)).start(grid, start, num_rounds=1)

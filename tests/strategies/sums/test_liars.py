@@ -183,7 +183,7 @@ def attacked(attack, first, kind=NoisySGD, *, rounds=24, checkpoint=None, data=s
     made.mask = mask
     grid = SecureGrid(made)
     grid.machines = made
-    settings = {"num_clients": MACHINES, "clients_per_round": MACHINES, "run_dry": True, **options}
+    settings = {"num_clients": MACHINES, "clients_per_round": MACHINES, "allow_exhaustion": True, **options}
     strategy = build(kind, secure={"min_cohort": MIN_COHORT}, checkpoint=checkpoint, **settings)
     return strategy, grid, rounds
 
@@ -281,15 +281,15 @@ def test_machines_that_leave_for_good_do_not_end_a_training_that_has_enough_with
         return
     trained(strategy, grid, 4)
     before = strategy.history
-    options = {"num_clients": MACHINES, "clients_per_round": MACHINES, "run_dry": True}
+    options = {"num_clients": MACHINES, "clients_per_round": MACHINES, "allow_exhaustion": True}
     strategy = build(NoisySGD, secure={"min_cohort": MIN_COHORT}, checkpoint=tmp_path / "checkpoint", **options)
-    assert caplog.text.count("4 of 8 machines are connected; the training goes on with these") == 1
+    assert caplog.text.count("4 of 8 clients are connected; the training goes on without") == 1
     caplog.clear()
     trained(strategy, grid, 8)
     assert strategy.history[:4] == before
     assert [report.aggregated for report in strategy.history] == [8, 8, 4, 4, 4, 4, 8, 8]
     assert [report.lost for report in strategy.history] == [0, 0, 4, 4, 4, 4, 0, 0]
-    assert caplog.text.count("4 of 8 machines are connected; the training goes on with these") == 1
+    assert caplog.text.count("4 of 8 clients are connected; the training goes on without") == 1
 
 
 def test_a_wrong_sum_changes_nothing_but_what_it_says(tmp_path):
@@ -342,7 +342,7 @@ def test_a_server_killed_after_any_round_leaves_out_whom_it_left_out(kind, tmp_p
             trained(strategy, grid, 10)
             break
         except Killed:
-            options = {"num_clients": MACHINES, "clients_per_round": MACHINES, "run_dry": True}
+            options = {"num_clients": MACHINES, "clients_per_round": MACHINES, "allow_exhaustion": True}
             strategy = build(kind, secure={"min_cohort": MIN_COHORT}, checkpoint=tmp_path / "checkpoint", **options)
     assert state_bytes(strategy) == state_bytes(whole)
     assert strategy.history == whole.history

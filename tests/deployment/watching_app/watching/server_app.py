@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 from murmurfl.app.runs.outcome import CHECKPOINT_NAME
 from murmurfl.app.runs.result import write_record
@@ -23,6 +24,7 @@ from murmurfl.strategies.rounds import strategy as rounds
 from murmurfl.strategies.sums.secure_aggregation import Helpers
 
 app = ServerApp()
+_PULLED = 1000  # numbers of replies that were pulled begin behind those that were waited for
 
 
 class WatchedGrid(Grid):
@@ -33,6 +35,7 @@ class WatchedGrid(Grid):
         self._late = {}
         self._old = []
         self._number = self._pulled = 0
+        self._attempts, self._pushed = {}, {}
 
     def set_run(self, run):
         self._grid.set_run(run)
@@ -48,21 +51,36 @@ class WatchedGrid(Grid):
         return self._grid.get_node_ids()
 
     def push_messages(self, messages):
-        """Requests of rounds that do not wait for all are pushed, and their answers pulled: they are written down."""
+        """Requests to machines that rounds do not wait for are pushed, and their answers pulled: they are noted too."""
         messages = list(messages)
         configs = [dict(message.content.config_records.get(protocol.CONFIG, {})) for message in messages]
         if configs and protocol.SERVER_ROUND in configs[0]:
             self._number = configs[0][protocol.SERVER_ROUND]
-            self._write(f"asked-{self._number}-0", messages[0].content.array_records, configs)
+            attempt = self._attempt(self._number)
+            self._write(f"asked-{self._number}-{attempt}", messages[0].content.array_records, configs)
+            ids = list(self._grid.push_messages(messages))
+            self._pushed |= {one: (self._number, config) for one, config in zip(ids, configs, strict=False) if one}
+            return ids
         return self._grid.push_messages(messages)
 
+    def _attempt(self, number):
+        """Which attempt at a round this process makes: all of its requests belong together."""
+        if number not in self._attempts:
+            self._attempts[number] = sum(1 for _ in self._folder.glob(f"asked-{number}-*.npz"))
+        return self._attempts[number]
+
     def pull_messages(self, message_ids):
-        replies = list(self._grid.pull_messages(message_ids))
+        replies = []
+        for reply in self._grid.pull_messages(message_ids):
+            number, config = self._pushed.pop(reply.metadata.reply_to_message_id, (0, None))
+            dropped = config is not None and self._coin("drop", number, config)
+            replies.append(_unreached(reply) if dropped else reply)
         for reply in replies:
             if not reply.has_error() and protocol.ARRAYS in reply.content:
                 line = {**reply.content[protocol.METRICS], **reply.content[protocol.CONFIG]}
                 self._pulled += 1
-                self._write(f"heard-{self._number}-0-{self._pulled}", reply.content.array_records, [line])
+                name = f"heard-{self._number}-{self._attempt(self._number)}-{_PULLED + self._pulled}"
+                self._write(name, reply.content.array_records, [line])
         return replies
 
     def send_and_receive(self, messages, *, timeout=None):
@@ -71,7 +89,7 @@ class WatchedGrid(Grid):
             return self._grid.send_and_receive(messages, timeout=timeout)
         configs = [dict(message.content[protocol.CONFIG]) for message in messages]
         number = configs[0][protocol.SERVER_ROUND]
-        attempt = sum(1 for _ in self._folder.glob(f"asked-{number}-*.npz"))
+        self._number, attempt = number, self._attempt(number)
         self._write(f"asked-{number}-{attempt}", messages[0].content.array_records, configs)
         repeated = [m for m, c in zip(messages, configs, strict=True) if self._coin("repeat", number, c)]
         waiting = {}
@@ -121,6 +139,13 @@ class WatchedGrid(Grid):
         part = self._folder / f"part-{name}.npz"  # whole or not at all: this process may be killed at any moment
         np.savez(part, header=header, **arrays)
         part.replace(self._folder / f"{name}.npz")
+
+
+def _unreached(reply):
+    """What Flower says where a node has died."""
+    request = Message(RecordDict(), dst_node_id=reply.metadata.src_node_id, message_type=MessageType.TRAIN)
+    request.metadata.__dict__["_message_id"] = reply.metadata.reply_to_message_id
+    return Message(Error(ErrorCode.NODE_UNAVAILABLE), reply_to=request)
 
 
 def _copy(message):
