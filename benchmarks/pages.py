@@ -21,6 +21,7 @@ from typing import Any
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.accuracy import ALONE, AccuracyTable, with_alone
 from murmurfl.app.papers.best_accuracy import BEST
+from murmurfl.app.papers.jiang_2026 import end_of_grid, standing_still
 from murmurfl.app.papers.reproduction import cell_guarantees, tables_of
 from murmurfl.app.reports.table import spread
 from murmurfl.privacy import gdp_epsilon, rounded_up
@@ -129,6 +130,9 @@ def terms(made: Mapping[str, Any], *, in_columns: bool = False) -> str:
             sentences.append(f"Without anybody's honesty: {'; '.join(found['local'])}.")
     if in_columns:
         sentences.append(WHATEVER_HAPPENS)
+    hidden = [(label, one) for label, one in guarantees if one.amplified is not None]
+    for label in dict.fromkeys(label for label, _ in hidden):
+        sentences.append(picture.in_secret(f"Epsilon of {label}", [one for name, one in hidden if name == label]))
     sentences += dict.fromkeys(note for found in groups.values() for note in found["notes"])
     if noiseless:
         sentences.append(f"Not private: {' / '.join(noiseless)}.")
@@ -230,8 +234,8 @@ def by_mechanism(name: str, *also: str) -> str:
 
 
 def excess_risks() -> str:
-    """The least excess risks of jiang-2026, of the cells whose order is drawn anew (RR)."""
-    lines, told = [], {}
+    """The least excess risks of jiang-2026, of the cells whose order is drawn anew (RR); marked at an end of the grid."""
+    lines, told, ends = [], {}, {}
     for kind in ("mean", "ridge", "lasso"):
         name = f"jiang-2026-{kind}"
         made = document(name)
@@ -242,9 +246,31 @@ def excess_risks() -> str:
             lines = [f"| | {' | '.join(one.name for one in labels)} |", f"|---|{'---|' * len(labels)}"]
         for row in first.rows:
             if ", RR, " in row["setting"]:
-                entries = (re.sub(r" \([^)]*\)$", "", _marked(one.shown(row))) for one in labels)
+                at_ends = [one.name for one in labels if row["cell"][one.name]["end of grid"]]
+                entries = (
+                    re.sub(r" \([^)]*\)$", "", _marked(one.shown(row))) + (" †" if one.name in at_ends else "")
+                    for one in labels
+                )
                 lines.append(f"| {row['setting'].replace(', RR', '')} | {' | '.join(entries)} |")
-    return "\n\n".join([*told, "\n".join(lines)])
+                ends |= {(row["cell"][one]["end of grid"], row["cell"][one]["step"]): None for one in at_ends}
+    said = ", ".join(f"{step:g}, the {end} that was tried" for end, step in ends)
+    notes = [f"† The best step is an end of the grid: {said}. {_still(('mean', 'ridge', 'lasso'))}"] if ends else []
+    return "\n\n".join([*told, "\n".join(lines), *notes])
+
+
+def _still(kinds: Sequence[str]) -> str:
+    """Say how near the excess risks at the smallest step are to those of a model that does not move."""
+    apart = {}
+    for cell in (cell for kind in kinds for cell in document(f"jiang-2026-{kind}")["cells"]):
+        still = standing_still(cell)
+        for entry in cell["algorithms"].values():
+            if still and end_of_grid(entry) == "smallest":
+                task = str(cell["table"]).partition(",")[0]
+                apart.setdefault((task, f"{still:.3g}"), []).append(abs(entry["excess"]["mean"] / still - 1))
+    return " ".join(
+        f"On {task} that is the excess risk of standing still, {still}, within {100 * max(found):.2g} %: nothing was learnt."
+        for (task, still), found in apart.items()
+    )
 
 
 def _marked(shown: Any) -> str:

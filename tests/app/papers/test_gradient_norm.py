@@ -42,8 +42,11 @@ def test_a_fitted_slope_and_error_match_line_and_noise():
 
 def cells():
     def cell(epsilon):
-        grids = {"algorithm 1": (0.02, 0.2), "DP-SGD": (0.3,)}
-        algorithms = {"algorithm 1": {"strategy": "tree-momentum"}, "DP-SGD": {"strategy": "trusted-sgd"}}
+        grids = {"algorithm 1": (0.02, 0.2), "noisy SGD without sampling": (0.3,)}
+        algorithms = {
+            "algorithm 1": {"strategy": "tree-momentum"},
+            "noisy SGD without sampling": {"strategy": "trusted-sgd"},
+        }
         settings = {**SMALL, "mu": gdp_mu(epsilon, 1e-5), "training-samples": 300}
         return Cell(f"epsilon = {epsilon:g}", settings, algorithms, grids=grids)
 
@@ -69,7 +72,7 @@ def test_steps_are_chosen_on_seeds_of_their_own_and_runs_are_kept(tmp_path):
             assert len(entry["gradient_norm"]["runs"]) == 2
     assert {(line["algorithm"], line["against"]) for line in made["slopes"]} == {
         ("algorithm 1", "epsilon"),
-        ("DP-SGD", "epsilon"),
+        ("noisy SGD without sampling", "epsilon"),
     }
     seen.clear()
     again = run_cells(
@@ -97,7 +100,7 @@ def test_the_reproduction_has_the_algorithms_of_the_paper_at_equal_terms():
             assert list(cell.algorithms) == ["algorithm 1, theorem 6"]
             continue
         assert set(cell.algorithms) == set(cell.grids) == {
-            "algorithm 1", "algorithm 2", "sqrt_toeplitz", "blt", "DP-SGD",
+            "algorithm 1", "algorithm 2", "sqrt_toeplitz", "blt", "noisy SGD without sampling",
         }  # fmt: skip
         assert len({len(grid) for grid in cell.grids.values()}) == 1, "as many steps for each"
     configs = plan_runs(made, 1, "cohort").values()
