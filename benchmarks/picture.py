@@ -16,8 +16,8 @@ from murmurfl.app.papers.accuracy import ALONE
 from murmurfl.app.papers.best_accuracy import (
     BEST,
     FULL,
+    HIDDEN_ORDER,
     NOISY_SGD,
-    SECRET,
     SECURE,
     WITHOUT,
     BestTable,
@@ -57,7 +57,7 @@ class Line(NamedTuple):
 SUMS = Line("murmurfl, the server sees sums only", SECURE, "#4c9f70")
 RELEASES = Line("murmurfl, the server sees every release", FULL, "#0b3c49")
 OTHERS = Line("noisy SGD", NOISY_SGD, "#b0704f")
-HIDDEN = Line("noisy SGD in a secret order", SECRET, "#8a5fa8")
+HIDDEN = Line("noisy SGD in a secret order", HIDDEN_ORDER, "#8a5fa8")
 NOISELESS = Line("murmurfl without noise, not private", WITHOUT, "#777777")
 SINGLE = Line("one machine alone, without noise", ALONE, "#b0b7bc")
 LINES = (SUMS, RELEASES, HIDDEN, OTHERS)

@@ -76,7 +76,7 @@ class NoisySgdMethod(Method):
 class IsrlDpMethod(NoisySgdMethod):
     """ISRL-DP minibatch SGD, after Lowy and Razaviyayn 2023, on batches that are dealt.
 
-    The "other work" of reshef-levy-2025 is theirs: its machines draw every batch anew, in rounds that grow with epsilon.
+    The "other work" of reshef-levy-2025 is theirs: machines draw every batch anew, in rounds that grow with epsilon.
     """
 
     name = "isrl-dp"
@@ -205,8 +205,8 @@ class CorrelatedMomentumMethod(TreeMomentumMethod):
 class TrustedSgdMethod(TreeMomentumMethod):
     """Noisy SGD with a trusted server and no sampling, to compare with.
 
-    DP-SGD (Abadi et al. 2016) draws every batch by Poisson sampling, which amplifies. Here samples are in a fixed order,
-    and the noise is that of plain composition: 3 to 7.4 times as much at the same epsilon, in the cells of
+    DP-SGD (Abadi et al. 2016) draws every batch by Poisson sampling, which amplifies. Here samples are in a fixed
+    order, and the noise is that of plain composition: 3 to 7.4 times as much at the same epsilon, in the cells of
     tran-cutkosky-2022 with 6,000 samples (docs/results.md).
     """
 

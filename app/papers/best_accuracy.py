@@ -173,7 +173,7 @@ def _sums_of(machines: int) -> tuple[str, Overrides]:
 
 
 FULL, ONE_PASS, NOISY_SGD, SHOT = "full batches", "one pass of mu2", "one pass of noisy SGD", "one shot"
-SECRET = "one pass of noisy SGD in a secret order"
+HIDDEN_ORDER = "one pass of noisy SGD in a secret order"
 WITHOUT = "full batches without noise"
 SECURE, SUMS = _sums_of(100)
 
@@ -211,7 +211,7 @@ def _algorithms(features: str, mu: float) -> dict[str, Overrides]:
         return {**found, SHOT: ONE_SHOT}
     found |= _one_pass(*_BATCHES[features][mu])
     if features == BEST and mu in SECRET_ORDERS:
-        found[SECRET] = _in_secret(*SECRET_ORDERS[mu])
+        found[HIDDEN_ORDER] = _in_secret(*SECRET_ORDERS[mu])
     return {**found, SECURE: SUMS} if features == BEST and mu <= 0.25 else found
 
 

@@ -61,8 +61,8 @@ _OTHER_BATCHES, _OTHER_PASSES = 8, 5
 def _other_work(mu: float, machines: int, asked: int) -> dict[str, Overrides]:
     """ISRL-DP on batches that are dealt: another algorithm than the paper's "other work" (docs/results.md).
 
-    The paper's is that of Lowy and Razaviyayn 2023, which draws every batch anew. Appendix F of reshef-levy-2024 has its
-    rounds R and a bound on its batch K; reshef-levy-2025 prints accuracy and time, and not which of them it used.
+    The paper's is that of Lowy and Razaviyayn 2023, which draws every batch anew. Appendix F of reshef-levy-2024 has
+    its rounds R and a bound on its batch K; reshef-levy-2025 prints accuracy and time, and not which of them it used.
 
     Where samples are dealt, each is in P of R = 8 P M / m rounds. Noise that charges a sample with every round is
     sqrt(R / P) times as large, which is the noise of a smaller mu; the epsilon beside it is the true one of that mu.
