@@ -20,7 +20,16 @@ from typing import Any
 
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.accuracy import ALONE, AccuracyTable, with_alone
-from murmurfl.app.papers.best_accuracy import BEST
+from murmurfl.app.papers.best_accuracy import (
+    BEST,
+    FULL,
+    HIDDEN_ORDER,
+    NOISY_SGD,
+    ONE_PASS,
+    BestTable,
+    compared_at,
+    epsilon_name,
+)
 from murmurfl.app.papers.jiang_2026 import end_of_grid, standing_still
 from murmurfl.app.papers.reproduction import cell_guarantees, tables_of
 from murmurfl.app.reports.table import spread
@@ -162,6 +171,26 @@ def crosswise(name: str) -> str:
     further = [replace(one, rows=[row for row in one.rows if _is_shown(row)]) for one in further]
     shown = [f"{one.title[0].upper()}{one.title[1:]}:\n\n{one.markdown().rstrip()}" for one in further]
     return "\n\n".join([told, *shown])
+
+
+def in_secret_orders() -> str:
+    """Noisy SGD in a secret order beside the same without one and its rivals, at the epsilons that it was run at."""
+    made = document("best-accuracy")
+    rows = [row for row in BestTable().rows(made) if row["table"] == BEST]
+    names = [epsilon_name(compared_at(row)) for row in rows if row["algorithm"] == HIDDEN_ORDER]
+    figures = {(row["algorithm"], epsilon_name(compared_at(row))): row for row in rows}
+    lines = [f"| {BEST} | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for label in (FULL, HIDDEN_ORDER, ONE_PASS, NOISY_SGD):
+        lines.append(f"| {label} | {' | '.join(_percent(figures[label, name]) for name in names)} |")
+    shown = [
+        {
+            **cell,
+            "algorithms": {label: cell["algorithms"][label] for label in (FULL, HIDDEN_ORDER, ONE_PASS, NOISY_SGD)},
+        }
+        for cell in made["cells"]
+        if cell["table"] == BEST and HIDDEN_ORDER in cell["algorithms"]
+    ]
+    return "\n\n".join([terms({"cells": shown}), "\n".join(lines)])
 
 
 def _is_shown(row: Mapping[str, Any]) -> bool:
@@ -414,6 +443,7 @@ BLOCKS = {
         "masks": part("masks", masks.table),
         "peers": other_frameworks,
     },
+    "docs/accuracy.md": {"secret-orders": in_secret_orders},
     "docs/which.md": {
         "portions": lambda: drift.table(json.loads(drift.DEFAULT.read_text()), moving=False),
         "drift": lambda: drift.table(json.loads(drift.DEFAULT.read_text())),

@@ -206,7 +206,7 @@ class TrustedSgdMethod(TreeMomentumMethod):
     """Noisy SGD with a trusted server and no sampling, to compare with.
 
     DP-SGD (Abadi et al. 2016) draws every batch by Poisson sampling, which amplifies. Here samples are in a fixed
-    order, and the noise is that of plain composition: 3 to 7.4 times as much at the same epsilon, in the cells of
+    order, and the noise is that of plain composition: 3 to 7.3 times as much at the same epsilon, in the cells of
     tran-cutkosky-2022 with 6,000 samples (docs/results.md).
     """
 

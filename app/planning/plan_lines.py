@@ -378,8 +378,8 @@ def _secret_orders(rows: Sequence[Variation], numbers: Mapping[int, int]) -> lis
             said += [
                 f"Secret order: row {numbers[id(row)]} has epsilon = {rounded_up(found.epsilon)} while nobody learns "
                 f"which of {slots} releases a sample is in, nor how long a machine takes for one. For somebody who "
-                f"does it is {rounded_up(known)}, which the ledger counts. A pass takes {slots} times the gradients. It "
-                "is never taken unasked, because nobody can check that order and time stay secret. Run it:",
+                f"does it is {rounded_up(known)}, which the ledger counts. A pass takes {slots} times the gradients. "
+                "It is never taken unasked, because nobody can check that order and time stay secret. Run it:",
                 f"    {row.command}",
             ]
     return said
