@@ -139,7 +139,7 @@ def lemma_mu(epsilon: float, delta: float) -> float:
 
     Notes
     -----
-    **Formal guarantees.** Gaussian noise of standard deviation V_i on what moves by at most Delta is mu-GDP with
+    Gaussian noise of standard deviation V_i on what moves by at most Delta is mu-GDP with
     mu = Delta / V_i = sqrt(2 rho), for replacement of one sample of one machine. The conversion (14) is not tight, so
     this is less than :func:`~murmurfl.privacy.gdp_mu` of the same (epsilon, delta), and the epsilon that the noise
     guarantees is less than the paper's. Whether Delta = 2 B / tau holds is another question
