@@ -463,6 +463,7 @@ BLOCKS = {
                 "one-shot",
                 "automatic-clipping",
                 "following-clip",
+                "secret-order-batches",
                 "zhang-logistic-steps",
                 "zhang-cnn-steps",
                 "sampling",

@@ -145,8 +145,8 @@ def _batches(situation: Situation, options: Sequence[Option]) -> list[Variation]
     return [Variation(one, "batch") for one in made]
 
 
-_RELEASES = 24
-"""Releases that a sample hides in: more cost as many times the gradients and hardly learn more (docs/tuning.md)."""
+_RELEASES = (6, 12, 24)
+"""Numbers of releases that a sample hides in, of which the best is shown; each costs as many times the gradients."""
 
 
 def _in_secret(situation: Situation) -> list[Option]:
@@ -158,13 +158,13 @@ def _in_secret(situation: Situation) -> list[Option]:
     config, fewest = situation.config, situation.fewest
     if config.stream or not config.private:
         return []
-    most = (situation.most_rounds or _RELEASES) * situation.asked // situation.machines
-    batch = -(-fewest // min(_RELEASES, fewest, max(most, 1)))
-    mu = allocation_mu(gdp_epsilon(config.mu, config.delta), fewest // batch, config.delta)
-    # Mu is of noise without resolution, for which a little is taken off.
-    less = float(f"{0.999 * mu:.6g}")
-    settings = {"batch-size": batch, "secret-order": True, "mu": less, "epsilon": 0.0, "centring": "none"}
-    return _possible(situation, "noisy-sgd", [settings])
+    epsilon, ways = gdp_epsilon(config.mu, config.delta), []
+    for batch in sorted({-(-fewest // min(releases, fewest)) for releases in _RELEASES}):
+        # Mu is that of noise without resolution, for which a little is taken off.
+        mu = 0.999 * allocation_mu(epsilon, fewest // batch, config.delta)
+        known: Mapping[str, Value] = {"batch-size": batch, "mu": float(f"{mu:.6g}"), "epsilon": 0.0}
+        ways.append({**known, "secret-order": True, "centring": "none"})
+    return sorted(_possible(situation, "noisy-sgd", ways), key=lambda option: option.score)[:1]
 
 
 def _other_trusts(situation: Situation) -> Iterator[Option]:
