@@ -20,7 +20,17 @@ from typing import Any
 
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.accuracy import ALONE, AccuracyTable, with_alone
-from murmurfl.app.papers.best_accuracy import BEST
+from murmurfl.app.papers.best_accuracy import (
+    BEST,
+    FULL,
+    HIDDEN_ORDER,
+    NOISY_SGD,
+    ONE_PASS,
+    BestTable,
+    compared_at,
+    epsilon_name,
+)
+from murmurfl.app.papers.jiang_2026 import end_of_grid, standing_still
 from murmurfl.app.papers.reproduction import cell_guarantees, tables_of
 from murmurfl.app.reports.table import spread
 from murmurfl.privacy import gdp_epsilon, rounded_up
@@ -129,6 +139,9 @@ def terms(made: Mapping[str, Any], *, in_columns: bool = False) -> str:
             sentences.append(f"Without anybody's honesty: {'; '.join(found['local'])}.")
     if in_columns:
         sentences.append(WHATEVER_HAPPENS)
+    hidden = [(label, one) for label, one in guarantees if one.amplified is not None]
+    for label in dict.fromkeys(label for label, _ in hidden):
+        sentences.append(picture.in_secret(f"Epsilon of {label}", [one for name, one in hidden if name == label]))
     sentences += dict.fromkeys(note for found in groups.values() for note in found["notes"])
     if noiseless:
         sentences.append(f"Not private: {' / '.join(noiseless)}.")
@@ -158,6 +171,26 @@ def crosswise(name: str) -> str:
     further = [replace(one, rows=[row for row in one.rows if _is_shown(row)]) for one in further]
     shown = [f"{one.title[0].upper()}{one.title[1:]}:\n\n{one.markdown().rstrip()}" for one in further]
     return "\n\n".join([told, *shown])
+
+
+def in_secret_orders() -> str:
+    """Noisy SGD in a secret order beside the same without one and its rivals, at the epsilons that it was run at."""
+    made = document("best-accuracy")
+    rows = [row for row in BestTable().rows(made) if row["table"] == BEST]
+    names = [epsilon_name(compared_at(row)) for row in rows if row["algorithm"] == HIDDEN_ORDER]
+    figures = {(row["algorithm"], epsilon_name(compared_at(row))): row for row in rows}
+    lines = [f"| {BEST} | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for label in (FULL, HIDDEN_ORDER, ONE_PASS, NOISY_SGD):
+        lines.append(f"| {label} | {' | '.join(_percent(figures[label, name]) for name in names)} |")
+    shown = [
+        {
+            **cell,
+            "algorithms": {label: cell["algorithms"][label] for label in (FULL, HIDDEN_ORDER, ONE_PASS, NOISY_SGD)},
+        }
+        for cell in made["cells"]
+        if cell["table"] == BEST and HIDDEN_ORDER in cell["algorithms"]
+    ]
+    return "\n\n".join([terms({"cells": shown}), "\n".join(lines)])
 
 
 def _is_shown(row: Mapping[str, Any]) -> bool:
@@ -229,9 +262,25 @@ def by_mechanism(name: str, *also: str) -> str:
     return "\n\n".join([terms(made), "\n".join(lines)])
 
 
+def regrets() -> str:
+    """Accuracy and static regret of zhang-2025's logistic regression, and what its dynamic regret amounts to."""
+    name = "zhang-2025-logistic"
+    told = {}
+    for cell in document(name)["cells"]:
+        for label, entry in cell["algorithms"].items():
+            if entry["epsilon"]["mean"] is None:
+                loss, regret = (entry["curves"][curve]["mean"][-1] for curve in ("cumulative-loss", "dynamic-regret"))
+                told[label] = f"{regret:,.2f} of {loss:,.2f} ({label})"
+    return (
+        f"{by_mechanism(name, 'static-regret')}\n\nThe paper's own measure, the dynamic regret, is nearly all of the "
+        f"cumulative loss: {', '.join(told.values())}. A model with 100 values can make almost no loss on the 100 "
+        "samples of a round, so next to nothing is taken off."
+    )
+
+
 def excess_risks() -> str:
-    """The least excess risks of jiang-2026, of the cells whose order is drawn anew (RR)."""
-    lines, told = [], {}
+    """Return the least excess risks of jiang-2026 with an order drawn anew (RR); ends of the grid are marked."""
+    lines, told, ends = [], {}, {}
     for kind in ("mean", "ridge", "lasso"):
         name = f"jiang-2026-{kind}"
         made = document(name)
@@ -242,9 +291,32 @@ def excess_risks() -> str:
             lines = [f"| | {' | '.join(one.name for one in labels)} |", f"|---|{'---|' * len(labels)}"]
         for row in first.rows:
             if ", RR, " in row["setting"]:
-                entries = (re.sub(r" \([^)]*\)$", "", _marked(one.shown(row))) for one in labels)
+                at_ends = [one.name for one in labels if row["cell"][one.name]["end of grid"]]
+                entries = (
+                    re.sub(r" \([^)]*\)$", "", _marked(one.shown(row))) + (" †" if one.name in at_ends else "")
+                    for one in labels
+                )
                 lines.append(f"| {row['setting'].replace(', RR', '')} | {' | '.join(entries)} |")
-    return "\n\n".join([*told, "\n".join(lines)])
+                ends |= {(row["cell"][one]["end of grid"], row["cell"][one]["step"]): None for one in at_ends}
+    said = ", ".join(f"{step:g}, the {end} that was tried" for end, step in ends)
+    notes = [f"† The best step is an end of the grid: {said}. {_still(('mean', 'ridge', 'lasso'))}"] if ends else []
+    return "\n\n".join([*told, "\n".join(lines), *notes])
+
+
+def _still(kinds: Sequence[str]) -> str:
+    """Say how near the excess risks at the smallest step are to those of a model that does not move."""
+    apart = {}
+    for cell in (cell for kind in kinds for cell in document(f"jiang-2026-{kind}")["cells"]):
+        still = standing_still(cell)
+        for entry in cell["algorithms"].values():
+            if still and end_of_grid(entry) == "smallest":
+                task = str(cell["table"]).partition(",")[0]
+                apart.setdefault((task, f"{still:.3g}"), []).append(abs(entry["excess"]["mean"] / still - 1))
+    return " ".join(
+        f"On {task} the excess risk there is that of standing still, {still}, within {100 * max(found):.2g} %: nothing "
+        "was learnt."
+        for (task, still), found in apart.items()
+    )
 
 
 def _marked(shown: Any) -> str:
@@ -371,6 +443,7 @@ BLOCKS = {
         "masks": part("masks", masks.table),
         "peers": other_frameworks,
     },
+    "docs/accuracy.md": {"secret-orders": in_secret_orders},
     "docs/which.md": {
         "portions": lambda: drift.table(json.loads(drift.DEFAULT.read_text()), moving=False),
         "drift": lambda: drift.table(json.loads(drift.DEFAULT.read_text())),
@@ -390,6 +463,7 @@ BLOCKS = {
                 "one-shot",
                 "automatic-clipping",
                 "following-clip",
+                "secret-order-batches",
                 "zhang-logistic-steps",
                 "zhang-cnn-steps",
                 "sampling",
@@ -400,7 +474,7 @@ BLOCKS = {
     "docs/results.md": {
         **{name: lambda name=name: beside(name) for name in ("reshef-levy-2025", "reshef-levy-2024")},
         **{name: lambda name=name: crosswise(name) for name in ("best-accuracy", "many-sites", "secure-aggregation")},
-        "zhang-2025-logistic": lambda: by_mechanism("zhang-2025-logistic", "static-regret"),
+        "zhang-2025-logistic": regrets,
         "zhang-2025-cnn": lambda: by_mechanism("zhang-2025-cnn"),
         "jiang-2026": excess_risks,
         "tran-cutkosky-2022": gradient_norms,

@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from murmurfl.app.papers.accuracy import ALONE
-from murmurfl.app.papers.best_accuracy import BEST, FULL, NOISY_SGD, SECURE, WITHOUT, BestTable
+from murmurfl.app.papers.best_accuracy import (
+    BEST,
+    FULL,
+    HIDDEN_ORDER,
+    NOISY_SGD,
+    SECURE,
+    WITHOUT,
+    BestTable,
+    compared_at,
+    epsilon_name,
+)
 from murmurfl.app.reports.figures import empty_figure
 from murmurfl.app.reports.table import spread
 from murmurfl.privacy import SIMULATED, Guarantee, rounded_up
@@ -32,9 +42,14 @@ class Line(NamedTuple):
     colour: str
 
     def rows(self, document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Its rows of the reproduction with one machine alone, the strictest epsilon first."""
+        """Its rows of the reproduction with one machine alone, the strictest epsilon first.
+
+        In a secret order the epsilon is the one that counts on it.
+        """
         found = [
-            row for row in BestTable().rows(document) if (row["table"], row["algorithm"]) == (BEST, self.algorithm)
+            {**row, "epsilon": compared_at(row)}
+            for row in BestTable().rows(document)
+            if (row["table"], row["algorithm"]) == (BEST, self.algorithm)
         ]
         return sorted(found, key=lambda row: row["epsilon"] or 0.0)
 
@@ -42,9 +57,10 @@ class Line(NamedTuple):
 SUMS = Line("murmurfl, the server sees sums only", SECURE, "#4c9f70")
 RELEASES = Line("murmurfl, the server sees every release", FULL, "#0b3c49")
 OTHERS = Line("noisy SGD", NOISY_SGD, "#b0704f")
+HIDDEN = Line("noisy SGD in a secret order", HIDDEN_ORDER, "#8a5fa8")
 NOISELESS = Line("murmurfl without noise, not private", WITHOUT, "#777777")
 SINGLE = Line("one machine alone, without noise", ALONE, "#b0b7bc")
-LINES = (SUMS, RELEASES, OTHERS)
+LINES = (SUMS, RELEASES, HIDDEN, OTHERS)
 DIGITS = 1
 """Of an epsilon, rounded up."""
 
@@ -70,18 +86,22 @@ def drawn(document: Mapping[str, Any]) -> dict[Line, list[Mapping[str, Any]]]:
 
 def table(document: Mapping[str, Any]) -> str:
     """The README's table: a line for each of the strictest epsilons, one pair of columns."""
-    ours = {(line, row["epsilon"]): _cell(row) for line in LINES for row in line.rows(document)}
-    few, one, two, *_ = sorted({epsilon for line, epsilon in ours if line is RELEASES})
+    ours = {(line, epsilon_name(row["epsilon"])): _cell(row) for line in LINES for row in line.rows(document)}
+    epsilons = {epsilon_name(row["epsilon"]): row["epsilon"] for row in RELEASES.rows(document)}
+    few, one, two, *_ = epsilons
     (alone,) = SINGLE.rows(document)
     beside = {
-        **{(RELEASES, epsilon): f"{ours[OTHERS, epsilon]}, {OTHERS.name}" for epsilon in (few, one, two)},
+        **{
+            (RELEASES, at): f"{ours[OTHERS, at]}, {OTHERS.name}; {ours[HIDDEN, at]}, in a secret order"
+            for at in (few, one, two)
+        },
         (SUMS, few): f"{_cell(alone)}, {SINGLE.name}",
         (SUMS, one): f"{CENTRAL.accuracy:g}, {CENTRAL.name}: {CENTRAL.assumes}",
     }
     lines = ["| | murmurfl | what else there is |", "|---|---|---|"]
-    for (line, epsilon), other in beside.items():
+    for (line, at), other in beside.items():
         seen = line.name.partition(", ")[2]
-        lines.append(f"| {_shown(epsilon)}, {seen} | {ours[line, epsilon]} | {other} |")
+        lines.append(f"| {_shown(epsilons[at])}, {seen} | {ours[line, at]} | {other} |")
     return "\n".join(lines)
 
 
@@ -112,11 +132,25 @@ def terms(guarantees: Sequence[tuple[str, Guarantee]]) -> str:
     ((protects, covers, notes),) = said
     if set(notes) != {FAST_NOISE, SIMULATED}:
         raise ValueError(f"Expected notes on fast noise and seeded keys, got {notes}.")
+    hidden = [one for one in plain if one.amplified is not None]
     local = " and ".join(rounded_up(one, 2) for one in sorted({one.epsilon_local or 0.0 for one in sums}))
     return (
         f"ε, rounded up, is {protects}; noise on each machine; {covers}; where only sums are seen it holds if one "
-        f"helper and {honest.pop()} machines of each sum are honest, and is {local} whatever happens. Simulated with "
-        "fast noise and seeded keys, which protect nobody."
+        f"helper and {honest.pop()} machines of each sum are honest, and is {local} whatever happens. "
+        f"{in_secret('In a secret order ε', hidden)} Simulated with fast noise and seeded keys, which protect nobody."
+    )
+
+
+def in_secret(epsilon: str, guarantees: Sequence[Guarantee]) -> str:
+    """Say what epsilons in a secret order rest on, what they are without it, and what it costs; empty without one."""
+    found = {one.epsilon: one.amplified.slots for one in guarantees if one.amplified is not None}
+    if not found:
+        return ""
+    known, releases = ", ".join(rounded_up(one, 2) for one in sorted(found)), sorted(set(found.values()))
+    times = " or ".join(map(str, releases))
+    return (
+        f"{epsilon} holds while nobody learns which release a sample is in, nor how long a machine takes, and is "
+        f"{known} for somebody who does; it takes {times} times the gradients."
     )
 
 

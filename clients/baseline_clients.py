@@ -3,8 +3,8 @@ r"""Baselines, the machine's half: noisy SGD, ISRL-DP minibatch SGD and delayed 
 * **Noisy SGD** (baseline of reshef-levy-2025, inspired by Abadi et al. 2016). A machine gets x_t, takes b samples it
   has never used before, and releases the mean of their clipped gradients with fresh noise. Every sample is in one
   release, so sigma = Delta / mu without composition, whatever the number of rounds.
-* **ISRL-DP** ("other work" of reshef-levy-2025; Lowy and Razaviyayn 2023). A machine gets a point and releases the mean
-  of K clipped gradients there with fresh noise. Its samples return in later rounds, so releases compose. The paper
+* **ISRL-DP** (after Lowy and Razaviyayn 2023). A machine gets a point and releases the mean
+  of K clipped gradients there with fresh noise. Its samples return in later rounds, so releases compose. Their paper
   draws K of n samples at random in every round and charges every round to every sample. Here the machine goes through
   minibatches of K samples in the same order, pass after pass, so that one sample is in at most
   P = ``sample_participations`` releases, exactly n // K apart, which the ledger enforces. With Delta = 2 S / K the

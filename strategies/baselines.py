@@ -5,7 +5,7 @@ With g_t the sum of the releases divided by m, the number asked, and Project_K o
 **Noisy SGD** (reshef-levy-2025, inspired by Abadi et al. 2016; ALGORITHMS 2.5): fresh noise, no momentum.
     w_{t+1} = Project_K(w_t - eta g_t); published is the last iterate.
 
-**ISRL-DP** minibatch SGD (the "other work" of reshef-levy-2025: Lowy and Razaviyayn 2023)
+**ISRL-DP** minibatch SGD (Lowy and Razaviyayn 2023, whose machines draw every batch anew; here batches are dealt)
     ``minibatch`` (their algorithm 1, equal weights): w_r = Project_K(w_{r-1} - eta g_r) with g_r asked for at w_{r-1};
     published is the average of w_1 .. w_r.
     ``accelerated`` (their algorithm 2 without strong convexity: AC-SA of Lan 2012): with a_r = 2 / (r + 1), g_r is

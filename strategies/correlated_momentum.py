@@ -1,4 +1,4 @@
-r"""Momentum of gradients with correlated noise, and plain DP-SGD as the case without any (ALGORITHMS sections 3 and 4).
+r"""Momentum of gradients with correlated noise; noisy SGD as the case without momentum (ALGORITHMS 3 and 4).
 
 With g_t the mean of the machines' clipped gradients and row t of B Z the noise on their prefix sums,
 
@@ -7,7 +7,8 @@ With g_t the mean of the machines' clipped gradients and row t of B Z the noise 
     w_{t+1} = w_t - eta m^_t / ||m^_t||,  or  w_t - eta m^_t  without normalisation
 
 This is the momentum of tran-cutkosky-2022 with noise from another factorisation than its trees. With alpha = 1,
-independent noise and no normalisation it is DP-SGD (Abadi et al. 2016) with a fixed order in place of sampling.
+independent noise and no normalisation it is noisy SGD without sampling: the steps of DP-SGD (Abadi et al. 2016) on
+samples in a fixed order, so with the noise of plain composition and not with that of a sampled batch.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class ExcessRiskTable(TableKind):
         return replace(made, columns=columns, rows=lines, figures=figures)
 
     def row(self, cell: Document, label: str, entry: Document) -> dict[str, Any]:
-        """Sizes, step and excess risk, and the step beyond the guarantee."""
+        """Sizes, excess risk and step, whether that is an end of the grid, and the step beyond the guarantee."""
         settings = {**RunConfig().to_mapping(), **cell["settings"]}
         samples, parameters = self.paper_sizes.get(settings["task"], (None, None))
         beyond, runs = entry["beyond"], len(entry["loss"]["runs"])
@@ -116,6 +116,7 @@ class ExcessRiskTable(TableKind):
             "paper d": parameters,
             "algorithm": label,
             "step": entry["learning-rate"],
+            "end of grid": end_of_grid(entry),
             "excess risk": short(entry["excess"]["mean"]),
             "± std": short(entry["excess"]["std"]) if runs > 1 else None,
             "epsilon": entry["epsilon"]["mean"],
@@ -151,6 +152,25 @@ class ExcessRiskTable(TableKind):
 
 _LOWEST = 1e-9
 """The end of the logarithmic axis: an excess risk may be 0 up to rounding."""
+
+
+def end_of_grid(entry: Document) -> str | None:
+    """Return which end of the grid of steps an algorithm's best step is, in a word; None for a step inside it."""
+    tried = [one["step"] for one in entry["grid"]]
+    if len(tried) < 2 or entry["learning-rate"] not in (min(tried), max(tried)):
+        return None
+    return "smallest" if entry["learning-rate"] == min(tried) else "largest"
+
+
+def standing_still(cell: Document) -> float | None:
+    """Return the excess risk of a model that hardly moves: without noise, at the smallest step that was tried.
+
+    None where every algorithm of the cell uses private samples.
+    """
+    for entry in cell["algorithms"].values():
+        if entry["epsilon"]["mean"] == 0:
+            return float(min(entry["grid"], key=lambda one: one["step"])["mean"])
+    return None
 
 
 def _least(trials: Sequence[Trial]) -> float:
@@ -205,7 +225,8 @@ def _excess_of(label: str) -> Callable[[Row], str | Marked | None]:
             return None
         excess = spread(row["excess risk"], row["± std"], ".3g", ".1g")
         uncovered = row["epsilon"] is None and not row["not private"]
-        step = f" ({row['step']:g}{', not covered' if uncovered else ''})"
+        end = f", the {row['end of grid']} tried" if row["end of grid"] else ""
+        step = f" ({row['step']:g}{end}{', not covered' if uncovered else ''})"
         stands_out = row["epsilon"] != 0 and not row["not private"] and row["excess risk"] == line["best"]
         return Marked(excess, step) if stands_out else excess + step
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...privacy import SIMULATED, ConfigurationError, Guarantee, caption
+from ...privacy.accounting.amplification import Amplification
 from ..data.loading import give, loaded, wanted_by
 from ..data.task import Dataset, Shard
 from ..engines.pool import HerePool, Pool, WorkerState, checked_workers, computing_alone, opened_pool, say_nothing
@@ -31,7 +32,7 @@ from ..reports.table import Table, statistics
 from ..runs.experiment import prepare
 from ..runs.simulated_figures import alone
 from ..settings.run_config import NO_NOISE, RunConfig, is_centred, run_keys, without_unread
-from .accuracy import FIGURES, Run, TableKind, Trial, entries_of, with_alone
+from .accuracy import FIGURES, Document, Run, TableKind, Trial, entries_of, with_alone
 from .paper import VALIDATION_SEEDS, Cell, Overrides, Paper, Settings, is_without_noise
 from .sweep import CURVES, run_sweep, sweep_of
 
@@ -397,10 +398,13 @@ _NOMINAL = 1000
 """Batches of a machine where only words are wanted of a policy."""
 
 
-def caption_guarantee(config: RunConfig, mu_local: float = math.inf) -> Guarantee:
+def caption_guarantee(
+    config: RunConfig, mu_local: float = math.inf, amplified: Amplification | None = None
+) -> Guarantee:
     """The guarantee of a simulated run for a caption: without its data, and without what differs between runs.
 
     The words are those of the policy that the method makes for a problem of some size. The size does not show in them.
+    ``amplified`` is what the runs' secret order was worth.
 
     Notes
     -----
@@ -420,7 +424,8 @@ def caption_guarantee(config: RunConfig, mu_local: float = math.inf) -> Guarante
     shards = [Shard(data, np.arange(len(data.train_labels)))]
     problem = Problem(replace(config, max_participations=0), data, shards, model, rounds, values)
     mu = config.mu if config.private else math.inf
-    return method.guarantee(problem, mu, mu_local=mu_local, notes=(SIMULATED,), brief=True)
+    made = method.guarantee(problem, mu, mu_local=mu_local, notes=(SIMULATED,), brief=True)
+    return replace(made, amplified=amplified)
 
 
 def table_caption(document: Mapping[str, Any], *, in_columns: bool = False) -> str:
@@ -453,8 +458,20 @@ def cell_guarantees(document: Mapping[str, Any]) -> tuple[list[tuple[str, Guaran
             noiseless[label] = None
         elif entry["epsilon"]["mean"] != 0:
             local = entry.get("mu_local", {}).get("mean")
-            guarantees.append((label, caption_guarantee(config, math.inf if local is None else local)))
+            hidden = _amplified(entry, config.num_clients)
+            guarantees.append((label, caption_guarantee(config, math.inf if local is None else local, hidden)))
     return guarantees, list(noiseless)
+
+
+def _amplified(entry: Document, machines: int) -> Amplification | None:
+    """Return what the secret order of an entry's runs was worth, which only a proof puts there; None without one.
+
+    In a reproduction every machine makes all its releases, so they are the places that a sample hides in.
+    """
+    found = entry.get("epsilon_amplified")
+    if found is None:
+        return None
+    return Amplification(max(found["runs"]), round(entry["releases"]["mean"] / machines), proved=True)
 
 
 def write_reproduction(document: Mapping[str, Any], name: str, kind: TableKind, out: Path) -> list[Table]:

@@ -288,6 +288,8 @@ _MOMENTUM: dict[str, Settings] = {
     "sqrt_toeplitz": {"strategy": "correlated-momentum", "mechanism": "sqrt_toeplitz"},
     "blt": {"strategy": "correlated-momentum", "mechanism": "blt"},
 }
+UNSAMPLED_SGD = "noisy SGD without sampling"
+"""Not DP-SGD: samples are in a fixed order, and no sampling amplifies (docs/results.md)."""
 _LOGISTIC_SAMPLES = 6000
 """Training samples where epsilon varies."""
 
@@ -322,12 +324,12 @@ def _logistic(epsilon: float, samples: int, **settings: Any) -> Settings:
 def _algorithms(alpha: float) -> dict[str, Settings]:
     """All algorithms; alpha is for those with a momentum."""
     momentum: dict[str, Settings] = {label: {**options, "alpha": alpha} for label, options in _MOMENTUM.items()}
-    return {**momentum, "DP-SGD": {"strategy": "trusted-sgd"}}
+    return {**momentum, UNSAMPLED_SGD: {"strategy": "trusted-sgd"}}
 
 
 def _grids(rounds: int, paths: tuple[float, ...], rates: tuple[float, ...]) -> dict[str, tuple[float, ...]]:
-    """As many steps for every algorithm: eta T for normalised ones, eta for DP-SGD."""
-    return {**{label: tuple(path / rounds for path in paths) for label in _MOMENTUM}, "DP-SGD": rates}
+    """As many steps for every algorithm: eta T for normalised ones, eta for noisy SGD."""
+    return {**{label: tuple(path / rounds for path in paths) for label in _MOMENTUM}, UNSAMPLED_SGD: rates}
 
 
 def _theorem_6(epsilon: float, samples: int, parameters: int) -> Cell:

@@ -267,7 +267,8 @@ def noise_to_signal_of(problem: Problem) -> float:
         machines=config.num_clients,
         # Correlated noise is taken out again whatever a release is built on.
         stands_alone=policy.builds_on == "nothing" and noise_stands_alone(policy.mechanism),
-        samples_summed=sum(problem.sizes) / len(problem.sizes) if policy.sums_samples else 1.0,
+        # In a secret order a release is a sum over b, which about b samples are in.
+        samples_summed=sum(problem.sizes) / len(problem.sizes) if policy.order == "all" else 1.0,
     )
     return found / together
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
-from ...privacy import TRUST_MODELS, ConfigurationError, Guarantee, PrivacyPolicy, Trust
+from ...privacy import TRUST_MODELS, ConfigurationError, Guarantee, PrivacyPolicy, Trust, gdp_epsilon
+from ...privacy.accounting.amplification import Amplification, allocation_mu
 from ...privacy.setting import Value
 from ..methods import METHODS
-from ..methods.method import AUTO
+from ..methods.method import AUTO, worth_of_order
 from ..nodes.flower_internals import without_log
 from ..runs.experiment import Experiment, situation_of, worked_out
 from ..runs.run_guarantees import configured_figures, run_guarantee
@@ -37,7 +39,8 @@ class Variation:
     """One way to run what is wanted."""
 
     option: Option
-    varied: str  # What differs from the decision's: `taken`, `default`, `strategy`, `rounds`, `batch` or `trust`
+    # What differs from the decision's: `taken`, `default`, `strategy`, `rounds`, `batch`, `order` or `trust`
+    varied: str
     mark: str = ""  # What it is to whoever reads a list of them; often empty
     accuracy: float | None = None  # On the test set, where it was tried out
 
@@ -61,6 +64,13 @@ class Variation:
         """The number of training releases that a sample is in."""
         return self.option.uses - self.option.problem.uses_beside
 
+    @cached_property
+    def amplification(self) -> Amplification | None:
+        """What its secret order makes of epsilon; None without one."""
+        problem, method = self.option.problem, METHODS[self.option.strategy]
+        policies = [method.policy(problem.trained, size) for size in problem.sizes]
+        return worth_of_order(policies, method.release_size(problem))
+
     @property
     def command(self) -> str:
         """The command that runs it in simulation."""
@@ -75,7 +85,8 @@ def variations_of(decision: Decision, default: Mapping[str, Value], *, mark: str
 
     Notes
     -----
-    Every row has the mu that was asked for, under the trust that it names.
+    Every row has the mu that was asked for, under the trust that it names. In a secret order a row has the epsilon that
+    was asked for while nobody learns the order, and a larger mu (:attr:`Variation.amplification`).
     """
     situation, chosen = decision.situation, decision.chosen
     found = [Variation(chosen, "taken", TAKEN)]
@@ -86,6 +97,7 @@ def variations_of(decision: Decision, default: Mapping[str, Value], *, mark: str
         more = [{**chosen.settings, "num-rounds": number} for number in rounds]
         found += [Variation(one, "rounds") for one in _possible(situation, chosen.strategy, more)]
     found += _batches(situation, [chosen, *decision.others])
+    found += [Variation(one, "order") for one in _in_secret(situation)]
     found += [Variation(one, "trust") for one in _other_trusts(situation)]
     kept: dict[Any, Variation] = {}  # the first of each run; a default that is what was taken says both
     for one in found:
@@ -131,6 +143,28 @@ def _batches(situation: Situation, options: Sequence[Option]) -> list[Variation]
     base, sizes = known[0], sorted({max(situation.fewest // part, 1) for part in _PARTS}, reverse=True)
     made = _possible(situation, base.strategy, [{"features": base.features, "batch-size": size} for size in sizes])
     return [Variation(one, "batch") for one in made]
+
+
+_RELEASES = (6, 12, 24)
+"""Numbers of releases that a sample hides in, of which the best is shown; each costs as many times the gradients."""
+
+
+def _in_secret(situation: Situation) -> list[Option]:
+    """Noisy SGD in a secret order, whose epsilon is the one that was asked for while nobody learns the order.
+
+    No decision takes it: nobody can check that the order and the time of a release stay secret. There is none for a
+    stream, where not all samples are there from the first release on, and none for a trusted server.
+    """
+    config, fewest = situation.config, situation.fewest
+    if config.stream or not config.private:
+        return []
+    epsilon, ways = gdp_epsilon(config.mu, config.delta), []
+    for batch in sorted({-(-fewest // min(releases, fewest)) for releases in _RELEASES}):
+        # Mu is that of noise without resolution, for which a little is taken off.
+        mu = 0.999 * allocation_mu(epsilon, fewest // batch, config.delta)
+        known: Mapping[str, Value] = {"batch-size": batch, "mu": float(f"{mu:.6g}"), "epsilon": 0.0}
+        ways.append({**known, "secret-order": True, "centring": "none"})
+    return sorted(_possible(situation, "noisy-sgd", ways), key=lambda option: option.score)[:1]
 
 
 def _other_trusts(situation: Situation) -> Iterator[Option]:

@@ -222,6 +222,11 @@ MEANINGS = (
     "releases a sample is in. batch: samples of a machine in a release. noise: noise to signal, as above. keeps: of "
     "what can be learnt from the made-up data, on average over six kinds of them."
 )
+SECRECY = (
+    "secrecy: that nobody learns the order of samples and the time that releases take. "
+    "N x: N times the gradients of a pass."
+)
+"""The meanings that only a row in a secret order needs."""
 NOT_TRIED = "What they come to on your data: --try 5 trains the first five and says their accuracy."
 TRIED = "Accuracy is of one simulated run each, on the test set: choosing by it is private only where that is public."
 
@@ -235,6 +240,20 @@ def _variation_document(way: Variation) -> dict[str, Any]:
         "mark": way.mark or None,
         "accuracy": way.accuracy,
         "command": way.command,
+        "secret_order": _hidden_document(way),
+    }
+
+
+def _hidden_document(way: Variation) -> dict[str, Any] | None:
+    """What a way in a secret order guarantees with and without it, and its price; None for others."""
+    amplification = way.amplification
+    if amplification is None:
+        return None
+    return {
+        "epsilon": amplification.epsilon,
+        "epsilon_if_known": gdp_epsilon(way.config.mu, way.config.delta),
+        "proved": amplification.proved,
+        "times_the_gradients": amplification.slots,
     }
 
 
@@ -243,8 +262,8 @@ def rows_of(rows: Sequence[Variation]) -> list[dict[str, str]]:
     return [
         {
             "#": str(number),
-            "strategy": row.option.strategy,
-            "trusts": _TRUSTS[row.trust],
+            "strategy": _named(row),
+            "trusts": "secrecy" if row.amplification else _TRUSTS[row.trust],
             "uses": str(row.uses),
             "batch": str(row.batch),
             "rounds": str(row.option.rounds),
@@ -254,6 +273,13 @@ def rows_of(rows: Sequence[Variation]) -> list[dict[str, str]]:
         }
         for number, row in enumerate(rows, 1)
     ]
+
+
+def _named(way: Variation) -> str:
+    """A way's strategy; in a secret order with what that costs."""
+    if way.amplification is None:
+        return way.option.strategy
+    return f"{way.option.strategy}, {way.amplification.slots} x"
 
 
 def columns_of(rows: Sequence[Variation]) -> list[str]:
@@ -272,12 +298,13 @@ def reasons(rows: Sequence[Variation], *, made_up: bool) -> list[str]:
     taken = next(row for row in rows if TAKEN in row.mark)
     default = next((row for row in rows if row.mark and row is not taken), None)
     return [
-        MEANINGS,
+        f"{MEANINGS} {SECRECY}" if any(row.amplification for row in rows) else MEANINGS,
         " ".join(f"Row {numbers[id(row)]} is {row.mark}." for row in rows if row.mark),
         *([] if default is None else _why_not_default(taken, default, numbers)),
         *_not_taken(taken, rows, numbers),
         *_rounds(rows),
         *_batches(rows),
+        *_secret_orders(rows, numbers),
         *_trusts(taken, rows, numbers),
         *([TRIED] if _are_tried(rows) else [] if made_up else [NOT_TRIED]),
     ]
@@ -340,6 +367,22 @@ def _batches(rows: Sequence[Variation]) -> list[str]:
 
 def _kept_by(options: Mapping[int, Option]) -> str:
     return ", ".join(f"{100 * options[number].kept:.0f} % with {number}" for number in sorted(options))
+
+
+def _secret_orders(rows: Sequence[Variation], numbers: Mapping[int, int]) -> list[str]:
+    """What rows in a secret order rest on and cost, and why none is taken, with their commands."""
+    said = []
+    for row in rows:
+        if (found := row.amplification) is not None:
+            known, slots = gdp_epsilon(row.config.mu, row.config.delta), found.slots
+            said += [
+                f"Secret order: row {numbers[id(row)]} has epsilon = {rounded_up(found.epsilon)} while nobody learns "
+                f"which of {slots} releases a sample is in, nor how long a machine takes for one. For somebody who "
+                f"does it is {rounded_up(known)}, which the ledger counts. A pass takes {slots} times the gradients. "
+                "It is never taken unasked, because nobody can check that order and time stay secret. Run it:",
+                f"    {row.command}",
+            ]
+    return said
 
 
 def _trusts(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int, int]) -> list[str]:

@@ -58,6 +58,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_DOWN, Context
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -68,7 +69,7 @@ from ..errors import ConfigurationError
 from ..machine.policy import PrivacyPolicy
 from ..mechanisms import noise_stands_alone
 from ..noise import derived_seed
-from .gdp import check_count, gdp_delta, gdp_epsilon
+from .gdp import check_count, gdp_delta, gdp_epsilon, gdp_mu
 from .noise_plan import NoisePlan
 
 ROUNDING = 1e-7
@@ -278,6 +279,31 @@ def allocation_epsilon(mu: float, slots: int, delta: float, *, resolution_mu: fl
         middle = (low + high) / 2
         low, high = (middle, high) if _replacement(shift, slots, middle) > rest else (low, middle)
     return min(known, high + resolved + EPSILON_ROUNDING)
+
+
+def allocation_mu(epsilon: float, slots: int, delta: float) -> float:
+    """Return a mu that has at most an epsilon in a secret order: the largest one, rounded down to three digits.
+
+    The inverse of :func:`allocation_epsilon`, for noise without resolution: whoever uses the mu asks that function, or
+    :func:`amplification_of`, for the epsilon of the noise that is added.
+
+    Notes
+    -----
+    **Formal guarantees.** :func:`allocation_delta` of the mu at epsilon is at most delta.
+    Proof: docs/proofs/secret-order.md.
+
+    Examples
+    --------
+    >>> allocation_mu(0.37, 100, 1e-5)
+    1.0
+    """
+    low = high = gdp_mu(epsilon, delta)  # it holds whoever knows the order
+    while allocation_delta(high := 1.5 * high, slots, epsilon) <= delta:
+        low = high
+    while high - low > 1e-3 * low:
+        middle = (low + high) / 2
+        low, high = (low, middle) if allocation_delta(middle, slots, epsilon) > delta else (middle, high)
+    return float(Context(prec=3, rounding=ROUND_DOWN).create_decimal(low))
 
 
 def _replacement(shift: float, slots: int, epsilon: float) -> float:

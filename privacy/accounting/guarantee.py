@@ -429,7 +429,7 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = F
     ----------
     guarantees : iterable of pairs
         The name of a row or column, and its guarantee; guarantees with the same terms are said once. What holds
-        whatever happens, under secure aggregation, is said of each.
+        whatever happens, under secure aggregation, is said of each, and so is what a secret order is worth.
     in_columns : bool
         Whether the table has columns for h, the honest machines of each sum, and for what holds whatever happens: then
         both are said in words, and once.
@@ -438,12 +438,16 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = F
     groups: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     notes: dict[str, None] = {}
     local: dict[str, dict[str, None]] = {}
+    hidden: dict[str, dict[str, None]] = {}
     for label, guarantee in guarantees:
         protects = guarantee.protected("h") if in_columns else guarantee.protects
         mechanisms = groups.setdefault((protects, guarantee.covers), {})
         mechanisms.setdefault(guarantee.mechanism, {})[label] = None
         if guarantee.whatever_happens:
             local.setdefault(guarantee.whatever_happens, {})[label] = None
+        if guarantee.amplified is not None:
+            known = f", and {rounded_up(guarantee.epsilon)} for somebody who learns it."
+            hidden.setdefault(label, {})[guarantee.of_secret_order.removesuffix(".") + known] = None
         notes |= dict.fromkeys(guarantee.notes)
     if not groups:
         raise ConfigurationError("Expected the guarantees of a table's epsilons, got none.")
@@ -461,6 +465,7 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = F
         alone = len(local) == len(groups) == 1
         figures = [said if alone else f"{said} ({' / '.join(named)})" for said, named in local.items()]
         sentences.append(f"Without anybody's honesty: {'; '.join(figures)}.")
+    sentences += [f"Of {label}: {' '.join(said)}" for label, said in hidden.items()]
     return " ".join([*sentences, *notes])
 
 

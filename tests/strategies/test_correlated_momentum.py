@@ -1,4 +1,4 @@
-"""Momentum of gradients under any mechanism, and DP-SGD: the rule, the noise, and its calibration."""
+"""Momentum of gradients under any mechanism, and noisy SGD: the rule, the noise, and its calibration."""
 
 import numpy as np
 import pytest

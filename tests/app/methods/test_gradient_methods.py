@@ -3,23 +3,25 @@
 import json
 import math
 from dataclasses import replace
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.papers import PAPERS, Cell
 from murmurfl.app.papers.reproduction import run_cells, write_reproduction
-from murmurfl.app.papers.zhang_2025 import RegretTable
+from murmurfl.app.papers.zhang_2025 import RegretTable, lemma_mu
 from murmurfl.app.reports.table import curve_statistics
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.result import write_record
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.privacy import ConfigurationError, gdp_epsilon, gdp_mu
+from murmurfl.privacy import ConfigurationError, gdp_epsilon, gdp_mu, rounded_up
 from murmurfl.strategies import private_rounds, proximal
 from murmurfl.strategies.shuffled import penalty
 
+from benchmarks import pages
 from tests.app.shuffled_run import BASE
 
 
@@ -124,13 +126,41 @@ def test_the_reproductions_are_the_papers_settings():
     for cell, epsilon in zip(logistic, (2.0, 0.5), strict=True):
         run = RunConfig.from_mapping({**cell.settings, **cell.algorithms["blt"]})
         assert (run.num_clients, run.batch_size, run.num_rounds, run.synthetic_features) == (20, 5, 1000, 100)
-        assert gdp_epsilon(run.mu, run.delta) == pytest.approx(epsilon)
+        assert run.mu == lemma_mu(epsilon, run.delta)
+        assert gdp_epsilon(run.mu, run.delta) < epsilon, "the lemma's conversion is not tight"
         assert run.clip_unit == "contractive"
         assert {o["mechanism"] for o in cell.algorithms.values()} >= {"tree", "optimal", "sqrt_toeplitz", "none"}
     assert [cell.settings["batch-size"] for cell in cnn] == [5, 5, 10, 10]
     for ours, papers in (cnn[:2], cnn[2:]):
         assert ours.settings["mu"] == pytest.approx(gdp_mu(2.0, 1e-3))
-        assert papers.settings["mu"] == pytest.approx(ours.settings["batch-size"] * gdp_mu(2.0, 1e-3))
+        assert papers.settings["mu"] == pytest.approx(ours.settings["batch-size"] * lemma_mu(2.0, 1e-3))
+
+
+@pytest.mark.parametrize(("epsilon", "mu"), [(2.0, 0.504), (0.5, 0.132)])
+def test_zhangs_noise_is_that_of_lemma_iv_8_in_exact_arithmetic(epsilon, mu):
+    """Equations (14) to (16) with sixty digits, for B_g = 12, tau = 5 and a longest column of 3 / 2."""
+    with localcontext() as context:
+        context.prec = 60
+        logarithm, bound, steps, column = -Decimal("0.001").ln(), Decimal(12), Decimal(5), Decimal("1.5")
+        rho = ((Decimal(epsilon) + logarithm).sqrt() - logarithm.sqrt()) ** 2  # (14)
+        sensitivity = column * 2 * bound / steps  # (15)
+        variance = sensitivity**2 / (2 * rho)  # (16)
+        assert abs(variance / (2 * bound**2 * column**2 / (steps**2 * rho)) - 1) < Decimal("1e-55"), "the lemma's V_i^2"
+        exact = sensitivity / variance.sqrt()  # what the Gaussian mechanism guarantees
+        assert abs(Decimal(lemma_mu(epsilon, 1e-3)) / exact - 1) < Decimal("1e-14")
+    assert round(lemma_mu(epsilon, 1e-3), 3) == mu
+
+
+def test_zhangs_noise_guarantees_less_undivided_and_the_record_says_how_it_differs():
+    guaranteed = [gdp_epsilon(steps * lemma_mu(2.0, 1e-3), 1e-3) for steps in (5, 10)]
+    assert [f"{epsilon:.1f}" for epsilon in guaranteed] == ["10.3", "27.5"]
+    text = (pages.ROOT / "docs" / "results.md").read_text()
+    cells = [cell for cell in pages.document("zhang-2025-cnn")["cells"] if "less noise" in cell["table"]]
+    for cell, steps in zip(cells, (5, 10), strict=True):
+        less = cell["settings"]["mu"] / (steps * lemma_mu(2.0, 1e-3))
+        assert f"{less:.2f} times less noise than the paper's" in cell["table"]
+        assert f"have {less:.2f} times less" in text
+    assert "guarantees {} and {}".format(*(rounded_up(epsilon) for epsilon in guaranteed)) in text.replace("\n", " ")
 
 
 @pytest.mark.long

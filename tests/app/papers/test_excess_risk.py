@@ -8,7 +8,7 @@ from murmurfl.app.data import TASKS
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.methods import METHODS
 from murmurfl.app.papers import PAPERS, Cell
-from murmurfl.app.papers.jiang_2026 import ExcessRiskTable
+from murmurfl.app.papers.jiang_2026 import ExcessRiskTable, end_of_grid, standing_still
 from murmurfl.app.papers.reproduction import run_cells, write_reproduction
 from murmurfl.app.papers.sweep import optimum, run_sweep
 from murmurfl.app.runs.experiment import prepare
@@ -18,6 +18,7 @@ from murmurfl.strategies import proximal
 from murmurfl.strategies.shuffled import penalty
 from scipy.optimize import minimize
 
+from benchmarks import pages
 from tests.app.shuffled_run import BASE
 
 rng = np.random.Generator(np.random.Philox(key=81))
@@ -40,6 +41,46 @@ def test_the_reproductions_are_the_papers_settings():
     }  # fmt: skip
     (one,) = PAPERS["jiang-2026-ridge"].cells_with({"task": "crime", "learning-rate": 1e-5})
     assert one.steps == ()
+
+
+def entry_of(step, grid, epsilon=0.0):
+    return {
+        "learning-rate": step,
+        "epsilon": {"mean": epsilon},
+        "grid": [{"step": at, "mean": mean} for at, mean in grid.items()],
+    }
+
+
+def test_a_best_step_at_an_end_of_the_grid_is_found():
+    grid = {0.5: 3.0, 1e-3: 2.0, 1e-9: 1.0}
+    assert [end_of_grid(entry_of(step, grid)) for step in grid] == ["largest", None, "smallest"]
+    assert end_of_grid(entry_of(0.5, {0.5: 1.0})) is None, "one step is no grid"
+    cell = {"algorithms": {"private": entry_of(0.5, grid, 4.0), "public": entry_of(0.5, {1e-3: 2.0, 1e-9: 7.0})}}
+    assert standing_still(cell) == 7.0
+    assert standing_still({"algorithms": {"private": entry_of(0.5, grid, 4.0)}}) is None
+
+
+def test_the_page_marks_every_best_step_at_an_end_and_says_that_nothing_was_learnt():
+    ends = {
+        (cell["table"].replace(", RR", ""), label)
+        for kind in ("mean", "ridge", "lasso")
+        for cell in pages.document(f"jiang-2026-{kind}")["cells"]
+        for label, entry in cell["algorithms"].items()
+        if ", RR, " in cell["table"] and entry["learning-rate"] in (5e-1, 1e-9)
+    }
+    assert {label for _, label in ends} == {"Priv-Pub", "Pub-Priv", "DP-ShuffleG"}
+    text = pages.excess_risks()
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    labels = lines[0][-5:]
+    marked = {
+        (name, label)
+        for name, *cells in lines[2:]
+        for label, shown in zip(labels, cells, strict=True)
+        if shown.endswith("†")
+    }
+    assert marked == ends
+    assert "1e-09, the smallest that was tried" in text
+    assert "On credit-card the excess risk there is that of standing still, 0.0278, within 0." in text
 
 
 @pytest.mark.long

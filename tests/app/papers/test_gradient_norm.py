@@ -6,13 +6,18 @@ import os
 
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from murmurfl.app.methods import METHODS
 from murmurfl.app.models import make_model
 from murmurfl.app.papers import PAPERS, Cell
 from murmurfl.app.papers.paper import VALIDATION_SEEDS
 from murmurfl.app.papers.reproduction import plan_runs, run_cells, write_reproduction
-from murmurfl.app.papers.tran_cutkosky_2022 import GradientNormTable, fitted_slope
+from murmurfl.app.papers.tran_cutkosky_2022 import UNSAMPLED_SGD, GradientNormTable, fitted_slope
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import gdp_mu
 
+from benchmarks import pages
 from tests.app.run_configs import GRADIENT_NORMS
 
 needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
@@ -42,8 +47,11 @@ def test_a_fitted_slope_and_error_match_line_and_noise():
 
 def cells():
     def cell(epsilon):
-        grids = {"algorithm 1": (0.02, 0.2), "DP-SGD": (0.3,)}
-        algorithms = {"algorithm 1": {"strategy": "tree-momentum"}, "DP-SGD": {"strategy": "trusted-sgd"}}
+        grids = {"algorithm 1": (0.02, 0.2), "noisy SGD without sampling": (0.3,)}
+        algorithms = {
+            "algorithm 1": {"strategy": "tree-momentum"},
+            "noisy SGD without sampling": {"strategy": "trusted-sgd"},
+        }
         settings = {**SMALL, "mu": gdp_mu(epsilon, 1e-5), "training-samples": 300}
         return Cell(f"epsilon = {epsilon:g}", settings, algorithms, grids=grids)
 
@@ -69,7 +77,7 @@ def test_steps_are_chosen_on_seeds_of_their_own_and_runs_are_kept(tmp_path):
             assert len(entry["gradient_norm"]["runs"]) == 2
     assert {(line["algorithm"], line["against"]) for line in made["slopes"]} == {
         ("algorithm 1", "epsilon"),
-        ("DP-SGD", "epsilon"),
+        ("noisy SGD without sampling", "epsilon"),
     }
     seen.clear()
     again = run_cells(
@@ -97,7 +105,7 @@ def test_the_reproduction_has_the_algorithms_of_the_paper_at_equal_terms():
             assert list(cell.algorithms) == ["algorithm 1, theorem 6"]
             continue
         assert set(cell.algorithms) == set(cell.grids) == {
-            "algorithm 1", "algorithm 2", "sqrt_toeplitz", "blt", "DP-SGD",
+            "algorithm 1", "algorithm 2", "sqrt_toeplitz", "blt", "noisy SGD without sampling",
         }  # fmt: skip
         assert len({len(grid) for grid in cell.grids.values()}) == 1, "as many steps for each"
     configs = plan_runs(made, 1, "cohort").values()
@@ -105,6 +113,34 @@ def test_the_reproduction_has_the_algorithms_of_the_paper_at_equal_terms():
     logistic = [config for config in configs if config.model == "nonconvex-logistic"]
     model = make_model("nonconvex-logistic", 49, 2, logistic[0].feature_bound)
     assert all(config.clip_norm >= model.gradient_bound for config in logistic), "nothing is clipped"
+
+
+@pytest.mark.parametrize(("epsilon", "times"), [(0.5, 7.3), (8.0, 3.0)])
+def test_noisy_sgd_without_sampling_has_the_noise_of_plain_composition(epsilon, times):
+    """3 to 7.3 times that of DP-SGD with the same batches, both for adding or removing a sample."""
+    (cell,) = (
+        cell for cell in PAPERS["tran-cutkosky-2022"].cells() if f"epsilon = {epsilon:g}, N = 6000" in cell.table
+    )
+    config = RunConfig.from_mapping({**cell.settings, **cell.algorithms[UNSAMPLED_SGD]})
+    steps, share = config.passes * 6000 // config.batch_size, config.batch_size / 6000
+    ours = math.sqrt(config.passes) / config.mu  # of the sum, for gradients of length 1
+
+    def of_sampled(noise):
+        accountant = PLDAccountant(value_discretization_interval=1e-3)
+        event = PoissonSampledDpEvent(share, GaussianDpEvent(noise))
+        return accountant.compose(SelfComposedDpEvent(event, steps)).get_epsilon(config.delta)
+
+    assert of_sampled(ours / (times - 0.05)) < epsilon < of_sampled(ours / (times + 0.05))
+
+
+def test_nothing_without_sampling_is_called_dp_sgd():
+    method = METHODS["trusted-sgd"]
+    assert "DP-SGD" not in method.sentence
+    assert "no sampling" in method.sentence
+    made = [PAPERS["tran-cutkosky-2022"].cells(), pages.document("tran-cutkosky-2022")["cells"]]
+    labels = {label for cell in made[0] for label in cell.algorithms}
+    labels |= {label for cell in made[1] for label in cell["algorithms"]}
+    assert not [label for label in labels if "DP-SGD" in label]
 
 
 def test_theorem_6_has_its_own_numbers():

@@ -17,11 +17,12 @@ from murmurfl.app.planning.plan_answers import (
     tried_out,
     variations_of,
 )
-from murmurfl.app.planning.plan_lines import reasons, rows_of
+from murmurfl.app.planning.plan_lines import SECRECY, reasons, rows_of
 from murmurfl.app.runs.experiment import prepare, situation_of
+from murmurfl.app.runs.run_guarantees import configured_figures, run_guarantee
 from murmurfl.app.settings.layers import parse_assignments, started_with
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.privacy import gdp_mu
+from murmurfl.privacy import gdp_epsilon, gdp_mu, rounded_up
 from typer.testing import CliRunner
 
 SETTINGS = {"mu": 1.0}
@@ -59,10 +60,11 @@ def test_rounds_batch_and_trust_are_varied_and_the_best_is_first(rows):
 def test_every_row_is_run_by_its_command_with_the_noise_that_it_shows(rows):
     for row in rows:
         experiment = prepare(run_of(row.command))
-        assert experiment.config.mu == 1.0
+        mu = row.config.mu if row.amplification else 1.0
+        assert experiment.config.mu == mu
         assert experiment.config.trust_model == row.trust
         assert (experiment.config.strategy, experiment.num_rounds) == (row.option.strategy, row.option.rounds)
-        assert experiment.guaranteed_mu() == pytest.approx(1.0, rel=1e-6)
+        assert experiment.guaranteed_mu() == pytest.approx(mu, rel=1e-6)
         assert noise_to_signal_of(experiment) == pytest.approx(row.option.noise_to_signal), row.command
 
 
@@ -100,6 +102,49 @@ def test_it_says_why_the_default_is_not_first_and_what_each_change_does(rows):
     assert len(rows_of(rows)) == len(rows)
 
 
+def test_a_secret_order_is_ranked_at_the_epsilon_asked_for_and_never_taken(choice, rows):
+    asked = gdp_epsilon(1.0, 1e-5)
+    (row,) = (row for row in rows if row.amplification)
+    assert (row.option.strategy, row.trust, row.uses) == ("noisy-sgd", "untrusted-server", 1)
+    assert row.amplification.proved
+    assert 0.98 * asked < row.amplification.epsilon <= asked < gdp_epsilon(row.config.mu, 1e-5)
+    guarantee = run_guarantee(prepare(run_of(row.command)), configured_figures(prepare(run_of(row.command))))
+    assert guarantee.amplified.epsilon == pytest.approx(row.amplification.epsilon)
+    assert not row.mark, "nobody can check that an order stays secret"
+    assert not choice.decision.chosen.problem.config.secret_order
+    assert not any(one.problem.config.secret_order for one in choice.decision.others)
+
+
+def test_a_secret_order_has_its_price_in_its_line_and_below(rows):
+    number, row = next((i, row) for i, row in enumerate(rows, 1) if row.amplification)
+    line, slots = rows_of(rows)[number - 1], row.amplification.slots
+    assert (line["strategy"], line["trusts"]) == (f"noisy-sgd, {slots} x", "secrecy")
+    assert SECRECY in reasons(rows, made_up=False)[0]
+    (said,) = (one for one in reasons(rows, made_up=False) if one.startswith("Secret order: "))
+    known = rounded_up(gdp_epsilon(row.config.mu, 1e-5))
+    for words in (f"row {number} has epsilon = ", f"{slots} times the gradients", f"does it is {known}, ", "time stay"):
+        assert words in said
+    assert sum(one["trusts"] == "secrecy" for one in rows_of(rows)) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "possible"),
+    [
+        ({"trust": "secure-aggregation"}, True),
+        ({"trust": "trusted-server"}, False),
+        ({"stream": True}, False),
+        ({"sample-uses": "once"}, True),
+        ({"private-evaluation": 0.05, "held-out": 0.1}, False),
+    ],
+    ids=str,
+)
+def test_a_secret_order_is_offered_only_where_its_proof_holds(more, possible):
+    found = variations_of(choice_of_run({"strategy": "auto", "mu": 1.0, **more}).decision, started_with(SETTINGS))
+    own = [row for row in found if row.amplification]
+    assert len(own) == possible
+    assert all(row.trust == more.get("trust", "untrusted-server") for row in own)
+
+
 def test_a_default_that_keeps_less_is_told_by_how_much():
     settings = {"strategy": "noisy-sgd", "mu": 1.0, "num-rounds": 17}
     found = variations_of(choice_of_run(settings).decision, settings, mark=AS_SET)
@@ -132,7 +177,7 @@ def test_from_numbers_alone_there_are_the_same_ways():
     asked = {"num-clients": 10, "clients-per-round": 10, "epsilon": 4.0}
     choice = choice_of_numbers(100, 1000, asked)
     found = variations_of(choice.decision, choice.asked)
-    assert {row.config.mu for row in found} == {gdp_mu(4.0, 1e-5)}
+    assert {row.config.mu for row in found if not row.amplification} == {gdp_mu(4.0, 1e-5)}
     assert {row.trust for row in found} == {"untrusted-server", "secure-aggregation", "trusted-server"}
     assert any(row.mark == DEFAULT for row in found)
 
@@ -158,7 +203,7 @@ def test_the_command_shows_them_and_commands_that_can_be_copied():
     assert heading.split()[2:] == ["trusts", "uses", "batch", "rounds", "noise", "keeps", "accuracy"]
     whole = result.stdout.replace(" \\\n", " ")
     commands = [line.strip() for line in whole.splitlines() if line.strip().startswith("murmurfl run")]
-    assert len(commands) == 3
+    assert len(commands) == 4
     for command in commands:
         prepare(run_of(command))
     assert max(map(len, lines)) <= 80

@@ -11,13 +11,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from murmurfl.privacy import ConfigurationError, Guarantee, PrivacyPolicy, gdp_delta, gdp_epsilon, policy_guarantee
+from murmurfl.privacy import (
+    ConfigurationError,
+    Guarantee,
+    PrivacyPolicy,
+    caption,
+    gdp_delta,
+    gdp_epsilon,
+    policy_guarantee,
+)
 from murmurfl.privacy.accounting.amplification import (
     LARGEST_SHIFT,
     Amplification,
     _estimate,
     allocation_delta,
     allocation_epsilon,
+    allocation_mu,
     amplification_of,
     amplification_of_all,
     likelihood_sum,
@@ -297,6 +306,24 @@ def test_an_estimate_is_never_the_epsilon_of_a_guarantee():
         assert "samples in a secret order" in guarantee.sentence
         assert "a sample" in guarantee.of_secret_order
         assert "an owner" in replace(guarantee, unit="owner").of_secret_order
+
+
+def test_a_caption_says_what_a_secret_order_rests_on_and_what_it_is_without():
+    hidden = policy_guarantee(policy(), 1.0, amplified=Amplification(0.3663, 100, proved=True))
+    said = caption([("hidden", hidden), ("known", policy_guarantee(policy(order="in-turn"), 0.1))])
+    assert (
+        "Of hidden: While nobody learns which of 100 releases a sample is in, epsilon = 0.3663 at the same delta, and "
+        "4.378 for somebody who learns it." in said
+    )
+    assert "Of known" not in said
+
+
+@pytest.mark.parametrize(("epsilon", "slots"), [(0.3407, 24), (0.37, 100), (1.0, 2), (4.0, 24)])
+def test_the_mu_of_an_epsilon_in_a_secret_order_never_has_more(epsilon, slots):
+    mu = allocation_mu(epsilon, slots, 1e-5)
+    assert allocation_delta(mu, slots, epsilon) <= 1e-5
+    assert allocation_delta(1.02 * mu, slots, epsilon) > 1e-5
+    assert 0.97 * epsilon < allocation_epsilon(mu, slots, 1e-5) <= epsilon
 
 
 def test_secret_order_adds_nothing_without_a_guarantee():
