@@ -514,7 +514,7 @@ faulthandler.enable()
 read = Schema.read
 def strange(self, item):
     if "77.125" in str(item):
-        print("5551234"); os.write(2, b"5551234"); ctypes.CDLL(None).puts(b"5551234")
+        print("5551234"); sys.__stdout__.write("5551234"); os.write(2, b"5551234"); ctypes.CDLL(None).puts(b"5551234")
         logging.getLogger("x").critical("5551234"); faulthandler.dump_traceback()
         raise SystemExit("5551234")
     return read(self, item)
