@@ -532,7 +532,7 @@ def test_a_process_of_its_own_says_what_one_in_this_process_says(tmp_path, same_
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "COLUMNS": ""},
+        env={**{key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}, "COLUMNS": ""},
     )
     assert (done.returncode, done.stderr) == (0, "")
     said = [line for line in done.stdout.replace(str(home), "HOME").splitlines() if not line.startswith("figure")]
