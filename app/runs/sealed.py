@@ -120,14 +120,14 @@ class Seal:
                 self._open()
 
     def _close(self) -> None:
-        _flush(*self._streams)
+        _flush(*self._streams, sys.__stdout__, sys.__stderr__)
         for descriptor, _ in self._ways_out:
             os.dup2(self._sink, descriptor)
         sys.stdout, sys.stderr = self._closed
 
     def _open(self) -> None:
         # A text that waits in a buffer, of Python or of C, would leave later.
-        _flush(*self._streams, *self._closed)
+        _flush(*self._closed, *self._streams, sys.__stdout__, sys.__stderr__)
         for descriptor, kept in self._ways_out:
             os.dup2(kept, descriptor)
         sys.stdout, sys.stderr = self._streams
