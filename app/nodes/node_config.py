@@ -202,12 +202,7 @@ class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
         return self._policy(num_samples, self.terms(ledger), **of_model)
 
     def proposed_policy(self, records: Schema) -> PrivacyPolicy:
-        """Return the policy of one run by these settings, before there are records and a ledger.
-
-        Notes
-        -----
-        **Formal guarantees.** None: it is what a run by this file alone would have, and nothing is released by it.
-        """
+        """Return the policy of one run by these settings, before there are records and a ledger; for a look alone."""
         sums = {"trust": self.trust, "min_honest": self.min_honest, "min_cohort": self.min_cohort} if self.sums else {}
         decided = {"mu": self.mu, "delta": self.delta, "budget_mu": self.mu, **sums}
         of_model = self.method.policy_of_model(self.make_model(records.num_features, records.num_classes))

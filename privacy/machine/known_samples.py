@@ -336,8 +336,8 @@ _OWNER_BYTES = 4
 _MOST_OWNERS = 4096
 _OTHER_DATA = "Other data need a ledger of their own (`murmurfl ledger create`); these stay spent as far as they are."
 _WAY_OUT = (
-    "Nothing was released. Put data and schema back as they were: new rows may be added at the end, nothing before it "
-    f"may change. {_OTHER_DATA}"
+    "Nothing was released. Put the data back as they were, and their schema: new rows may be added at the end, nothing "
+    f"before it may change. {_OTHER_DATA}"
 )
 _OWNERS_WAY_OUT = (
     "Nothing was released. Put the names back as they were, with the same number of places and samples-per-owner: rows "

@@ -44,7 +44,7 @@ from .proposal import DEFAULT_ROWS, SETTINGS, counts, propose, run_text, with_co
 
 MACHINE, HELPER = "machine", "helper"
 
-LARGEST_DOCUMENT = 4 << 20
+LARGEST_DOCUMENT = 16 << 20
 """Bytes of a document: nothing longer is read."""
 
 _FORMAT = 1
@@ -324,7 +324,7 @@ FEDERATION_NAME, MEMBERS_NAME, PUBLISHED_NAME = "federation.json", "members.json
 RUN_NAME = "run.settings"
 _KITS, _OWNER_KEY, _OWNERS, _SCHEMA = "kits", "owner.key", "owners", "schema.toml"
 _YEAR = datetime.timedelta(days=365)
-_MOST_MEMBERS = 10_000
+MOST_MEMBERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -577,7 +577,7 @@ def new_federation(
     settings : mapping
         Run-config keys that are not left to the plan.
     """
-    if not (machines >= 1 and 0 <= helpers <= MOST_HELPERS and machines + helpers <= _MOST_MEMBERS):
+    if not (machines >= 1 and 0 <= helpers <= MOST_HELPERS and machines + helpers <= MOST_MEMBERS):
         raise ConfigurationError(
             f"Expected 1 or more machines and 0 to {MOST_HELPERS} helpers, got {machines} and {helpers}."
         )

@@ -17,6 +17,8 @@ from flwr.common.config import parse_config_args
 from murmurfl.app import load_model
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.nodes.federation.coordinator import (
+    LARGEST_DOCUMENT,
+    MOST_MEMBERS,
     Coordinator,
     Federation,
     Joining,
@@ -38,7 +40,7 @@ from murmurfl.app.server_app import _run
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Column, Label, Schema, numpy_client_app
 from murmurfl.clients.records.drafting import document as schema_text
-from murmurfl.privacy import ConfigurationError, MachineKey, read_ledger
+from murmurfl.privacy import ConfigurationError, MachineKey, protocol, read_ledger
 
 from tests.harness.schemas import write_samples, write_table
 
@@ -284,6 +286,12 @@ def test_each_of_a_members_keys_is_in_the_digest_and_in_its_fingerprint(exchange
     assert mixed.fingerprint not in (own.fingerprint, other.fingerprint)
     before = grown.federation.digest
     assert grown.accept([mixed]).federation.digest != before
+
+
+def test_the_document_of_the_largest_federation_is_short_enough_to_be_read(coordinator, members):
+    largest = max(len(json.dumps(Joining.read(member.answer).document, indent=1)) for member in members.values())
+    longest_names = 2 * protocol.LONGEST_MACHINE_NAME
+    assert (largest + longest_names + 20) * MOST_MEMBERS < LARGEST_DOCUMENT - (1 << 20)
 
 
 def test_run_settings_name_the_schema_and_the_method_that_members_have(coordinator, members):
