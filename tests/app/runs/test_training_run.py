@@ -1,7 +1,9 @@
 """Training that gives NaN, or far longer contributions than the clip, is counted and shown in a simulation."""
 
+import errno
 import json
 import logging
+import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +25,7 @@ from murmurfl.app.planning.deciding import noise_to_signal_of
 from murmurfl.app.reports.making import make_report
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import CHECKPOINT_NAME, FAILURE_NAME, Outcome
-from murmurfl.app.runs.result import END_NAME, ask_to_end, write_failure, write_record
+from murmurfl.app.runs.result import END_NAME, RecordError, ask_to_end, write_failure, write_record
 from murmurfl.app.runs.run_summary import short_lines, summary_lines
 from murmurfl.app.runs.training_run import NoReleasesError, run_experiment
 from murmurfl.app.server_app import is_deployed, run_folder
@@ -512,3 +514,12 @@ def test_projects_keep_what_was_forecast(training):
     assert all(abs(one - kept_share(ratio)) < 0.35 for one, ratio in zip(kept[:3], RATIOS[:3], strict=True))
     assert kept[0] > 0.8
     assert kept[-1] < 0.4
+
+
+def test_a_full_disk_is_said_where_the_result_would_be(tmp_path, monkeypatch):
+    def fails(*arguments, **arrays):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "savez", fails)
+    with pytest.raises(RecordError, match="No space left on device.*Make room on the disk of .*df .*same run-name"):
+        write_record(run_cohort(RunConfig(num_rounds=1)), tmp_path / "run")
