@@ -521,5 +521,5 @@ def test_a_full_disk_is_said_where_the_result_would_be(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(np, "savez", fails)
-    with pytest.raises(RecordError, match="No space left on device.*Make room on the disk of .*df .*same run-name"):
+    with pytest.raises(RecordError, match=r"No space left on device.*Make room on the disk of .*df .*same run-name"):
         write_record(run_cohort(RunConfig(num_rounds=1)), tmp_path / "run")

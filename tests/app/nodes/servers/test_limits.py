@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import httpx
 import pytest
@@ -346,3 +347,17 @@ def test_the_size_of_a_reply_is_a_setting():
     for wrong in ("", "0", "-1", "1.5", "a", "9" * 30):
         with pytest.raises(ConfigurationError, match="MURMURFL_LARGEST_REPLY_MIB"):
             largest_reply(wrong)
+
+
+def test_the_page_states_the_limits():
+    page = " ".join((Path(__file__).parents[4] / "docs" / "deployment.md").read_text().split())
+    for said in (
+        f"{UNKNOWN_PER_ADDRESS} connections at a time; a new one closes the oldest",
+        f"{UNKNOWN} connections, about half a MiB of memory each",
+        f"{limits.UNKNOWN_S:.0f} s for TLS and the head of a request ({limits.LONGEST_HEAD >> 10} KiB)",
+        f"{limits.LARGEST_INTRODUCTION >> 10} KiB, for the calls by which",
+        f"{KNOWN_PER_SENDER} connections; {limits.LARGEST_BODY // MIB} MiB for an object",
+        f"{limits.LARGEST_CALL // MIB} MiB for any other call, {limits.NODE_S / 60:.0f} minutes for each",
+        f"{largest_reply(None) // MIB:,} MiB for each message",
+    ):
+        assert said in page
