@@ -180,7 +180,7 @@ def run_node(features: int) -> Row:
 def run_chunks(stated_mib: float) -> Chunk:
     """Norms and sum of a perceptron's gradients, sample by sample, in this process."""
     import torch
-    from murmurfl.app.nodes.executor import give_back_large_blocks
+    from murmurfl.app.nodes.flower_process import give_back_large_blocks
     from murmurfl.clients.adapters.per_sample_gradients import stacked_gradients
     from murmurfl.clients.adapters.torch_model import ModuleGradients
 

@@ -38,7 +38,7 @@ from .limits import (
     BodyLimits,
     Message,
     Receive,
-    RefusedError,
+    RejectedRequestError,
     UploadLimits,
     received,
     request_of_unknown,
@@ -216,13 +216,17 @@ class Gate:
                 proof = [proof_of(self._secret, nonces[0])] if self._secret and nonces else []
                 # `flwr` prints the `detail` of a 403.
                 detail = f"{error} Only owners command this server: `murmurfl owner login KEY CONNECTION`."
-                await _refuse(send, RefusedError(http.HTTPStatus.FORBIDDEN, detail), proof)
+                await _refuse(send, RejectedRequestError(http.HTTPStatus.FORBIDDEN, detail), proof)
                 return
             if sender is None:
-                await _refuse(send, RefusedError(http.HTTPStatus.UNAUTHORIZED, "Invalid SuperNode authentication"))
+                await _refuse(
+                    send, RejectedRequestError(http.HTTPStatus.UNAUTHORIZED, "Invalid SuperNode authentication")
+                )
                 return
             if connection is not None and sender.name and not connection.is_from(sender.name, sender.seconds):
-                too_many = RefusedError(http.HTTPStatus.SERVICE_UNAVAILABLE, "This sender has too many connections.")
+                too_many = RejectedRequestError(
+                    http.HTTPStatus.SERVICE_UNAVAILABLE, "This sender has too many connections."
+                )
                 await _refuse(send, too_many)
                 return
             await self._pass(sender, scope, receive, send)
@@ -239,7 +243,7 @@ class Gate:
                 elif scope["path"] == FETCH:
                     send = self._noting_messages(sender.name, send)
                 await self._application(scope, received(body, receive), send)
-        except RefusedError as refused:
+        except RejectedRequestError as refused:
             await _refuse(send, refused)
 
     def _noting_messages(self, node: bytes, send: Send) -> Send:
@@ -326,7 +330,7 @@ def _closing(send: Send) -> Send:
     return last
 
 
-async def _refuse(send: Send, refused: RefusedError, proof: Sequence[bytes] = ()) -> None:
+async def _refuse(send: Send, refused: RejectedRequestError, proof: Sequence[bytes] = ()) -> None:
     body = json.dumps({"detail": refused.reason}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(PROOF_HEADER.encode(), one) for one in proof]

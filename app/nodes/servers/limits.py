@@ -370,7 +370,7 @@ _SILENT_S = 30.0
 
 
 @dataclass
-class RefusedError(Exception):
+class RejectedRequestError(Exception):
     """A request is not read: HTTP's status, and why."""
 
     status: int
@@ -395,7 +395,7 @@ class BodyLimits:
 
         Raises
         ------
-        RefusedError
+        RejectedRequestError
             If it is larger, or says so, comes too slowly, or its turn does not come.
         """
         size = _declared(headers, largest)
@@ -425,7 +425,7 @@ class BodyLimits:
                 await self._changed.wait_for(fits)
                 self._held[sender] += size
         except TimeoutError:
-            raise RefusedError(503, "Too much is being uploaded; try again.") from None
+            raise RejectedRequestError(503, "Too much is being uploaded; try again.") from None
 
 
 class UploadLimits:
@@ -448,12 +448,12 @@ class UploadLimits:
 
         Raises
         ------
-        RefusedError
+        RejectedRequestError
             If the node has uploaded too much.
         """
         left = self._left.get(node, self._largest)
         if size > left:
-            raise RefusedError(
+            raise RejectedRequestError(
                 413,
                 f"Expected a reply of at most {self._largest >> 20} MiB, got a larger one: its server sets another "
                 f"limit with {LARGEST_REPLY_VARIABLE}.",
@@ -480,7 +480,7 @@ def _declared(headers: Sequence[tuple[bytes, bytes]], largest: int) -> int:
     with suppress(ValueError):
         if len(told) == 1 and 0 <= (size := int(told[0])) <= largest:
             return size
-    raise RefusedError(413, f"Expected a request of at most {largest} bytes, got a larger one.")
+    raise RejectedRequestError(413, f"Expected a request of at most {largest} bytes, got a larger one.")
 
 
 async def _read(receive: Receive, largest: int) -> bytes:
@@ -491,15 +491,15 @@ async def _read(receive: Receive, largest: int) -> bytes:
             async with asyncio.timeout(_SILENT_S):
                 message = await receive()
         except TimeoutError:
-            raise RefusedError(
+            raise RejectedRequestError(
                 408, f"Expected the rest of the request within {_SILENT_S:.0f} s, got nothing."
             ) from None
         if message["type"] != "http.request":
-            raise RefusedError(400, "Expected the rest of the request, got an end of the connection.")
+            raise RejectedRequestError(400, "Expected the rest of the request, got an end of the connection.")
         part, more = message.get("body", b""), message.get("more_body", False)
         size += len(part)
         if size > largest:
-            raise RefusedError(413, f"Expected a request of at most {largest} bytes, got a larger one.")
+            raise RejectedRequestError(413, f"Expected a request of at most {largest} bytes, got a larger one.")
         parts.append(part)
     return b"".join(parts)
 

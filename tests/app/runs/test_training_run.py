@@ -1,7 +1,9 @@
 """Training that gives NaN, or far longer contributions than the clip, is counted and shown in a simulation."""
 
+import errno
 import json
 import logging
+import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +28,7 @@ from murmurfl.app.runs.outcome import CHECKPOINT_NAME, FAILURE_NAME, Outcome
 from murmurfl.app.runs.result import (
     END_NAME,
     EXCLUDED_NAME,
+    RecordError,
     ask_to_end,
     exclude_clients,
     excluded_clients,
@@ -405,7 +408,7 @@ def test_excluded_client_is_not_asked_and_a_resume_keeps_the_sessions_numbers(tm
     def take_out(progress):
         if progress.report.server_round == 1:
             assert exclude_clients(tmp_path, ["1"]) == ["1"]
-            with pytest.raises(ConfigurationError, match="Expected clients of this run, 0, 1, .*got nobody"):
+            with pytest.raises(ConfigurationError, match=r"Expected clients of this run, 0, 1, .*got nobody"):
                 exclude_clients(tmp_path, ["nobody"])
         elif progress.report.server_round == 2:
             ask_to_end(tmp_path)
@@ -579,3 +582,12 @@ def test_projects_keep_what_was_forecast(training):
     assert all(abs(one - kept_share(ratio)) < 0.35 for one, ratio in zip(kept[:3], RATIOS[:3], strict=True))
     assert kept[0] > 0.8
     assert kept[-1] < 0.4
+
+
+def test_a_full_disk_is_said_where_the_result_would_be(tmp_path, monkeypatch):
+    def fails(*arguments, **arrays):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "savez", fails)
+    with pytest.raises(RecordError, match=r"No space left on device.*Make room on the disk of .*df .*same run-name"):
+        write_record(run_cohort(RunConfig(num_rounds=1)), tmp_path / "run")

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import httpx
 import pytest
@@ -20,7 +21,7 @@ from murmurfl.app.nodes.servers.limits import (
     UNKNOWN_PER_ADDRESS,
     BodyLimits,
     ConnectionLimits,
-    RefusedError,
+    RejectedRequestError,
     UploadLimits,
     known_connections,
     largest_reply,
@@ -254,10 +255,10 @@ def test_a_body_is_read_up_to_its_limit():
     assert asyncio.run(body(limited, [bytes(MIB)], CHUNKED)) == MIB
     assert asyncio.run(body(limited, [], [])) == 0
     for headers in (declared(MIB + 1), declared(-1), declared("x"), [*declared(1), *declared(2)]):
-        with pytest.raises(RefusedError):
+        with pytest.raises(RejectedRequestError):
             asyncio.run(body(limited, ["never read"], headers))
     for headers in (CHUNKED, declared(10), [*declared(10), *CHUNKED]):  # it says less than it sends
-        with pytest.raises(RefusedError):
+        with pytest.raises(RejectedRequestError):
             asyncio.run(body(limited, [bytes(MIB), b"a"], headers))
 
 
@@ -272,7 +273,7 @@ def test_bodies_that_do_not_fit_wait_for_their_turn(monkeypatch):
                 task = body(limited, [b"x"], declared(largest), largest, sender, end)
                 running.append(asyncio.ensure_future(task))
         await asyncio.sleep(0)
-        with pytest.raises(RefusedError) as refused:
+        with pytest.raises(RejectedRequestError) as refused:
             await body(limited, [b"x"], declared(largest), largest, b"e")
         assert refused.value.status == 503
         assert await body(limited, [b"x"], declared(9), largest, b"e") == 1  # a small one waits for nobody
@@ -301,7 +302,7 @@ def test_one_sender_does_not_take_the_place_of_all(monkeypatch):
         await asyncio.sleep(0.2)
         end.set()
         ended = await asyncio.gather(*running, return_exceptions=True)
-        assert sum(isinstance(one, RefusedError) for one in ended) == 7
+        assert sum(isinstance(one, RejectedRequestError) for one in ended) == 7
 
     asyncio.run(course())
 
@@ -320,7 +321,7 @@ def test_a_body_that_stops_coming_is_given_up(monkeypatch):
             raise AssertionError
 
     for receive, status in ((never, 408), (left, 400)):
-        with pytest.raises(RefusedError) as refused:
+        with pytest.raises(RejectedRequestError) as refused:
             asyncio.run(read(receive))
         assert refused.value.status == status
 
@@ -329,14 +330,14 @@ def test_a_node_uploads_a_reply_for_each_message_and_no_more():
     limited = UploadLimits(10)
     limited.take(b"a", 6)
     limited.take(b"a", 4)
-    with pytest.raises(RefusedError):
+    with pytest.raises(RejectedRequestError):
         limited.take(b"a", 1)
     limited.take(b"b", 10)
     for _ in range(9):
         limited.asked(b"a")
     for _ in range(4):
         limited.take(b"a", 10)
-    with pytest.raises(RefusedError):
+    with pytest.raises(RejectedRequestError):
         limited.take(b"a", 1)
 
 
@@ -346,3 +347,17 @@ def test_the_size_of_a_reply_is_a_setting():
     for wrong in ("", "0", "-1", "1.5", "a", "9" * 30):
         with pytest.raises(ConfigurationError, match="MURMURFL_LARGEST_REPLY_MIB"):
             largest_reply(wrong)
+
+
+def test_the_page_states_the_limits():
+    page = " ".join((Path(__file__).parents[4] / "docs" / "deployment.md").read_text().split())
+    for said in (
+        f"{UNKNOWN_PER_ADDRESS} connections at a time; a new one closes the oldest",
+        f"{UNKNOWN} connections, about half a MiB of memory each",
+        f"{limits.UNKNOWN_S:.0f} s for TLS and the head of a request ({limits.LONGEST_HEAD >> 10} KiB)",
+        f"{limits.LARGEST_INTRODUCTION >> 10} KiB, for the calls by which",
+        f"{KNOWN_PER_SENDER} connections; {limits.LARGEST_BODY // MIB} MiB for an object",
+        f"{limits.LARGEST_CALL // MIB} MiB for any other call, {limits.NODE_S / 60:.0f} minutes for each",
+        f"{largest_reply(None) // MIB:,} MiB for each message",
+    ):
+        assert said in page
