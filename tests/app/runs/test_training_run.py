@@ -405,7 +405,7 @@ def test_excluded_client_is_not_asked_and_a_resume_keeps_the_sessions_numbers(tm
     def take_out(progress):
         if progress.report.server_round == 1:
             assert exclude_clients(tmp_path, ["1"]) == ["1"]
-            with pytest.raises(ConfigurationError, match="Expected clients of this run, 0, 1, .*got nobody"):
+            with pytest.raises(ConfigurationError, match=r"Expected clients of this run, 0, 1, .*got nobody"):
                 exclude_clients(tmp_path, ["nobody"])
         elif progress.report.server_round == 2:
             ask_to_end(tmp_path)

@@ -250,7 +250,7 @@ def test_too_few_connected_end_with_advice_that_works(tmp_path):
             for node in list(grid.contexts)[:3]:
                 grid.contexts.pop(node)
 
-    with pytest.raises(NodesUnavailableError, match="Expected 3 machines .*resume with a smaller min-available-nodes"):
+    with pytest.raises(NodesUnavailableError, match=r"Expected 3 machines .*resume with a smaller min-available-nodes"):
         trained(grid, checkpoint=checkpoint, on_round=most_leave)
     strategy = trained(grid, checkpoint=checkpoint, min_available_nodes=2)
     assert [report.aggregated for report in strategy.history] == [5] * 3 + [2] * 7
@@ -357,7 +357,7 @@ def test_a_wrong_name_in_mid_training_ends_nothing(caplog):
 
 def test_sums_keep_min_cohort_when_clients_are_excluded():
     strategy = secure_training.build(secure={"min_cohort": 5}, clients_per_round=6, excluded=["0", "1"])
-    with pytest.raises(ConfigurationError, match="at least 5 clients to be left, .* got 4 after 2"):
+    with pytest.raises(ConfigurationError, match=r"at least 5 clients to be left, .* got 4 after 2"):
         secure_training.trained(strategy, SecureGrid(secure_training.machines()))
 
 
