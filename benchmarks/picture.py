@@ -214,7 +214,7 @@ def _draw_line(axes: Any, line: Line, rows: Sequence[Mapping[str, Any]]) -> None
     )
     for row in rows:
         text = percent_text(row["accuracy %"])
-        _note(axes, row["epsilon"], row["accuracy %"], text, line.colour, below=line is OTHERS)
+        _note(axes, row["epsilon"], row["accuracy %"], text, line.colour, below=line in (OTHERS, HIDDEN))
 
 
 def _note(axes: Any, epsilon: float, accuracy: float, text: str, colour: str, *, below: bool = False) -> None:
