@@ -146,12 +146,17 @@ def in_secret(epsilon: str, guarantees: Sequence[Guarantee]) -> str:
     found = {one.epsilon: one.amplified.slots for one in guarantees if one.amplified is not None}
     if not found:
         return ""
-    known, releases = ", ".join(rounded_up(one, 2) for one in sorted(found)), sorted(set(found.values()))
-    times = " or ".join(map(str, releases))
+    known = _listed([rounded_up(one, 2) for one in sorted(found)], "and")
+    times = _listed([str(one) for one in sorted(set(found.values()))], "or")
     return (
         f"{epsilon} holds while nobody learns which release a sample is in, nor how long a machine takes, and is "
-        f"{known} for somebody who does; it takes {times} times the gradients."
+        f"{known} for somebody who does; it takes {times} times the gradients of a pass."
     )
+
+
+def _listed(texts: Sequence[str], word: str) -> str:
+    *before, last = texts
+    return f"{', '.join(before)} {word} {last}" if before else last
 
 
 _WITHOUT_SUMS: Mapping[str, Any] = {"trust": "untrusted-server", "mu_local": None, "min_honest": None}
@@ -209,7 +214,7 @@ def _draw_line(axes: Any, line: Line, rows: Sequence[Mapping[str, Any]]) -> None
     )
     for row in rows:
         text = percent_text(row["accuracy %"])
-        _note(axes, row["epsilon"], row["accuracy %"], text, line.colour, below=line is OTHERS)
+        _note(axes, row["epsilon"], row["accuracy %"], text, line.colour, below=line in (OTHERS, HIDDEN))
 
 
 def _note(axes: Any, epsilon: float, accuracy: float, text: str, colour: str, *, below: bool = False) -> None:

@@ -160,9 +160,9 @@ def _in_secret(situation: Situation) -> list[Option]:
         return []
     epsilon, ways = gdp_epsilon(config.mu, config.delta), []
     for batch in sorted({-(-fewest // min(releases, fewest)) for releases in _RELEASES}):
-        # Mu is that of noise without resolution, for which a little is taken off.
-        mu = 0.999 * allocation_mu(epsilon, fewest // batch, config.delta)
-        known: Mapping[str, Value] = {"batch-size": batch, "mu": float(f"{mu:.6g}"), "epsilon": 0.0}
+        # The mu is for noise without resolution; what resolution shows is left room for.
+        mu = allocation_mu(0.999 * epsilon, fewest // batch, 0.99 * config.delta)
+        known: Mapping[str, Value] = {"batch-size": batch, "mu": mu, "epsilon": 0.0}
         ways.append({**known, "secret-order": True, "centring": "none"})
     return sorted(_possible(situation, "noisy-sgd", ways), key=lambda option: option.score)[:1]
 

@@ -163,6 +163,15 @@ def test_zhangs_noise_guarantees_less_undivided_and_the_record_says_how_it_diffe
     assert "guarantees {} and {}".format(*(rounded_up(epsilon) for epsilon in guaranteed)) in text.replace("\n", " ")
 
 
+def test_the_page_says_that_dynamic_regret_is_nearly_the_cumulative_loss():
+    text = pages.regrets()
+    for cell in pages.document("zhang-2025-logistic")["cells"]:
+        curves = cell["algorithms"]["noiseless"]["curves"]
+        loss, regret = (curves[name]["mean"][-1] for name in ("cumulative-loss", "dynamic-regret"))
+        assert 0.999 < regret / loss < 1
+        assert f"cumulative loss: {regret:,.2f} of {loss:,.2f} (noiseless)" in text
+
+
 @pytest.mark.long
 def test_curves_have_means_and_bands_and_a_noiseless_run_no_epsilon(tmp_path):
     algorithms = {
