@@ -17,7 +17,7 @@ from murmurfl.privacy.accounting.guarantee import Figures, stated_figures, state
 from murmurfl.privacy.accounting.noise_forecast import forecast_of
 from murmurfl.strategies import CorrelatedFedAvg, OnlineFedSGD
 from murmurfl.strategies.rounds.guarded_grid import guarded
-from murmurfl.strategies.rounds.known_machines import MachineDirectory
+from murmurfl.strategies.rounds.known_machines import Awaited, MachineDirectory
 from murmurfl.strategies.rounds.replies import ask_statements
 
 from tests.harness import damage
@@ -160,7 +160,7 @@ def test_no_training_reply_harms_a_training():
 
 
 def test_no_training_reply_harms_rounds_that_do_not_wait():
-    run = Rounds(training_cases(seed=1), LIARS, wait_for=0.1).run()
+    run = Rounds(training_cases(seed=1), LIARS, quorum=0.1).run()
     assert all(set(heard.values()) != {None} for heard in run.heard)
     assert run.strategy.history[-1].server_round == run.rounds
 
@@ -192,7 +192,7 @@ class Queried:
 def test_no_handshake_keeps_others_from_being_met():
     queried = Queried(protocol.ASK_HELLO)
     directory = MachineDirectory(3, 0.0)
-    directory.meet(queried.grid, 3)
+    directory.meet(queried.grid, Awaited(3))
     assert directory.node_map() == {name: NODE + int(name) for name in HONEST}
 
 
@@ -211,7 +211,7 @@ def test_no_statement_ends_a_training():
     strategy = Rounds([], 1).strategy
     strategy.machines.restore(list(queried.nodes))
     strategy.roll.settle(len(queried.nodes))
-    strategy.roll.foresee(all_stated, 0, 5, run_dry=True)
+    strategy.roll.foresee(all_stated, 0, 5, allow_exhaustion=True)
     for name in all_stated:
         stated = {one: all_stated[one] for one in (*HONEST, name)}
         forecast = {"num_parameters": 7, "machines": 4, "per_round": 4, "rounds": 5}
