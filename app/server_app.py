@@ -109,7 +109,7 @@ def main(grid: Grid, context: Context) -> None:
         try:
             with naming(folder.name) if deployed else nullcontext():
                 _run(grid, config, folder, deployed)
-        except MurmurflError as error:
+        except BaseException as error:
             if deployed:  # others may look for the reason where the result would be
                 with suppress(OSError):  # of a full disk the log tells
                     write_failure(error, folder)

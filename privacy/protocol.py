@@ -129,6 +129,7 @@ LEDGER_UNUSABLE = 1011
 OPENING_REFUSED = 1012
 LEGACY_CLIENT_APP = 1013
 RUN_NOT_ALLOWED = 1014
+MALFORMED_REPLY = 1015  # of no client: the server's own, for a reply that it could not read
 
 REFUSAL_NAMES: dict[int, str] = {
     MALFORMED_REQUEST: "malformed-request",
@@ -145,6 +146,7 @@ REFUSAL_NAMES: dict[int, str] = {
     OPENING_REFUSED: "opening-refused",
     LEGACY_CLIENT_APP: "legacy-client-app",
     RUN_NOT_ALLOWED: "run-not-allowed",
+    MALFORMED_REPLY: "malformed-reply",
 }
 
 

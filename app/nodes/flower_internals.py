@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 if TYPE_CHECKING:
     from flwr.superlink.grid import InMemoryGrid
 
-__all__ = ["ClientAppCallable", "Run", "bundle_of", "simulation_grid", "without_log"]
+__all__ = ["ClientAppCallable", "bundle_of", "simulation_grid", "without_log"]
 
 
 def simulation_grid(grid: Grid) -> InMemoryGrid | None:

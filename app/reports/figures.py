@@ -48,9 +48,9 @@ class Plot:
 
     def write(self, folder: Path, prefix: str) -> None:
         """``<prefix>-<name>.png`` and ``.svg``; to be called after :meth:`inline`, for it adds title and note."""
-        self.figure.axes[0].set_title(self.title, loc="left", fontsize=11)
+        self.figure.axes[0].set_title(plain_text(self.title), loc="left", fontsize=11)
         if self.note:
-            lines = [line for part in self.note.splitlines() for line in textwrap.wrap(part, 120)]
+            lines = [line for part in plain_text(self.note).splitlines() for line in textwrap.wrap(part, 120)]
             self.figure.set_size_inches(SIZE[0], SIZE[1] + 0.12 * len(lines))
             self.figure.suptitle("\n".join(lines), fontsize=6.5, x=0.02, ha="left")
         stem = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', prefix)}-{self.name}"
@@ -79,6 +79,11 @@ class Plot:
         with figure_style():
             self.figure.savefig(buffer, format="svg", transparent=transparent, metadata={"Date": None})
         return buffer.getvalue()
+
+
+def plain_text(text: str) -> str:
+    """Return a text for a figure in which dollar signs are dollar signs, and no formula of matplotlib's."""
+    return text.replace("$", r"\$")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ class RecordedRun:
         columns = {number: column for column, number in enumerate(self.rounds)}
         for number, asked in self.machines["rounds"].items():
             for name, release in asked.items():
-                table[rows[name], columns[int(number)]] = release or 0
+                table[rows[name], columns[int(number)]] = _count(release or 0)
         return table
 
     @cached_property
@@ -105,7 +106,7 @@ class RecordedRun:
             made = np.where(asked > 0, asked, made + (asked == 0))
             counts[:, column] = made
         statements = self.statements
-        limit = np.array([int(statements.get(name, {}).get("releases", np.iinfo(np.int32).max)) for name in self.names])
+        limit = np.array([_count(statements.get(name, {}).get("releases", _LARGEST_COUNT)) for name in self.names])
         for column in reversed(range(table.shape[1])):
             counts[:, column] = np.minimum(counts[:, column], limit)
             limit = np.minimum(limit, counts[:, column])
@@ -135,6 +136,15 @@ class RecordedRun:
             places = np.minimum(np.searchsorted(known, counts[chosen]), len(known) - 1)
             epsilons[chosen] = curve[places]
         return epsilons
+
+
+_LARGEST_COUNT = np.iinfo(np.int32).max
+
+
+def _count(stated: object) -> int:
+    """Return a number that a machine stated as one that fits into a table; results of older versions have any."""
+    number = stated if isinstance(stated, int | float) and not math.isnan(stated) else 0
+    return int(min(max(number, 0), _LARGEST_COUNT))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from .figures import (
     figure_style,
     line_style,
     new_figure,
+    plain_text,
     rounds_along,
 )
 from .finding import RecordedRun
@@ -101,7 +102,7 @@ def _named(number: int, group: Group) -> str:
     """A name that a legend has room for, with its number on the page."""
     name = without_time(group.name)
     name = name if len(name) <= _LONGEST else f"{name[:10]}…{name[11 - _LONGEST :]}"
-    return f"{number + 1} {name}{'' if len(group.runs) == 1 else f', {len(group.runs)} seeds'}"
+    return f"{number + 1} {plain_text(name)}{'' if len(group.runs) == 1 else f', {len(group.runs)} seeds'}"
 
 
 def _against_epsilon(groups: Sequence[Group]) -> Plot | None:
@@ -200,7 +201,7 @@ def _participation(run: RecordedRun) -> Plot | None:
         draw = _shares_of_groups if rows > _MOST_ROWS else _each_machine
         caption = draw(figure, axes, table, extent)
         if rows <= _MOST_LINES:
-            axes.set_yticks(range(rows), run.names, fontsize=8)
+            axes.set_yticks(range(rows), [plain_text(name) for name in run.names], fontsize=8)
         axes.invert_yaxis()
         rounds_along(axes)
         axes.set_ylabel("machine")

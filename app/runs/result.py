@@ -445,11 +445,12 @@ def write_outcome(outcome: Outcome, folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def write_failure(error: Exception, folder: Path) -> None:
+def write_failure(error: BaseException, folder: Path) -> None:
     """Leave the reason why a run ended without a result in ``failure.json``; its checkpoint stays where it is."""
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / CHECKPOINT_NAME
-    document = {"reason": str(error), "checkpoint": str(checkpoint) if checkpoint.exists() else None}
+    reason = str(error) if isinstance(error, MurmurflError) else f"{type(error).__name__}: {error}"
+    document = {"reason": reason, "checkpoint": str(checkpoint) if checkpoint.exists() else None}
     (folder / FAILURE_NAME).write_text(json.dumps(document, indent=2) + "\n")
 
 

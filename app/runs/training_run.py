@@ -12,16 +12,16 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
 from ...privacy import ConfigurationError, Forecast, MurmurflError, protocol
 from ...privacy.accounting.guarantee import stated_figures
 from ...strategies import DirectMachines, ReleaseStrategy, RoundReport
 from ...strategies.rounds.checkpoint import checkpoint_header
+from ...strategies.rounds.guarded_grid import GuardedGrid
 from ..methods.method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
-from ..nodes.flower_internals import Run
 from ..planning.rehearsal import foretold
 from ..settings.run_config import RunConfig, nothing_gained
 from .experiment import Experiment, prepare, reply_is_lost, worked_out
@@ -354,42 +354,21 @@ def _give_up(silent: list[RoundReport], patience: int) -> None:
     )
 
 
-class LossyGrid(Grid):
-    """Another grid, whose train replies are lost at random: the machine did its work, the server never hears of it.
+class LossyGrid(GuardedGrid):
+    """A guarded grid, whose train replies are lost at random: the machine did its work, the server never hears of it.
 
     Each is lost by itself with probability ``lost_replies``; the same seed loses the same replies on every engine.
     """
 
     def __init__(self, grid: Grid, lost_replies: float, seed: int) -> None:
-        self._grid = grid
+        super().__init__(grid)
         self._lost_replies = lost_replies
         self._seed = seed
-
-    def set_run(self, run: Run) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        return self._grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self._grid.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         messages = list(messages)
         lost = {message.metadata.dst_node_id for message in messages if self._loses(message)}
-        replies = self._grid.send_and_receive(messages, timeout=timeout)
+        replies = super().send_and_receive(messages, timeout=timeout)
         return [
             reply
             for reply in replies

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, derived_seed
 from ...privacy.accounting.gdp import check_count
+from .guarded_grid import guarded
 from .known_machines import MachineDirectory, by_length_and_name
 from .replies import UNREACHED, RoundReport, exchange, releases_left
 
@@ -493,6 +494,7 @@ class OpenRequests:
         self.absences = Absences()
         self._open: dict[str, OpenRequest] = {}  # by the message's id
         self._missed: set[str] = set()  # ids of those that a round waited for in vain
+        self._given_up: list[str] = []  # ids of requests that the grid may forget
 
     @property
     def machines(self) -> frozenset[str]:
@@ -510,9 +512,10 @@ class OpenRequests:
             and nodes.get(one.machine) == one.node_id
             and one.machine not in excluded
         }
-        given_up = len(self._open) - len(kept)
+        given_up = [message_id for message_id in self._open if message_id not in kept]
+        self._given_up += given_up
         self._open, self._missed = kept, self._missed & kept.keys()
-        return given_up
+        return len(given_up)
 
     def gather(
         self,
@@ -563,7 +566,10 @@ class OpenRequests:
 
     def ask(self, grid: Grid, messages: Sequence[Message], machines: Iterable[str], server_round: int) -> Gathered:
         """Send requests, one a machine, without waiting."""
-        ids = list(grid.push_messages(messages)) if messages else []
+        guard = guarded(grid)
+        guard.forget(self._given_up)
+        self._given_up = []
+        ids = list(guard.push_messages(messages)) if messages else []
         now, sent = self.clock.now(), set()
         for message_id, message, machine in zip(ids, messages, machines, strict=False):
             if message_id:
@@ -582,7 +588,7 @@ class OpenRequests:
 
     def take(self, grid: Grid, found: Gathered, server_round: int) -> None:
         """Take what has come; the network's own errors close a request, too."""
-        for reply in grid.pull_messages(list(self._open)) if self._open else ():
+        for reply in guarded(grid).pull_messages(list(self._open)) if self._open else ():
             request = self._open.pop(reply.metadata.reply_to_message_id, None)
             if request is None:
                 continue  # twice

@@ -26,6 +26,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from ...privacy import MurmurflError, protocol
+from .guarded_grid import GuardedGrid, guarded
 
 logger = logging.getLogger("flwr")
 
@@ -294,18 +295,20 @@ class MachineDirectory:
 
     def refresh(self, grid: Grid) -> None:
         """Greet new nodes and take the answers that have come, without waiting."""
-        now = time.monotonic()
+        now, grid = time.monotonic(), guarded(grid)
         connected = set(grid.get_node_ids())
         if len(connected) != self._nodes:
             self._nodes, self._nodes_since = len(connected), now
         self._hosted = {node_id: met for node_id, met in self._hosted.items() if node_id in connected}
         self._strangers = {node_id: kind for node_id, kind in self._strangers.items() if node_id in connected}
         # A node that gives no sensible answer is asked again after a while. Nobody waits for it meanwhile.
+        before = {message_id for message_id, _ in self._greeted.values() if message_id}
         self._greeted = {
             node_id: (message_id, since)
             for node_id, (message_id, since) in self._greeted.items()
             if node_id in connected and now - since < _GREET_AGAIN_S
         }
+        grid.forget(before - {message_id for message_id, _ in self._greeted.values()})
         new = sorted(connected - self._hosted.keys() - self._greeted.keys())
         if new:
             self._nonces |= {node_id: secrets.token_hex(16) for node_id in new}
@@ -317,11 +320,12 @@ class MachineDirectory:
         if waiting:
             answered = [
                 (node_id, reply)
-                for reply in grid.pull_messages(list(waiting))
+                for reply in guarded(grid).pull_messages(list(waiting))
                 if (node_id := waiting.get(reply.metadata.reply_to_message_id)) is not None
             ]
             for node_id, reply in sorted(answered, key=lambda pair: pair[0]):
                 self._met(reply, node_id)
+        grid.node_names.update({node_id: ", ".join(met.names) for node_id, met in self._hosted.items()})
         self._report_repeated()
         self._report_schemas()
 
@@ -484,6 +488,7 @@ LEGACY = "legacy"
 def is_simulation(grid: object) -> bool:
     """Whether a grid is that of Flower's simulation, whose nodes are all there from the start."""
     module = sys.modules.get("flwr.superlink.grid")  # half a second to import: whoever made such a grid has done so
+    grid = grid.unguarded if isinstance(grid, GuardedGrid) else grid
     return module is not None and isinstance(grid, module.InMemoryGrid)
 
 

@@ -24,6 +24,7 @@ from ...privacy.machine.clipping import TrainingFigures
 from ...privacy.machine.policy import MOST_SUMMED
 from ...privacy.protocol import dtype_name, read_array, write_array
 from ...privacy.sums.masking import MaskedRelease, Sealed
+from .guarded_grid import guarded
 
 logger = logging.getLogger("flwr")
 
@@ -262,7 +263,7 @@ def read_outcome(
     magnitudes, since a huge one would swallow everybody else's; it is not checked under masks.
     """
     if message.has_error():
-        return Refusal(message.error.code)
+        return None if message.error.code == protocol.MALFORMED_REPLY else Refusal(message.error.code)
     arrays, metrics, config = (
         message.content.get(key, None) for key in (protocol.ARRAYS, protocol.METRICS, protocol.CONFIG)
     )
@@ -273,13 +274,14 @@ def read_outcome(
         return None
     if metrics.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
         return None
-    if not isinstance(release, int) or not isinstance(ack, int):
+    if not isinstance(release, int) or not isinstance(ack, int) or max(release, ack) > protocol.LARGEST_ROUND:
         return None
     parts = _read_parts(arrays, layout)
     contents: Vector | MaskedRelease | None = None
     if parts is not None:
         contents = _read_masked(parts, config) if masked else _read_values(parts, largest_value)
-    return None if contents is None else Reply(name, release, ack, contents, dict(metrics.items()))
+    numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}  # lists are nobody's
+    return None if contents is None else Reply(name, release, ack, contents, numbers)
 
 
 def is_masked(message: Message) -> bool | None:
@@ -336,7 +338,7 @@ def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> list[Me
         if wave is None:
             waves.append(wave := {})
         wave[node_id] = message
-    return [reply for wave in waves for reply in grid.send_and_receive(list(wave.values()), timeout=timeout)]
+    return [reply for wave in waves for reply in guarded(grid).send_and_receive(list(wave.values()), timeout=timeout)]
 
 
 _ONLY_SOMETIMES = ("unopened", "skipped", "closed", "overdue", "awaited", "finished")
@@ -420,7 +422,7 @@ def say_refusals(server_round: int, replies: Iterable[Message], known: list[str]
     for reply in replies:
         if not reply.has_error() or reply.error.code not in protocol.REFUSAL_NAMES:
             continue
-        if reply.error.code == protocol.INTERNAL_ERROR:  # its text says nothing
+        if reply.error.code in (protocol.INTERNAL_ERROR, protocol.MALFORMED_REPLY):  # its text says nothing, or is ours
             continue
         # Whatever a machine writes ends up in a terminal.
         shown = "".join(c if c.isprintable() else " " for c in (reply.error.reason or "")[:_LONGEST_REASON])
@@ -446,7 +448,14 @@ def say_unlike(server_round: int, unlike: int, *, masked: bool) -> None:
         )
 
 
-_STATEMENT_NUMBERS = ("releases", "mu-spent", "mu-guaranteed", "mu-budget", "samples-used", "max-participations")
+_STATEMENT_COUNTS = ("releases", "max-participations", "samples-used")
+_STATEMENT_MUS = ("mu-spent", "mu-guaranteed", "mu-budget")
+_STATEMENT_WORDS = (
+    *("mechanism", "trust", "noise-quality", "unit"),
+    *(protocol.CLIP_UNIT, protocol.RECORD, protocol.SCHEMA),
+)
+_LONGEST_WORD = 256
+_MOST_ENTRIES = 64
 
 
 def ask_statements(
@@ -489,15 +498,36 @@ def ask_statements(
 
 
 def is_statement(entries: Mapping[str, Any]) -> bool:
-    """Whether entries are a machine's privacy statement."""
-    numbers = [entries.get(key) for key in _STATEMENT_NUMBERS]
+    """Return True if entries are a machine's privacy statement, whose values everybody can read without a check."""
+    if len(entries) > _MOST_ENTRIES or not all(_is_plain(value) for value in entries.values()):
+        return False
+    if math.inf in (value for key, value in entries.items() if key not in (*_STATEMENT_MUS, protocol.MU_LOCAL)):
+        return False
+    counts = [entries.get(key) for key in _STATEMENT_COUNTS]
+    if any(type(count) is not int or not 0 <= count <= LARGEST_COUNT for count in counts):
+        return False
+    if max(counts[:2]) > protocol.LARGEST_ROUND:  # type: ignore[type-var]
+        return False
+    mus = [entries.get(key) for key in _STATEMENT_MUS]
     # Under secure aggregation all three, or none: a mu without what it rests on would be said of anybody.
     sums = [entries.get(key) for key in (protocol.MU_LOCAL, protocol.MIN_HONEST, protocol.MIN_COHORT)]
     if sums != [None] * len(sums):
-        numbers += sums
-        if any(not isinstance(number, int) or not 1 <= number <= MOST_SUMMED for number in sums[1:]):
+        mus.append(sums[0])
+        if any(type(number) is not int or not 1 <= number <= MOST_SUMMED for number in sums[1:]):
             return False
-    return all(isinstance(n, int | float) and not isinstance(n, bool) and n >= 0 for n in numbers)
+    if any(not isinstance(entries.get(key, ""), str) for key in _STATEMENT_WORDS):
+        return False
+    delta = entries.get(protocol.DELTA, 0.5)
+    if not isinstance(delta, float) or not 0 < delta < 1:
+        return False
+    return all(isinstance(mu, int | float) and not isinstance(mu, bool) and mu >= 0 for mu in mus)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True for a number that is one, or a short text that can be printed."""
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_WORD and value.isprintable()
+    return isinstance(value, int | float) and (abs(value) <= LARGEST_VALUE or value == math.inf)
 
 
 def releases_left(statement: Mapping[str, Any]) -> float:

@@ -33,6 +33,7 @@ from ..sums.secure_rounds import SecureRounds
 from ..sums.summation import CohortSet, CohortSum, ReleaseSum, Summation
 from .attendance import LateAnswers, Leaving, RollCall
 from .checkpoint import load_checkpoint, save_checkpoint
+from .guarded_grid import ReplyBounds, guarded
 from .known_machines import (
     Awaited,
     MachineDirectory,
@@ -418,6 +419,9 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         result = Result()
         started = time.monotonic()
         self._ensure_state(initial_arrays)
+        if not isinstance(grid, DirectMachines):
+            grid = guarded(grid)
+            grid.bounds = ReplyBounds.of(self._layout, self.release_layout)
         self._timeout = timeout
         done = self._resume(result)
         self._exclude()
@@ -725,7 +729,11 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         layout, masked, replies = self.release_layout, self._secure is not None, list(replies)
         say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
         say_refusals(server_round, replies, self._reasons)
-        outcomes = [read_outcome(reply, layout, asked, self.options.largest_value, masked=masked) for reply in replies]
+        outcomes: list[Outcome] = []
+        for reply in replies:
+            outcomes.append(read_outcome(reply, layout, asked, self.options.largest_value, masked=masked))
+            if outcomes[-1] is None and not reply.has_error():  # else it was said already
+                self._say_malformed(reply.metadata.src_node_id, "its arrays, values or entries are no release's")
         # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
         outcomes.sort(
             key=lambda outcome: by_length_and_name(outcome.machine) if isinstance(outcome, Reply) else (0, "")
@@ -771,8 +779,11 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
                     self.acks.update(taken)
                 aggregated.update(taken)
                 samples += sum(outcome.samples)
-            elif outcome is None or not self._accepts(outcome):
+            elif outcome is None:
                 malformed += 1
+            elif not self._accepts(outcome):
+                malformed += 1
+                self._say_malformed(self._nodes.get(outcome.machine, 0), "its figures are not those of its policy")
             elif outcome.machine in aggregated or self._is_late(outcome):
                 late += 1
             else:
@@ -819,8 +830,15 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     def _accepts(self, reply: Reply) -> bool:
         """Whether strategy and trust accept what they may see of a reply."""
+        stated = self._stated_before.get(reply.machine, {}).get("max-participations", protocol.LARGEST_ROUND)
+        if reply.release > stated:
+            return False
         seen = reply if self._secure is None else reply.hidden
         return self.check_reply(seen) and self.trust.believes(seen, current=seen.ack == self._ack(seen.machine))
+
+    def _say_malformed(self, node: int, problem: str) -> None:
+        if self._grid is not None:
+            guarded(self._grid).say_malformed(node, problem)
 
     def _ack(self, name: str) -> int:
         """The last release aggregated of a machine, as requests acknowledge it."""

@@ -3,7 +3,8 @@
 It is the `murmurfl` command with hooks around the steps of a message, put in here and nowhere in the product. The plan
 is a JSON file: ``folder`` for what is noted, ``kills`` (pairs of a step and the first round to die there; one after the
 other, each once), ``delay`` (share of the replies that are held back, for how many seconds, seed, the round from which
-none is), ``clock`` (a file with the seconds its clock is ahead), and ``bug``, a planted one.
+none is), ``clock`` (a file with the seconds its clock is ahead), ``lies`` (by round, which of :data:`LIES` is sent in
+place of the reply), and ``bug``, a planted one.
 
 Noted before anything else happens, as lines of JSON: in ``made`` which request a release answers and with which
 samples, in ``drawn`` its nonce, in ``sent`` the digest of every release that is handed to the SuperNode.
@@ -21,6 +22,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from murmurfl.app.commands import main as cli
 from murmurfl.app.nodes import executor
 from murmurfl.app.nodes import supernode as supernode
@@ -230,7 +237,89 @@ def noted_push(client, message, context):
     now["round"] = now["answering"] + 1
 
 
-executor.push_message = noted_push
+# A node that is not honest: it sends Flower's objects by itself, and what it likes in them.
+def message_that_does_not_parse(message):
+    return with_bodies(message, {"Message": b"\xff" * 9})
+
+
+def record_that_does_not_parse(message):
+    return with_bodies(message, {"ConfigRecord": b"\xff" * 9})
+
+
+def endless_text(message):
+    return with_bodies(message, {"ConfigRecord": b"x" * 10_000_000})
+
+
+def endless_array(message):
+    return with_bodies(message, {"ArrayChunk": bytes(PLAN["bytes"])})
+
+
+def never_uploaded(message):
+    root, objects = with_bodies(message, {})
+    return root, {one: content for one, content in objects.items() if not content.startswith(b"ArrayChunk")}
+
+
+def huge_release(message):
+    message.content[protocol.METRICS][protocol.RELEASE] = 2**62
+    return with_bodies(message, {})
+
+
+def another_sender(message):
+    vars(message.metadata)["_src_node_id"] += 1
+    return with_bodies(message, {})
+
+
+LIES = {
+    lie.__name__.replace("_", " "): lie
+    for lie in (
+        *(message_that_does_not_parse, record_that_does_not_parse, endless_text, endless_array, never_uploaded),
+        *(huge_release, another_sender),
+    )
+}
+
+
+def with_bodies(message, bodies):
+    """The id of a message's first object and all its objects, some kinds with other bodies; ids are true digests."""
+    made, names, root = {}, {}, ""
+    for old, part in get_all_nested_objects(message).items():  # children before their parents
+        head, _, body = part.deflate().partition(b"\0")
+        for before, after in names.items():
+            head, body = head.replace(before.encode(), after.encode()), body.replace(before.encode(), after.encode())
+        kind, below, _ = head.split(b" ")
+        body = bodies.get(kind.decode(), body)
+        content = b" ".join((kind, below, str(len(body)).encode())) + b"\0" + body
+        root = names[old] = hashlib.sha256(content).hexdigest()
+        made[root] = content
+    return root, made
+
+
+def tree_of(root, whole):
+    below = whole[root].partition(b"\0")[0].split(b" ")[1].decode()
+    return ObjectTree(object_id=root, children=[tree_of(one, whole) for one in below.split(",") if one])
+
+
+def push_lie(client, message, context, lie):
+    header = message_to_proto(remove_content_from_message(message))
+    honest = with_bodies(message, {})[1]
+    root, objects = LIES[lie](message)
+    header.metadata.message_id = root
+    tree = tree_of(root, {**honest, **objects})
+    pushed = client.PushMessages(PushAppMessagesRequest(messages_list=[header], message_object_trees=[tree]))
+    sent = {"node": Node(node_id=context.node_id), "run_id": context.run_id, "session_id": pushed.session_id}
+    for one, content in objects.items():
+        client.PushObject(PushObjectRequest(object_id=one, object_content=content, **sent))
+    note("lied", [now["answering"], lie])
+
+
+def lying_push(client, message, context):
+    lie = PLAN.get("lies", {}).get(str(now["answering"]))
+    if lie is None or message.has_error() or protocol.METRICS not in message.content:
+        noted_push(client, message, context)
+    else:
+        push_lie(client, message, context, lie)
+
+
+executor.push_message = lying_push
 around(executor, "push_task_output", None, "answered")
 
 

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -258,6 +259,31 @@ def test_infinite_and_missing_figures_are_said_and_not_drawn(tmp_path):
     assert shown["who"]["Who is protected"] == [("nobody", "")]
     assert {row["ε guaranteed"] for row in making._machines(run).texts()} == {"infinite"}
     assert "epsilon" not in {plot.name for plot in run_plots(run)}
+
+
+@pytest.mark.parametrize("odd", [2**62, -5, 1e308, None, "x"], ids=repr)
+def test_numbers_of_old_results_do_not_break_a_report(folders, tmp_path, odd):
+    """Earlier versions aggregated a release of any number, which a table of 32 bits does not hold."""
+    run = tmp_path / "run"
+    shutil.copytree(folders[0], run)
+    document, machines = (json.loads((run / name).read_text()) for name in ("result.json", "machines.json"))
+    machines["rounds"]["3"] = {**machines["rounds"]["3"], "0": odd}
+    document["machines"]["1"]["releases"] = 2**62 if odd is None or odd == "x" else odd
+    (run / "result.json").write_text(json.dumps(document))
+    (run / "machines.json").write_text(json.dumps(machines))
+    assert "<svg" in make_report([run], tmp_path / "out").read_text()
+    assert RecordedRun.read(run).releases.max() <= 2**31 - 1
+
+
+@pytest.mark.parametrize("name", ["a$x^$", r"a\\$\frac{$", "$$", "b$"])
+def test_a_name_is_no_formula(folders, tmp_path, name):
+    for run in folders:
+        shutil.copytree(run, tmp_path / f"{name}{run.name}")
+    document = json.loads((folders[0] / "machines.json").read_text())
+    text = json.dumps(document).replace('"0"', json.dumps(name))
+    (tmp_path / f"{name}{folders[0].name}" / "machines.json").write_text(text)
+    page = make_report([tmp_path / f"{name}{run.name}" for run in folders], tmp_path / "out").read_text()
+    assert page.count(f"{name}lossy") > 1
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.superlink.grid import HttpGrid, InMemoryGrid
-from murmurfl.app import client_app, simulate
+from murmurfl.app import client_app, server_app, simulate
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process
@@ -374,6 +374,22 @@ def test_a_failure_leaves_its_reason_until_the_run_is_taken_up_and_ends(tmp_path
     }
     write_record(run_experiment(grid_of(client_app.app), CONFIG), tmp_path)
     assert not (tmp_path / FAILURE_NAME).exists()
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("a bug"), KeyError("x"), KeyboardInterrupt()], ids=repr)
+def test_a_run_on_real_machines_leaves_its_reason_whatever_ended_it(tmp_path, monkeypatch, failure):
+    """Others look for it where the result would be; murmurfl's own errors were the only ones that left one."""
+
+    def fail(*_):
+        raise failure
+
+    monkeypatch.setattr(server_app, "_run", fail)
+    settings = RunConfig(out_dir=str(tmp_path), run_name="run").to_mapping()
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)
+    with pytest.raises(type(failure)):
+        server_app.main(InProcessGrid(None, 1, {}), context)  # type: ignore[arg-type]
+    reason = json.loads((tmp_path / "run" / FAILURE_NAME).read_text())["reason"]
+    assert reason == f"{type(failure).__name__}: {failure}"
 
 
 @pytest.mark.parametrize(("stated", "words"), [({}, "no version"), ({protocol.VERSION: 2}, "version 2")])

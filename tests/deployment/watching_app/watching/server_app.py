@@ -14,41 +14,30 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import ServerApp
 from murmurfl.app.runs.outcome import CHECKPOINT_NAME
 from murmurfl.app.runs.result import write_record
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import derived_seed, protocol
 from murmurfl.strategies.rounds import strategy as rounds
+from murmurfl.strategies.rounds.guarded_grid import GuardedGrid
 from murmurfl.strategies.sums.secure_aggregation import Helpers
 
 app = ServerApp()
 _PULLED = 1000  # numbers of replies that were pulled begin behind those that were waited for
 
 
-class WatchedGrid(Grid):
-    """Another grid: its train messages are written down, and some of them lost, repeated or handed on late."""
+class WatchedGrid(GuardedGrid):
+    """A guarded grid: its train messages are written down, and some of them lost, repeated or handed on late."""
 
     def __init__(self, grid, folder, plan, here):
-        self._grid, self._folder, self._plan, self._here = grid, folder, plan, here
+        super().__init__(grid)
+        self._folder, self._plan, self._here = folder, plan, here
         self._late = {}
         self._old = []
         self._number = self._pulled = 0
         self._attempts, self._pushed = {}, {}
-
-    def set_run(self, run):
-        self._grid.set_run(run)
-
-    @property
-    def run(self):
-        return self._grid.run
-
-    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self):
-        return self._grid.get_node_ids()
 
     def push_messages(self, messages):
         """Requests to machines that rounds do not wait for are pushed, and their answers pulled: they are noted too."""
@@ -58,10 +47,10 @@ class WatchedGrid(Grid):
             self._number = configs[0][protocol.SERVER_ROUND]
             attempt = self._attempt(self._number)
             self._write(f"asked-{self._number}-{attempt}", messages[0].content.array_records, configs)
-            ids = list(self._grid.push_messages(messages))
+            ids = list(super().push_messages(messages))
             self._pushed |= {one: (self._number, config) for one, config in zip(ids, configs, strict=False) if one}
             return ids
-        return self._grid.push_messages(messages)
+        return super().push_messages(messages)
 
     def _attempt(self, number):
         """Which attempt at a round this process makes: all of its requests belong together."""
@@ -71,7 +60,7 @@ class WatchedGrid(Grid):
 
     def pull_messages(self, message_ids):
         replies = []
-        for reply in self._grid.pull_messages(message_ids):
+        for reply in super().pull_messages(message_ids):
             number, config = self._pushed.pop(reply.metadata.reply_to_message_id, (0, None))
             dropped = config is not None and self._coin("drop", number, config)
             replies.append(_unreached(reply) if dropped else reply)
@@ -86,7 +75,7 @@ class WatchedGrid(Grid):
     def send_and_receive(self, messages, *, timeout=None):
         messages = list(messages)
         if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
-            return self._grid.send_and_receive(messages, timeout=timeout)
+            return super().send_and_receive(messages, timeout=timeout)
         configs = [dict(message.content[protocol.CONFIG]) for message in messages]
         number = configs[0][protocol.SERVER_ROUND]
         self._number, attempt = number, self._attempt(number)
@@ -98,16 +87,16 @@ class WatchedGrid(Grid):
             if message in repeated:  # the same request under another id
                 copies.append(_copy(message))
             for copy in copies:
-                (message_id,) = self._grid.push_messages([copy])
+                (message_id,) = super().push_messages([copy])
                 if message_id:
                     waiting[message_id] = config
         self._here("asked", number)
-        late = list(self._grid.pull_messages(list(self._late))) if self._late and self._plan.get("late") else []
+        late = list(super().pull_messages(list(self._late))) if self._late and self._plan.get("late") else []
         for reply in late:
             self._late.pop(reply.metadata.reply_to_message_id, None)
         replies, again, end = [], [], time.monotonic() + timeout
         while waiting and time.monotonic() < end:
-            for reply in self._grid.pull_messages(list(waiting)):
+            for reply in super().pull_messages(list(waiting)):
                 config = waiting.pop(reply.metadata.reply_to_message_id)
                 if self._coin("drop", number, config):
                     continue
