@@ -166,7 +166,7 @@ def test_release_runs_what_ci_leaves_out():
     files = {file for file, _ in (*ELSEWHERE.values(), *BY_OTHERS.values())}
     over_nodes = {file for file in files if "pytest.mark.docs" in (ROOT / file).read_text()}
     assert {"tests/test_docs_commands.py", *over_nodes} <= set(typed.split())
-    assert re.search(r'^make .*\btest-docs\b.* PAGES="docs and not long"', (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    assert 'make test-docs PAGES="docs and not long"' in (ROOT / ".ci/run").read_text()
 
 
 def test_tests_with_a_target_of_their_own_are_not_thinned(request):
