@@ -42,7 +42,7 @@ from ...privacy.machine.admission import ROUNDING
 from ...privacy.machine.ledgered_machine import LedgeredMachine
 from ...privacy.setting import Value
 from ...strategies import Statistics
-from ..data.table_task import ReadTable, TableTask, model_inputs, scaled_labels
+from ..data.table_task import ReadTable, TableTask, model_inputs, of_nobody, scaled_labels
 from ..data.task import Dataset
 from ..engines.inprocess import InProcessGrid
 from ..settings.layers import layered
@@ -123,7 +123,7 @@ def fit_for_real(
     if not (count := found.rows.public_count):
         raise ConfigurationError(f"Expected rows in {found.name} that end with a line break, got none.")
     evaluated = evaluated_privately(schema)
-    task = TableTask(schema, _of_nobody(count, schema))
+    task = TableTask(schema, of_nobody(count, schema.num_features + (schema.num_classes == 1), schema.num_classes))
     fixed: dict[str, Value] = {"task": task.name, "partition": "iid", "num-clients": 1, "clients-per-round": 1}
     whole = RunConfig.from_mapping({**evaluated, **settings, **fixed})
     mu, scaling_mu = whole.mu, whole.mu * math.sqrt(scaling_share)
@@ -418,17 +418,6 @@ class _Nobody:
 
     def __getitem__(self, chosen: slice, /) -> tuple[NDArray[np.float32], NDArray[Any]]:
         return self.data.train_features[chosen], self.data.train_labels[chosen]
-
-
-def _of_nobody(count: int, schema: Schema) -> Dataset:
-    """A data set of the table's shape, in which nothing is a row's."""
-    width, classes = schema.num_features + (schema.num_classes == 1), schema.num_classes
-    test: NDArray[Any] = np.arange(max(classes, _TWO)) % classes
-    train: NDArray[Any] = np.zeros(count, np.int64)
-    if classes == 1:
-        train, test = train.astype(np.float32), test.astype(np.float32)
-    features = np.zeros((count, width), np.float32)
-    return Dataset(features, train, features[: len(test)], test, classes)
 
 
 def _sides(experiment: Experiment, policy: PrivacyPolicy) -> dict[str, Any]:
