@@ -125,6 +125,16 @@ class Counted(httpx.SyncByteStream):
         pass
 
 
+class Parts(httpx.SyncByteStream):
+    """A body that comes in parts, as from a network."""
+
+    def __init__(self, content, size=2**16):
+        self.content, self.size = content, size
+
+    def __iter__(self):
+        yield from (self.content[at : at + self.size] for at in range(0, len(self.content), self.size))
+
+
 class FakeSuperLink:
     """A SuperLink whose nodes answer by ``answer(node_id, message)``, which gives a :class:`Wire` or None."""
 
@@ -149,7 +159,8 @@ class FakeSuperLink:
         body = getattr(self, "_" + request.url.path.rpartition("/")[2].replace("-", "_"))(request.content)
         if isinstance(body, httpx.Response):
             return body
-        return httpx.Response(200, content=body.SerializeToString())
+        content = body.SerializeToString()
+        return httpx.Response(200, headers={"content-length": str(len(content))}, stream=Parts(content))
 
     def _get_nodes(self, _):
         return GetNodesResponse(nodes=[NodeInfo(node_id=node) for node in self.nodes])
