@@ -195,7 +195,7 @@ def pages():
 
 
 @docs
-@pytest.mark.parametrize(("page", "whole"), pages())
+@pytest.mark.parametrize(("page", "whole"), list(pages()))
 def test_its_commands_run(page, whole, read_before, tmp_path, monkeypatch):
     shutil.copytree(read_before[0], tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)

