@@ -132,7 +132,14 @@ SILENT = (
 ABOUT_KEYS = (  # who takes part, who may ask, what a record is and what a model says of one: no figure follows
     *("roster key", "roster make", "roster show", "roster check"),
     *("owner key", "owner permit", "owner public", "owner login", "owner show", "owner bundle"),
-    *("federation new", "federation accept", "federation leave", "federation renew", "federation end"),
+    *(
+        "federation new",
+        "federation accept",
+        "federation leave",
+        "federation renew",
+        "federation end",
+        "federation exclude",
+    ),
     "schema",
     "predict",
 )

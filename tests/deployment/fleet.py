@@ -133,7 +133,7 @@ class Fleet(Machines):
         if words[0] == "curl":
             with urllib.request.urlopen(self.at_home(words[-1], number), timeout=30) as answer:
                 return answer.read().decode()
-        if words[0] in ("flwr", "openssl"):
+        if words[0] in ("flwr", "openssl") or words[:3] == ["murmurfl", "federation", "exclude"]:
             return self.on_the_server(self.text(line, "server", number), operator, number)
         return self.run(self.text(line, operator.name, number), operator)
 

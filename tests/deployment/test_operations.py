@@ -25,7 +25,7 @@ def docs(test):
 TYPED_HERE = {
     "Install on a device": False,
     "Enrol a node": True,
-    "Remove a node during a run": True,
+    "Remove a client during a run": True,
     "What happened last night": True,
     "Is it well": True,
     "How much budget is left": True,
@@ -63,7 +63,7 @@ def test_a_fleet_is_enrolled_and_one_node_comes_and_another_goes_during_a_run(fl
     wait(lambda: run.poll() is not None or releases_of(fleet.ledger(1)) >= 1, "the run did not begin")
     fleet.hold(0)  # the run waits for it, however quick its rounds are
     fleet.follow("Enrol a node", 2)
-    fleet.follow("Remove a node during a run", 1)
+    fleet.follow("Remove a client during a run", 1)
     assert run.poll() is None, "it all happened within the run"
     fleet.go_on(0)
     left = releases_of(fleet.ledger(1))
