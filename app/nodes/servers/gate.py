@@ -247,14 +247,16 @@ class Gate:
             await _refuse(send, refused)
 
     def _noting_messages(self, node: bytes, send: Send) -> Send:
-        """Note when an answer has a message in it; without one it is empty."""
-        noted = False
+        """Note when an answer has a message in it; without one it is empty, and a refusal has none."""
+        waiting = False
 
         async def noting(message: Message) -> None:
-            nonlocal noted
-            if not noted and message.get("body"):
+            nonlocal waiting
+            if message["type"] == "http.response.start":
+                waiting = message["status"] == http.HTTPStatus.OK
+            elif waiting and message.get("body"):
                 self._uploads.asked(node)
-                noted = True
+                waiting = False
             await send(message)
 
         return noting

@@ -123,6 +123,35 @@ def test_nodes_and_processes_are_read_as_far_as_they_are_known(owners):
     assert seen == []
 
 
+@pytest.mark.parametrize(
+    ("status", "answer", "left"),
+    [(200, b"a message", True), (200, b"", False), (401, b'{"detail": "no"}', False), (500, b"no", False)],
+)
+def test_only_a_message_lets_a_node_upload_another_reply(owners, status, answer, left):
+    """A refusal would be free to have, so a node could fill the server's disk."""
+    ends = []
+
+    async def behind(scope, receive, send):
+        length = [(b"content-length", str(len(answer)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": length})
+        await send({"type": "http.response.body", "body": answer})
+
+    async def senders(path, headers):
+        return Sender(b"n", 100, 1.0)
+
+    async def receive():
+        return {"type": "http.request", "body": bytes(10)}
+
+    async def send(message):
+        ends.append(message.get("status"))
+
+    opened = Gate(behind, owners, SERVER, senders, clock=lambda: NOW, largest_reply=10)
+    for path in (gate.UPLOAD, gate.FETCH, gate.UPLOAD):
+        scope = {"type": "http", "path": path, "headers": [(b"content-length", b"10")], "client": ("10.0.0.9", 1)}
+        asyncio.run(opened(scope, receive, send))
+    assert (ends[-2] != 413) == left
+
+
 def test_who_started_the_server_may_look_and_register_nodes_and_nothing_else(owners):
     secret = b"s" * 32
     login = own_key(secret).login(SERVER, until=1500)
