@@ -176,6 +176,29 @@ def test_a_published_document_is_for_whoever_knows_its_digest_and_no_other_file_
     assert asked(None, f"{PUBLISHED}{digest}")[0] == 403
 
 
+def test_a_published_document_goes_out_in_parts_and_ends_its_connection(tmp_path):
+    """Whoever has a kit could hold a document of megabytes on each connection, and send as much after it."""
+    document, sent = bytes(range(256)) * 1000, []
+    (tmp_path / f"{SERVER}.json").write_bytes(document)
+
+    async def send(message):
+        sent.append(message)
+
+    async def receive():
+        raise AssertionError("a body was read")
+
+    for name in (SERVER, "no digest"):
+        scope = {"type": "http", "path": PUBLISHED + name, "headers": []}
+        asyncio.run(Gate(None, None, SERVER, nobody, published=tmp_path)(scope, receive, send))
+    starts = [one for one in sent if "status" in one]
+    assert [one["status"] for one in starts] == [200, 404]
+    assert all((b"connection", b"close") in one["headers"] for one in starts)
+    parts = [one["body"] for one in sent if "body" in one]
+    assert b"".join(parts) == document
+    assert max(map(len, parts)) <= 1 << 16
+    assert sum(not one.get("more_body", False) for one in sent if "body" in one) == 2
+
+
 def test_removed_owners_and_a_missing_list_are_kept_out(owners, caplog):
     kept = owners.read_text()
     owners.write_text("")

@@ -170,15 +170,15 @@ async def much(scope, receive, send):
 def asked_for_much(monkeypatch, tmp_path, secured):
     """A connection on which an answer comes through small buffers, as it does from far away."""
     authority = Authority(tmp_path) if secured else None
-    with serving(much, monkeypatch, 0.5, authority and authority.context(), buffer=64 << 10) as port:
-        with socket.socket() as plain:
-            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
-            plain.settimeout(10)
-            plain.connect(("127.0.0.1", port))
-            context = ssl.create_default_context(cafile=authority.path) if authority else None
-            connection = context.wrap_socket(plain, server_hostname="127.0.0.1") if context else plain
-            connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-            yield connection
+    context, small = authority and authority.context(), 64 << 10
+    with serving(much, monkeypatch, 0.5, context, buffer=small) as port, socket.socket() as plain:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, small)
+        plain.settimeout(10)
+        plain.connect(("127.0.0.1", port))
+        trusted = ssl.create_default_context(cafile=authority.path) if authority else None
+        connection = trusted.wrap_socket(plain, server_hostname="127.0.0.1") if trusted else plain
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        yield connection
 
 
 @pytest.mark.parametrize("secured", [False, True])
