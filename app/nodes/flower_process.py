@@ -1,4 +1,4 @@
-"""Flower's own ``flower-supernode`` or ``flower-superlink`` as a child process that ends with its parent.
+"""Flower's own ``flower-supernode``, ``flower-superlink`` or ``flower-superexec`` as a process of ours.
 
 Its lines go into the log; a SuperNode's contact with its SuperLink goes into the journal.
 
@@ -9,6 +9,9 @@ that the SuperLink no longer knows stays and does nothing.
 
 ``python -m murmurfl.app.nodes.flower_process superlink PARENT_PID OWNERS [options of flower-superlink]`` puts the gate
 in front of the SuperLink; OWNERS is ``-`` without a list of owners.
+
+``python -m murmurfl.app.nodes.flower_process superexec [options of flower-superexec]`` starts runs' processes without
+their tokens on the command line, where every user of the computer could read them.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import httpx
@@ -347,9 +352,35 @@ def _put_gate(owners: Path | None) -> None:
     uvicorn.run = closed
 
 
+def run_superexec() -> None:
+    """Run ``flower-superexec`` with the remaining arguments."""
+    sys.argv[0] = "flower-superexec"  # for its messages
+    from flwr.supercore.cli.flower_superexec import flower_superexec
+    from flwr.supercore.superexec.executor import subprocess_executor
+
+    # The one name by which Flower starts a run's process.
+    subprocess_executor.subprocess = SimpleNamespace(  # type: ignore[assignment]
+        Popen=_start_without_token, DEVNULL=subprocess.DEVNULL
+    )
+    flower_superexec()
+
+
+def _start_without_token(
+    command: Sequence[str], start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start a run's process with its token in a file that has no name; whoever has it is the run."""
+    before, (_, token, *after) = command[: (at := command.index("--token"))], command[at:]
+    with tempfile.TemporaryFile() as file:
+        file.write(token.encode())
+        file.flush()
+        file.seek(0)
+        told = ["--token-file", f"/dev/fd/{file.fileno()}"]
+        return start([*before, *told, *after], pass_fds=[file.fileno()], **options)
+
+
 def main() -> None:
     """Be the process that the first argument names, with the remaining arguments."""
-    {"supernode": run_supernode, "superlink": run_superlink}[sys.argv.pop(1)]()
+    {"supernode": run_supernode, "superlink": run_superlink, "superexec": run_superexec}[sys.argv.pop(1)]()
 
 
 if __name__ == "__main__":

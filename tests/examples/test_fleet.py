@@ -36,8 +36,9 @@ PROGRAMS = {"murmurfl": cli, "flwr": flwr}
 def check_command(words):
     """Fail unless a program of ours or of Flower's would take these words; its parameters, of the last subcommand."""
     name = Path(words[0]).name
-    if name == "flower-superexec":
-        told = importlib.import_module("flwr.supercore.cli.flower_superexec")._parse_args().parse_args(words[1:])
+    if name == "python":
+        assert words[1:5] == ["-P", "-m", "murmurfl.app.nodes.flower_process", "superexec"]
+        told = importlib.import_module("flwr.supercore.cli.flower_superexec")._parse_args().parse_args(words[5:])
         assert told.superexec_auth_secret_file
         return vars(told)
     command = typer.main.get_command(PROGRAMS[name])

@@ -21,7 +21,7 @@ import ssl
 import stat
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +68,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SAY_AGAIN_S = 10.0
 _LARGEST_LIST = 1 << 20
 _LONGEST_NAME = 64
+_PART = 64 << 10
 
 UPLOAD, FETCH = f"{FLEET}push-object", f"{FLEET}pull-messages"
 """The call by which a node sends a part of a reply; the call by which it gets a message."""
@@ -247,14 +248,16 @@ class Gate:
             await _refuse(send, refused)
 
     def _noting_messages(self, node: bytes, send: Send) -> Send:
-        """Note when an answer has a message in it; without one it is empty."""
-        noted = False
+        """Note when an answer has a message in it; without one it is empty, and a refusal has none."""
+        waiting = False
 
         async def noting(message: Message) -> None:
-            nonlocal noted
-            if not noted and message.get("body"):
+            nonlocal waiting
+            if message["type"] == "http.response.start":
+                waiting = message["status"] == http.HTTPStatus.OK
+            elif waiting and message.get("body"):
                 self._uploads.asked(node)
-                noted = True
+                waiting = False
             await send(message)
 
         return noting
@@ -308,15 +311,20 @@ class Gate:
 
 
 async def _publish(send: Send, folder: Path, name: str) -> None:
-    content = b""
-    if _DIGEST.fullmatch(name):
-        try:
-            content = (folder / f"{name}.json").read_bytes()
-        except OSError:
-            content = b""
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
-    await send({"type": "http.response.start", "status": 200 if content else 404, "headers": headers})
-    await send({"type": "http.response.body", "body": content})
+    """Send a document in small parts, so that whoever does not read it holds one; no body of the request is read."""
+    with ExitStack() as stack:
+        size, file = 0, None
+        if _DIGEST.fullmatch(name):
+            with suppress(OSError):
+                file = stack.enter_context((folder / f"{name}.json").open("rb"))
+                size = os.fstat(file.fileno()).st_size
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(size).encode())]
+        start = {"type": "http.response.start", "status": 200 if size else 404, "headers": headers}
+        await _closing(send)(start)
+        while file is not None and size > _PART:
+            await send({"type": "http.response.body", "body": file.read(_PART), "more_body": True})
+            size -= _PART
+        await send({"type": "http.response.body", "body": file.read(size) if file is not None else b""})
 
 
 def _closing(send: Send) -> Send:

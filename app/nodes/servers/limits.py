@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from ....privacy import ConfigurationError
@@ -46,6 +47,7 @@ UNKNOWN_PER_ADDRESS, UNKNOWN = 64, 256
 KNOWN_PER_SENDER = 32
 """Connections of one known sender; Flower's SuperNode has up to four."""
 
+_AREA_BITS = {4: 24, 6: 48}
 _BACKLOG = 128  # accepted at once, before the first is counted
 _OTHER_FILES = 64  # database, logs, pipes
 _MOST_FILES, _LEAST_FILES = 1 << 16, 768
@@ -129,6 +131,7 @@ class ConnectionLimits:
         self._most_known = known_connections(files)
         self._unknown: dict[Connection, None] = {}  # the oldest first
         self._addresses: Counter[str] = Counter()
+        self._areas: Counter[str] = Counter()
         self._senders: Counter[bytes] = Counter()
         self._closed, self._said_at = 0, float("-inf")
 
@@ -151,6 +154,8 @@ class ConnectionLimits:
             "ssl_keyfile": None,
             "ssl_certfile": None,
             "proxy_headers": False,
+            # An answer that is still on its way would be cut off; `Connection.answered` closes what is idle.
+            "timeout_keep_alive": int(NODE_S),
         }
 
     def add(self, connection: Connection) -> None:
@@ -159,8 +164,11 @@ class ConnectionLimits:
         if self._addresses[address] >= UNKNOWN_PER_ADDRESS:
             self._close_oldest(address)
         elif len(self._unknown) >= UNKNOWN:
-            self._close_oldest(self._addresses.most_common(1)[0][0])
+            (area, _), *_ = self._areas.most_common(1)
+            near = [one for one in self._addresses if _area(one) == area]
+            self._close_oldest(max(near, key=self._addresses.__getitem__))
         self._addresses[address] += 1
+        self._areas[_area(address)] += 1
         self._unknown[connection] = None
 
     def know(self, connection: Connection, sender: bytes) -> bool:
@@ -179,8 +187,9 @@ class ConnectionLimits:
         """Forget a connection."""
         if connection in self._unknown:
             del self._unknown[connection]
-            self._addresses[connection.address] -= 1
-            self._addresses += Counter()  # without those at zero
+            for counts, counted in (self._addresses, connection.address), (self._areas, _area(connection.address)):
+                counts[counted] -= 1
+                counts += Counter()  # without those at zero
         if connection.sender is not None:
             self._senders[connection.sender] -= 1
             self._senders += Counter()
@@ -213,7 +222,9 @@ class Connection(asyncio.Protocol):
         self.sender: bytes | None = None  # who the last request came from, if known
         self._limits, self._http, self._server = limits, http, server
         self._transport: asyncio.Transport | None = None
+        self._secured: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
         self._early: list[bytes] = []
         self._serving = self._lost = False
         self._context = contextvars.copy_context()
@@ -254,6 +265,7 @@ class Connection(asyncio.Protocol):
             self.connection_lost(None)
             return
         self._server.connections.discard(self)  # type: ignore[arg-type]
+        self._secured = secured
         self._serve(secured)
 
     def _serve(self, transport: asyncio.Transport) -> None:
@@ -289,7 +301,7 @@ class Connection(asyncio.Protocol):
         if self._serving:
             self._serving = False
             self._http.connection_lost(exc)
-        self._transport = None
+        self._transport = self._secured = None
         self._context.run(CONNECTION.set, None)  # or buffers would stay until garbage is collected
 
     # Of the gate and the server.
@@ -307,10 +319,26 @@ class Connection(asyncio.Protocol):
         if seconds is not None and not self._lost:
             self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)
 
+    def answered(self, unsent: int | None = None) -> None:
+        """Give the next request's head the time of an unknown sender's, once the present answer has left.
+
+        Until then the request's own deadline holds, and a part of the answer must leave within each such time: there
+        were ``unsent`` bytes when it was looked at last.
+        """
+        transports = [one for one in (self._transport, self._secured) if one is not None]
+        left = sum(one.get_write_buffer_size() for one in transports if one is self._transport or not one.is_closing())
+        if not left:
+            self.within(UNKNOWN_S)
+        elif unsent is not None and left >= unsent:
+            self.abort()
+        elif not self._lost:
+            self._look = asyncio.get_running_loop().call_later(UNKNOWN_S, self.answered, left)
+
     def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._look):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._look = None
 
     def abort(self) -> None:
         """Close the connection at once, whatever the other side does."""
@@ -324,7 +352,7 @@ class Connection(asyncio.Protocol):
 
 @contextmanager
 def request_of_unknown() -> Iterator[Connection | None]:
-    """Give the present request the time of an unknown sender's; afterwards the next one's head has as long."""
+    """Give the present request the time of an unknown sender's; after its answer the next one's head has as long."""
     connection = CONNECTION.get()
     if connection is not None:
         connection.within(UNKNOWN_S)
@@ -332,11 +360,11 @@ def request_of_unknown() -> Iterator[Connection | None]:
         yield connection
     finally:
         if connection is not None:
-            connection.within(UNKNOWN_S)
+            connection.answered()
 
 
 def _network(peer: Sequence[Any] | None) -> str:
-    """The address whose connections are counted together: of IPv6 the network that one customer has."""
+    """The address whose connections are counted together: of IPv6 a network of 64 bits."""
     if not peer:
         return "?"
     try:
@@ -348,6 +376,18 @@ def _network(peer: Sequence[Any] | None) -> str:
             return str(address.ipv4_mapped)
         return str(ipaddress.ip_network((address, 64), strict=False))
     return str(address)
+
+
+@lru_cache(4 * UNKNOWN)
+def _area(network: str) -> str:
+    """Where many addresses may be one person's: this computer, or a network that providers give to one customer."""
+    try:
+        address = ipaddress.ip_address(network.partition("/")[0])
+    except ValueError:
+        return network
+    if address.is_loopback:
+        return "loopback"
+    return str(ipaddress.ip_network((address, _AREA_BITS[address.version]), strict=False))
 
 
 LARGEST_BODY = 32 << 20

@@ -1,7 +1,7 @@
 """``murmurfl server``: Flower's SuperLink behind a gate, restarted when it ends, with health and metrics.
 
 The SuperLink is Flower's own and gets its options unchanged. It takes commands from owners only (:mod:`.gate`). Its
-runs' processes are started beside it, by Flower's ``flower-superexec`` with a secret, once the SuperLink has proved to
+runs' processes are started beside it, by Flower's SuperExec with a secret, once the SuperLink has proved to
 be the one started here. The log has one line for each round, and the metrics outlive a run.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from ....privacy import ConfigurationError, MurmurflError
 from ....privacy.files import create_private, exposure
 from ....strategies.rounds.observed import FIGURES_VARIABLE, ServerFigures, read_figures
-from ...engines.loopback import executable, interrupts_as_keyboard_interrupt, without_proxy
+from ...engines.loopback import interrupts_as_keyboard_interrupt, without_proxy
 from .. import flower_process
 from ..connection import expiries
 from ..flower_process import (
@@ -168,8 +168,8 @@ class _Server:
     def starter(self, superlink: int) -> list[str]:
         """Command that starts the runs' processes, and ends with the SuperLink of this process number."""
         tls = ["--root-certificates", self.at.authority] if self.at.certificate else ["--insecure"]
-        command = [executable("flower-superexec"), "--runtime-api-address", self.at.nearby, *tls, *self._told]
-        return [*command, "--parent-pid", str(superlink)]
+        command = [sys.executable, "-P", "-m", flower_process.__name__, "superexec", *tls, *self._told]
+        return [*command, "--runtime-api-address", self.at.nearby, "--parent-pid", str(superlink)]
 
 
 @contextmanager

@@ -1,14 +1,19 @@
 """What Flower's process says reaches the log line by line; only what it knows of its SuperLink is in the journal."""
 
+import importlib
 import logging
 import os
 import socket
 import ssl
 import subprocess
 import sys
+import time
 
 import httpx
 import pytest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor import subprocess_executor
+from flwr.supercore.superexec.executor.types import ExecutionSpec
 from murmurfl.app.nodes.connection import cause_of
 from murmurfl.app.nodes.diagnosis import CAUSES
 from murmurfl.app.nodes.flower_process import (
@@ -17,6 +22,7 @@ from murmurfl.app.nodes.flower_process import (
     Contact,
     follow_lines,
     followed,
+    run_superexec,
     watch_fleet,
 )
 from murmurfl.app.nodes.watching.journal import Journal
@@ -32,6 +38,37 @@ sys.stderr.flush()
 for event in EVENTS:
     os.write(events, json.dumps(event).encode() + b"\\n")
 """
+
+
+def test_a_runs_token_is_on_no_command_line(tmp_path, monkeypatch):
+    """Every user of a computer can read command lines, and whoever has the token is the run."""
+    token = "0123456789abcdef" * 4
+    run = tmp_path / "run"
+    run.write_text(f"""#!{sys.executable}
+import argparse, pathlib
+from flwr.common.args import add_args_flwr_app_common, try_obtain_flwr_app_token
+parser = argparse.ArgumentParser()
+parser.add_argument("--runtime-api-address")
+add_args_flwr_app_common(parser)
+told = try_obtain_flwr_app_token(parser.parse_args())
+line = pathlib.Path("/proc/self/cmdline").read_bytes().replace(bytes(1), b" ").decode()
+pathlib.Path({str(tmp_path / "said")!r}).write_text(f"{{told}}|{{line}}")
+""")
+    run.chmod(0o700)
+    spec = ExecutionSpec(TaskType.SERVER_APP, "127.0.0.1:1", token, True, None, False, None, True, 1)
+    monkeypatch.setitem(subprocess_executor.TASK_TYPE_TO_COMMAND, TaskType.SERVER_APP, str(run))
+    monkeypatch.setattr(subprocess_executor, "subprocess", subprocess)
+    module = importlib.import_module("flwr.supercore.cli.flower_superexec")
+    monkeypatch.setattr(module, "flower_superexec", lambda: subprocess_executor.SubprocessExecutor().launch(spec))
+    monkeypatch.setattr(sys, "argv", ["x"])
+    run_superexec()
+    said, limit = tmp_path / "said", time.monotonic() + 20
+    while not (said.exists() and "|" in said.read_text()) and time.monotonic() < limit:
+        time.sleep(0.02)
+    told, line = said.read_text().split("|")
+    assert told == token
+    assert token not in line
+    assert "--insecure" in line
 
 
 def test_nodes_helpers_and_servers_leave_no_core_dump():

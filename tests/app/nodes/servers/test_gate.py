@@ -123,6 +123,35 @@ def test_nodes_and_processes_are_read_as_far_as_they_are_known(owners):
     assert seen == []
 
 
+@pytest.mark.parametrize(
+    ("status", "answer", "left"),
+    [(200, b"a message", True), (200, b"", False), (401, b'{"detail": "no"}', False), (500, b"no", False)],
+)
+def test_only_a_message_lets_a_node_upload_another_reply(owners, status, answer, left):
+    """A refusal would be free to have, so a node could fill the server's disk."""
+    ends = []
+
+    async def behind(scope, receive, send):
+        length = [(b"content-length", str(len(answer)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": length})
+        await send({"type": "http.response.body", "body": answer})
+
+    async def senders(path, headers):
+        return Sender(b"n", 100, 1.0)
+
+    async def receive():
+        return {"type": "http.request", "body": bytes(10)}
+
+    async def send(message):
+        ends.append(message.get("status"))
+
+    opened = Gate(behind, owners, SERVER, senders, clock=lambda: NOW, largest_reply=10)
+    for path in (gate.UPLOAD, gate.FETCH, gate.UPLOAD):
+        scope = {"type": "http", "path": path, "headers": [(b"content-length", b"10")], "client": ("10.0.0.9", 1)}
+        asyncio.run(opened(scope, receive, send))
+    assert (ends[-2] != 413) == left
+
+
 def test_who_started_the_server_may_look_and_register_nodes_and_nothing_else(owners):
     secret = b"s" * 32
     login = own_key(secret).login(SERVER, until=1500)
@@ -145,6 +174,29 @@ def test_a_published_document_is_for_whoever_knows_its_digest_and_no_other_file_
     for name in ("", "cd" * 32, f"{digest}.json", "../secret", f"{digest}/../../secret", digest.upper(), "."):
         assert asked(None, f"{PUBLISHED}{name}", published=folder) == (404, b"")
     assert asked(None, f"{PUBLISHED}{digest}")[0] == 403
+
+
+def test_a_published_document_goes_out_in_parts_and_ends_its_connection(tmp_path):
+    """Whoever has a kit could hold a document of megabytes on each connection, and send as much after it."""
+    document, sent = bytes(range(256)) * 1000, []
+    (tmp_path / f"{SERVER}.json").write_bytes(document)
+
+    async def send(message):
+        sent.append(message)
+
+    async def receive():
+        raise AssertionError("a body was read")
+
+    for name in (SERVER, "no digest"):
+        scope = {"type": "http", "path": PUBLISHED + name, "headers": []}
+        asyncio.run(Gate(None, None, SERVER, nobody, published=tmp_path)(scope, receive, send))
+    starts = [one for one in sent if "status" in one]
+    assert [one["status"] for one in starts] == [200, 404]
+    assert all((b"connection", b"close") in one["headers"] for one in starts)
+    parts = [one["body"] for one in sent if "body" in one]
+    assert b"".join(parts) == document
+    assert max(map(len, parts)) <= 1 << 16
+    assert sum(not one.get("more_body", False) for one in sent if "body" in one) == 2
 
 
 def test_removed_owners_and_a_missing_list_are_kept_out(owners, caplog):

@@ -3,6 +3,7 @@
 import asyncio
 import resource
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -70,6 +71,15 @@ def test_many_addresses_close_the_oldest_of_the_loudest():
     assert sum(one.open for one in [*loud, *quiet]) == UNKNOWN
 
 
+@pytest.mark.parametrize("many", ["2001:db8:0:{:x}::1", "127.0.0.{}", "192.0.2.{}"])
+def test_one_customer_with_many_addresses_displaces_nobody_else(many):
+    limited, closed = ConnectionLimits(1024), []
+    others = [counted(limited, limits._network((address, 1)), closed) for address in ("2001:db8:1::1", "198.51.100.7")]
+    for number in range(4 * UNKNOWN):
+        counted(limited, limits._network((many.format(number % UNKNOWN), 1)), closed)
+    assert all(one.open for one in others)
+
+
 def test_a_known_sender_keeps_its_connections_whoever_shares_its_address():
     limited, closed = ConnectionLimits(1024), []
     known = [counted(limited, "clinic", closed) for _ in range(KNOWN_PER_SENDER)]
@@ -103,7 +113,8 @@ def test_connections_that_end_are_forgotten():
         if number % 2:
             limited.know(one, str(number).encode())
         limited.remove(one)
-    assert (len(limited._unknown), len(limited._addresses), len(limited._senders)) == (0, 0, 0)
+    counts = limited._unknown, limited._addresses, limited._areas, limited._senders
+    assert [len(one) for one in counts] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +135,7 @@ def test_addresses_that_one_customer_has_count_together(peer, network):
 
 
 @contextmanager
-def serving(application, monkeypatch, seconds, context=None):
+def serving(application, monkeypatch, seconds, context=None, buffer=None):
     """uvicorn within the limits, in a thread; its port."""
     monkeypatch.setattr(limits, "UNKNOWN_S", seconds)
     made = ConnectionLimits(1024, context)
@@ -136,10 +147,60 @@ def serving(application, monkeypatch, seconds, context=None):
         while not server.started:
             assert time.monotonic() < limit
             time.sleep(0.01)
-        yield server.servers[0].sockets[0].getsockname()[1]
+        (listening,) = server.servers[0].sockets
+        if buffer is not None:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+        yield listening.getsockname()[1]
     finally:
         server.should_exit = True
         thread.join(10)
+
+
+LARGE = 4 * MIB
+
+
+async def much(scope, receive, send):
+    with request_of_unknown() as connection:
+        connection.is_from(b"node", 60.0)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(LARGE)})
+
+
+@contextmanager
+def asked_for_much(monkeypatch, tmp_path, secured):
+    """A connection on which an answer comes through small buffers, as it does from far away."""
+    authority = Authority(tmp_path) if secured else None
+    context, small = authority and authority.context(), 64 << 10
+    with serving(much, monkeypatch, 0.5, context, buffer=small) as port, socket.socket() as plain:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, small)
+        plain.settimeout(10)
+        plain.connect(("127.0.0.1", port))
+        trusted = ssl.create_default_context(cafile=authority.path) if authority else None
+        connection = trusted.wrap_socket(plain, server_hostname="127.0.0.1") if trusted else plain
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        yield connection
+
+
+@pytest.mark.parametrize("secured", [False, True])
+def test_a_node_on_a_slow_line_gets_its_whole_answer(monkeypatch, tmp_path, secured):
+    monkeypatch.setattr(limits, "_TLS_GOODBYE_S", 0.1)
+    count = 0
+    with asked_for_much(monkeypatch, tmp_path, secured) as connection:
+        while count < LARGE and (part := connection.recv(64 << 10)):
+            count += len(part)
+            time.sleep(0.02)
+    assert count >= LARGE
+
+
+@pytest.mark.parametrize("secured", [False, True])
+def test_a_node_that_reads_nothing_of_its_answer_is_closed(monkeypatch, tmp_path, secured):
+    count = 0
+    with asked_for_much(monkeypatch, tmp_path, secured) as connection:
+        time.sleep(2.0)
+        with suppress(OSError):
+            while part := connection.recv(64 << 10):
+                count += len(part)
+    assert count < LARGE
 
 
 async def answers(scope, receive, send):
