@@ -420,7 +420,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         started = time.monotonic()
         self._ensure_state(initial_arrays)
         if not isinstance(grid, DirectMachines):
-            grid = guarded(grid)
+            self._grid = grid = guarded(grid)
             grid.bounds = ReplyBounds.of(self._layout, self.release_layout)
         self._timeout = timeout
         done = self._resume(result)
@@ -996,7 +996,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         }
 
     def _stated_kept(self) -> dict[str, dict[str, Any]]:
-        """Return what real clients stated, for a resumed training of which some are gone; machines without messages never are."""
+        """Return what clients stated, for a resumed training of which some are gone; without messages nobody is."""
         if self._grid is None or isinstance(self._grid, DirectMachines):
             return {}
         return {
