@@ -441,6 +441,8 @@ def test_a_projects_own_file_is_a_detail_whoevers_logger_it_uses(name, log_of):
         logging.getLogger(name).handle(record)
     assert not said()
     flower_log(logging.ERROR, "from this file")
+    own = logging.getLogger("pytest").makeRecord("pytest", 40, pytest.__file__, 1, "it may see samples", (), None)
+    logging.getLogger("pytest").handle(own)
     assert not said()
 
 
