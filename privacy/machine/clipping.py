@@ -66,6 +66,11 @@ LEAST_STABILITY = 1e-100
 come out as zero; beside this that is nothing, and a smaller gamma alone would make a row of any length of it."""
 
 
+LEAST_CLIP = 1e-150
+"""The smallest clip norm. Squares below 1e-308 lose their last places, and so do factors that bring a long row down to
+so short a bound: the row would stay longer than it."""
+
+
 def clip_per_sample(contributions: ArrayLike, clip_norm: float) -> NDArray[np.float64]:
     """Scale every row, shape (samples, parameters), down to an L2 norm of at most ``clip_norm``; computed in float64.
 
@@ -93,9 +98,15 @@ def clip_contributions(contributions: ArrayLike, clip_norm: float) -> NDArray[np
     return _clipped(contributions, clip_norm, observed=True)
 
 
+def _check_clip(clip_norm: float) -> None:
+    if not LEAST_CLIP <= clip_norm < math.inf:
+        raise ConfigurationError(
+            f"Expected a finite clip_norm >= {LEAST_CLIP:g}, got {clip_norm!r}: no bound so short can be kept."
+        )
+
+
 def _clipped(contributions: ArrayLike, clip_norm: float, *, observed: bool) -> NDArray[np.float64]:
-    if not (math.isfinite(clip_norm) and clip_norm > 0):
-        raise ConfigurationError(f"Expected clip_norm > 0 and finite, got {clip_norm!r}.")
+    _check_clip(clip_norm)
     rows = np.array(contributions, dtype=np.float64, order="C")
     if rows.ndim != 2:
         raise ConfigurationError(f"Expected contributions of shape (samples, parameters), got shape {rows.shape}.")
@@ -170,6 +181,7 @@ def squared_lengths(rows: NDArray[np.floating]) -> NDArray[np.float64]:
     Proof: docs/proofs/sensitivities.md.
     """
     count, size = rows.shape
+    rows = np.ascontiguousarray(rows)  # columns first would be added up in another order, which one row alone never is
     if count == 1:  # a single row would be added up in another order than one among several
         rows = np.broadcast_to(rows, (2, size))
     whole = size - size % _RUN
@@ -268,6 +280,7 @@ class RowBound:
     """Makes rows here from features and marks of a class, k + C values a sample: what is bounded is the features."""
 
     def __post_init__(self) -> None:
+        _check_clip(self.clip_norm)
         if self.stability is not None and not self.stability >= LEAST_STABILITY:
             raise ConfigurationError(
                 f"Expected clip_stability >= {LEAST_STABILITY:g}, got {self.stability!r}: the norm of a row as short "
@@ -302,7 +315,7 @@ class RowBound:
         if self.stability is None:
             return clipped
         with np.errstate(all="ignore"):
-            norms = np.linalg.norm(np.asarray(rows, dtype=np.float64), axis=1)
+            norms = np.sqrt(squared_lengths(np.asarray(rows, dtype=np.float64)))
             beyond = np.where(np.isfinite(norms), norms / (norms + self.stability), 1.0)
             within = bounded_scales(norms, self.clip_norm, self.stability)
         return clipped * np.where(norms <= self.clip_norm, within, beyond)[:, None]

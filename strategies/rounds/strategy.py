@@ -283,7 +283,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     @property
     def stated(self) -> Statements:
-        """The statements of clients from before the first round, or before the first one after a resume."""
+        """The last statement of each client from before the first round, or before the first one after a resume."""
         return self._stated_before
 
     @property
@@ -420,7 +420,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         started = time.monotonic()
         self._ensure_state(initial_arrays)
         if not isinstance(grid, DirectMachines):
-            grid = guarded(grid)
+            self._grid = grid = guarded(grid)
             grid.bounds = ReplyBounds.of(self._layout, self.release_layout)
         self._timeout = timeout
         done = self._resume(result)
@@ -604,7 +604,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         simulated = isinstance(grid, DirectMachines) or self.machines.several_on_a_node
         # For how long a training lasts all machines matter; for how loud the noise is a few of them will do.
         statements = self._statements(grid, timeout, _FEW if self.options.allow_exhaustion and simulated else None)
-        self._stated_before = statements
+        # Who is gone since has releases in the model, and its word counts as before.
+        self._stated_before = {**self._stated_before, **statements}
         if not self.options.allow_exhaustion:
             self._check_statements(statements)
             if simulated or self.roll.attendance.waits_for_all:
@@ -990,7 +991,17 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             "seed": self.seed,
             "session": self.session,
             "history": [plain(report) for report in self.history],
+            "stated": self._stated_kept(),
             **self.trust.kept(),
+        }
+
+    def _stated_kept(self) -> dict[str, dict[str, Any]]:
+        """Return what clients stated, for a resumed training of which some are gone; without messages nobody is."""
+        if self._grid is None or isinstance(self._grid, DirectMachines):
+            return {}
+        return {
+            name: {key: value for key, value in statement.items() if isinstance(value, str | int | float)}
+            for name, statement in self._stated_before.items()
         }
 
     def _identity(self) -> dict[str, Any]:
@@ -1004,7 +1015,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if self.checkpoint is None or not self.checkpoint.exists():
             return 0
         names = [f.name for f in fields(self.state_type)]
-        expected = {f"state.{name}" for name in names} | set(self._kept())
+        expected = {f"state.{name}" for name in names} | set(self._kept()) - {"stated"}  # older ones lack it
         saved = load_checkpoint(self.checkpoint, self._identity(), expected)
         self.trust.check_saved(saved)
         self.state = self.state_type(**{name: saved[f"state.{name}"] for name in names})
@@ -1025,6 +1036,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self.roll.seed, self.session = int(saved["seed"]), str(saved["session"])
         self.trust.join(self.session)
         self.history = [RoundReport(**report) for report in saved["history"]]
+        self._stated_before = saved.get("stated", {})
         self.trust.restore(saved, self.machines.names)
         self.roll.left_out = frozenset(self.trust.left_out)
 

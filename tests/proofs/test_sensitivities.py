@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from murmurfl.privacy import (
     MECHANISMS,
+    ConfigurationError,
     PrivacyPolicy,
     SimulatedKeys,
     clip_per_sample,
     make_mechanism,
 )
 from murmurfl.privacy.machine import clipping as clipping_module
+from murmurfl.privacy.machine.clipping import LEAST_CLIP, DenseContributions, RowBound
 from murmurfl.privacy.machine.shuffled_machine import noisy_epoch
 from murmurfl.strategies import TrustedMu2
 
@@ -49,6 +51,35 @@ def test_a_row_is_clipped_alike_however_many_stand_beside_it():
     assert (clip_per_sample(np.asfortranarray(rows), 1.0) == together).all()
     for chosen in (slice(0, 1), slice(1, 3), slice(4, 5)):
         assert (clip_per_sample(rows[chosen], 1.0) == together[chosen]).all()
+
+
+@pytest.mark.parametrize("stability", [None, 0.01])
+def test_rows_in_columns_are_bounded_as_each_alone(stability):
+    rows = np.random.default_rng(3).normal(size=(40, 300))
+    bound = RowBound(1.0, stability=stability, observed=False)
+    columns = np.asfortranarray(rows)
+    scales, bounded = bound.scales(DenseContributions(columns).norms()), bound.rows(columns)
+    for i, row in enumerate(rows):
+        assert bound.scales(DenseContributions(row[None]).norms()) == scales[i]
+        assert (bound.rows(row[None]) == bounded[i]).all()
+
+
+@pytest.mark.parametrize("lost", [1e-323, 1e-200, math.nextafter(LEAST_CLIP, 0.0)])
+def test_a_clip_too_short_for_float64_is_refused(lost):
+    """With a clip of 1e-300 and entries of 1e22 the factor is subnormal: rows were up to twice as long as the clip."""
+    for bounded in (lambda: clip_per_sample(np.ones((1, 3)), lost), lambda: RowBound(lost)):
+        with pytest.raises(ConfigurationError, match="clip_norm >= 1e-150"):
+            bounded()
+    extreme = np.random.default_rng(4)
+    rows = np.exp(extreme.uniform(-690, 690, (200, 3)))
+    bound, out = RowBound(LEAST_CLIP, observed=False), np.empty(3)
+    contributions = DenseContributions(rows)
+    scales = bound.scales(contributions.norms())
+    for i, row in enumerate(bound.rows(rows)):
+        assert exact_square(row) <= Fraction(LEAST_CLIP) ** 2
+        if np.isfinite(scales[i]):
+            contributions.write(i, scales[i], out)
+            assert exact_square(out) <= Fraction(LEAST_CLIP) ** 2
 
 
 @pytest.mark.parametrize("planted", ["no margin", "one running sum"])

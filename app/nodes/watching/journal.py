@@ -11,6 +11,7 @@ presence depends on the samples.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import re
@@ -21,6 +22,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
@@ -469,10 +471,18 @@ class _Shown(logging.Filter):
         if not self._settings.sees_samples or getattr(record, "public", False):
             return True
         place = record.pathname.removeprefix(_PRODUCT)
-        if not place.startswith(_PACKAGES):  # another package, such as a project's own
-            return record.name.partition(".")[0] in _SEE_NO_SAMPLE
-        # By the file, for some of ours speak through Flower's logger.
-        return place.startswith(_OURS_THAT_SEE_NO_SAMPLE)
+        # By the file, for some of ours, and most projects, speak through Flower's logger.
+        if place.startswith(_PACKAGES):
+            return place.startswith(_OURS_THAT_SEE_NO_SAMPLE)
+        package = record.name.partition(".")[0]
+        return package in _SEE_NO_SAMPLE and record.pathname.startswith(_folders(package))
+
+
+@lru_cache
+def _folders(package: str) -> tuple[str, ...]:
+    """Return the folder of an installed package, with a slash; none for another."""
+    found = importlib.util.find_spec(package)
+    return (f"{Path(found.origin).parent}/",) if found is not None and found.origin else ()
 
 
 class _Lines(logging.Formatter):

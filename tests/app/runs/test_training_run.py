@@ -468,6 +468,22 @@ def test_guarantee_counts_what_a_client_stated_that_is_gone_at_the_end():
     assert result.mu == 7.0
 
 
+def test_guarantee_counts_what_a_client_stated_that_is_gone_when_the_training_resumes(tmp_path):
+    grid = StatesMore(client_app.app, CONFIG.num_clients, CONFIG.to_mapping())
+    config, checkpoint = replace(CONFIG, node_deadline_s=0.1), tmp_path / CHECKPOINT_NAME
+
+    def killed(progress):
+        if progress.report.server_round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(grid, config, deployed=True, checkpoint=checkpoint, on_progress=killed)
+    grid._contexts.pop(min(grid._contexts))
+    result = run_experiment(grid, config, deployed=True, checkpoint=checkpoint)
+    assert set(result.statements) == {"1"}
+    assert result.mu == 7.0, "releases of rounds 1 and 2 are in the model"
+
+
 def test_exclusions_that_cannot_be_read_exclude_nobody(tmp_path, caplog):
     assert excluded_clients(tmp_path) == []
     for text in ("", "{}", "[1]", "\\xff"):

@@ -16,6 +16,7 @@ from hypothesis.extra.numpy import arrays
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy
 from murmurfl.privacy.machine.clipping import (
     BLOCK_ROWS,
+    LEAST_CLIP,
     LEAST_STABILITY,
     SUMMING_ERROR,
     Moments,
@@ -47,10 +48,10 @@ def test_no_row_is_longer_than_the_bound_whatever_comes_in(rows, clip_norm):
         assert sum(Fraction(float(value)) ** 2 for value in row) <= Fraction(clip_norm) ** 2
 
 
-def test_a_row_whose_squares_vanish_is_clipped_beside_a_long_one():
-    clipped = clip_per_sample(np.array([[1e-160, 0.0], [1.0, 0.0]]), 1e-180)
-    assert (clipped[:, 0] > 0).all()
-    assert (clipped[:, 0] <= 1e-180).all()
+def test_a_row_of_tiny_entries_is_clipped_beside_a_long_one():
+    clipped = clip_per_sample(np.array([[9e-151] * 4, [1.0, 0.0, 0.0, 0.0]]), LEAST_CLIP)
+    assert np.linalg.norm(clipped * 1e150, axis=1) == pytest.approx([1.0, 1.0])
+    assert (np.linalg.norm(clipped * 1e150, axis=1) <= 1.0).all()
 
 
 def test_a_row_is_as_long_alone_as_among_others():

@@ -320,7 +320,7 @@ def test_a_text_of_a_server_cannot_make_a_line_or_move_a_cursor():
 
 
 def test_flowers_own_logger_has_no_other_way_out(log_of, capsys):
-    said = log_of()
+    said = log_of(sees_samples=False)
     flower_log(logging.WARNING, "\x1b[93mround \n lost\x1b[0m")
     flower_log(logging.INFO, "of no interest while all is well, and yet this machine's own")
     assert [line.split(None, 1)[1] for line in said()] == [
@@ -345,7 +345,7 @@ def fail(error):
     try:
         raise error
     except type(error):
-        logging.getLogger("flwr").exception("This machine failed to answer.")
+        logging.getLogger("flwr").exception("This machine failed to answer.", extra=PUBLIC)
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -371,7 +371,7 @@ def test_details_show_what_an_error_of_murmurfls_was_raised_from(log_of):
             except ValueError as error:
                 raise LedgerError("Expected the ClientApp to answer.") from error
         except LedgerError:
-            logging.getLogger("flwr").exception("This machine failed to answer.")
+            logging.getLogger("flwr").exception("This machine failed to answer.", extra=PUBLIC)
 
     said = log_of()
     failed()
@@ -432,6 +432,20 @@ def test_what_other_packages_log_is_a_detail_where_samples_are(log_of):
         assert len(said()) == 2 * heard
 
 
+@pytest.mark.parametrize("name", ["flwr", "uvicorn.error", "asyncio"])
+def test_a_projects_own_file_is_a_detail_whoevers_logger_it_uses(name, log_of):
+    """Most Flower apps log by Flower's ``log``: the name is Flower's, and the file is the project's."""
+    said = log_of()
+    for file in ("/home/her/project/client_app.py", ""):
+        record = logging.getLogger(name).makeRecord(name, 40, file, 1, "loss of a sample", (), None)
+        logging.getLogger(name).handle(record)
+    assert not said()
+    flower_log(logging.ERROR, "from this file")
+    own = logging.getLogger("pytest").makeRecord("pytest", 40, pytest.__file__, 1, "it may see samples", (), None)
+    logging.getLogger("pytest").handle(own)
+    assert not said()
+
+
 def test_a_misfits_text_is_a_detail(log_of):
     said = log_of()
     fail(MisfitError(f"age: {SECRET}"))
@@ -488,7 +502,7 @@ def test_a_log_that_cannot_be_written_holds_up_nothing(log_of, capsys):
 
     log_of()
     start_log(LogSettings(), Full())
-    logging.getLogger("flwr").warning("nobody reads this")
+    logging.getLogger("flwr").warning("nobody reads this", extra=PUBLIC)
     assert tried
     assert capsys.readouterr().err == ""  # where the disk is full a traceback a line would not help
 
