@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,7 +87,7 @@ def fit(
     from ..models.trained_model import MODEL
     from ..runs import fitting
     from ..runs.outcome import RESULT_NAME
-    from ..runs.result import folder_for, write_record
+    from ..runs.result import folder_for, room_kept, write_record
     from ..settings.layers import parse_assignments
 
     with failing_clearly():
@@ -106,9 +107,10 @@ def fit(
             options |= {"label": label, "site": site, "machines": machines, "schema": schema, "trust": trust}
             options |= {"evaluate": evaluate, "scale": scale, "real": real, "budget": budget, "ledger": ledger}
             options |= {"private_log": private_log}
-            result = fitting.fit(table, **{**options, **settings})
+            with room_kept(folder) if real else nullcontext():
+                result = fitting.fit(table, **{**options, **settings})
+            model = result.save(folder / MODEL)  # first: what is released once cannot be made again
             write_record(result, folder)
-            model = result.save(folder / MODEL)
         shown = model.relative_to(Path.cwd()) if model.is_relative_to(Path.cwd()) else model
         if as_json:
             typer.echo(json.dumps({"folder": str(folder), "model": str(model), **result.outcome.document()}))

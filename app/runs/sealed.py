@@ -179,11 +179,14 @@ def run_sealed(work: Callable[[Seal], ResultT], private_log: Path | None = None)
                     if not seal.rows_are_read:
                         known = _of_settings(error)
                 gc.collect()  # what is finalised with an error is finalised here
+    except KeyboardInterrupt:  # while an error was noted, or rows were freed: it has that error as its context
+        result, known, ending = None, None, Ending.INTERRUPTED
     finally:
         _ONE_AT_A_TIME.release()
     # Raised here, an error has no context, no cause and no frame in which a row could be found.
     if known is not None:
-        raise known
+        known.__cause__ = known.__context__ = None
+        raise known.with_traceback(None)
     if result is None:
         if ending is Ending.INTERRUPTED:
             raise KeyboardInterrupt
