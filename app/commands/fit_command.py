@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -142,10 +143,15 @@ def predict(
         target = out or table.with_name(f"{table.name.partition('.')[0]}.predicted.csv")
         if target.exists() and not force:
             raise ConfigurationError(f"Expected a new file, got {target}, which exists: --force overwrites it.")
+        rows = table_file(table, trained.schema)
+        if twice := [name for name, count in Counter(rows.columns).items() if count > 1]:
+            raise ConfigurationError(
+                f"Expected each column of {table} once, got several named {', '.join(map(repr, twice))}: rename them, "
+                "for a row is copied by its columns' names."
+            )
         found, shares = trained.predict(table), None
         if trained.num_classes == _TWO:  # of two classes a rare one is often never the likelier
             shares = trained.predict_proba(table)[:, 1]
-        rows = table_file(table, trained.schema)
         columns, unread, left = rows.columns, 0, 0
         added = [f"predicted_{trained.schema.label.column}"]
         if shares is not None:

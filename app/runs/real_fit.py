@@ -428,7 +428,7 @@ def _of_nobody(count: int, schema: Schema) -> Dataset:
     if classes == 1:
         train, test = train.astype(np.float32), test.astype(np.float32)
     features = np.zeros((count, width), np.float32)
-    return Dataset(features, train, features[: len(test)], test, classes)
+    return Dataset(features, train, np.zeros((len(test), width), np.float32), test, classes)
 
 
 def _sides(experiment: Experiment, policy: PrivacyPolicy) -> dict[str, Any]:

@@ -6,7 +6,7 @@ A list of what must not be said is never complete: any library may print, warn o
 * whatever the code returns, which its caller vouches for: a real fit's released model and public numbers;
 * what it hands to :meth:`Seal.show`, likewise: the number of a round that is over;
 * before :meth:`Seal.begin_rows`, an error of murmurfl's or of the operating system, which is of files and settings;
-* from then on one of :class:`Ending`, a text and nothing else.
+* from then on, and for an error that nobody expected, one of :class:`Ending`, a text and nothing else.
 
 Whatever else is printed, logged, warned or raised goes nowhere, or into a private file that the operator asked for.
 """
@@ -41,11 +41,11 @@ ResultT = TypeVar("ResultT")
 
 
 class Ending(Enum):
-    """Everything that may be said of a failure once a row was read."""
+    """Everything that may be said of a failure once a row was read, or that nobody expected."""
 
     FAILED = (
-        "The fit failed after its rows had been read. Why is not said, because it may depend on them; --private-log "
-        "FILE (private_log) keeps it where only you can read it. The ledger says what was released."
+        "The fit failed. Why is not said, because it may depend on rows; --private-log FILE (private_log) keeps it "
+        "where only you can read it. The ledger says what was released, and without one nothing was."
     )
     CHANGED = (
         "Expected the rows with which this ledger was used, unchanged and in their order, got other ones. Put the "

@@ -21,6 +21,8 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
@@ -247,6 +249,13 @@ none can be added that leaves unseen."""
 _SAID_TWICE = frozenset({"messages", "noise_mod"})
 
 
+@cache
+def _folders_without_samples() -> tuple[str, ...]:
+    """Return the folders of other packages whose lines may leave a node."""
+    found = [spec for name in _SEE_NO_SAMPLE if (spec := find_spec(name)) is not None]
+    return tuple(f"{folder}/" for spec in found for folder in spec.submodule_search_locations or ())
+
+
 def plain(text: str) -> str:
     """Somebody else's text as one line: terminal escapes are dropped, other control characters become spaces."""
     shown = "".join(c if c.isprintable() else " " for c in _ANSI.sub("", text)).strip()
@@ -469,8 +478,8 @@ class _Shown(logging.Filter):
         if not self._settings.sees_samples or getattr(record, "public", False):
             return True
         place = record.pathname.removeprefix(_PRODUCT)
-        if not place.startswith(_PACKAGES):  # another package, such as a project's own
-            return record.name.partition(".")[0] in _SEE_NO_SAMPLE
+        if not place.startswith(_PACKAGES):  # another package, such as a project's own, which may use Flower's logger
+            return record.name.partition(".")[0] in _SEE_NO_SAMPLE and place.startswith(_folders_without_samples())
         # By the file, for some of ours speak through Flower's logger.
         return place.startswith(_OURS_THAT_SEE_NO_SAMPLE)
 

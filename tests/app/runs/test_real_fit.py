@@ -476,7 +476,7 @@ def test_nothing_reaches_handlers_hooks_or_streams_of_the_program(capfd):
 
 
 def test_seal_is_opened_again_after_an_error(capfd):
-    with pytest.raises(SealedError, match="had been read"):
+    with pytest.raises(SealedError, match="The fit failed"):
         run_sealed(lambda seal: (seal.begin_rows(), raised(ConfigurationError(SECRET))))
     with pytest.raises(ConfigurationError, match="of settings"):
         run_sealed(lambda _: (_ for _ in ()).throw(ConfigurationError("of settings")))
@@ -687,3 +687,15 @@ def test_an_error_of_settings_leaves_without_what_caused_it():
     assert left.value.__cause__ is None
     assert left.value.__context__ is None
     assert "rows" not in {name for frame, _ in traceback.walk_tb(left.value.__traceback__) for name in frame.f_locals}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_few_rows_are_fitted_or_refused_with_the_reason(rows, tmp_path):
+    path = tmp_path / "few.csv"
+    path.write_text("age,ward,ill\n" + "33,a,1\n34,b,0\n50,a,1\n51,a,0\n66,b,1\n"[: 7 * rows])
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    if rows == 1:
+        with pytest.raises(ConfigurationError, match="at least two samples"):
+            fit(path, real=True, schema=tmp_path / "schema.toml")
+        return
+    assert fit(path, real=True, schema=tmp_path / "schema.toml").table.rows == rows

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import flwr.common.logger
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.supercore import log as flower_log
@@ -430,6 +431,23 @@ def test_what_other_packages_log_is_a_detail_where_samples_are(log_of):
         logging.getLogger("sklearn").error("of a sample")
         logging.getLogger("projects.own.app").error("of a sample")
         assert len(said()) == 2 * heard
+
+
+@pytest.mark.parametrize("name", ["flwr", "flwr.app", "uvicorn.error", "asyncio"])
+def test_a_projects_line_through_flowers_logger_is_a_detail_where_samples_are(name, log_of, tmp_path):
+    source = tmp_path / "own_model.py"
+    source.write_text(f"import logging\nlogging.getLogger({name!r}).error('of a sample')\n")
+    for settings, heard in (({}, False), ({"details": True}, True), ({"sees_samples": False}, True)):
+        said = log_of(**settings)
+        exec(compile(source.read_text(), str(source), "exec"), {})
+        assert bool(said()) is heard
+
+
+def test_what_flower_itself_logs_is_heard_where_samples_are(log_of):
+    said = log_of()
+    record = logging.getLogger("flwr").makeRecord("flwr", 40, flwr.common.logger.__file__, 1, "new", (), None)
+    logging.getLogger("flwr").handle(record)
+    assert said()
 
 
 def test_a_misfits_text_is_a_detail(log_of):
