@@ -479,7 +479,8 @@ class _Shown(logging.Filter):
             return True
         place = record.pathname.removeprefix(_PRODUCT)
         if not place.startswith(_PACKAGES):  # another package, such as a project's own, which may use Flower's logger
-            return record.name.partition(".")[0] in _SEE_NO_SAMPLE and place.startswith(_folders_without_samples())
+            named = record.name.partition(".")[0] in _SEE_NO_SAMPLE
+            return named and record.pathname.startswith(_folders_without_samples())
         # By the file, for some of ours speak through Flower's logger.
         return place.startswith(_OURS_THAT_SEE_NO_SAMPLE)
 

@@ -8,10 +8,9 @@ import sys
 import threading
 from pathlib import Path
 
-import flwr.common.logger
+import flwr
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
-from flwr.supercore import log as flower_log
 from flwr.supercore.task_identity import TaskIdentity
 from murmurfl.app.nodes.watching.journal import (
     FACTS,
@@ -33,6 +32,12 @@ from murmurfl.privacy.errors import OF_DATA, PUBLIC, MisfitError
 from tests.harness.grid import ask_real_node
 from tests.harness.machines import DurableRecord
 from tests.harness.masked_releases import opener_of, round_of
+
+
+def flower_says(level, text, failure=None):
+    """Log as a file of Flower's does."""
+    log = logging.getLogger("flwr")
+    log.handle(log.makeRecord("flwr", level, str(Path(flwr.__file__).parent / "logger.py"), 1, text, (), failure))
 
 
 def _request() -> Message:
@@ -322,8 +327,8 @@ def test_a_text_of_a_server_cannot_make_a_line_or_move_a_cursor():
 
 def test_flowers_own_logger_has_no_other_way_out(log_of, capsys):
     said = log_of()
-    flower_log(logging.WARNING, "\x1b[93mround \n lost\x1b[0m")
-    flower_log(logging.INFO, "of no interest while all is well, and yet this machine's own")
+    flower_says(logging.WARNING, "\x1b[93mround \n lost\x1b[0m")
+    flower_says(logging.INFO, "of no interest while all is well, and yet this machine's own")
     assert [line.split(None, 1)[1] for line in said()] == [
         "WARNING  round   lost",
         "INFO     of no interest while all is well, and yet this machine's own",
@@ -346,7 +351,7 @@ def fail(error):
     try:
         raise error
     except type(error):
-        logging.getLogger("flwr").exception("This machine failed to answer.")
+        flower_says(logging.ERROR, "This machine failed to answer.", failure=sys.exc_info())
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -372,7 +377,7 @@ def test_details_show_what_an_error_of_murmurfls_was_raised_from(log_of):
             except ValueError as error:
                 raise LedgerError("Expected the ClientApp to answer.") from error
         except LedgerError:
-            logging.getLogger("flwr").exception("This machine failed to answer.")
+            flower_says(logging.ERROR, "This machine failed to answer.", failure=sys.exc_info())
 
     said = log_of()
     failed()
@@ -445,8 +450,7 @@ def test_a_projects_line_through_flowers_logger_is_a_detail_where_samples_are(na
 
 def test_what_flower_itself_logs_is_heard_where_samples_are(log_of):
     said = log_of()
-    record = logging.getLogger("flwr").makeRecord("flwr", 40, flwr.common.logger.__file__, 1, "new", (), None)
-    logging.getLogger("flwr").handle(record)
+    flower_says(logging.ERROR, "new")
     assert said()
 
 
@@ -506,7 +510,7 @@ def test_a_log_that_cannot_be_written_holds_up_nothing(log_of, capsys):
 
     log_of()
     start_log(LogSettings(), Full())
-    logging.getLogger("flwr").warning("nobody reads this")
+    flower_says(logging.WARNING, "nobody reads this")
     assert tried
     assert capsys.readouterr().err == ""  # where the disk is full a traceback a line would not help
 
