@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,7 +88,7 @@ def fit(
     from ..models.trained_model import MODEL
     from ..runs import fitting
     from ..runs.outcome import RESULT_NAME
-    from ..runs.result import folder_for, write_record
+    from ..runs.result import folder_for, room_kept, write_record
     from ..settings.layers import parse_assignments
 
     with failing_clearly():
@@ -106,9 +108,10 @@ def fit(
             options |= {"label": label, "site": site, "machines": machines, "schema": schema, "trust": trust}
             options |= {"evaluate": evaluate, "scale": scale, "real": real, "budget": budget, "ledger": ledger}
             options |= {"private_log": private_log}
-            result = fitting.fit(table, **{**options, **settings})
+            with room_kept(folder) if real else nullcontext():
+                result = fitting.fit(table, **{**options, **settings})
+            model = result.save(folder / MODEL)  # first: what is released once cannot be made again
             write_record(result, folder)
-            model = result.save(folder / MODEL)
         shown = model.relative_to(Path.cwd()) if model.is_relative_to(Path.cwd()) else model
         if as_json:
             typer.echo(json.dumps({"folder": str(folder), "model": str(model), **result.outcome.document()}))
@@ -140,10 +143,15 @@ def predict(
         target = out or table.with_name(f"{table.name.partition('.')[0]}.predicted.csv")
         if target.exists() and not force:
             raise ConfigurationError(f"Expected a new file, got {target}, which exists: --force overwrites it.")
+        rows = table_file(table, trained.schema)
+        if twice := [name for name, count in Counter(rows.columns).items() if count > 1]:
+            raise ConfigurationError(
+                f"Expected each column of {table} once, got several named {', '.join(map(repr, twice))}: rename them, "
+                "for a row is copied by its columns' names."
+            )
         found, shares = trained.predict(table), None
         if trained.num_classes == _TWO:  # of two classes a rare one is often never the likelier
             shares = trained.predict_proba(table)[:, 1]
-        rows = table_file(table, trained.schema)
         columns, unread, left = rows.columns, 0, 0
         added = [f"predicted_{trained.schema.label.column}"]
         if shares is not None:

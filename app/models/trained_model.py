@@ -176,6 +176,12 @@ def _read(rows: Any, schema: Schema) -> NDArray[np.float32]:
         raise ConfigurationError(
             f"Expected the columns that the model was trained on, got none named {', '.join(map(repr, missing))}."
         )
+    twice = [name for name in schema.columns if list(columns).count(name) > 1]
+    if twice:
+        raise ConfigurationError(
+            f"Expected each column that the model was trained on once, got several named "
+            f"{', '.join(map(repr, twice))}: rename those that are not meant."
+        )
     label = schema.label.names[0] if schema.label.names else (schema.label.bounds or (0.0, 1.0))[0]
     of_nobody = {schema.label.column: label, **({schema.owner: "nobody"} if schema.owner else {})}
     made = np.full((len(found), schema.num_features), np.nan, dtype=np.float32)

@@ -75,8 +75,9 @@ class Played:
 
     @property
     def kept(self) -> float:
-        """The share of what central training learns beyond the floor."""
-        return (self.score - self.floor) / (self.ceiling - self.floor)
+        """The share of what central training learns beyond the floor; 0 where that is nothing."""
+        learnt = self.ceiling - self.floor
+        return (self.score - self.floor) / learnt if learnt else 0.0
 
 
 @dataclass(frozen=True)

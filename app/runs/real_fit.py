@@ -145,13 +145,15 @@ def fit_for_real(
         rows = rows.read_by(schema)
     client = _client(experiment, rows, policy, kept, found.name)
     _check_unchanged(client.machine)
-    grid = InProcessGrid(numpy_client_app(lambda _: client), 1, {})
+    present = [client]
+    grid = InProcessGrid(numpy_client_app(lambda _: present[0]), 1, {})
 
     def shown(progress: Progress) -> None:
         if on_progress is not None:
             seal.show(partial(on_progress, _unmeasured(progress)))
 
     result = run_experiment(grid, config, deployed=True, experiment=experiment, on_progress=shown)
+    present.clear()  # the result knows the grid, and must not lead to rows and keys
     # How long rounds took depends on what stands in rows.
     result = replace(result, progress=[_unmeasured(one) for one in result.progress], seconds=None)
     with kept.exclusive() as page:

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import math
+import os
 import time
 from base64 import b64encode
 from collections.abc import Collection, Iterator, Mapping
@@ -411,6 +412,37 @@ def new_folder(wanted: Path) -> Iterator[Path]:
 
 class RecordError(MurmurflError):
     """The result of a run cannot be written."""
+
+
+_RECORD_BYTES = 1 << 20
+
+
+@contextmanager
+def room_kept(folder: Path) -> Iterator[None]:
+    """Keep 1 MiB on the disk of a run's folder while the run goes on; RecordError before it if there is none.
+
+    A model for which a budget was spent is then not lost to a folder that cannot be written to.
+    """
+    kept = folder / ".room"
+    above = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with kept.open("wb") as file:
+                file.write(bytes(_RECORD_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as reason:
+            raise RecordError(f"{not_written('the result of a run', folder, reason)}; nothing was released.") from None
+        yield
+    except BaseException:
+        with suppress(OSError):
+            kept.unlink(missing_ok=True)
+            for empty in above:
+                empty.rmdir()
+        raise
+    with suppress(OSError):
+        kept.unlink()
 
 
 def write_record(result: RunResult, folder: Path, *, picture: bool = True) -> dict[str, Any]:

@@ -6,7 +6,7 @@ A list of what must not be said is never complete: any library may print, warn o
 * whatever the code returns, which its caller vouches for: a real fit's released model and public numbers;
 * what it hands to :meth:`Seal.show`, likewise: the number of a round that is over;
 * before :meth:`Seal.begin_rows`, an error of murmurfl's or of the operating system, which is of files and settings;
-* from then on one of :class:`Ending`, a text and nothing else.
+* from then on, and for an error that nobody expected, one of :class:`Ending`, a text and nothing else.
 
 Whatever else is printed, logged, warned or raised goes nowhere, or into a private file that the operator asked for.
 """
@@ -41,11 +41,11 @@ ResultT = TypeVar("ResultT")
 
 
 class Ending(Enum):
-    """Everything that may be said of a failure once a row was read."""
+    """Everything that may be said of a failure once a row was read, or that nobody expected."""
 
     FAILED = (
-        "The fit failed after its rows had been read. Why is not said, because it may depend on them; --private-log "
-        "FILE (private_log) keeps it where only you can read it. The ledger says what was released."
+        "The fit failed. Why is not said, because it may depend on rows; --private-log FILE (private_log) keeps it "
+        "where only you can read it. The ledger says what was released, and without one nothing was."
     )
     CHANGED = (
         "Expected the rows with which this ledger was used, unchanged and in their order, got other ones. Put the "
@@ -179,11 +179,14 @@ def run_sealed(work: Callable[[Seal], ResultT], private_log: Path | None = None)
                     if not seal.rows_are_read:
                         known = _of_settings(error)
                 gc.collect()  # what is finalised with an error is finalised here
+    except KeyboardInterrupt:  # while an error was noted, or rows were freed: it has that error as its context
+        result, known, ending = None, None, Ending.INTERRUPTED
     finally:
         _ONE_AT_A_TIME.release()
     # Raised here, an error has no context, no cause and no frame in which a row could be found.
     if known is not None:
-        raise known
+        known.__cause__ = known.__context__ = None
+        raise known.with_traceback(None)
     if result is None:
         if ending is Ending.INTERRUPTED:
             raise KeyboardInterrupt

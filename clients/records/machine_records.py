@@ -146,7 +146,9 @@ def parquet_rows(path: Path) -> Rows:
     import pyarrow.parquet as parquet
 
     try:
-        table = parquet.read_table(path)
+        # Not read_table: of a folder it takes one type for the names of all parts.
+        with parquet.ParquetFile(path) as file:
+            table = file.read()
     except Exception as error:
         raise ConfigurationError(f"Expected a Parquet file at {path}, got: {type(error).__name__}.") from error
     names = list(map(str, table.column_names))

@@ -550,6 +550,19 @@ def command(*arguments):
     return done.output
 
 
+def test_a_column_that_is_there_twice_is_not_predicted_from(result, tmp_path):
+    path = tmp_path / "twice.csv"
+    path.write_text("age,ward,age\n30,a,80\n")
+    with pytest.raises(ConfigurationError, match="once, got several named 'age'"):
+        result.predict(path)
+    result.save(tmp_path / "model")
+    path.write_text("age,ward,note,note\n30,a,1,2\n")
+    done = CliRunner().invoke(cli, ["predict", str(tmp_path / "model"), str(path)])
+    assert done.exit_code == 1
+    assert "got several named 'note'" in done.output
+    assert not (tmp_path / "twice.predicted.csv").exists()
+
+
 def test_commands_fit_and_predict(tmp_path):
     path = tmp_path / "people.csv"
     with path.open("w", newline="") as file:

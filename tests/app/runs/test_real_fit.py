@@ -1,6 +1,7 @@
 """A real fit: nothing leaves it but what was released or is public, and its ledger counts every call on the rows."""
 
 import ctypes
+import errno
 import faulthandler
 import gc
 import hashlib
@@ -475,7 +476,7 @@ def test_nothing_reaches_handlers_hooks_or_streams_of_the_program(capfd):
 
 
 def test_seal_is_opened_again_after_an_error(capfd):
-    with pytest.raises(SealedError, match="had been read"):
+    with pytest.raises(SealedError, match="The fit failed"):
         run_sealed(lambda seal: (seal.begin_rows(), raised(ConfigurationError(SECRET))))
     with pytest.raises(ConfigurationError, match="of settings"):
         run_sealed(lambda _: (_ for _ in ()).throw(ConfigurationError("of settings")))
@@ -633,3 +634,76 @@ def test_output_and_card_have_what_all_calls_spent_and_the_condition(tmp_path):
         assert condition in text
     assert spent in " ".join((folder / "model" / "CARD.md").read_text().split())
     assert shown["who"]["Given"][0][0].startswith("a schema that does not come from")
+
+
+def test_a_folder_that_cannot_hold_the_model_is_found_before_anything_is_released(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    table = table_of(tmp_path / "home", "33,a,1")
+    monkeypatch.setattr(result_files.os, "fsync", full)
+    asked = ["fit", str(table), "--real", "--schema", str(table.parent / "schema.toml"), *QUICK]
+    said = CliRunner().invoke(cli, [*asked, "--out", str(tmp_path / "runs"), "--name", "one"])
+    assert said.exit_code == 1
+    assert "No space left on device" in said.output
+    assert "nothing was released" in said.output
+    assert not Path(f"{table}.ledger").exists()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_on_a_full_disk_still_has_room_for_the_model(tmp_path):
+    folder = tmp_path / "runs" / "one"
+    with result_files.room_kept(folder):
+        assert sum(one.stat().st_size for one in folder.iterdir()) >= 1 << 20
+    assert not list(folder.iterdir())
+
+
+def test_an_interrupt_while_an_error_is_noted_leaves_without_that_error(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    def work(seal):
+        seal.begin_rows()
+        raise ValueError(SECRET)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(traceback, "format_exception", interrupted)
+        with pytest.raises(KeyboardInterrupt) as left:
+            run_sealed(work)
+    assert left.value.__context__ is None
+    assert left.value.__cause__ is None
+
+
+def test_an_error_of_settings_leaves_without_what_caused_it():
+    def work(_):
+        rows = [SECRET]
+        try:
+            raise ValueError(rows)
+        except ValueError as error:
+            raise ConfigurationError("Expected a file, got none.") from error
+
+    with pytest.raises(ConfigurationError) as left:
+        run_sealed(work)
+    assert left.value.__cause__ is None
+    assert left.value.__context__ is None
+    assert "rows" not in {name for frame, _ in traceback.walk_tb(left.value.__traceback__) for name in frame.f_locals}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_few_rows_are_fitted_or_refused_with_the_reason(rows, tmp_path):
+    path = tmp_path / "few.csv"
+    path.write_text("age,ward,ill\n" + "33,a,1\n34,b,0\n50,a,1\n51,a,0\n66,b,1\n"[: 7 * rows])
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    if rows == 1:
+        with pytest.raises(ConfigurationError, match="at least two samples"):
+            fit(path, real=True, schema=tmp_path / "schema.toml")
+        return
+    assert fit(path, real=True, schema=tmp_path / "schema.toml").table.rows == rows
+
+
+def test_a_real_fits_result_leads_to_no_row(tmp_path):
+    table = table_of(tmp_path / "home", "33,a,1")
+    result = fit(table, real=True, schema=table.parent / "schema.toml", strategy="full-batch", num_rounds=2)
+    gc.collect()
+    assert result.table.rows == ROWS
+    assert not [one for one in gc.get_objects() if type(one) is Dealt]

@@ -250,6 +250,16 @@ def test_a_cell_of_a_parquet_file_changes_no_other_record(name, value, tmp_path)
     others_of(parquet(frame(**{name: value}), "b.parquet"), parquet(frame(), "a.parquet"))
 
 
+def test_a_folder_of_parquet_files_is_refused_for_its_parts_names_share_a_type(tmp_path):
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    for ward in ("01", "02"):
+        (tmp_path / "a.parquet" / f"ward={ward}").mkdir(parents=True)
+        pd.DataFrame({"age": [30.0], "ill": [1]}).to_parquet(tmp_path / "a.parquet" / f"ward={ward}" / "part.parquet")
+    with pytest.raises(ConfigurationError, match="Expected a Parquet file"):
+        file_items(tmp_path / "a.parquet", SCHEMA)
+
+
 def test_an_owner_that_is_missing_changes_no_other_owner_of_a_parquet_file(tmp_path):
     table = frame()
     table["who"] = [12345678901234567 + i % 4 for i in range(len(ROWS))]
