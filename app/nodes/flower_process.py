@@ -317,6 +317,9 @@ def run_superlink() -> None:
     give_back_large_blocks()
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
+    from .servers.objects import keep_own_objects
+
+    keep_own_objects()
     _put_gate(None if owners == "-" else Path(owners))
     flower_superlink()
 

@@ -565,18 +565,22 @@ def stated_guarantee(
     Raises
     ------
     ConfigurationError
-        If no machine states anything, or machines trust their server: what such a server guarantees, they cannot say.
+        If no machine states anything, or all trust their server: what such a server guarantees, they cannot say.
 
     Notes
     -----
     **Formal guarantees.** Mu and its terms are those of the machine that states the weakest, for replacement of its
     unit; they are said of sums only if all machines hide their releases. A server cannot check statements, and a
-    machine that states nothing is not spoken for: the sentence counts who does.
+    machine that states nothing is not spoken for: the sentence counts who does. Next to machines that vouch for their
+    noise, one that states that it trusts its server has no guarantee, and so has the whole.
     """
     if not statements:
         raise ConfigurationError(
             "Expected what machines state, got nothing: pass strategy.ask_privacy(grid), after the training."
         )
+    if stated_values(statements, "trust") != {"trusted-server"}:
+        # Nobody else adds the noise of one that trusts its server here: it is the weakest, and ends nobody's record.
+        statements = {name: _alone(one) for name, one in statements.items()}
     trusts = stated_values(statements, "trust")
     kinds = stated_values(statements, protocol.RECORD)
     notes = (*notes, *(sentence for kind, sentence in RECORDS.items() if kind in kinds))
@@ -607,6 +611,13 @@ def stated_guarantee(
         mu_local=figures.mu_local if secure else None,
         min_honest=figures.min_honest if secure else None,
     )
+
+
+def _alone(statement: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a statement as it is true next to a server that adds no noise."""
+    if statement.get("trust") != "trusted-server":
+        return statement
+    return {**statement, "trust": "untrusted-server", "mu-guaranteed": math.inf}
 
 
 def stated_values(statements: Statements, name: str) -> set[Any]:

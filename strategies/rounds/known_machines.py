@@ -474,6 +474,8 @@ def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
         return None
     if not all(isinstance(name, str) and 0 < len(name) <= protocol.LONGEST_MACHINE_NAME for name in names):
         return None
+    if not all(name.isprintable() for name in names):  # they stand in logs, errors and files
+        return None
     return tuple(str(name) for name in names)
 
 

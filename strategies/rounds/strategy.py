@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ...privacy import ConfigurationError, MurmurflError, protocol
-from ...privacy.accounting.guarantee import Statements, stated_guarantee, stated_values
+from ...privacy.accounting.guarantee import Statements, stated_guarantee
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
 from ...privacy.machine.clipping import TrainingFigures, observing
 from ..sums.secure_aggregation import Helpers, SkippedSumError
@@ -92,6 +92,7 @@ logger = logging.getLogger("flwr")
 
 _STATEMENT_TIMEOUT_S = 60.0
 _TIMEOUT_S = 3600.0
+_MOST_NAMED = 5
 _FEW = 100
 
 StateT = TypeVar("StateT")
@@ -480,8 +481,15 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     def _says_guarantee(self, stated: Statements) -> bool:
         """Log what machines guarantee by their own word, if they do; the training has ended well, whatever they say."""
         try:
-            if not stated or "trusted-server" in stated_values(stated, "trust"):
+            trusting = [name for name, one in stated.items() if one.get("trust") == "trusted-server"]
+            if len(trusting) == len(stated):
                 return False
+            if trusting:
+                logger.warning(
+                    "%d of %d machines state that they trust the server, which adds no noise here, so that nothing is "
+                    "guaranteed: %s.",
+                    *(len(trusting), len(stated), ", ".join(map(repr, trusting[:_MOST_NAMED]))),
+                )
             logger.info("Guarantee: %s", stated_guarantee(stated, self.num_clients, masked=self._secure is not None))
         except (KeyError, TypeError, ValueError, MurmurflError) as error:
             logger.warning("What machines state makes no guarantee that could be said: %s", error)

@@ -49,6 +49,8 @@ LARGEST_DOCUMENT = 16 << 20
 
 _FORMAT = 1
 _SHOWN_DIGITS = 16
+_LONGEST_NODE_KEY = 1024
+"""Characters of a node's public key as OpenSSH writes it, with its comment; Flower's curves need 300."""
 _ANSWERED = ("federation", "terms", "node")
 
 
@@ -174,7 +176,11 @@ class Joining:
     KIND = "murmurfl-joining"
 
     def __post_init__(self) -> None:
+        # Everything in an answer stands in the document that all members read: none may make it longer than they take.
+        check_plain(self.federation, "a federation's name")
         check_plain(self.card.name, "a member's name")
+        if len(self.node) > _LONGEST_NODE_KEY or not self.node.isprintable():
+            raise ConfigurationError("Expected a node's public key in one short line, got something else.")
         public_node_key(self.node)
 
     @property
@@ -272,7 +278,8 @@ def check_plain(name: Any, what: str) -> None:
 
 def looks_of(name: str) -> str:
     """Return a name as eyes and ears take it: equal for names that are easily mistaken for each other."""
-    return name.lower().translate(str.maketrans({"0": "o", "1": "l", "i": "l", "_": "-", ".": "-"}))
+    alike = name.lower().translate(str.maketrans({"0": "o", "1": "l", "i": "l", "_": "-", ".": "-"}))
+    return re.sub("-+", "-", alike.replace("rn", "m").replace("vv", "w")).rstrip("-")
 
 
 def public_node_key(text: str) -> ec.EllipticCurvePublicKey:
@@ -460,6 +467,7 @@ class Coordinator:
         self._check_returning(answers)
         members = {**self.members, **{one.card.name: one for one in answers}}
         self._check_looks(answers, members)
+        self._check_roles(answers)
         replaced = [(self.members[one.card.name], one) for one in answers if one.card.name in self.members]
         replaced = [(before, one) for before, one in replaced if before != one]
         said = [
@@ -492,6 +500,17 @@ class Coordinator:
                 raise ConfigurationError(
                     f"Expected a member's name that looks like no other one, got {name!r} next to {others[0]!r}: have "
                     "one of them join with another --name."
+                )
+
+    def _check_roles(self, answers: Sequence[Joining]) -> None:
+        """Refuse a machine that answers as a helper, or the other way round: whose kit it is, is the coordinator's."""
+        for one in answers:
+            path = self.folder / _KITS / f"{one.card.name}.kit"
+            role = Kit.read(path).role if path.exists() else one.card.kind
+            if role != one.card.kind:
+                raise ConfigurationError(
+                    f"Expected {one.card.name!r} to answer as the {role} that its kit was made for, got a "
+                    f"{one.card.kind}'s keys: ask its operator by your own means what happened."
                 )
 
     def leave(self, name: str) -> Coordinator:

@@ -31,6 +31,8 @@ from ....privacy.sums.roster import MOST_HELPERS, check_name
 _CARD_KIND = "murmurfl-card"
 _CARD_FORMAT = 1
 _SHOWN_DIGITS, _GROUP = 16, 4
+_KEY_BYTES = 32
+"""Bytes of a public Ed25519 or X25519 key."""
 
 
 def in_fours(digest: str) -> str:
@@ -108,6 +110,8 @@ class Card:
             if document.keys() != expected or document[_CARD_KIND] != _CARD_FORMAT:
                 raise ValueError("other keys")
             keys = {name: bytes.fromhex(document[name]) for name in expected & {"signing", "sealing"}}
+            if any(len(key) != _KEY_BYTES for key in keys.values()):
+                raise ValueError("other lengths")
             return cls(document[kind], **keys)
         except (ValueError, TypeError, AttributeError) as error:
             raise ConfigurationError(

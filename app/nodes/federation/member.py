@@ -257,11 +257,18 @@ def without_noise(kit: Kit) -> str:
             "NO NOISE: by this kit the machine sends the server what it computes from its records without noise. "
             "Whoever runs the server, or breaks into it, may learn single records."
         )
-    right = NormalDist().cdf(node.mu / 2)
+    # The machine's own noise: of a sum's, the part that is there whoever else is honest.
+    mu = node.mu * math.sqrt(policy.min_honest) if terms.sums else node.mu
+    right = NormalDist().cdf(mu / 2)
     if policy.noise_quality != "exact" or right >= _NO_USE:
+        who = (
+            f"If no helper is honest, or fewer than {policy.min_honest} machines of a sum are, the server"
+            if terms.sums
+            else "Whoever runs the server"
+        )
         return (
-            f"HARDLY ANY NOISE: by this kit a run takes mu = {rounded_up(node.mu)}, at which a best guess about a "
-            f"record is right in up to {100 * right:.4g} % of cases. Whoever runs the server may learn single records."
+            f"HARDLY ANY NOISE: by this kit a run takes mu = {rounded_up(mu)} of the machine's own noise, at which a "
+            f"best guess about a record is right in up to {100 * right:.4g} % of cases. {who} may learn single records."
         )
     return ""
 

@@ -573,3 +573,37 @@ def test_a_member_opens_only_its_own_folder(coordinator, tmp_path):
     with pytest.raises(ConfigurationError, match="a coordinator's folder"):
         Coordinator.open(tmp_path)
     shutil.rmtree(coordinator.folder / "published")
+
+
+def test_a_kit_whose_sums_hide_a_machine_without_noise_of_its_own_says_so(coordinator):
+    """Whoever runs all helpers and the other machines of a sum sees what the machine itself added, and that is all."""
+    kit = Kit.read(coordinator.folder / "kits" / "machine-1.kit")
+    assert not without_noise(kit)
+    settings = {**kit.terms.settings, "min-honest": 500, "min-cohort": 502}
+    words = without_noise(replace(kit, terms=replace(kit.terms, settings=settings)))
+    assert words.startswith("HARDLY ANY NOISE")
+    assert "If no helper is honest, or fewer than 500 machines" in words
+
+
+def test_no_answer_makes_the_document_longer_than_members_read(coordinator, members):
+    document = Joining.read(members["machine-1"].answer).document
+    signing = {**document["card"], "signing": "00" * 10**6}
+    huge = ({"federation": "x" * 10**6}, {"node": f"{document['node']} {'x' * 10**6}"}, {"card": signing})
+    for changed in huge:
+        write_document(members["machine-1"].answer, {**document, **changed})
+        with pytest.raises(ConfigurationError, match="Expected"):
+            Joining.read(members["machine-1"].answer)
+
+
+def test_whoever_got_a_machines_kit_cannot_become_a_helper(coordinator, members):
+    own = Joining.read(members["helper-1"].answer)
+    answer = replace(own, card=replace(own.card, name="machine-1"))
+    with pytest.raises(ConfigurationError, match="'machine-1' to answer as the machine"):
+        coordinator.accept([answer])
+
+
+@pytest.mark.parametrize("name", ["rnachine-1", "machine--1", "machine-1-"])
+def test_names_that_look_like_a_members_are_refused(name, coordinator, members):
+    own = Joining.read(members["machine-2"].answer)
+    with pytest.raises(ConfigurationError, match="looks like no other one"):
+        coordinator.accept([replace(own, card=replace(own.card, name=name))])

@@ -27,7 +27,7 @@ from murmurfl.privacy import (
     stated_words,
 )
 from murmurfl.privacy.accounting import guarantee, noise_plan
-from murmurfl.privacy.accounting.guarantee import plain_meaning
+from murmurfl.privacy.accounting.guarantee import plain_meaning, stated_guarantee
 
 
 @pytest.mark.parametrize("module", [guarantee, noise_plan], ids=["guarantee", "noise_plan"])
@@ -315,3 +315,10 @@ def test_what_real_machines_state_stands_in_the_place_of_the_policys_words():
     assert policy_guarantee(policy, 1.0, words=stated_words([])).mechanism == policy.words
     assert not policy_guarantee(policy, math.inf, stated=True).notes
     assert policy_guarantee(policy, math.inf).notes
+
+
+def test_a_machine_that_trusts_a_server_without_noise_takes_the_guarantee_and_nothing_else():
+    own = {"mu-guaranteed": 1.0, "delta": 1e-5, "mechanism": "tree", "trust": "untrusted-server", "unit": "sample"}
+    said = stated_guarantee({"a": own, "b": {**own, "trust": "trusted-server"}}, 2, masked=False)
+    assert math.isinf(said.mu)
+    assert "Nothing is guaranteed" in said.sentence

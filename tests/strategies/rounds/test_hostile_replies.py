@@ -222,6 +222,25 @@ def test_no_statement_ends_a_training():
         json.dumps(stated)
 
 
+def test_a_statement_of_trust_takes_no_result_away(tmp_path):
+    """One machine of four states that it trusts a server that adds no noise: the run has its folder all the same."""
+
+    def trusting(name, message, reply):
+        if not asks(message, protocol.ASK_PRIVACY):
+            return wire_of(reply)
+        said = {**reply.content[protocol.CONFIG], "trust": "trusted-server"}
+        changed = Message(RecordDict({protocol.CONFIG: ConfigRecord(said)}), reply_to=message)
+        changed.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
+        return wire_of(changed)
+
+    options = {"num_clients": 4, "session": "s", "seed": 1, "learning_rate": 0.5, "node_deadline_s": 0.0}
+    strategy = OnlineFedSGD(local_steps=1, **options)
+    strategy.run_folder = tmp_path / "run"
+    strategy.start(link_of([*HONEST, "3"], trusting).grid(), START, num_rounds=1, timeout=0.0)
+    said = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert set(said["machines"]) == {*HONEST, "3"}
+
+
 @pytest.mark.parametrize("rounds", [24, pytest.param(240, marks=pytest.mark.more_cases)])
 def test_no_answer_of_a_helper_ends_a_training(rounds):
     """A round whose helper's answer cannot be read is closed, or asks again; the next one is opened."""

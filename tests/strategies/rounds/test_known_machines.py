@@ -337,3 +337,11 @@ def test_what_is_no_digest_is_no_schema(said):
     entries[protocol.SCHEMA] = OURS.digest
     reply = Message(RecordDict({protocol.CONFIG: ConfigRecord(entries)}), dst_node_id=1, message_type="query")
     assert introduction(reply, "").schema == OURS.digest
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\nb", "a\u202eb"])
+def test_a_name_that_cannot_be_printed_is_none(name):
+    """Names stand in logs, errors, files and pages."""
+    config = ConfigRecord({protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: name})
+    asked = Message(RecordDict(), dst_node_id=1, message_type="query")
+    assert introduction(Message(RecordDict({protocol.CONFIG: config}), reply_to=asked), "") is None
