@@ -48,7 +48,8 @@ def run_with_losses(folder, seed):
             "noise is left over, or something missing"
         )
         assert not np.array_equal(parts.server, parts.contributions), "the check sees the noise of the last release"
-    assert result["lost_replies"] + result["late_replies"] > 0.15 * ROUNDS * MACHINES
+    # Of a machine that was missed rounds do not wait for: what comes of it later counts, and is neither lost nor late.
+    assert result["lost_replies"] + result["late_replies"] > 0.1 * ROUNDS * MACHINES
     return result["accuracy"]
 
 
