@@ -999,7 +999,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             "seed": self.seed,
             "session": self.session,
             "history": [plain(report) for report in self.history],
-            "stated": self._stated_kept(),
+            "statements": self._stated_kept(),
             **self.trust.kept(),
         }
 
@@ -1023,7 +1023,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if self.checkpoint is None or not self.checkpoint.exists():
             return 0
         names = [f.name for f in fields(self.state_type)]
-        expected = {f"state.{name}" for name in names} | set(self._kept()) - {"stated"}  # older ones lack it
+        expected = {f"state.{name}" for name in names} | set(self._kept()) - {"statements"}  # older ones lack it
         saved = load_checkpoint(self.checkpoint, self._identity(), expected)
         self.trust.check_saved(saved)
         self.state = self.state_type(**{name: saved[f"state.{name}"] for name in names})
@@ -1044,7 +1044,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self.roll.seed, self.session = int(saved["seed"]), str(saved["session"])
         self.trust.join(self.session)
         self.history = [RoundReport(**report) for report in saved["history"]]
-        self._stated_before = saved.get("stated", {})
+        self._stated_before = saved.get("statements", {})
         self.trust.restore(saved, self.machines.names)
         self.roll.left_out = frozenset(self.trust.left_out)
 

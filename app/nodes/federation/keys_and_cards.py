@@ -110,13 +110,15 @@ class Card:
             if document.keys() != expected or document[_CARD_KIND] != _CARD_FORMAT:
                 raise ValueError("other keys")
             keys = {name: bytes.fromhex(document[name]) for name in expected & {"signing", "sealing"}}
-            if any(len(key) != _KEY_BYTES for key in keys.values()):
-                raise ValueError("other lengths")
-            return cls(document[kind], **keys)
         except (ValueError, TypeError, AttributeError) as error:
             raise ConfigurationError(
                 f"Expected a card of `murmurfl roster key` {where}, got something else: ask its operator for it."
             ) from error
+        if any(len(key) != _KEY_BYTES for key in keys.values()):
+            raise ConfigurationError(
+                f"Expected keys of {_KEY_BYTES} bytes in a card {where}, got others: ask its operator for it."
+            )
+        return cls(document[kind], **keys)
 
 
 def roster_of(cards: Iterable[Card]) -> Roster:

@@ -114,7 +114,8 @@ def test_nobody_is_spoken_for(tmp_path, trained):
     strategy, result, statements = trained()
     with pytest.raises(ConfigurationError, match="ask_privacy"):
         record_training(tmp_path, strategy, result, {}, task="x")
-    statements["0"]["trust"] = "trusted-server"
+    for statement in statements.values():
+        statement["trust"] = "trusted-server"
     with pytest.raises(ConfigurationError, match="murmurfl run"):
         record_training(tmp_path, strategy, result, statements, task="x")
     assert not (tmp_path / "result.json").exists()
