@@ -58,9 +58,9 @@ def check_rounds(
     )
     if not done:
         raise ConfigurationError(
-            f"Expected at most {last - 1} rounds, got {num_rounds}: {said}. Use fewer rounds, or a larger cap, "
-            "or allow_exhaustion=True (allow-exhaustion = true in murmurfl's own app): machines that can make no more "
-            "then refuse."
+            f"Expected at most {last - 1} rounds, got {num_rounds}: {said}. Use fewer rounds or a larger cap, train "
+            "without that machine (`murmurfl federation leave`), or set allow_exhaustion=True (allow-exhaustion = true "
+            "in murmurfl's own app): machines that can make no more then refuse."
         )
     # No refusal here: a server that was killed asks for a round again, and what its machines released for it the first
     # time is spent. So a training that was possible may end up short of a release, through no fault of its plan.
