@@ -217,6 +217,10 @@ def _grouped(
 
 def _checked(names: Any) -> Iterable[object]:
     """Names one by one; an array of numbers that are no integers, or of another shape, is refused."""
+    if isinstance(names, str | bytes | Mapping):
+        raise ConfigurationError(
+            f"Expected one owner a row, in a list or an array, got a {type(names).__name__} as a whole."
+        )
     given = np.asarray(names) if hasattr(names, "__array__") else None
     if given is not None and (given.ndim != 1 or given.dtype.kind not in OWNER_KINDS):
         raise ConfigurationError(

@@ -133,6 +133,12 @@ def test_rows_without_a_name_are_nobodys_and_no_row_is_refused():
     assert Owners.of(np.array([""]), 1, secret=SECRET).num_places == 1
 
 
+@pytest.mark.parametrize("names", ["ann", b"ann", {"ann": 1}])
+def test_one_text_or_a_mapping_is_no_list_of_owners(names):
+    with pytest.raises(ConfigurationError, match="in a list or an array"):
+        grouped(names)
+
+
 @pytest.mark.parametrize("names", [np.array([0.5, 0.5]), np.zeros((2, 2), int), np.array([], int)])
 def test_anything_else_is_refused_without_a_word_of_any_row(names):
     with pytest.raises(ConfigurationError, match="Expected one owner a row, integers or texts") as refused:
