@@ -64,8 +64,7 @@ class WatchedGrid(GuardedGrid):
             number, config = self._pushed.pop(reply.metadata.reply_to_message_id, (0, None))
             dropped = config is not None and self._coin("drop", number, config)
             replies.append(_unreached(reply) if dropped else reply)
-        for reply in replies:
-            if not reply.has_error() and protocol.ARRAYS in reply.content:
+            if config is not None and not replies[-1].has_error() and protocol.METRICS in reply.content:  # a release
                 line = {**reply.content[protocol.METRICS], **reply.content[protocol.CONFIG]}
                 self._pulled += 1
                 name = f"heard-{self._number}-{self._attempt(self._number)}-{_PULLED + self._pulled}"
