@@ -25,7 +25,8 @@ from murmurfl.strategies.rounds.guarded_grid import GuardedGrid
 from murmurfl.strategies.sums.secure_aggregation import Helpers
 
 app = ServerApp()
-_PULLED = 1000  # numbers of replies that were pulled begin behind those that were waited for
+# Rounds hand on replies that were pulled before those that they waited for: these are numbered from here.
+_AWAITED = 1000
 
 
 class WatchedGrid(GuardedGrid):
@@ -67,7 +68,7 @@ class WatchedGrid(GuardedGrid):
             if config is not None and not replies[-1].has_error() and protocol.METRICS in reply.content:  # a release
                 line = {**reply.content[protocol.METRICS], **reply.content[protocol.CONFIG]}
                 self._pulled += 1
-                name = f"heard-{self._number}-{self._attempt(self._number)}-{_PULLED + self._pulled}"
+                name = f"heard-{self._number}-{self._attempt(self._number)}-{self._pulled}"
                 self._write(name, reply.content.array_records, [line])
         return replies
 
@@ -110,7 +111,7 @@ class WatchedGrid(GuardedGrid):
         for i, reply in enumerate(replies):
             if not reply.has_error():
                 line = {**reply.content[protocol.METRICS], **reply.content[protocol.CONFIG]}
-                self._write(f"heard-{number}-{attempt}-{i}", reply.content.array_records, [line])
+                self._write(f"heard-{number}-{attempt}-{_AWAITED + i}", reply.content.array_records, [line])
         self._here("heard", number)
         return replies
 
