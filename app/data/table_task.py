@@ -169,7 +169,7 @@ class FittedTable:
         return math.sqrt((self.tested + 1) / (12 * pairs)) if pairs else math.inf
 
     def spent(self, delta: float) -> str:
-        """What all calls with a real fit's ledger have spent on these rows, in a sentence; empty for a rehearsal."""
+        """Return what all calls with a real fit's ledger spent on these rows, as a sentence; "" for a rehearsal."""
         if not self.spent_mu:
             return ""
         epsilon, budget = (rounded_up(gdp_epsilon(mu, delta)) for mu in (self.spent_mu, self.budget_mu))

@@ -356,7 +356,7 @@ def _number(value: Any) -> float:
 
 
 def _statements(folder: Path) -> Mapping[str, Mapping[str, Any] | None]:
-    """What each machine that a run asked says in its result, None where it was not there at the end.
+    """Return what each machine that a run asked says in its result, None where it was not there at the end.
 
     Empty if there is no result that can be read.
     """
