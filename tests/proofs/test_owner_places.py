@@ -286,7 +286,9 @@ RELATIONS = {
     "a record and its owner": (2.0, math.sqrt(2.0), lambda file: replaced_record(file, other=True)),
 }
 """The mu of each relation over that of the claim: in one release, in two of independent noise, and the neighbours."""
-APART = next(n for n in range(4, 40) if len(set(Owners.of("abcd", 1, secret=SECRET, places=n)._place.tolist())) == 4)
+APART = next(
+    n for n in range(4, 40) if len(set(Owners.of(list("abcd"), 1, secret=SECRET, places=n)._place.tolist())) == 4
+)
 FILES = [
     tuple(zip(names, values, strict=True)) for names in product("abc", repeat=3) for values in product(VALUES, repeat=3)
 ]
