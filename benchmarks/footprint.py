@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from murmurfl.app.nodes.deployment import Deployment, deployment
+from murmurfl.app.fleet.deployment import Deployment, deployment
 from murmurfl.app.nodes.node_config import HelperConfig
 from murmurfl.clients.nodes.roster_files import read_roster, write_roster
 from murmurfl.privacy import (

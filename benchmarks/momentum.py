@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 from murmurfl.privacy import PrivacyPolicy, SimulatedKeys, make_mechanism
-from murmurfl.privacy.mechanisms.momentum_tree import Changes, MomentumTree, ReconstructionTrees, best_gamma
 from murmurfl.strategies import ReducedTreeMomentum, TreeMomentum
+from murmurfl.strategies.momentum_tree import Changes, MomentumTree, ReconstructionTrees, best_gamma
 from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[1]

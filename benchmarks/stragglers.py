@@ -23,7 +23,7 @@ from flwr.app import Message, MessageType
 from flwr.clientapp import ClientApp
 from murmurfl.app.client_app import app as client_app
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.nodes.deployment import Deployment, deployment, node_settings
+from murmurfl.app.fleet.deployment import Deployment, deployment, node_settings
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import protocol

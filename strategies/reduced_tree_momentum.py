@@ -1,7 +1,7 @@
 r"""Sensitivity-reduced momentum with a trusted server (tran-cutkosky-2022, algorithm 2; ALGORITHMS section 4).
 
 With g_t the mean of the machines' clipped gradients, a_t the iterate at which the epoch of round t began, and the trees
-of :mod:`murmurfl.privacy.mechanisms.momentum_tree` for A (gradients at a_t), D (A_t - A_{t-N}) and R (what is left of
+of :mod:`murmurfl.strategies.momentum_tree` for A (gradients at a_t), D (A_t - A_{t-N}) and R (what is left of
 g_t):
 
     F^X_[y,z] = sum_{s=y..z} alpha (1 - alpha)^{z-s} X_s + fresh noise,   X = A, D, R
@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, MurmurflError
-from ..privacy.mechanisms.momentum_tree import Changes, ReconstructionTrees, best_gamma
 from ..privacy.noise import NONCE_BYTES
+from .momentum_tree import Changes, ReconstructionTrees, best_gamma
 from .rounds.options import takes
 from .rounds.replies import Outcome, RoundReport, Vector
 from .sums.summation import Summation

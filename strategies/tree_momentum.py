@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
-from ..privacy.mechanisms.momentum_tree import MomentumTree
+from .momentum_tree import MomentumTree
 from .rounds.attendance import LateAnswers
 from .rounds.options import StepOptions, takes
 from .rounds.replies import Reply, Vector

@@ -22,7 +22,7 @@ import pytest
 import typer
 from flwr.cli.app import app as flwr
 from murmurfl.app.commands.main import cli
-from murmurfl.app.nodes.deployment import demo_config
+from murmurfl.app.fleet.deployment import demo_config
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.reproduction import plan_runs

@@ -12,7 +12,7 @@ from murmurfl.app import client_app, server_app
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.loopback import toml_document
-from murmurfl.app.nodes.deployment import ledger_line
+from murmurfl.app.fleet.deployment import ledger_line
 from murmurfl.app.nodes.node_config import configured_client
 from murmurfl.app.papers import reproduction as reproduce
 from murmurfl.app.runs import result as run_files

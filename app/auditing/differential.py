@@ -41,10 +41,10 @@ from ...privacy.accounting.gdp import asked_mu
 from ...privacy.errors import is_interrupt
 from ...privacy.noise import NONCE_BYTES, derived_bytes
 from ..engines.inprocess import InProcessGrid
+from ..nodes.journal import LogSettings, lines_of_log
 from ..nodes.node_app import OwnNode, client_of, describe, installed_app
 from ..nodes.node_config import NodeConfig
 from ..nodes.supernode import repeating_the_last_answer
-from ..nodes.watching.journal import LogSettings, lines_of_log
 from .neighbours import OWNERS, ROWS, handed_over, made_up_rows, neighbours, written
 
 MOST_RELEASES, MOST_BATCH = 8, 6

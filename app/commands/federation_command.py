@@ -17,14 +17,14 @@ import typer
 from ...privacy import ConfigurationError, Roster, read_ledger, rounded_up
 from ...privacy.files import create_private
 from ...privacy.permits import OwnerKey, PermitError, read_permit, shown_time, verified_permit
-from ..nodes.federation.keys_and_cards import read_owner_key, write_owner_key
+from ..fleet.federation.keys_and_cards import read_owner_key, write_owner_key
 from .node_command import Checked, HealthAddress, LogJSON, MetricsAddress, Serving, take_part
 from .run_options import AsJson, Verbose, settings_of
 from .terminal import FAILED, CommandLine, failing_clearly, say, say_table
 
 if TYPE_CHECKING:
-    from ..nodes.federation.coordinator import Coordinator, Federation, Seen
-    from ..nodes.federation.member import Member
+    from ..fleet.federation.coordinator import Coordinator, Federation, Seen
+    from ..fleet.federation.member import Member
 
 
 federation_cli = CommandLine(help="Set a federation up: a coordinator with a server, machines with data, helpers.")
@@ -56,7 +56,7 @@ def new(
     """Make a federation on its coordinator: certificates, keys of server and owner, and a kit for each member."""
     import socket
 
-    from ..nodes.federation.coordinator import RUN_NAME, new_federation
+    from ..fleet.federation.coordinator import RUN_NAME, new_federation
 
     with failing_clearly():
         made = new_federation(
@@ -95,9 +95,9 @@ def join(
     ] = False,
 ) -> None:
     """Join on a member's own computer: make its keys and its operator's file there, and an answer to send back."""
-    from ..nodes.federation.coordinator import MACHINE, Kit
-    from ..nodes.federation.member import cost_of_a_run, without_noise
-    from ..nodes.federation.member import join as join_federation
+    from ..fleet.federation.coordinator import MACHINE, Kit
+    from ..fleet.federation.member import cost_of_a_run, without_noise
+    from ..fleet.federation.member import join as join_federation
 
     with failing_clearly():
         found = Kit.read(kit)
@@ -126,7 +126,7 @@ def accept(
     within: Coordinators = None,
 ) -> None:
     """Accept members, or members' new keys, on the coordinator: the federation has a new digest."""
-    from ..nodes.federation.coordinator import Joining
+    from ..fleet.federation.coordinator import Joining
 
     with failing_clearly():
         read = [Joining.read(path) for path in answers]
@@ -162,7 +162,7 @@ def start(
     verbose: Verbose = False,
 ) -> None:
     """Start what a folder is: the server, a machine's node, or a helper; a member's first start needs the digest."""
-    from ..nodes.federation.member import Member
+    from ..fleet.federation.member import Member
 
     if _is_coordinators(folder):
         with failing_clearly():
@@ -189,7 +189,7 @@ def start(
 @federation_cli.command()
 def renew(folder: Folder = Path()) -> None:
     """Renew a member's keys, or the certificate of a coordinator's server; stop what the folder runs first."""
-    from ..nodes.federation.member import Member
+    from ..fleet.federation.member import Member
 
     with failing_clearly():
         if _is_coordinators(folder):
@@ -206,7 +206,7 @@ def renew(folder: Folder = Path()) -> None:
 @federation_cli.command()
 def status(folder: Folder = Path()) -> None:
     """Show a federation from one of its folders: its digest, who is there, what is ready, what is spent."""
-    from ..nodes.federation.member import Member
+    from ..fleet.federation.member import Member
 
     with failing_clearly():
         if _is_coordinators(folder):
@@ -267,7 +267,7 @@ def _is_coordinators(folder: Path) -> bool:
 
 
 def _coordinator(folder: Path) -> Coordinator:
-    from ..nodes.federation.coordinator import Coordinator
+    from ..fleet.federation.coordinator import Coordinator
 
     return Coordinator.open(folder.expanduser())
 
@@ -307,9 +307,9 @@ def _serve(folder: Path, health: str, metrics: str, *, log_json: bool, verbose: 
     serving = Serving(log_json, log_details=True, verbose=verbose)
     serving.start_log()
     with serving.failing():
-        from ..nodes.federation.coordinator import MEMBERS_NAME, PUBLISHED_NAME
-        from ..nodes.servers.watched_server import run_server
-        from ..nodes.watching.health import Addresses
+        from ..fleet.federation.coordinator import MEMBERS_NAME, PUBLISHED_NAME
+        from ..fleet.health import Addresses
+        from ..fleet.servers.watched_server import run_server
 
         made = _coordinator(folder.expanduser().absolute())
         members, published = made.folder / MEMBERS_NAME, made.folder / PUBLISHED_NAME
@@ -319,7 +319,7 @@ def _serve(folder: Path, health: str, metrics: str, *, log_json: bool, verbose: 
 
 
 def _say_digest(compared: Federation | Roster) -> None:
-    from ..nodes.federation.keys_and_cards import in_fours
+    from ..fleet.federation.keys_and_cards import in_fours
 
     say(f"digest    {compared.digest}")
     say(f"in fours  {in_fours(compared.digest)}")  # to be read out
@@ -331,7 +331,7 @@ def _say_changes(coordinator: Coordinator) -> None:
 
 
 def _say_members(coordinator: Coordinator, *, online: bool = False) -> None:
-    from ..nodes.federation.coordinator import MACHINE
+    from ..fleet.federation.coordinator import MACHINE
 
     federation = coordinator.federation
     seen = coordinator.seen() if online else {}
@@ -400,7 +400,7 @@ def roster_key(
     ] = None,
 ) -> None:
     """Make a machine's or a helper's private key, and the card with its public half; overwrites nothing."""
-    from ..nodes.federation.keys_and_cards import make_helper, make_machine
+    from ..fleet.federation.keys_and_cards import make_helper, make_machine
 
     with failing_clearly():
         if bool(machine) == bool(helper):
@@ -425,7 +425,7 @@ def make_roster(
 ) -> None:
     """Make the roster of some cards, and say its digest; overwrites nothing."""
     from ...clients.nodes.roster_files import write_roster
-    from ..nodes.federation.keys_and_cards import Card, roster_of
+    from ..fleet.federation.keys_and_cards import Card, roster_of
 
     with failing_clearly():
         roster = roster_of(map(Card.read, cards))
@@ -439,7 +439,7 @@ def make_roster(
 def show_roster(path: RosterPath, as_json: AsJson = False) -> None:
     """Show who is in a roster, their keys' fingerprints and the roster's digest."""
     from ...clients.nodes.roster_files import read_roster
-    from ..nodes.federation.keys_and_cards import cards_of
+    from ..fleet.federation.keys_and_cards import cards_of
 
     with failing_clearly():
         roster = read_roster(path, None)
@@ -458,7 +458,7 @@ def check_roster(
     path: Annotated[Path, typer.Argument(metavar="CONFIG", help="A machine's or a helper's file.", show_default=False)],
 ) -> None:
     """Check an operator's file against its roster: my key, the pinned digest, min-cohort, helpers, record."""
-    from ..nodes.preflight import check_operators_file
+    from ..fleet.preflight import check_operators_file
 
     with failing_clearly():
         findings = list(check_operators_file(path))
@@ -512,7 +512,7 @@ def login(
     """Log in to a server that takes commands of owners alone; `flwr` sends the login from then on."""
     with failing_clearly():
         owner = read_owner_key(path)
-        from ..nodes.servers.control_api import log_in
+        from ..fleet.servers.control_api import log_in
 
         address, until = log_in(owner, connection or None, hours)
     say(f"server    {address}: takes this owner's commands, from `flwr` on this account")

@@ -19,8 +19,8 @@ from .run_options import Assignments, ConfigFile, Verbose, settings_of
 from .terminal import FAILED, INTERRUPTED, fail, failing_clearly, say, system_error
 
 if TYPE_CHECKING:
-    from ..nodes.preflight import Preflight
-    from ..nodes.watching.journal import Journal
+    from ..fleet.preflight import Preflight
+    from ..nodes.journal import Journal
 
 
 HealthAddress = Annotated[
@@ -48,14 +48,14 @@ class Serving:
 
     def start_log(self, *, watched: bool = False, sees_samples: bool = True) -> None:
         """Log as a node does from here on, to standard error; with details if somebody looks on (``watched``)."""
-        from ..nodes.watching.journal import LogSettings, start_log
+        from ..nodes.journal import LogSettings, start_log
 
         details = self.log_details or watched
         start_log(LogSettings(self.log_json, self.verbose, details=details, sees_samples=sees_samples))
 
     def journal(self) -> Journal:
         """A journal whose entries are in the log."""
-        from ..nodes.watching.journal import EntryWriter, Journal
+        from ..nodes.journal import EntryWriter, Journal
 
         journal = Journal()
         journal.listen(EntryWriter())
@@ -185,13 +185,13 @@ def take_part(
     serving = Serving(log_json, log_details, verbose)
     serving.start_log(watched=check, sees_samples=kind == "node")
     with serving.failing():
+        from ..fleet.health import Addresses, watched
+        from ..fleet.preflight import check_helper, check_node
         from ..nodes.connection import Connection
         from ..nodes.node_app import read_node
         from ..nodes.node_config import HelperConfig
-        from ..nodes.preflight import check_helper, check_node
         from ..nodes.supernode import run_helper, run_node
         from ..nodes.taken_runs import TakenRuns
-        from ..nodes.watching.health import Addresses, watched
 
         refuse_without_check(check=check, as_json=as_json, run_every=run_every)
         given = {
@@ -227,7 +227,7 @@ def deploy_demo(
     verbose: Verbose = False,
 ) -> None:
     """Run a private training over real nodes on this machine: TLS, node keys, a ledger each."""
-    from ..nodes.deployment import demo_config, ledger_line, record_line, run_demo
+    from ..fleet.deployment import demo_config, ledger_line, record_line, run_demo
     from ..runs.result import folder_for
     from ..runs.run_guarantees import expected_guarantee
     from ..runs.run_summary import summary_lines
@@ -281,8 +281,8 @@ def server(
     serving = Serving(log_json, log_details=True, verbose=verbose)
     serving.start_log(sees_samples=False)
     with serving.failing():
-        from ..nodes.servers.watched_server import run_server
-        from ..nodes.watching.health import Addresses
+        from ..fleet.health import Addresses
+        from ..fleet.servers.watched_server import run_server
 
         addresses = Addresses(health_address, metrics_address)
         run_server(context.args, addresses, figures, serving.journal(), owners)

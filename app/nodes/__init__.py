@@ -1,1 +1,1 @@
-"""Real machines: their operators' files, the SuperNodes that carry their messages, and a demonstration of both."""
+"""One real node or helper: its operator's file, the SuperNode that carries its messages, its log and its diagnosis."""

@@ -54,7 +54,7 @@ from .connection import (
     utc,
 )
 from .flower_process import Pauses
-from .watching.journal import Entry, Journal, Repeated
+from .journal import Entry, Journal, Repeated
 
 logger = logging.getLogger(__name__)
 

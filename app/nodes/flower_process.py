@@ -38,7 +38,7 @@ from typing import IO, Any
 import httpx
 
 from .connection import cause_of
-from .watching.journal import Journal, flower_line, plain
+from .journal import Journal, flower_line, plain
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, SETTLED_S = 1.0, 15.0, 60.0
 
@@ -317,7 +317,7 @@ def run_superlink() -> None:
     give_back_large_blocks()
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
-    from .servers.objects import keep_own_objects
+    from ..fleet.servers.objects import keep_own_objects
 
     keep_own_objects()
     _put_gate(None if owners == "-" else Path(owners))
@@ -328,8 +328,8 @@ def _put_gate(owners: Path | None) -> None:
     """Put the gate in front of whatever uvicorn serves; :mod:`.watched_server` checks that it is there."""
     import uvicorn
 
-    from .servers.gate import Gate, SuperLinkOptions, server_name
-    from .servers.limits import (
+    from ..fleet.servers.gate import Gate, SuperLinkOptions, server_name
+    from ..fleet.servers.limits import (
         LARGEST_REPLY_VARIABLE,
         ConnectionLimits,
         Garbage,
@@ -337,7 +337,7 @@ def _put_gate(owners: Path | None) -> None:
         raise_file_limit,
         server_context,
     )
-    from .servers.senders import flower_senders
+    from ..fleet.servers.senders import flower_senders
 
     secret = bytes.fromhex(os.environ.pop(PROOF_VARIABLE, ""))  # no process started from here may inherit it
     certificate = SuperLinkOptions.read(sys.argv[1:]).certificate

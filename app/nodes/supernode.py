@@ -34,10 +34,10 @@ from .flower_process import (
     give_back_large_blocks,
     no_core_dumps,
 )
+from .journal import Journal, noting
 from .node_app import OwnNode, describe_helper, machine_of
 from .node_config import HelperConfig, NodeConfig
 from .taken_runs import TakenRuns, taking
-from .watching.journal import Journal, noting
 
 logger = logging.getLogger(__name__)
 

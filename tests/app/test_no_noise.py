@@ -11,8 +11,8 @@ from murmurfl.app import server_app
 from murmurfl.app.auditing.run_audit import audit_run
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process
+from murmurfl.app.fleet.deployment import node_settings
 from murmurfl.app.methods import METHODS
-from murmurfl.app.nodes.deployment import node_settings
 from murmurfl.app.papers import Cell
 from murmurfl.app.papers import reproduction as reproduce
 from murmurfl.app.papers.accuracy import ALONE, AccuracyTable

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from murmurfl.app.nodes.deployment import deployment, node_settings
+from murmurfl.app.fleet.deployment import deployment, node_settings
 from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig

@@ -9,8 +9,8 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from murmurfl.app.nodes.deployment import deployment
-from murmurfl.app.nodes.federation.keys_and_cards import make_node_key
+from murmurfl.app.fleet.deployment import deployment
+from murmurfl.app.fleet.federation.keys_and_cards import make_node_key
 
 from tests.harness.schemas import write_samples
 

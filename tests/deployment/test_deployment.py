@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.loopback import Processes
-from murmurfl.app.nodes.deployment import deployment, node_settings
+from murmurfl.app.fleet.deployment import deployment, node_settings
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import SQLiteLedger, protocol, read_ledger

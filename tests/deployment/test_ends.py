@@ -7,7 +7,7 @@ import time
 import pytest
 from murmurfl.app.engines import superlink
 from murmurfl.app.engines.loopback import LaunchError, executable, free_port
-from murmurfl.app.nodes.deployment import deployment
+from murmurfl.app.fleet.deployment import deployment
 from murmurfl.app.runs.outcome import CHECKPOINT_NAME
 from murmurfl.app.runs.result import ask_to_end
 

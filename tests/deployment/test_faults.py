@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.loopback import LaunchError
-from murmurfl.app.nodes.deployment import deployment, node_settings
+from murmurfl.app.fleet.deployment import deployment, node_settings
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.result import exclude_clients
 from murmurfl.app.settings.run_config import RunConfig

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from murmurfl.app.engines.loopback import MARKER, Processes
-from murmurfl.app.nodes.deployment import deployment, node_settings
+from murmurfl.app.fleet.deployment import deployment, node_settings
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.privacy import SQLiteLedger, read_ledger
 

@@ -18,7 +18,7 @@ import pytest
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.engines.superlink import CONNECTION_NAME
-from murmurfl.app.nodes.deployment import deployment
+from murmurfl.app.fleet.deployment import deployment
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.supernode import repeating_the_last_answer
 from murmurfl.clients import Mu2Client, numpy_client_app

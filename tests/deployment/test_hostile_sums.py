@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 from murmurfl.app.engines.loopback import toml_document
-from murmurfl.app.nodes.federation.keys_and_cards import Card, make_helper, make_machine, roster_of
+from murmurfl.app.fleet.federation.keys_and_cards import Card, make_helper, make_machine, roster_of
 from murmurfl.app.nodes.node_app import machine_of
 from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.clients.nodes.roster_files import read_machine_key, write_roster

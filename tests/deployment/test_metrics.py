@@ -9,8 +9,8 @@ import httpx
 import pytest
 from murmurfl.app.engines import superlink
 from murmurfl.app.engines.loopback import executable, free_port
-from murmurfl.app.nodes.deployment import deployment
-from murmurfl.app.nodes.watching.health import figures_of
+from murmurfl.app.fleet.deployment import deployment
+from murmurfl.app.fleet.health import figures_of
 from murmurfl.strategies.rounds.observed import read_figures
 
 pytestmark = pytest.mark.deployment

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from murmurfl.app.nodes.deployment import deployment
+from murmurfl.app.fleet.deployment import deployment
 from murmurfl.privacy import Guarantee, protocol, read_ledger
 
 pytestmark = pytest.mark.deployment

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from murmurfl.app.nodes.deployment import deployment
+from murmurfl.app.fleet.deployment import deployment
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import read_ledger

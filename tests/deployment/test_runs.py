@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from flwr.cli.build import build_fab_from_disk
 from murmurfl.app.engines.loopback import LaunchError
-from murmurfl.app.nodes.deployment import deployment, node_settings
+from murmurfl.app.fleet.deployment import deployment, node_settings
 from murmurfl.app.nodes.taken_runs import REFUSAL
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig

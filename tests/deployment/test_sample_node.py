@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from murmurfl.app.nodes.deployment import deployment
+from murmurfl.app.fleet.deployment import deployment
 from murmurfl.privacy import protocol, read_ledger
 
 from tests.harness.schemas import write_schema

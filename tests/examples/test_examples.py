@@ -9,7 +9,7 @@ import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.loopback import executable, free_port
 from murmurfl.app.engines.superlink import run_flower_app
-from murmurfl.app.nodes.deployment import deployment
+from murmurfl.app.fleet.deployment import deployment
 from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.clients.nodes.roster_files import read_roster
 from murmurfl.privacy import (

@@ -14,9 +14,9 @@ import typer
 from dockerfile_parse import DockerfileParser
 from flwr.cli.app import app as flwr
 from murmurfl.app.commands.main import cli
+from murmurfl.app.fleet.servers.gate import SuperLinkOptions
 from murmurfl.app.nodes.connection import Connection
 from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.app.nodes.servers.gate import SuperLinkOptions
 from murmurfl.app.settings.run_config import RunConfig
 
 from tests.harness import units

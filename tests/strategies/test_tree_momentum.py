@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.mechanisms.momentum_tree import MomentumTree
 from murmurfl.strategies import TreeMomentum, node_sum, tree_momentum_start, tree_momentum_step
+from murmurfl.strategies.momentum_tree import MomentumTree
 from murmurfl.strategies.tree_momentum import tree_momentum
 
 from tests.harness import momentum as harness

@@ -1,7 +1,7 @@
 """Features learnt from random characters: frozen nets, and scattering whitened by them; each alone, and joined.
 
 They have seen no data, so they cost no privacy. The weights are small files beside this one: ``python -m
-murmurfl.app.data.strokes`` made them, and they are read only with the checksum below. Flower leaves them out of a
+murmurfl.app.papers.strokes`` made them, and they are read only with the checksum below. Flower leaves them out of a
 bundle; whoever runs one has an installed murmurfl with the same files, where they are looked up.
 
 Each part is scaled to unit norm, loses the random characters' mean, and is scaled again; parts stand side by side with

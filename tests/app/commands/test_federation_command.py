@@ -18,9 +18,9 @@ from flwr.common.serde import user_config_to_proto
 from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.loopback import toml_document
-from murmurfl.app.nodes.federation.coordinator import Federation
-from murmurfl.app.nodes.federation.keys_and_cards import Card, cards_of, read_owner_key, roster_of
-from murmurfl.app.nodes.federation.member import Member
+from murmurfl.app.fleet.federation.coordinator import Federation
+from murmurfl.app.fleet.federation.keys_and_cards import Card, cards_of, read_owner_key, roster_of
+from murmurfl.app.fleet.federation.member import Member
 from murmurfl.app.nodes.taken_runs import RunsTable, TakenRuns
 from murmurfl.app.runs.result import excluded_clients, write_record
 from murmurfl.app.settings.run_config import RunConfig
@@ -83,7 +83,7 @@ class Control:
 
 def test_the_coordinators_status_says_what_its_runs_took_of_each_machine(here, monkeypatch):
     invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS), "--in", "ours")
-    monkeypatch.setattr("murmurfl.app.nodes.servers.control_api.Control", Control)
+    monkeypatch.setattr("murmurfl.app.fleet.servers.control_api.Control", Control)
     assert "spent" not in invoke("status", "ours")
     result = simulate(num_clients=2, clients_per_round=2, num_rounds=1, batch_size=8, training_samples=100)
     for name, said in (("first", {"machine-1": 1.5, "machine-2": None}), ("second", {"machine-1": 2.0})):
@@ -101,7 +101,7 @@ def test_the_coordinators_status_says_what_its_runs_took_of_each_machine(here, m
 
 def test_status_says_of_a_machine_that_was_off_at_a_runs_end_that_its_ledger_knows(here, monkeypatch):
     invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS), "--in", "ours")
-    monkeypatch.setattr("murmurfl.app.nodes.servers.control_api.Control", Control)
+    monkeypatch.setattr("murmurfl.app.fleet.servers.control_api.Control", Control)
     monkeypatch.setenv("COLUMNS", "200")
     result = simulate(num_clients=2, clients_per_round=2, num_rounds=1, batch_size=8, training_samples=100)
     for name, said in (("first", ("machine-1",)), ("second", ())):

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from murmurfl.app.commands.main import cli, in_any_shell
 from murmurfl.app.commands.run_options import complete_assignment
-from murmurfl.app.nodes.deployment import demo_config
+from murmurfl.app.fleet.deployment import demo_config
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.settings.catalogue import CATALOGUE, config_schema
 from murmurfl.app.settings.layers import layered, read_settings

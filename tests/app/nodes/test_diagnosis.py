@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 from murmurfl.app.engines.loopback import free_port
+from murmurfl.app.fleet.federation.keys_and_cards import make_node_key
 from murmurfl.app.nodes.connection import Connection, presented_by, printable
 from murmurfl.app.nodes.diagnosis import CAUSES, Diagnosis, FleetApi, Reconnecting, diagnose, passing_key
-from murmurfl.app.nodes.federation.keys_and_cards import make_node_key
-from murmurfl.app.nodes.watching.journal import Journal
+from murmurfl.app.nodes.journal import Journal
 from murmurfl.privacy import ConfigurationError
 
 from tests.harness.loopback_servers import DAY, Authority, http_answer, serving

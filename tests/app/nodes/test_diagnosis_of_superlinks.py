@@ -18,10 +18,10 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from httpx import HTTPStatusError
 from murmurfl.app.engines.loopback import executable, free_port, is_healthy, launch_environment, without_proxy
+from murmurfl.app.fleet.federation.keys_and_cards import make_node_key, make_server_certificates
 from murmurfl.app.nodes import diagnosis as fleet_api
 from murmurfl.app.nodes.connection import Connection
 from murmurfl.app.nodes.diagnosis import diagnose, read_key
-from murmurfl.app.nodes.federation.keys_and_cards import make_node_key, make_server_certificates
 
 pytestmark = pytest.mark.long
 

@@ -25,7 +25,7 @@ from murmurfl.app.nodes.flower_process import (
     run_superexec,
     watch_fleet,
 )
-from murmurfl.app.nodes.watching.journal import Journal
+from murmurfl.app.nodes.journal import Journal
 
 TALKS = """
 import json, os, sys
@@ -75,8 +75,8 @@ def test_nodes_helpers_and_servers_leave_no_core_dump():
     program = """
 import contextlib, resource, sys
 from murmurfl.app.nodes import supernode
-from murmurfl.app.nodes.servers import watched_server
-from murmurfl.app.nodes.watching.health import Addresses
+from murmurfl.app.fleet.servers import watched_server
+from murmurfl.app.fleet.health import Addresses
 start = {
     "node": lambda: supernode.run_node(None, None),
     "helper": lambda: supernode.run_helper(None, None),

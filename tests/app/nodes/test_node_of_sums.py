@@ -6,10 +6,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.loopback import toml_document
-from murmurfl.app.nodes.deployment import demo_config, ledger_line, node_settings
+from murmurfl.app.fleet.deployment import demo_config, ledger_line, node_settings
+from murmurfl.app.nodes.journal import Journal, noting
 from murmurfl.app.nodes.node_app import machine_of
 from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.app.nodes.watching.journal import Journal, noting
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.clients.nodes.roster_files import write_machine_key, write_roster
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon, protocol, read_ledger, rounded_up

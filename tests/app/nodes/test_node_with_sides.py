@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from murmurfl.app.engines.loopback import toml_document
+from murmurfl.app.nodes.journal import Journal, noting
 from murmurfl.app.nodes.node_app import describe
 from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.app.nodes.watching.journal import Journal, noting
 from murmurfl.clients import numpy_client_app
 from murmurfl.privacy import ConfigurationError, RefusedError, SQLiteLedger, protocol
 

@@ -8,9 +8,9 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.nodes.journal import Journal, noting
 from murmurfl.app.nodes.node_app import describe_own, own_app, read_node
 from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.app.nodes.watching.journal import Journal, noting
 from murmurfl.clients import UpdateNode
 from murmurfl.privacy import (
     ConfigurationError,

@@ -11,11 +11,11 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from murmurfl.app.nodes import node_config as nodes
 from murmurfl.app.nodes import taken_runs as module
+from murmurfl.app.nodes.journal import Journal, noting
 from murmurfl.app.nodes.node_app import read_node
 from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig, configured_client
 from murmurfl.app.nodes.supernode import repeating_the_last_answer
 from murmurfl.app.nodes.taken_runs import REFUSAL, Hours, ReceivedContext, TakenRuns, taking
-from murmurfl.app.nodes.watching.journal import Journal, noting
 from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, helper_app, numpy_client_app
 from murmurfl.clients.nodes.machine_file import SampleNode
 from murmurfl.clients.nodes.operators_file import NODE_CONFIG_VARIABLE

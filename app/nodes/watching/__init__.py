@@ -1,1 +1,0 @@
-"""What happens on a node, a helper or a server, and who is told of it: log, health, metrics."""
