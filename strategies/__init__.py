@@ -48,6 +48,7 @@ from .rounds.attendance import SAMPLINGS, sample_machines
 from .rounds.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .rounds.known_machines import MachineDirectory, NodesUnavailableError
 from .rounds.observed import NothingAggregatedError
+from .rounds.options import RoundOptions
 from .rounds.replies import DirectMachines, Outcome, Refusal, Reply, RoundReport, RoundRequest
 from .rounds.strategy import ReleaseStrategy
 from .shuffled import (
@@ -136,6 +137,7 @@ __all__ = [
     "Regularizer",
     "ReleaseStrategy",
     "Reply",
+    "RoundOptions",
     "RoundReport",
     "RoundRequest",
     "SecureAggregation",

@@ -310,7 +310,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
 
     @takes(AverageOptions)
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(self.options)
         self.optimizer = server_optimizer(self.options.optimizer)
         default = 1.0 if self.optimizer is None else self.optimizer.learning_rate
         self.learning_rate = default if self.options.learning_rate is None else float(self.options.learning_rate)

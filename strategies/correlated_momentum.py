@@ -160,32 +160,31 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
     """
 
     options: CorrelatedOptions  # type: ignore[assignment]
-    trust: CorrelatedNoise
+    aggregator: CorrelatedNoise
     state_type: ClassVar[type[CorrelatedMomentumState]] = CorrelatedMomentumState
 
     @takes(CorrelatedOptions)
     def __init__(self, **options: Any) -> None:
         taken = self.options
         made = make_mechanism(taken.mechanism, taken.num_rounds, **(taken.mechanism_options or {}))
-        self.trust = CorrelatedNoise(taken, made)
-        super().__init__(**options)
+        super().__init__(self.options, aggregator=CorrelatedNoise(taken, made))
 
     def settings(self) -> dict[str, Any]:
-        mechanism = self.trust.mechanism
+        mechanism = self.aggregator.mechanism
         own = {"mechanism": mechanism.name, "normalised": self.options.normalised}
         return {**super().settings(), **own, "encoder": mechanism.identity().hex()[:64]}
 
     def initial_state(self, start: Vector) -> CorrelatedMomentumState:
-        noise = _packed(self.trust.mechanism.initial_state(len(start)), len(start))
-        nonces = np.zeros((self.trust.num_rounds, NONCE_BYTES), np.uint8)
+        noise = _packed(self.aggregator.mechanism.initial_state(len(start)), len(start))
+        nonces = np.zeros((self.aggregator.num_rounds, NONCE_BYTES), np.uint8)
         return CorrelatedMomentumState(start, np.zeros_like(start), noise, nonces)
 
     def query_points(self, state: CorrelatedMomentumState) -> tuple[Vector, ...]:
         return (state.w,)
 
     def step(self, state: CorrelatedMomentumState, release_sum: Vector, server_round: int) -> CorrelatedMomentumState:
-        noisy, noise, nonces = self.trust.noisy_sum(state, release_sum, server_round)
-        alpha = self.trust.alpha
+        noisy, noise, nonces = self.aggregator.noisy_sum(state, release_sum, server_round)
+        alpha = self.aggregator.alpha
         momentum = (1 - alpha) * state.momentum + alpha * (noisy / self.clients_per_round)
         if self.options.normalised:
             w = normalised_step(state.w, momentum, self.options.learning_rate)

@@ -29,11 +29,11 @@ from flwr.app import ArrayRecord
 from ..privacy import ConfigurationError
 from ..privacy.accounting.gdp import check_positive
 from ..privacy.side.clipped_share import QUANTILE_SHARE, CountedRows
+from .aggregation.noisy import FreshNoise, TrustedOptions, TrustedStrategy
 from .mu2 import check_finite
 from .rounds.attendance import LateAnswers
 from .rounds.options import StepOptions, takes
 from .rounds.replies import Layout, Reply, RoundReport, Vector, array_record
-from .rounds.server_trust import FreshNoise, TrustedOptions, TrustedStrategy
 from .rounds.strategy import ReleaseStrategy
 
 Average = Literal["last", "linear"]
@@ -194,7 +194,7 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
 
     @takes(FullBatchOptions)
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(self.options, aggregator=options.get("aggregator"))
         self.counted = CountedRows(self.options.quantile_share)
 
     def settings(self) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
     def next_state(self, state: FullBatchState, release_sum: Vector, report: RoundReport) -> FullBatchState:
         if not report.samples:
             return state  # nothing came
-        published = self.trust.noisy(release_sum, report.server_round)
+        published = self.aggregator.noisy(release_sum, report.server_round)
         return self.step(state, published / report.samples, report.server_round)
 
     def step(self, state: FullBatchState, release_sum: Vector, server_round: int) -> FullBatchState:
@@ -265,7 +265,7 @@ class TrustedFullBatch(TrustedStrategy, FullBatch):
     Parameters
     ----------
     policy, num_rounds, noise_keys
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`. The policy has ``order="all"``.
+        See :class:`~murmurfl.strategies.aggregation.noisy.TrustedOptions`. The policy has ``order="all"``.
     shares : str
         How mu^2 is shared among rounds (:class:`~murmurfl.privacy.mechanisms.IndependentNoise`).
     **options
@@ -275,7 +275,7 @@ class TrustedFullBatch(TrustedStrategy, FullBatch):
     -----
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
     against everybody but the server itself, under the conditions of
-    :class:`~murmurfl.strategies.rounds.server_trust.TrustedStrategy`. A sample is in at most one sum a round, for a
+    :class:`~murmurfl.strategies.aggregation.noisy.TrustedStrategy`. A sample is in at most one sum a round, for a
     machine's reply counts once, and every round in which something came has noise of its own. How many samples a sum is
     over is public. Proof: docs/proofs/returning-samples.md.
     """
@@ -284,8 +284,7 @@ class TrustedFullBatch(TrustedStrategy, FullBatch):
 
     @takes(TrustedFullBatchOptions)
     def __init__(self, **options: Any) -> None:
-        self.trust = FreshNoise(self.options, shares=self.options.shares)
-        super().__init__(**options)
+        super().__init__(**{**options, "aggregator": FreshNoise(self.options, shares=self.options.shares)})
         policy = self.options.policy
         if policy.order != "all" or policy.release_rule != "paper":
             raise ConfigurationError(

@@ -39,9 +39,9 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from ..privacy import ConfigurationError, protocol
+from .aggregation.noisy import FreshNoise, TrustedOptions, TrustedStrategy
 from .rounds.options import StepOptions, takes
 from .rounds.replies import Vector
-from .rounds.server_trust import FreshNoise, TrustedOptions, TrustedStrategy
 from .rounds.strategy import ReleaseStrategy
 
 StateT = TypeVar("StateT")
@@ -93,7 +93,7 @@ class ProjectedStrategy(ReleaseStrategy[StateT]):
 
     @takes(ProjectedOptions)
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(self.options, aggregator=options.get("aggregator"))
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), **self.options.own}
@@ -193,7 +193,7 @@ class Mu2(ProjectedStrategy[Mu2State]):
         return state.x, state.x_previous
 
     def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:
-        noise = self.trust.noise_on(state.release_sum + release_sum, server_round)
+        noise = self.aggregator.noise_on(state.release_sum + release_sum, server_round)
         return mu2_step(state, release_sum, server_round, noise=noise, **self.step_options)
 
     def model(self, state: Mu2State) -> Vector:
@@ -301,7 +301,7 @@ class TrustedMu2(TrustedStrategy, Mu2):
     Parameters
     ----------
     policy, num_rounds, noise_keys
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`. The policy must use every sample once.
+        See :class:`~murmurfl.strategies.aggregation.noisy.TrustedOptions`. The policy must use every sample once.
     **options
         See :class:`~murmurfl.strategies.mu2.ProjectedStrategy`.
 
@@ -309,7 +309,7 @@ class TrustedMu2(TrustedStrategy, Mu2):
     -----
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
     against everybody but the server itself, under the conditions of
-    :class:`~murmurfl.strategies.rounds.server_trust.TrustedStrategy`. Each release is aggregated exactly once, and
+    :class:`~murmurfl.strategies.aggregation.noisy.TrustedStrategy`. Each release is aggregated exactly once, and
     replies of more releases than the machine was asked for are dropped.
 
     A sample counts once: one that returns would move q by Delta / m again, in rounds that depend on how many samples
@@ -322,8 +322,7 @@ class TrustedMu2(TrustedStrategy, Mu2):
 
     @takes(TrustedMu2Options)
     def __init__(self, **options: Any) -> None:
-        self.trust = FreshNoise(self.options, accumulates=True)
-        super().__init__(**options)
+        super().__init__(**{**options, "aggregator": FreshNoise(self.options, accumulates=True)})
         policy = self.options.policy
         if policy.sample_participations > 1:
             raise ConfigurationError(

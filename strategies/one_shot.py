@@ -93,7 +93,7 @@ class OneShot(ReleaseStrategy[OneShotState]):
 
     @takes(OneShotOptions)
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(self.options)
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), **self.options.own}

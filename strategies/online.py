@@ -62,7 +62,7 @@ class OnlineFedSGD(ReleaseStrategy[OnlineState]):
 
     @takes(OnlineOptions)
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(self.options)
         taken = self.options
         self.step_size = taken.learning_rate * taken.global_learning_rate * taken.local_steps
         """eta~."""

@@ -238,41 +238,40 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
     )
 
     options: ReducedOptions  # type: ignore[assignment]
-    trust: ReducedTreeNoise
+    aggregator: ReducedTreeNoise
     state_type: ClassVar[type[ReducedTreeMomentumState]] = ReducedTreeMomentumState
 
     @takes(ReducedOptions)
     def __init__(self, **options: Any) -> None:
-        self.trust = ReducedTreeNoise(self.options)
-        super().__init__(**options)
+        super().__init__(self.options, aggregator=ReducedTreeNoise(self.options))
 
     def settings(self) -> dict[str, Any]:
         return {
             **super().settings(),
-            "smoothness": None if math.isinf(self.trust.smoothness) else self.trust.smoothness,
-            "gamma": self.trust.gamma,
+            "smoothness": None if math.isinf(self.aggregator.smoothness) else self.aggregator.smoothness,
+            "gamma": self.aggregator.gamma,
         }
 
     def initial_state(self, start: Vector) -> ReducedTreeMomentumState:
         wrong = [name for name, _, dtype in self._layout if dtype != np.float64]
-        if wrong and not math.isinf(self.trust.smoothness):
+        if wrong and not math.isinf(self.aggregator.smoothness):
             raise ConfigurationError(
                 f"Expected a float64 model where smoothness bounds how far gradients move, got another dtype in "
                 f"{', '.join(wrong)}: steps would be rounded. Convert the initial arrays, or use smoothness = inf."
             )
         return ReducedTreeMomentumState(
-            start, np.zeros_like(start), np.zeros((self.trust.num_rounds, NONCE_BYTES), np.uint8)
+            start, np.zeros_like(start), np.zeros((self.aggregator.num_rounds, NONCE_BYTES), np.uint8)
         )
 
     def query_points(self, state: ReducedTreeMomentumState) -> tuple[Vector, ...]:
         return (state.w,)
 
     def step(self, state: ReducedTreeMomentumState, release_sum: Vector, server_round: int) -> ReducedTreeMomentumState:
-        self.trust.check_round(server_round)
-        nonces, alpha = self.trust.with_nonce(state.nonces, server_round), self.trust.alpha
+        self.aggregator.check_round(server_round)
+        nonces, alpha = self.aggregator.with_nonce(state.nonces, server_round), self.aggregator.alpha
         rate = self.options.learning_rate
         momentum = (1 - alpha) * state.momentum + alpha * release_sum
-        noisy = self.trust.rounded(momentum, self.trust.noise(nonces, server_round, len(release_sum)))
+        noisy = self.aggregator.rounded(momentum, self.aggregator.noise(nonces, server_round, len(release_sum)))
         after = reduced_tree_momentum_step(state, momentum, noisy, nonces, learning_rate=rate)
         if not np.linalg.norm(after.w - state.w) <= rate * (1 + _ROUNDING):
             raise ConfigurationError(

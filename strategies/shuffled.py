@@ -154,7 +154,7 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
 
     @takes(ShuffledOptions)
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(self.options)
 
     def settings(self) -> dict[str, Any]:
         own, rounds = self.options.own, self.options.rounds

@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
+from .aggregation.noisy import Noisy, TrustedOptions, TrustedStrategy
 from .momentum_tree import MomentumTree
 from .rounds.attendance import LateAnswers
 from .rounds.options import StepOptions, takes
 from .rounds.replies import Reply, Vector
-from .rounds.server_trust import TrustedOptions, TrustedServer, TrustedStrategy
 from .rounds.strategy import ReleaseStrategy
 
 StateT = TypeVar("StateT")
@@ -50,7 +50,7 @@ def normalised_step(w: Vector, momentum: Vector, learning_rate: float) -> Vector
     return w - (learning_rate / length) * momentum if length > 0 else w
 
 
-class MomentumNoise(TrustedServer):
+class MomentumNoise(Noisy):
     """A trusted server's noise on a momentum of gradients in which samples return every N rounds; a base class.
 
     Notes
@@ -81,7 +81,7 @@ class TrustedMomentum(TrustedStrategy, ReleaseStrategy[StateT]):
         With ``release_rule="paper"``, and as many passes (``sample_participations``) of ``min_separation`` = N releases
         as samples are used.
     num_rounds, noise_keys
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`.
+        See :class:`~murmurfl.strategies.aggregation.noisy.TrustedOptions`.
     alpha : float
         Weight of a new gradient, 0 < alpha <= 1.
     learning_rate : float
@@ -94,7 +94,7 @@ class TrustedMomentum(TrustedStrategy, ReleaseStrategy[StateT]):
     -----
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
     against everybody but the server itself, under the conditions of
-    :class:`~murmurfl.strategies.rounds.server_trust.TrustedStrategy`. It rests on every sample taking part in rounds
+    :class:`~murmurfl.strategies.aggregation.noisy.TrustedStrategy`. It rests on every sample taking part in rounds
     c, c + N, c + 2 N, ... only: a reply counts only if its number is the round's, so a machine that misses a request is
     left out from then on (and every machine, if the server stops between its replies and its checkpoint). Noise that
     was drawn before an interruption is the same when it is needed again. Proof: docs/proofs/sensitivities.md.
@@ -117,7 +117,11 @@ class TrustedMomentum(TrustedStrategy, ReleaseStrategy[StateT]):
             )
 
     def settings(self) -> dict[str, Any]:
-        own = {"learning_rate": self.options.learning_rate, "alpha": self.trust.alpha, "epoch": self.trust.epoch}
+        own = {
+            "learning_rate": self.options.learning_rate,
+            "alpha": self.aggregator.alpha,
+            "epoch": self.aggregator.epoch,
+        }
         return {**super().settings(), **own}
 
     def check_reply(self, reply: Reply) -> bool:
@@ -241,24 +245,23 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
     Proof: docs/proofs/sensitivities.md.
     """
 
-    trust: TreeNoise
+    aggregator: TreeNoise
     state_type: ClassVar[type[TreeMomentumState]] = TreeMomentumState
 
     @takes(MomentumOptions)
     def __init__(self, **options: Any) -> None:
-        self.trust = TreeNoise(self.options)
-        super().__init__(**options)
+        super().__init__(self.options, aggregator=TreeNoise(self.options))
 
     def initial_state(self, start: Vector) -> TreeMomentumState:
-        return tree_momentum_start(start, self.trust.num_rounds)
+        return tree_momentum_start(start, self.aggregator.num_rounds)
 
     def query_points(self, state: TreeMomentumState) -> tuple[Vector, ...]:
         return (state.w,)
 
     def step(self, state: TreeMomentumState, release_sum: Vector, server_round: int) -> TreeMomentumState:
-        alpha = self.trust.tree.alpha
+        alpha = self.aggregator.tree.alpha
         node = node_sum(state, release_sum / self.clients_per_round, server_round, alpha)
-        noisy = self.trust.noisy_node(node, server_round)
+        noisy = self.aggregator.noisy_node(node, server_round)
         rate = self.options.learning_rate
         return tree_momentum_step(state, node, noisy, server_round, alpha=alpha, learning_rate=rate)
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("privacy", "clients", "strategies", "app")
 PARTS = {
     # What makes what leaves.
-    *("LedgeredMachine", "MachineBlock", "PrivateClient", "PrivateClientApp", "CorrelatedNoiseMod", "TrustedServer"),
+    *("LedgeredMachine", "MachineBlock", "PrivateClient", "PrivateClientApp", "CorrelatedNoiseMod", "Noisy"),
     *(
         "TrustedStrategy",
         "Centring",

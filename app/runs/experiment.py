@@ -211,7 +211,7 @@ class Experiment(Problem):
         beside = [side.mu for side in self.sides]
         if self.method.trusted:
             server: Any = self.strategy()
-            return math.hypot(*beside, server.trust.guaranteed_mu(self.model.num_parameters))
+            return math.hypot(*beside, server.aggregator.guaranteed_mu(self.model.num_parameters))
         return math.hypot(*beside, max(plan.mu for plan in self.plans()))
 
     def local_mu(self) -> float | None:

@@ -166,7 +166,7 @@ def _guarantee(policy: PrivacyPolicy, strategy: Statistics) -> Guarantee:
     """What machines of this policy would guarantee with keys that nobody knows."""
     width = strategy.rows.width
     if isinstance(strategy, TrustedStatistics):
-        return server_guarantee(policy, strategy.trust.guaranteed_mu(width), "fresh", notes=(SIMULATED,))
+        return server_guarantee(policy, strategy.aggregator.guaranteed_mu(width), "fresh", notes=(SIMULATED,))
     plan = policy.plan(width)
     return policy_guarantee(policy, plan.mu, mu_local=plan.mu_local, notes=(SIMULATED,))
 

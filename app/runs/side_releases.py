@@ -242,7 +242,7 @@ class RunSide(ABC):
         if self.machine_half().policy.trust != "trusted-server":
             return self.plan.mu
         server: Any = self.strategy()
-        return server.trust.guaranteed_mu(self.width)
+        return server.aggregator.guaranteed_mu(self.width)
 
     @property
     def recorded(self) -> dict[str, float]:

@@ -12,7 +12,7 @@ import difflib
 import inspect
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ...privacy import ConfigurationError, protocol
 from ...privacy.accounting.gdp import check_count, check_positive
 from ...privacy.permits import read_permit, shown_time
+from ..callbacks.callback import Callback
 from ..sums.secure_aggregation import SecureAggregation
 from .attendance import Attendance
 from .replies import LARGEST_VALUE, RoundReport
@@ -54,6 +55,7 @@ class RoundOptions(Attendance):
     centre: NDArray[np.floating] | None = None
     permit: str | None = None
     schema: str | None = None
+    callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()

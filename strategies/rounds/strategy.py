@@ -2,7 +2,7 @@
 
 A subclass is the rule: a frozen state of arrays, the query points it asks for, and a pure step from the sum of a
 round's releases to the next state. The rounds are put together from a roll call (:mod:`.attendance`: whom a round asks,
-how long it waits), a trust (:mod:`~murmurfl.strategies.rounds.server_trust`: whose noise is in a sum) and a checkpoint.
+how long it waits), a trust (:mod:`~murmurfl.strategies.aggregation.noisy`: whose noise is in a sum) and a checkpoint.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.accounting.guarantee import Statements, stated_guarantee
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
 from ...privacy.machine.clipping import TrainingFigures, observing
+from ..aggregation.masked import Masked
+from ..aggregation.plain import Aggregator, Plain
 from ..sums.secure_aggregation import Helpers, SkippedSumError
-from ..sums.secure_rounds import SecureRounds
 from ..sums.summation import CohortSet, CohortSum, ReleaseSum, Summation
 from .attendance import LateAnswers, Leaving, RollCall
 from .checkpoint import load_checkpoint, save_checkpoint
@@ -60,7 +61,6 @@ from .options import (
     check_permitted,
     refuse_sums,
     session_of,
-    takes,
 )
 from .replies import (
     UNREACHED,
@@ -86,7 +86,6 @@ from .replies import (
     say_unlike,
     vector_size,
 )
-from .server_trust import UNTRUSTED, UntrustedServer
 
 logger = logging.getLogger("flwr")
 
@@ -190,8 +189,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     """Whether the noise in the model is forecast; not where the rounds make no model."""
     message_type_of_queries: ClassVar[str] = MessageType.QUERY
     """Type of the messages that ask machines for their names and statements."""
-    trust: UntrustedServer = UNTRUSTED
-    """Whose noise is in what is published; a subclass sets another one before it calls this constructor."""
+    aggregator: Aggregator
+    """How the releases of a round become a sum."""
 
     run_folder: Path | str | None = ""
     """Where a training leaves its result: a folder, or a new one beside it if it holds anything; empty for a new one in
@@ -203,9 +202,9 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     )
     """The ClientApp that machines must have, as code, for error messages."""
 
-    @takes(RoundOptions)
-    def __init__(self, **options: Any) -> None:
-        taken: RoundOptions = self.options
+    def __init__(self, options: RoundOptions, *, aggregator: Aggregator | None = None) -> None:
+        self.options = taken = options
+        self.aggregator = Plain() if aggregator is None else aggregator
         self.session = session_of(taken.permit, taken.session)
         self.machines = MachineDirectory(
             taken.num_clients,
@@ -245,13 +244,13 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self.checkpoint = None if taken.checkpoint is None else Path(taken.checkpoint)
         self.secure_aggregation = taken.secure_aggregation
         if self.secure_aggregation is not None:
-            able = self.sums_suffice and self.acknowledges and not self.trust.adds_noise
+            able = self.sums_suffice and self.acknowledges and not self.aggregator.adds_noise
             refuse_sums(self.secure_aggregation, "" if able else strategy)
             helpers = Helpers(self.secure_aggregation, self.machines, self.message_type_of_queries)
-            self.trust = SecureRounds(self.secure_aggregation, helpers, taken.largest_value)
-        self.roll.fewest_summed = self.trust.least_releases
-        self.trust.join(self.session)
-        self.trust.keep_beside(self.checkpoint)
+            self.aggregator = Masked(self.secure_aggregation, helpers, taken.largest_value)
+        self.roll.fewest_summed = self.aggregator.least_releases
+        self.aggregator.join(self.session)
+        self.aggregator.keep_beside(self.checkpoint)
         if taken.num_clients is not None:
             self._settle(taken.num_clients)
         self.entries: dict[str, Any] = {} if taken.centre is None else {protocol.CENTRE: centre_bytes(taken.centre)}
@@ -296,9 +295,9 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         return None if self._secure is None else self._secure.skipped_noise(self._stated_before, self.acks)
 
     @property
-    def _secure(self) -> SecureRounds | None:
+    def _secure(self) -> Masked | None:
         """The trust, where machines release under masks."""
-        return self.trust if isinstance(self.trust, SecureRounds) else None
+        return self.aggregator if isinstance(self.aggregator, Masked) else None
 
     # The update rule.
 
@@ -340,7 +339,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             "seed": None if self.options.seed is None else self.seed,
             "sampling": self.roll.sampling,
             "session": None if self._fresh_session else self.session,
-            **self.trust.settings(),
+            **self.aggregator.settings(),
             **({"entries": entries} if self.entries else {}),
         }
 
@@ -432,7 +431,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if evaluate_fn and not done and (metrics := evaluate_fn(0, initial_arrays)) is not None:
             logger.info("Initial global evaluation results: %s", metrics)
             result.evaluate_metrics_serverapp[0] = metrics
-        self.ended = self.trust.over(self.history, self.skipped_noise) if done < num_rounds else ""
+        self.ended = self.aggregator.over(self.history, self.skipped_noise) if done < num_rounds else ""
         if done >= num_rounds or self.ended:
             self._publish(done, num_rounds, evaluate_fn, result)
         # A rehearsal's machines are in this process: its rounds are nobody's.
@@ -450,7 +449,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             self._after_round(server_round, grid, evaluate_config or ConfigRecord(), timeout, result)
             evaluation, last = None, server_round == num_rounds
             asked = not last and self.ends_after is not None and self.ends_after(server_round)
-            over = "it was asked to end" if asked else self.trust.over(self.history, self.skipped_noise)
+            over = "it was asked to end" if asked else self.aggregator.over(self.history, self.skipped_noise)
             self.ended = "" if last else over
             if last or self.ended or (evaluate_fn and not server_round % self.options.evaluate_every):
                 evaluation = self._publish(server_round, num_rounds, evaluate_fn, result)
@@ -458,7 +457,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
                 figures.note(self.history[-1], num_rounds)
             if self._on_round is not None:
                 self._on_round(self.history[-1], evaluation)
-            self.trust.check_pause()
+            self.aggregator.check_pause()
             if self.must_aggregate and is_hopeless(self.history, 1 if is_simulation(grid) else PATIENCE):
                 check_something_came(self.history, self._reasons)
             if last or asked:
@@ -567,7 +566,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         needed = self.roll.fewest_connected
         if not isinstance(grid, DirectMachines):
             without = self.roll.unaskable if begun else frozenset[str]()
-            self.trust.meet(self.machines, grid, Awaited(needed, self.roll.fewest_left, without))
+            self.aggregator.meet(self.machines, grid, Awaited(needed, self.roll.fewest_left, without))
             if begun:
                 self.roll.note_absent([name for name in self.machines.node_map() if name not in without])
         else:
@@ -602,7 +601,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     def _settle(self, machines: int) -> None:
         needed = self.roll.settle(machines)
-        self.trust.settle(self.clients_per_round, needed)
+        self.aggregator.settle(self.clients_per_round, needed)
 
     def _look_ahead(self, grid: Grid | DirectMachines, done: int, num_rounds: int, timeout: float) -> None:
         """Ask machines, before anything is spent, how many rounds they last and how loud their noise is."""
@@ -628,7 +627,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             return
         self.roll.say_what_is_dropped()
         self.forecast = forecast_of(
-            self.trust.read_noise(statements),
+            self.aggregator.read_noise(statements),
             num_parameters=vector_size(self.release_layout),
             machines=self.num_clients - len(self.roll.excluded),
             per_round=min(self.roll.heard_per_round, self.num_clients - len(self.roll.excluded)),
@@ -669,7 +668,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             replies = self.roll.exchange(
                 *(grid, messages, self._nodes),
                 server_round=server_round,
-                least_releases=self.trust.least_releases,
+                least_releases=self.aggregator.least_releases,
                 timeout=timeout,
             )
         self._observed = observer.machines
@@ -710,11 +709,11 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         request = RoundRequest(
             *(server_round, self.session, acks, self.acks if self.acknowledges else {}),
             *(self.query_points(self.state), {**self.entries, **said, **self._entries_of(server_round)}),
-            sums_suffice=self.sums_suffice and not self.trust.adds_noise,
+            sums_suffice=self.sums_suffice and not self.aggregator.adds_noise,
             skipped=() if self._secure is None else self._secure.skipped,
         )
         self.roll.ask(names, acks)
-        self.trust.asked(acks.keys())
+        self.aggregator.asked(acks.keys())
         self._before_asking()
         return request
 
@@ -728,7 +727,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     def _before_asking(self) -> None:
         """Write what must be known before a machine is asked."""
-        self.trust.before_asking(self._save)
+        self.aggregator.before_asking(self._save)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -818,7 +817,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             samples=samples,
         )
         report = self.roll.counted(report, self.participation, direct=self._grid is None)
-        self.trust.heard(self.participation)
+        self.aggregator.heard(self.participation)
         if self._secure is None:  # else it is not over yet
             log_losses(report)
         return report
@@ -843,7 +842,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if reply.release > stated:
             return False
         seen = reply if self._secure is None else reply.hidden
-        return self.check_reply(seen) and self.trust.believes(seen, current=seen.ack == self._ack(seen.machine))
+        return self.check_reply(seen) and self.aggregator.believes(seen, current=seen.ack == self._ack(seen.machine))
 
     def _say_malformed(self, node: int, problem: str) -> None:
         if self._grid is not None:
@@ -861,7 +860,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     def _step(self, report: RoundReport, release_sum: Vector) -> RoundReport:
         if self.state is None:
             raise ConfigurationError("Expected a state before a step is taken.")
-        self.trust.check_round(report.server_round)
+        self.aggregator.check_round(report.server_round)
         if not report.skipped:  # else the next round asks for the same step again
             turn = self._turn(report.server_round)
             self.state = self.next_state(self.state, release_sum, replace(report, server_round=turn))
@@ -870,7 +869,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     # Under masks a round is over when its sum is open.
 
-    def _open_held(self, secure: SecureRounds, cohort: CohortSum | None = None) -> RoundReport:
+    def _open_held(self, secure: Masked, cohort: CohortSum | None = None) -> RoundReport:
         """Have the held set of a round opened, and take the step; ``cohort`` is None if it is from a checkpoint."""
         held = secure.held
         if held is None:
@@ -941,7 +940,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         asked = min(self.clients_per_round, len(self.roll.askable) + len(self.roll.left_out))  # if nobody were left out
         return max(asked / report.asked, 1.0)
 
-    def _resume_round(self, secure: SecureRounds, grid: Grid | DirectMachines) -> RoundReport:
+    def _resume_round(self, secure: Masked, grid: Grid | DirectMachines) -> RoundReport:
         """Open the very set that an interrupted server had saved, and for which it may have asked helpers."""
         if isinstance(grid, DirectMachines):
             raise ConfigurationError("Expected the nodes of the interrupted training, got machines without messages.")
@@ -954,7 +953,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     def _save(self) -> None:
         if self.checkpoint is None or self.state is None or not self.worth_keeping:
             return
-        with self.trust.saving(self.history[-1].server_round if self.history else 0):
+        with self.aggregator.saving(self.history[-1].server_round if self.history else 0):
             state = {f"state.{f.name}": getattr(self.state, f.name) for f in fields(self.state)}  # type: ignore[arg-type]
             save_checkpoint(self.checkpoint, self._identity(), state | self._kept())
 
@@ -1000,7 +999,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             "session": self.session,
             "history": [plain(report) for report in self.history],
             "statements": self._stated_kept(),
-            **self.trust.kept(),
+            **self.aggregator.kept(),
         }
 
     def _stated_kept(self) -> dict[str, dict[str, Any]]:
@@ -1015,24 +1014,24 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     def _identity(self) -> dict[str, Any]:
         """What a checkpoint must agree on: settings, layout and initial model."""
         layout = [[name, list(shape), str(dtype)] for name, shape, dtype in self._layout]
-        return {**self.settings(), "layout": layout, "start": self._start, **self.trust.identity()}
+        return {**self.settings(), "layout": layout, "start": self._start, **self.aggregator.identity()}
 
     def _resume(self, result: Result) -> int:
         """Load the checkpoint if there is one; returns the number of rounds done."""
-        self.trust.look_for()
+        self.aggregator.look_for()
         if self.checkpoint is None or not self.checkpoint.exists():
             return 0
         names = [f.name for f in fields(self.state_type)]
         expected = {f"state.{name}" for name in names} | set(self._kept()) - {"statements"}  # older ones lack it
         saved = load_checkpoint(self.checkpoint, self._identity(), expected)
-        self.trust.check_saved(saved)
+        self.aggregator.check_saved(saved)
         self.state = self.state_type(**{name: saved[f"state.{name}"] for name in names})
         self._restore(saved)
         for report in self.history:
             result.train_metrics_clientapp[report.server_round] = report.metrics
         result.arrays = self._record(self._published())
         logger.info("Resuming after round %d from %s.", saved["server_round"], self.checkpoint)
-        if self.trust.adds_noise:
+        if self.aggregator.adds_noise:
             self._save()  # before anybody is asked: it shows that the file can be written, and stops any other server
         return int(saved["server_round"])
 
@@ -1042,11 +1041,11 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if self.machines.names:  # else it was saved before any machine was met
             self._settle(len(self.machines.names))
         self.roll.seed, self.session = int(saved["seed"]), str(saved["session"])
-        self.trust.join(self.session)
+        self.aggregator.join(self.session)
         self.history = [RoundReport(**report) for report in saved["history"]]
         self._stated_before = saved.get("statements", {})
-        self.trust.restore(saved, self.machines.names)
-        self.roll.left_out = frozenset(self.trust.left_out)
+        self.aggregator.restore(saved, self.machines.names)
+        self.roll.left_out = frozenset(self.aggregator.left_out)
 
     # The model.
 
@@ -1055,7 +1054,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             self._layout, start = model_vector(arrays)
             self._start = hashlib.sha256(start.tobytes()).hexdigest()
             self.state = self.initial_state(start)
-            self.trust.shape(vector_size(self._layout), vector_size(self.release_layout))
+            self.aggregator.shape(vector_size(self._layout), vector_size(self.release_layout))
         return self.state
 
     def _published(self) -> Vector:

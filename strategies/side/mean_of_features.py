@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, protocol
 from ...privacy.accounting.gdp import check_count
+from ..aggregation.noisy import FreshNoise, TrustedOptions, TrustedStrategy
 from ..rounds.attendance import LateAnswers
 from ..rounds.options import RoundOptions, takes
 from ..rounds.replies import DirectMachines, Reply, RoundReport, Vector
-from ..rounds.server_trust import FreshNoise, TrustedOptions, TrustedStrategy
 from ..rounds.strategy import ReleaseStrategy
 
 logger = logging.getLogger("flwr")
@@ -66,7 +66,7 @@ class OneAnswer(ReleaseStrategy[StateT]):
 
     @takes(OneAnswerOptions)
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(self.options, aggregator=options.get("aggregator"))
         if self.of:
             self.entries = {**self.entries, protocol.RELEASE_OF: self.of}
         self._resumed = False
@@ -88,7 +88,7 @@ class OneAnswer(ReleaseStrategy[StateT]):
     def next_state(self, state: StateT, release_sum: Vector, report: RoundReport) -> StateT:
         if not report.samples:
             return state  # nothing came
-        return self.step(state, self.trust.noisy(release_sum, report.server_round), report.server_round)
+        return self.step(state, self.aggregator.noisy(release_sum, report.server_round), report.server_round)
 
     def read_entries(self, entries: Mapping[str, Any]) -> list[float] | None:
         """Further public figures of a reply; None where they make no sense."""
@@ -101,7 +101,7 @@ class OneAnswer(ReleaseStrategy[StateT]):
 
     def noise_std(self, width: int) -> float:
         """The standard deviation of the noise in each value of the sum; machines state theirs first of all."""
-        return math.hypot(self.trust.own_noise_std(width), *(stated[0] for stated in self.heard))
+        return math.hypot(self.aggregator.own_noise_std(width), *(stated[0] for stated in self.heard))
 
     @property
     def worth_keeping(self) -> bool:
@@ -123,7 +123,7 @@ class OneAnswer(ReleaseStrategy[StateT]):
 
     def _before_asking(self) -> None:
         """Save the session's name: in another session machines would count the release a second time."""
-        if not self.trust.before_asking(self._save):
+        if not self.aggregator.before_asking(self._save):
             self._save()
 
     def _kept(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def one_sum(strategy: type, options: OneSumOptions, made_with: str) -> FreshNois
     Notes
     -----
     **Formal guarantees.** What is made of the sum is mu-GDP, as
-    :class:`~murmurfl.strategies.rounds.server_trust.FreshNoise` says for one round.
+    :class:`~murmurfl.strategies.aggregation.noisy.FreshNoise` says for one round.
     Proof: docs/proofs/sensitivities.md.
     """
     policy = options.policy
@@ -298,14 +298,14 @@ class TrustedMeanOfFeatures(TrustedStrategy, MeanOfFeatures):
     policy : PrivacyPolicy
         The :func:`~murmurfl.privacy.centring_policy` that all machines were configured with.
     noise_keys : NoiseKeys, optional
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`.
+        See :class:`~murmurfl.strategies.aggregation.noisy.TrustedOptions`.
     **options
         See :class:`MeanOfFeatures`.
 
     Notes
     -----
     **Formal guarantees.** The centre is mu-GDP for replacement of one sample of one machine, against everybody but the
-    server itself, under the conditions of :class:`~murmurfl.strategies.rounds.server_trust.TrustedStrategy`. Proof:
+    server itself, under the conditions of :class:`~murmurfl.strategies.aggregation.noisy.TrustedStrategy`. Proof:
     docs/proofs/sensitivities.md.
     """
 
@@ -313,5 +313,4 @@ class TrustedMeanOfFeatures(TrustedStrategy, MeanOfFeatures):
 
     @takes(TrustedMeanOptions)
     def __init__(self, **options: Any) -> None:
-        self.trust = one_sum(type(self), self.options, "centring_policy")
-        super().__init__(**options)
+        super().__init__(**{**options, "aggregator": one_sum(type(self), self.options, "centring_policy")})

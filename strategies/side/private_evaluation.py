@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 
 from ...privacy import EvaluationRows, MurmurflError, protocol
 from ...privacy.side.evaluation_query import SCORES_SHARE
+from ..aggregation.noisy import TrustedStrategy
 from ..rounds.options import takes
 from ..rounds.replies import DirectMachines, Layout, RoundReport, Vector
-from ..rounds.server_trust import TrustedStrategy
 from .mean_of_features import OneAnswer, OneAnswerOptions, OneSumOptions, one_sum, stated_std
 
 logger = logging.getLogger("flwr")
@@ -389,14 +389,14 @@ class TrustedPrivateEvaluation(TrustedStrategy, PrivateEvaluation):
     policy : PrivacyPolicy
         The :func:`~murmurfl.privacy.evaluation_policy` that all machines were configured with.
     noise_keys : NoiseKeys, optional
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`.
+        See :class:`~murmurfl.strategies.aggregation.noisy.TrustedOptions`.
     **options
         See :class:`PrivateEvaluation`.
 
     Notes
     -----
     **Formal guarantees.** The figures are mu-GDP for replacement of one sample of one machine, against everybody but
-    the server itself, under the conditions of :class:`~murmurfl.strategies.rounds.server_trust.TrustedStrategy`.
+    the server itself, under the conditions of :class:`~murmurfl.strategies.aggregation.noisy.TrustedStrategy`.
     Proof: docs/proofs/sensitivities.md.
     """
 
@@ -404,5 +404,4 @@ class TrustedPrivateEvaluation(TrustedStrategy, PrivateEvaluation):
 
     @takes(TrustedEvaluationOptions)
     def __init__(self, **options: Any) -> None:
-        self.trust = one_sum(type(self), self.options, "evaluation_policy")
-        super().__init__(**options)
+        super().__init__(**{**options, "aggregator": one_sum(type(self), self.options, "evaluation_policy")})

@@ -33,9 +33,9 @@ from scipy.optimize import isotonic_regression
 
 from ...privacy import ConfigurationError, Guarantee, StatisticsRows, protocol
 from ...privacy.side.statistics_query import CountedColumn, PlaceCounts
+from ..aggregation.noisy import TrustedStrategy
 from ..rounds.options import takes
 from ..rounds.replies import DirectMachines, Layout, Vector
-from ..rounds.server_trust import TrustedStrategy
 from .mean_of_features import OneAnswer, OneAnswerOptions, OneSumOptions, one_sum, stated_std
 from .private_evaluation import Z_95, Interval
 
@@ -453,14 +453,14 @@ class TrustedStatistics(TrustedStrategy, Statistics):
     policy : PrivacyPolicy
         The :func:`~murmurfl.privacy.statistics_policy` that all machines were configured with.
     noise_keys : NoiseKeys, optional
-        See :class:`~murmurfl.strategies.rounds.server_trust.TrustedOptions`.
+        See :class:`~murmurfl.strategies.aggregation.noisy.TrustedOptions`.
     **options
         See :class:`Statistics`.
 
     Notes
     -----
     **Formal guarantees.** The statistics are mu-GDP for replacement of one record of one machine, against everybody but
-    the server itself, under the conditions of :class:`~murmurfl.strategies.rounds.server_trust.TrustedStrategy`.
+    the server itself, under the conditions of :class:`~murmurfl.strategies.aggregation.noisy.TrustedStrategy`.
     Proof: docs/proofs/sensitivities.md.
     """
 
@@ -468,5 +468,4 @@ class TrustedStatistics(TrustedStrategy, Statistics):
 
     @takes(TrustedStatisticsOptions)
     def __init__(self, **options: Any) -> None:
-        self.trust = one_sum(type(self), self.options, "statistics_policy")
-        super().__init__(**options)
+        super().__init__(**{**options, "aggregator": one_sum(type(self), self.options, "statistics_policy")})

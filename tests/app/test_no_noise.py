@@ -151,7 +151,7 @@ def test_a_trusted_server_with_a_key_of_its_own_refuses_to_add_none():
         with pytest.raises(ConfigurationError, match="noise mechanism with real keys"):
             kind(**common, **more)
         made = kind(**common, **more, noise_keys=SimulatedKeys(1, "server"))
-        assert math.isinf(made.trust.mu)
+        assert math.isinf(made.aggregator.mu)
         assert math.isinf(made.epsilon())
 
 

@@ -26,7 +26,7 @@ from murmurfl.strategies import (
     reduced_tree_momentum,
     tree_momentum,
 )
-from murmurfl.strategies.rounds import server_trust
+from murmurfl.strategies.aggregation import noisy
 from murmurfl.strategies.rounds import strategy as rounds
 from murmurfl.strategies.rounds.checkpoint import TrustedCheckpoint
 
@@ -123,10 +123,8 @@ class Columns:
             return row
 
         monkeypatch.setattr(history, "_BLOCK", 8)  # so that mechanisms make their state again within these rounds
-        monkeypatch.setattr(server_trust, "standard_normals", one)
-        monkeypatch.setattr(
-            server_trust, "standard_normal_rows", lambda keys, *rest: np.array([one(k, *rest) for k in keys])
-        )
+        monkeypatch.setattr(noisy, "standard_normals", one)
+        monkeypatch.setattr(noisy, "standard_normal_rows", lambda keys, *rest: np.array([one(k, *rest) for k in keys]))
         for module in (tree_momentum, correlated_momentum, reduced_tree_momentum):
             monkeypatch.setattr(module, "normalised_step", self._normalised(module.normalised_step))
 
@@ -212,12 +210,12 @@ def published_noise(kind, checkpoint, columns, deaths):
 def exact_mu(kind, subject, numbers, weights):
     """The largest |W^+ v| over all changes v that one sample can make in what was published."""
     lower = np.array([[0.3 * 0.7 ** (t - s) if s <= t else 0.0 for s in range(ROUNDS)] for t in range(ROUNDS)])
-    change = subject.trust.policy.plan(D).sensitivity / MACHINES
+    change = subject.aggregator.policy.plan(D).sensitivity / MACHINES
     shifts = []
     if kind == "trusted-mu2":
         shifts = [change * (np.arange(ROUNDS) >= place) for place in range(ROUNDS)]
     elif kind == "reduced tree":
-        shifts = [lower @ gradient for gradient in _reduced_gradients(subject.trust.changes(D))]
+        shifts = [lower @ gradient for gradient in _reduced_gradients(subject.aggregator.changes(D))]
     else:
         for place, signs in itertools.product(range(BATCHES), itertools.product((1, -1), repeat=PASSES - 1)):
             gradient = np.zeros(ROUNDS)

@@ -161,12 +161,12 @@ def test_a_trusted_servers_rounds_all_show_the_sample_and_together_cost_mu():
     """Delta / m in each of T rounds, each under fresh noise: T times the square."""
     one, strategy = trusted_momenta(1.0)
     other, _ = trusted_momenta(-1.0)
-    moved, std = np.linalg.norm(one - other, axis=1), strategy.trust.noise_std(SIZE)
+    moved, std = np.linalg.norm(one - other, axis=1), strategy.aggregator.noise_std(SIZE)
     assert moved == pytest.approx(np.full(ROUNDS, 2.0 / MACHINES)), "the sample stays in q"
     spent = math.sqrt(float(((moved / std) ** 2).sum()))
-    assert spent <= strategy.trust.mu
-    assert spent == pytest.approx(strategy.trust.mu, rel=1e-5)
-    assert spent / math.sqrt(ROUNDS) < 0.5 * strategy.trust.mu, "the planted bug: the noise of one round"
+    assert spent <= strategy.aggregator.mu
+    assert spent == pytest.approx(strategy.aggregator.mu, rel=1e-5)
+    assert spent / math.sqrt(ROUNDS) < 0.5 * strategy.aggregator.mu, "the planted bug: the noise of one round"
 
 
 def test_one_sample_moves_one_step_of_an_epoch():

@@ -18,8 +18,8 @@ from murmurfl.strategies import (
     full_batch_start,
     full_batch_step,
 )
+from murmurfl.strategies.aggregation.noisy import FreshNoise
 from murmurfl.strategies.full_batch import next_clip, query_point
-from murmurfl.strategies.rounds.server_trust import FreshNoise
 
 D, T = 5, 6
 POLICY = PrivacyPolicy(
@@ -184,7 +184,7 @@ def trusted(**changes):
 def test_the_noise_of_all_rounds_is_that_of_mu(shares):
     """Exact, with the noise that is really added: the distance of neighbouring runs in everything published."""
     subject = trusted(shares=shares)
-    stds = np.array([subject.trust.noise_std(D, t) for t in range(1, T + 1)])
+    stds = np.array([subject.aggregator.noise_std(D, t) for t in range(1, T + 1)])
     change = POLICY.plan(D).sensitivity
     assert 0.999 < math.sqrt(np.sum((change / stds) ** 2)) <= 1.0
     assert change >= 2 * 0.5

@@ -225,8 +225,8 @@ def trusted(**changes):
 def test_trusted_noise_is_that_of_the_papers():
     """sigma^2 = (Delta / m)^2 T / mu^2 (ALGORITHMS 2.2)."""
     strategy = trusted()
-    delta = strategy.trust.policy.plan(50).sensitivity
-    assert strategy.trust.noise_std(50) == pytest.approx(delta / 4 * 3 / 2.0)
+    delta = strategy.aggregator.policy.plan(50).sensitivity
+    assert strategy.aggregator.noise_std(50) == pytest.approx(delta / 4 * 3 / 2.0)
     assert delta == pytest.approx(1.0, rel=1e-4)
 
 
@@ -241,7 +241,7 @@ def test_trusted_noise_measured_over_rounds_has_that_size_and_is_fresh():
         assert (after.release_sum == 0).all()
         state = after
     steps = np.array(steps)
-    assert steps.std() == pytest.approx(strategy.trust.noise_std(4000), rel=0.019)
+    assert steps.std() == pytest.approx(strategy.aggregator.noise_std(4000), rel=0.019)
     correlation = np.corrcoef(steps)
     assert np.abs(correlation - np.eye(9)).max() < 5.5 / math.sqrt(4000)
 

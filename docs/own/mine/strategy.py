@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from murmurfl.app.methods import Method
 from murmurfl.clients import PrivateClient
-from murmurfl.strategies import ReleaseStrategy
+from murmurfl.strategies import ReleaseStrategy, RoundOptions
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class AveragedSGD(ReleaseStrategy[AveragedState]):
     state_type = AveragedState
 
     def __init__(self, *, learning_rate, **options):
-        super().__init__(**options)
+        super().__init__(RoundOptions(**options))
         self.learning_rate = learning_rate
 
     def settings(self):

@@ -163,7 +163,7 @@ def test_a_key_that_no_sum_reads_is_left_at_its_default(key, trust):
 def test_what_wrong_sums_may_cost_is_the_operators_to_say():
     bounds = {"culprits": 1, "most_skipped": 5, "most_noise": 2.0}
     for config in (replace(SUMS, **bounds), SUMS):
-        option = prepare(config).strategy(deployed=True).trust.option
+        option = prepare(config).strategy(deployed=True).aggregator.option
         assert {name: getattr(option, name) == value for name, value in bounds.items()} == dict.fromkeys(
             bounds, config != SUMS
         )

@@ -215,7 +215,7 @@ def test_no_statement_ends_a_training():
     for name in all_stated:
         stated = {one: all_stated[one] for one in (*HONEST, name)}
         forecast = {"num_parameters": 7, "machines": 4, "per_round": 4, "rounds": 5}
-        forecast_of(strategy.trust.read_noise(stated), **forecast)
+        forecast_of(strategy.aggregator.read_noise(stated), **forecast)
         with suppress(ConfigurationError):  # where one says that its server is trusted
             assert stated_guarantee(stated, 4, masked=False).sentence
         stated_figures(Figures(1.0), stated, 4)

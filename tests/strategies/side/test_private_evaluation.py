@@ -406,13 +406,13 @@ def trusted(**options):
 def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
     strategy, width = trusted(), 2 + 2 * BINS
     found = evaluate(nodes_of(trust="trusted-server"), strategy)
-    std = strategy.trust.noise_std(width)
+    std = strategy.aggregator.noise_std(width)
     assert math.sqrt(2) / OWN_MU < std < 1.01 * math.sqrt(2) / OWN_MU
     right, _, _ = measured(SIZES)
-    noise = strategy.trust.fresh_normals(1, width) * std
+    noise = strategy.aggregator.fresh_normals(1, width) * std
     assert found.right == pytest.approx(right.sum() + (noise[0] - noise[1]) / (2 * math.sqrt(0.5)), abs=1e-3)
     assert found.right_std == strategy.rows.right_std(std)
-    assert strategy.trust.guaranteed_mu(width) == OWN_MU
+    assert strategy.aggregator.guaranteed_mu(width) == OWN_MU
     with pytest.raises(ConfigurationError, match="evaluation_policy"):
         trusted(policy=PrivacyPolicy(1.0, 1, 3, 1.0, trust="trusted-server", order="all", mechanism="independent"))
 

@@ -169,8 +169,8 @@ def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
     strategy = TrustedStatistics(policy=policy, noise_keys=SimulatedKeys(1, "server"), **options)
     found = strategy.collect(nodes_of(trust="trusted-server"))
     assert math.sqrt(2) / MU < found.noise_std < 1.01 * math.sqrt(2) / MU
-    assert strategy.trust.guaranteed_mu(ROWS.rows.width) == MU
-    noise = strategy.trust.fresh_normals(1, ROWS.rows.width) * found.noise_std
+    assert strategy.aggregator.guaranteed_mu(ROWS.rows.width) == MU
+    noise = strategy.aggregator.fresh_normals(1, ROWS.rows.width) * found.noise_std
     truth = ROWS.rows.rows(ALL * [1, 255 / 200, 1, 1]).sum(axis=0)
     assert strategy.state.total == pytest.approx(truth + noise, abs=1e-2)
 

@@ -365,7 +365,7 @@ def test_streams_whose_machines_mend_have_the_noise_of_one_prefix_whatever_was_s
     assert strategy.skipped_noise == pytest.approx(1.0)
     total = 0
     for name, made in ((name, grid.machines.client(name).machine) for name in strategy.machines.names):
-        last, keys = strategy.trust._skipped.get(name, strategy.acks[name]), SimulatedKeys(SEED, name)
+        last, keys = strategy.aggregator._skipped.get(name, strategy.acks[name]), SimulatedKeys(SEED, name)
         nonces = [keys.nonce("s", k) for k in range(1, last + 1)]
         total = total + stream_noise(made.plan, 10, keys.secret_key, nonces)
     spacing = made.plan.grid.spacing
@@ -384,15 +384,15 @@ def test_liars_that_say_they_cannot_mend_keep_nobody_left_out():
 
     grid.handle = handle
     trained(strategy, grid, 24)
-    assert strategy.trust.suspects.lets_in
-    assert set(strategy.trust._lost) > set(LIARS)
-    assert all(bool(lost) == (name in LIARS) for name, lost in strategy.trust._lost.items())
+    assert strategy.aggregator.suspects.lets_in
+    assert set(strategy.aggregator._lost) > set(LIARS)
+    assert all(bool(lost) == (name in LIARS) for name, lost in strategy.aggregator._lost.items())
 
 
 def test_streams_end_with_their_model_once_wrong_sums_left_too_much_noise():
     """Machines whose noise would tell more if it were mended."""
     strategy, grid, _ = attacked(sometimes(), 1, Mu2, mechanism="sqrt_toeplitz")
-    strategy.trust.option = replace(strategy.trust.option, most_noise=1.2)
+    strategy.aggregator.option = replace(strategy.aggregator.option, most_noise=1.2)
     trained(strategy, grid, 24)
     assert len(strategy.history) < 24
     assert "most_noise is 1.2" in strategy.ended
@@ -415,7 +415,7 @@ def test_the_noise_that_is_said_is_the_noise_that_is_there():
 
 def test_most_skipped_ends_a_training_that_nothing_helps():
     strategy, grid, _ = attacked(ATTACKS["garbage counts"], 1)
-    strategy.trust.option = replace(strategy.trust.option, most_skipped=2)
+    strategy.aggregator.option = replace(strategy.aggregator.option, most_skipped=2)
     with pytest.raises(NothingAggregatedError, match="its sum is wrong"):
         trained(strategy, grid, rounds=24)
     assert len(strategy.history) == 2

@@ -13,8 +13,9 @@ from murmurfl.privacy.sums.masking import MaskedRelease, Masking
 from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from murmurfl.strategies import HelpersDisagreeError, HelperUnavailableError, Reply, RoundReport
+from murmurfl.strategies.aggregation.masked import Masked
 from murmurfl.strategies.rounds.known_machines import Introduction
-from murmurfl.strategies.sums import secure_rounds, summation
+from murmurfl.strategies.sums import summation
 from murmurfl.strategies.sums.summation import CohortSet, CohortSum, Screen
 
 from tests.harness.secure import (
@@ -112,7 +113,7 @@ def test_helpers_would_refuse_every_sum_with_such_a_machine_in_it(asks, monkeypa
         strategy, _ = broken(header(ack_id="7" * 32))
         assert [(report.aggregated, report.malformed) for report in strategy.history] == [(5, 1)] * 4
         return
-    monkeypatch.setattr(secure_rounds.SecureRounds, "agree", lambda *arguments: "")
+    monkeypatch.setattr(Masked, "agree", lambda *arguments: "")
     with pytest.raises(HelperUnavailableError, match=r"in 3 rounds in a row: .* would not promise to open it"):
         broken(header(ack_id="7" * 32))
 
@@ -126,7 +127,7 @@ def test_a_sum_has_at_most_as_many_releases_as_helpers_open_and_the_rest_is_carr
 
 
 def test_no_round_asks_more_machines_than_a_sum_may_have(monkeypatch):
-    monkeypatch.setattr(secure_rounds, "MOST_SUMMED", 5)
+    monkeypatch.setattr("murmurfl.strategies.aggregation.masked.MOST_SUMMED", 5)
     with pytest.raises(ConfigurationError, match="ask at most 5 machines under secure aggregation, got 6"):
         trained(build(clients_per_round=6, secure={}), SecureGrid(machines()))
 
@@ -210,7 +211,7 @@ def test_a_machine_that_does_not_seal_the_very_release_again_is_left_out(answer)
 
 def test_sets_that_helpers_were_not_asked_about_can_be_half_open(monkeypatch):
     """The planted bug: one helper has recorded the set when the other refuses it, which costs every round."""
-    monkeypatch.setattr(secure_rounds.SecureRounds, "agree", lambda *arguments: "")
+    monkeypatch.setattr(Masked, "agree", lambda *arguments: "")
     strategy, _ = broken(lambda masked: resealed(masked, (bytes(80), masked.sealed.seals[1])), trained_in_vain)
     assert [(report.aggregated, report.skipped) for report in strategy.history] == [(0, 6)] * 4
 
@@ -429,7 +430,7 @@ def test_nobody_takes_the_name_of_a_helper_or_a_machine(caplog):
 def test_an_answer_to_an_earlier_hello_proves_nothing():
     key, roster = MachineKey.simulated(SEED, "2"), machines().roster
     strategy = build(secure={})
-    helpers = strategy.trust.helpers
+    helpers = strategy.aggregator.helpers
     helpers._roster = roster
     mask = Masking("2", key, roster)
     for nonce, right in (("new", True), ("old", False), ("", False)):

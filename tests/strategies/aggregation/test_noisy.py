@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord
 from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, protocol
 from murmurfl.privacy.noise import FINEST_GRID
 from murmurfl.strategies import NothingAggregatedError, Reply
-from murmurfl.strategies.rounds.server_trust import could_be_honest
+from murmurfl.strategies.aggregation.noisy import is_well_formed
 
 from tests.harness.trusted_runs import KINDS, MACHINES, ROUNDS, D, Machines, policy, strategy
 
@@ -26,7 +26,7 @@ def reply(release, ack, length, *, sensitivity=PLAN.sensitivity, values=None, na
 
 
 def honest(sent, most=3, of=POLICY):
-    return could_be_honest(of, sent, most_releases=most)
+    return is_well_formed(of, sent, most_releases=most)
 
 
 @pytest.mark.parametrize(
@@ -148,11 +148,11 @@ def test_a_grid_too_fine_for_the_servers_noise_is_made_coarser_and_charged(kind,
     size = 1000
     terms = policy("tree" if kind != "trusted-mu2" else kind, mu=1e-3, delta=1e-6)
     subject = strategy(kind, tmp_path / "checkpoint", policy=terms)
-    machines, ours = terms.plan(size).grid, subject.trust.noise_grid(size)
-    grid_per_std = ours.spacing / subject.trust.unrounded_noise_std(size)
-    assert machines.spacing < FINEST_GRID * subject.trust.unrounded_noise_std(size)
+    machines, ours = terms.plan(size).grid, subject.aggregator.noise_grid(size)
+    grid_per_std = ours.spacing / subject.aggregator.unrounded_noise_std(size)
+    assert machines.spacing < FINEST_GRID * subject.aggregator.unrounded_noise_std(size)
     assert FINEST_GRID < grid_per_std <= 4 * FINEST_GRID
-    assert subject.trust.rounding_charge(size) == ours.charge(size)
+    assert subject.aggregator.rounding_charge(size) == ours.charge(size)
     published = subject.step(subject.initial_state(np.zeros(size)), np.zeros(size), 1)
     noise = {"trusted-mu2": "w", "tree": "noisy"}.get(kind)
     if noise is not None:

@@ -1,9 +1,7 @@
-"""Trust as a part of a strategy: whose noise is in what is published, and the checks and files that follow.
+"""Noise of a trusted server: it is sent contributions without noise and adds it to what it publishes.
 
-:class:`UntrustedServer` adds no noise and keeps nothing, for machines that noise what they send.
-:class:`~murmurfl.strategies.sums.secure_rounds.SecureRounds` is the same for sums of masked releases. A
-:class:`TrustedServer` is sent contributions without noise and adds it. It must never publish one sum under two noises;
-:class:`~murmurfl.strategies.rounds.checkpoint.TrustedCheckpoint` makes sure of that.
+It must never publish one sum under two noises; :class:`~murmurfl.strategies.rounds.checkpoint.TrustedCheckpoint` makes
+sure of that.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.serverapp import Grid as FlowerGrid
 from numpy.typing import NDArray
 
 from ...privacy import (
@@ -38,115 +35,13 @@ from ...privacy.accounting.noise_forecast import StatedNoise, stated_noise
 from ...privacy.machine.clipping import BLOCK_ROWS
 from ...privacy.mechanisms import IndependentNoise
 from ...privacy.noise import FINEST_GRID, ideal_mu, power_of_two_at_most, range_problem, standard_normal_rows
-from .checkpoint import CheckpointError, CheckpointMark, TrustedCheckpoint
-from .known_machines import Awaited, MachineDirectory
-from .options import RoundOptions
-from .replies import Reply, RoundReport, Vector
+from ..rounds.checkpoint import CheckpointError, CheckpointMark, TrustedCheckpoint
+from ..rounds.options import RoundOptions
+from ..rounds.replies import Reply, Vector
+from .plain import Aggregator
 
 
-class UntrustedServer:
-    """A server that adds no noise and that machines need not trust; it has no state."""
-
-    adds_noise: ClassVar[bool] = False
-    least_releases: int = 0
-    """The fewest releases that a round can do with."""
-    left_out: Sequence[str] = ()
-    """Machines that are not asked for now."""
-
-    def settings(self) -> dict[str, Any]:
-        """Settings that a checkpoint must agree on, plain values."""
-        return {}
-
-    def identity(self) -> dict[str, Any]:
-        """Further values that a checkpoint must agree on, which are not logged."""
-        return {}
-
-    def read_noise(self, statements: Mapping[str, Mapping[str, Any]]) -> Sequence[StatedNoise]:
-        """The noise of each machine's releases by its own statement, which a server cannot check."""
-        read = (StatedNoise.read(statement) for statement in statements.values())
-        return [one for one in read if one is not None]
-
-    # Before the first round.
-
-    def join(self, session: str) -> None:
-        """Note the name of the training."""
-
-    def settle(self, asked: int, needed: int) -> None:
-        """Note how many machines a round asks, and for how many it waits."""
-
-    def shape(self, num_parameters: int, release_size: int) -> None:
-        """Note how many values the model and a release have."""
-
-    def meet(self, machines: MachineDirectory, grid: FlowerGrid, awaited: Awaited) -> None:
-        """Wait for machines, and for helpers where they are needed."""
-        machines.meet(grid, awaited)
-
-    # A round.
-
-    def before_asking(self, save: Callable[[], None]) -> bool:
-        """Save what must be on disk before a machine is asked; returns whether the server keeps any such thing."""
-        return False
-
-    def asked(self, names: Iterable[str]) -> None:
-        """Note the machines that are asked."""
-
-    def believes(self, reply: Reply, *, current: bool) -> bool:
-        """Whether a reply can come from a machine that keeps to its policy."""
-        return True
-
-    def heard(self, participation: Mapping[str, int | None]) -> None:
-        """Note the machines whose releases count."""
-
-    def check_round(self, server_round: int) -> None:
-        """Refuse a round beyond those the noise was calibrated for."""
-
-    def check_pause(self) -> None:
-        """Raise if a person must look before the next round."""
-
-    def over(self, history: Sequence[RoundReport], noise: float | None) -> str:
-        """Why the training ends now with the model it has, or an empty string."""
-        return ""
-
-    def noisy(self, total: Vector, server_round: int) -> Vector:
-        """A sum as it may be published."""
-        return total
-
-    def noise_on(self, total: Vector, server_round: int) -> Vector | float:
-        """What :meth:`noisy` adds to a sum."""
-        return 0.0
-
-    def own_noise_std(self, num_parameters: int) -> float:
-        """Standard deviation of the server's noise on each value of the only sum of a training."""
-        return 0.0
-
-    # The checkpoint.
-
-    def keep_beside(self, checkpoint: Path | None) -> None:
-        """Note where the checkpoint is; None for none."""
-
-    def look_for(self) -> None:
-        """Refuse to begin where a checkpoint should be."""
-
-    def check_saved(self, saved: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint that can be read but must not be resumed from."""
-
-    @contextmanager
-    def saving(self, server_round: int) -> Iterator[None]:
-        """Surround the writing of a checkpoint."""
-        yield
-
-    def kept(self) -> dict[str, Any]:
-        """Contents of a checkpoint for :meth:`restore`, plain values or arrays."""
-        return {}
-
-    def restore(self, saved: Mapping[str, Any], machines: Iterable[str]) -> None:
-        """Take back what :meth:`kept` returned."""
-
-
-UNTRUSTED = UntrustedServer()
-
-
-def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) -> bool:
+def is_well_formed(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) -> bool:
     """Whether a machine under this policy, which adds no noise, can have sent this reply.
 
     The machine states how many releases are in the reply, which decides how large values may be; so that number is
@@ -211,7 +106,7 @@ class TrustedOptions(RoundOptions):
 _OF_EVERY_TRUSTED_STRATEGY = frozenset(one.name for one in fields(TrustedOptions))
 
 
-class TrustedServer(UntrustedServer):
+class Noisy(Aggregator):
     """A server that is trusted to add the noise; a base class, whose subclasses say how much.
 
     Parameters
@@ -426,10 +321,10 @@ class TrustedServer(UntrustedServer):
 
     def believes(self, reply: Reply, *, current: bool) -> bool:
         if not self.accumulates:
-            return could_be_honest(self.policy, reply, most_releases=1)
+            return is_well_formed(self.policy, reply, most_releases=1)
         # Only a reply built on the acknowledgement this server gave is aggregated; any other is late.
         most = self._unheard[reply.machine] if current else self.policy.max_participations
-        return could_be_honest(self.policy, reply, most_releases=most)
+        return is_well_formed(self.policy, reply, most_releases=most)
 
     def heard(self, participation: Mapping[str, int | None]) -> None:
         for name, release in participation.items():
@@ -494,33 +389,33 @@ class TrustedStrategy:
     everybody but the server itself, which sees contributions without noise, provided machines are honest, links are
     private, and nothing else computed from un-noised sums is published; the checkpoint may hold them and must be kept
     like the data. Replies that state a larger sensitivity or another grid than the policy's are dropped. A run that is
-    interrupted and resumed has the same guarantee (:class:`TrustedServer`). With mechanism ``none``, which is refused
+    interrupted and resumed has the same guarantee (:class:`Noisy`). With mechanism ``none``, which is refused
     unless the keys are simulated, nothing is guaranteed.
     Proof: docs/proofs/sensitivities.md.
     """
 
-    trust: Any  # a TrustedServer, which the strategy's own base class does not know
+    aggregator: Any  # a Noisy, which the strategy's own base class does not know
 
     @property
     def policy(self) -> PrivacyPolicy:
         """The policy that all machines were configured with."""
-        return self.trust.policy
+        return self.aggregator.policy
 
     @property
     def mu(self) -> float:
-        """Gaussian-DP parameter of all published models together (:attr:`TrustedServer.mu`)."""
-        return self.trust.mu
+        """Gaussian-DP parameter of all published models together (:attr:`Noisy.mu`)."""
+        return self.aggregator.mu
 
     def guaranteed_mu(self, num_parameters: int) -> float:
-        """:attr:`mu` for a model of so many values (:meth:`TrustedServer.guaranteed_mu`)."""
-        return self.trust.guaranteed_mu(num_parameters)
+        """:attr:`mu` for a model of so many values (:meth:`Noisy.guaranteed_mu`)."""
+        return self.aggregator.guaranteed_mu(num_parameters)
 
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon at delta (default the policy's) of all published models together."""
-        return self.trust.epsilon(delta)
+        return self.aggregator.epsilon(delta)
 
 
-class FreshNoise(TrustedServer):
+class FreshNoise(Noisy):
     """A trusted server that adds fresh noise to the sum of every round, with shares of mu^2 by ``shares``.
 
     Notes

@@ -19,8 +19,7 @@ from ...privacy.sums.masking import MaskedRelease, MaskedReleaseError, checked_h
 from ...privacy.sums.opening_rule import View
 from ..rounds.known_machines import Awaited, MachineDirectory
 from ..rounds.replies import Outcome, Reply, RoundReport, Vector
-from ..rounds.server_trust import UntrustedServer
-from .secure_aggregation import (
+from ..sums.secure_aggregation import (
     Helpers,
     HelpersDisagreeError,
     HelperUnavailableError,
@@ -28,8 +27,9 @@ from .secure_aggregation import (
     SkippedSumError,
     WrongSumError,
 )
-from .summation import CohortSet, CohortSum, Screen, Terms
-from .suspects import Suspects
+from ..sums.summation import CohortSet, CohortSum, Screen, Terms
+from ..sums.suspects import Suspects
+from .plain import Aggregator
 
 logger = logging.getLogger("flwr")
 
@@ -39,7 +39,7 @@ _MOST_VIEWS = 4  # of a round: one names all that a helper disputes
 _MOST_RELEASES = 2048  # for which a mechanism's matrix is made, to say what skipped sums left behind
 
 
-class SecureRounds(UntrustedServer):
+class Masked(Aggregator):
     """The trust of machines that release under masks.
 
     Each helper opens by its own rule. The state kept here lets an honest server ask for what they open, and for the
