@@ -27,7 +27,7 @@ from murmurfl.app.fleet.deployment import Deployment, deployment, node_settings
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import protocol
-from murmurfl.strategies.rounds.attendance import Clock
+from murmurfl.strategies.rounds.in_flight import Clock
 
 from .slow_node import delay
 

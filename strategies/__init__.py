@@ -44,12 +44,12 @@ from .reduced_tree_momentum import (
     ReducedTreeMomentumState,
     reduced_tree_momentum_step,
 )
-from .rounds.attendance import SAMPLINGS, sample_machines
 from .rounds.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .rounds.known_machines import MachineDirectory, NodesUnavailableError
 from .rounds.observed import NothingAggregatedError
 from .rounds.options import RoundOptions
 from .rounds.replies import DirectMachines, Outcome, Refusal, Reply, RoundReport, RoundRequest
+from .rounds.sampling import SAMPLINGS, sample_machines
 from .rounds.strategy import ReleaseStrategy
 from .shuffled import (
     REGULARIZERS,

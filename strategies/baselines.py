@@ -30,9 +30,9 @@ import numpy as np
 
 from ..privacy import ConfigurationError
 from .mu2 import ProjectedOptions, ProjectedStrategy, project_to_ball
-from .rounds.attendance import LateAnswers
 from .rounds.options import takes
 from .rounds.replies import Vector
+from .rounds.sampling import LateAnswers
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ from ..privacy.accounting.gdp import check_positive
 from ..privacy.side.clipped_share import QUANTILE_SHARE, CountedRows
 from .aggregation.noisy import FreshNoise, TrustedOptions, TrustedStrategy
 from .mu2 import check_finite
-from .rounds.attendance import LateAnswers
 from .rounds.options import StepOptions, takes
 from .rounds.replies import Layout, Reply, RoundReport, Vector, array_record
+from .rounds.sampling import LateAnswers
 from .rounds.strategy import ReleaseStrategy
 
 Average = Literal["last", "linear"]

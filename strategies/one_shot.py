@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError
 from ..privacy.accounting.gdp import check_positive
 from ..privacy.machine.clipping import Moments
-from .rounds.attendance import LateAnswers
 from .rounds.options import RoundOptions, takes
 from .rounds.replies import Layout, RoundReport, Vector
+from .rounds.sampling import LateAnswers
 from .rounds.strategy import ReleaseStrategy
 
 LEAST_RIDGE = 1e-6

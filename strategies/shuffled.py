@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
 from ..privacy.machine.shuffled_machine import noisy_epoch
-from .rounds.attendance import LateAnswers
 from .rounds.options import StepOptions, takes
 from .rounds.replies import Vector
+from .rounds.sampling import LateAnswers
 from .rounds.strategy import ReleaseStrategy
 
 Regularizer = Literal["none", "l2", "l1", "ball"]

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError
 from .aggregation.noisy import Noisy, TrustedOptions, TrustedStrategy
 from .momentum_tree import MomentumTree
-from .rounds.attendance import LateAnswers
 from .rounds.options import StepOptions, takes
 from .rounds.replies import Reply, Vector
+from .rounds.sampling import LateAnswers
 from .rounds.strategy import ReleaseStrategy
 
 StateT = TypeVar("StateT")

@@ -24,6 +24,7 @@ from ...privacy.machine.clipping import Moments
 from ...privacy.setting import refusal
 from ...privacy.side.clipped_share import COUNTED_CLIP_NORM
 from ...strategies import FullBatch, OneShot, ReleaseStrategy, TrustedFullBatch
+from ...strategies.rounds.sampling import most_requests
 from ..models.model import Model
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
@@ -302,10 +303,8 @@ def _row(mu: float) -> _Row:
 
 def _most_asked(problem: Problem) -> int:
     """The most rounds that one machine is asked in."""
-    config, rounds = problem.config, problem.num_rounds
-    if problem.values.sampling != "balanced":
-        return rounds
-    return min(rounds, -(-rounds * config.asked_per_round // config.num_clients))
+    config = problem.config
+    return most_requests(config.num_clients, config.asked_per_round, problem.num_rounds, problem.values.sampling)
 
 
 RIDGE, OTHER_RIDGE = 11.0, 2.0

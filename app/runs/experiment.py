@@ -23,7 +23,7 @@ from ...privacy.machine.policy import check_federation
 from ...privacy.sums.masking import Masking
 from ...privacy.sums.roster import MachineKey
 from ...strategies import ReleaseStrategy
-from ...strategies.rounds.attendance import first_asked_too_often, sample_numbers
+from ...strategies.rounds.sampling import exhaustion_schedule, sample_numbers
 from ..data.loading import load_dataset, load_shards
 from ..data.partition import shard_sizes
 from ..data.task import Dataset
@@ -245,11 +245,10 @@ class Experiment(Problem):
         rounds = self.method.asked_rounds(config, num_rounds)
         fewest = min(sizes)
         limits = {size: self.method.releases_of(config, size, fewest) for size in set(sizes)}
-        if all(releases >= len(rounds) for releases, _ in limits.values()):
-            return None  # every machine can answer every round
         # More releases than rounds are as good as that many; so they need not be finite.
         most = {size: math.floor(min(releases, len(rounds))) for size, (releases, _) in limits.items()}
-        found = first_asked_too_often(self._asked, rounds, np.fromiter((most[size] for size in sizes), np.int64))
+        caps = np.fromiter((most[size] for size in sizes), np.int64)
+        found = exhaustion_schedule(lambda server_round, _: self._asked(server_round), caps, rounds).refused
         if found is None:
             return None
         server_round, machine = found

@@ -22,7 +22,7 @@ from ...privacy import CENTRING_SHARE, MECHANISMS, NO_NOISE, ConfigurationError,
 from ...privacy.machine.policy import MOST_MACHINES, MOST_SUMMED
 from ...privacy.machine.tables import HELD_OUT, PRIVATE
 from ...privacy.setting import Setting, mu_and_epsilon, refusal, settings_of, table, unknown_key
-from ...strategies.rounds.attendance import Attendance
+from ...strategies.rounds.sampling import ParticipationConfig
 from .registry import mechanism_options_of, registry
 from .run_keys import PRESETS as PRESETS
 from .run_keys import RunKeys
@@ -138,16 +138,16 @@ class RunConfig(RunKeys):
     @cached_property
     def asked_per_round(self) -> int:
         """n: how many machines a round asks, and what a step divides by."""
-        return self._attendance.asked(max(self.num_clients, math.ceil(self.over_selection * self.clients_per_round)))
+        return self._participation.asked(max(self.num_clients, math.ceil(self.over_selection * self.clients_per_round)))
 
     @property
     def answers_needed(self) -> int:
         """The number of answers that end a round."""
-        return self._attendance.needed(max(self.num_clients, self.asked_per_round))
+        return self._participation.needed(max(self.num_clients, self.asked_per_round))
 
     @property
-    def _attendance(self) -> Attendance:
-        return Attendance(
+    def _participation(self) -> ParticipationConfig:
+        return ParticipationConfig(
             clients_per_round=self.clients_per_round, quorum=self.quorum, over_selection=self.over_selection
         )
 

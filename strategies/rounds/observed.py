@@ -14,7 +14,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,8 +25,7 @@ from flwr.serverapp import Grid
 from ...privacy import ConfigurationError, MurmurflError, protocol
 from ...privacy.accounting.noise_forecast import Forecast
 from ...privacy.machine.clipping import FAR_BEYOND, TrainingFigures, times
-from .attendance import rounds_possible
-from .replies import RoundReport, releases_left
+from .replies import RoundReport
 
 logger = logging.getLogger("flwr")
 
@@ -39,32 +38,6 @@ _LEGACY = " In place of ClientApp(client_fn, mods=[...]) write app = numpy_clien
 
 class NothingAggregatedError(MurmurflError):
     """No machine's release ever came into the model."""
-
-
-def check_rounds(
-    sample: Callable[[int], Iterable[str]],
-    statements: Mapping[str, Mapping[str, Any]],
-    done: int,
-    num_rounds: int,
-) -> None:
-    """Refuse a training that asks a machine, by ``sample`` of a round, more often than it says it can answer."""
-    stated = {name: releases_left(said) for name, said in statements.items()}
-    last, name = rounds_possible(sample, range(done + 1, num_rounds + 1), stated)
-    if last is None or name is None:
-        return
-    said = (
-        f"machine {name} says that it can make {stated[name]} {'more ' if done else ''}releases, and round {last} "
-        "asks it for one more: its cap (max-participations) and its fresh samples decide"
-    )
-    if not done:
-        raise ConfigurationError(
-            f"Expected at most {last - 1} rounds, got {num_rounds}: {said}. Use fewer rounds or a larger cap, train "
-            "without that machine (`murmurfl federation leave`), or set allow_exhaustion=True (allow-exhaustion = true "
-            "in murmurfl's own app): machines that can make no more then refuse."
-        )
-    # No refusal here: a server that was killed asks for a round again, and what its machines released for it the first
-    # time is spent. So a training that was possible may end up short of a release, through no fault of its plan.
-    logger.warning("In what is left of %d rounds %s; it refuses from then on.", num_rounds, said)
 
 
 def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) -> None:

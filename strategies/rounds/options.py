@@ -27,8 +27,8 @@ from ...privacy.accounting.gdp import check_count, check_positive
 from ...privacy.permits import read_permit, shown_time
 from ..callbacks.callback import Callback
 from ..sums.secure_aggregation import SecureAggregation
-from .attendance import Attendance
 from .replies import LARGEST_VALUE, RoundReport
+from .sampling import ParticipationConfig
 
 OnRound = Callable[[RoundReport, MetricRecord | None], None]
 """Called after every round with its report and the metrics of the central evaluation."""
@@ -38,7 +38,7 @@ Parameters = ParamSpec("Parameters")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RoundOptions(Attendance):
+class RoundOptions(ParticipationConfig):
     """What every strategy takes, checked; :class:`~murmurfl.strategies.ReleaseStrategy` describes it.
 
     A strategy's own options are a dataclass of these and more.

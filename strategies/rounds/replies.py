@@ -528,11 +528,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) <= _LONGEST_WORD and value.isprintable()
     return isinstance(value, int | float) and (abs(value) <= LARGEST_VALUE or value == math.inf)
-
-
-def releases_left(statement: Mapping[str, Any]) -> float:
-    """How many more releases a machine says it can make in this session; by default what its cap allows."""
-    left = statement.get(protocol.RELEASES_LEFT)
-    if isinstance(left, int) and not isinstance(left, bool):
-        return max(left, 0)
-    return max(statement.get("max-participations", math.inf) - statement.get("releases", 0), 0)

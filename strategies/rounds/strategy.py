@@ -1,7 +1,7 @@
 """A strategy: an update rule, and the rounds of a training around it, in their order.
 
 A subclass is the rule: a frozen state of arrays, the query points it asks for, and a pure step from the sum of a
-round's releases to the next state. The rounds are put together from a roll call (:mod:`.attendance`: whom a round asks,
+round's releases to the next state. The rounds are put together from a sampler (:mod:`.sampling`: whom a round asks,
 how long it waits), a trust (:mod:`~murmurfl.strategies.aggregation.noisy`: whose noise is in a sum) and a checkpoint.
 """
 
@@ -32,7 +32,6 @@ from ..aggregation.masked import Masked
 from ..aggregation.plain import Aggregator, Plain
 from ..sums.secure_aggregation import Helpers, SkippedSumError
 from ..sums.summation import CohortSet, CohortSum, ReleaseSum, Summation
-from .attendance import LateAnswers, Leaving, RollCall
 from .checkpoint import load_checkpoint, save_checkpoint
 from .guarded_grid import ReplyBounds, guarded
 from .known_machines import (
@@ -50,7 +49,6 @@ from .observed import (
     PATIENCE,
     ClippingWatch,
     FigureFile,
-    check_rounds,
     check_something_came,
     is_hopeless,
     log_forecast,
@@ -86,6 +84,7 @@ from .replies import (
     say_unlike,
     vector_size,
 )
+from .sampling import CohortSampler, ExhaustionSchedule, LateAnswers
 
 logger = logging.getLogger("flwr")
 
@@ -128,7 +127,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     seed : int, optional
         Seed of the sampler; default from the operating system.
     sampling : {"uniform", "balanced"}
-        How a round's machines are drawn (:func:`~murmurfl.strategies.rounds.attendance.sample_machines`).
+        How a round's machines are drawn (:func:`~murmurfl.strategies.rounds.sampling.sample_machines`).
     session : str, optional
         Name of the training, letters and digits; default random. For every new session a machine opens a new private
         stream and reserves its whole budget share.
@@ -216,7 +215,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             schema=taken.schema or "",
         )
         strategy = type(self).__name__
-        self.roll = RollCall(
+        self.roll = CohortSampler(
             taken, self.machines, late_answers=self.late_answers, strategy=strategy, needs_all=self.needs_all
         )
         self.state: StateT | None = None
@@ -236,7 +235,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         """Tells before a round which clients are excluded from then on, those that the options name aside."""
         self.ended = ""
         """Why the training ended with the model it had before its last round; empty if it did not."""
-        self.leaving: Leaving | None = None
+        self.leaving: ExhaustionSchedule | None = None
         """Which machines leave before the end and when, from their statements before the first round."""
         self._clipping = ClippingWatch()
         self.training: dict[int, TrainingFigures] = self._clipping.rounds
@@ -335,7 +334,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         entries = hashlib.sha256(repr(sorted(self.entries.items())).encode()).hexdigest()
         return {
             "strategy": type(self).__name__,
-            **self.roll.attendance.plain,
+            **self.roll.config.plain,
             "seed": None if self.options.seed is None else self.seed,
             "sampling": self.roll.sampling,
             "session": None if self._fresh_session else self.session,
@@ -511,7 +510,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     def summary(self) -> None:
         """Log the strategy's settings."""
-        logger.info("\t├──> Machines: %s", self.roll.attendance.sentence())
+        logger.info("\t├──> Machines: %s", self.roll.config.sentence())
         for name, value in self.settings().items():
             if name not in ("strategy", "num_clients", "clients_per_round"):
                 logger.info("\t├──> %s: %s", name, value)
@@ -573,7 +572,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             names = in_order(grid.names())
             if len(names) < needed:
                 raise NodesUnavailableError(f"Expected {needed} machines, got {len(names)}.")
-            self.machines.restore(names[: self.roll.attendance.num_clients])
+            self.machines.restore(names[: self.roll.config.num_clients])
         if not self.clients_per_round:
             self._settle(len(self.machines.names))
         if not begun:
@@ -615,8 +614,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self._stated_before = {**self._stated_before, **statements}
         if not self.options.allow_exhaustion:
             self._check_statements(statements)
-            if simulated or self.roll.attendance.waits_for_all:
-                check_rounds(self._sample, statements, done, num_rounds)
+            if simulated or self.roll.config.waits_for_all:
+                self.roll.check_rounds(statements, done, num_rounds, self.asks_machines)
         if not simulated:
             self.leaving = self.roll.foresee(
                 statements, done, num_rounds, allow_exhaustion=self.options.allow_exhaustion

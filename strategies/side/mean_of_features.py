@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from ...privacy import ConfigurationError, protocol
 from ...privacy.accounting.gdp import check_count
 from ..aggregation.noisy import FreshNoise, TrustedOptions, TrustedStrategy
-from ..rounds.attendance import LateAnswers
 from ..rounds.options import RoundOptions, takes
 from ..rounds.replies import DirectMachines, Reply, RoundReport, Vector
+from ..rounds.sampling import LateAnswers
 from ..rounds.strategy import ReleaseStrategy
 
 logger = logging.getLogger("flwr")

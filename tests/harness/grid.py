@@ -14,7 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from murmurfl.clients import numpy_client_app
 from murmurfl.clients.messages import simulated_in_process
 from murmurfl.privacy import derived_seed, protocol
-from murmurfl.strategies.rounds.attendance import Clock
+from murmurfl.strategies.rounds.in_flight import Clock
 
 
 def reply_is_lost(share, seed, server_round, machine):

@@ -10,7 +10,7 @@ from murmurfl.clients import DelayedMomentumClient, Mu2Client
 from murmurfl.clients.private_client import Request
 from murmurfl.privacy import PrivacyPolicy, SQLiteLedger
 from murmurfl.strategies import DelayedMomentum, Mu2, sample_machines
-from murmurfl.strategies.rounds import attendance
+from murmurfl.strategies.rounds import sampling
 
 from tests.harness.grid import NodesGrid, reply_is_lost
 from tests.harness.machines import noise_of, normal_samples, simulated_app
@@ -88,7 +88,7 @@ def test_noise_on_q_is_the_last_noise_over_m(lost):
 
 def squared_error(kind, strategy_kind, monkeypatch, sampler, *, machines=12, asked=3, rounds=240, size=1000):
     """The mean over later rounds of |q_t - t grad f(x_t)|^2 / t, without noise; grad f(x) = x: samples have mean 0."""
-    monkeypatch.setattr(attendance, "sample_machines", sampler)
+    monkeypatch.setattr(sampling, "sample_machines", sampler)
     samples = app(
         lambda name: normal(name, rounds, size),
         kind=kind,

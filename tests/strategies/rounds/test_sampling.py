@@ -1,9 +1,11 @@
-"""Attendance: whom a round asks, how long it waits, what becomes of late answers, and who leaves when."""
+"""Sampling: whom a round asks, how long it waits, what becomes of late answers, and who leaves when."""
 
 from __future__ import annotations
 
 import math
 import sys
+import tracemalloc
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -24,20 +26,21 @@ from murmurfl.strategies import (
     TrustedMu2,
     sample_machines,
 )
-from murmurfl.strategies.rounds.attendance import (
-    Attendance,
-    OpenRequests,
-    ReleasesLeft,
-    _dealer,
-    first_asked_too_often,
-    rounds_possible,
-    sample_numbers,
-)
+from murmurfl.strategies.rounds.in_flight import InFlightRequests
 from murmurfl.strategies.rounds.known_machines import (
     NumberedNames,
     in_order,
     plain_names,
     restored_names,
+)
+from murmurfl.strategies.rounds.sampling import (
+    NO_CAP,
+    ParticipationConfig,
+    RemainingReleases,
+    ShuffledSampler,
+    exhaustion_schedule,
+    most_requests,
+    sample_numbers,
 )
 from murmurfl.strategies.rounds.strategy import ReleaseStrategy
 
@@ -54,7 +57,7 @@ def drawn_plainly(machines, count, seed, server_round):
 
 
 def dealt_plainly(machines, count, seed, rounds):
-    """Hands from a shuffled pack, one card after the other: who is in the hand already waits for the next."""
+    """Batches from a shuffled order, one client after the other: who is in it already waits for the next."""
     hands, pack, packs = [], [], 0
     for _ in range(rounds):
         hand = []
@@ -81,7 +84,7 @@ def test_a_hand_is_the_same_whichever_was_dealt_before():
     hands = dealt_plainly(30, 13, 9, 40)
     for t in np.random.default_rng(1).permutation(40).tolist():
         assert sample_numbers(30, 13, 9, t + 1, "balanced").tolist() == hands[t]
-        _dealer.cache_clear() if t % 7 == 0 else None
+        assert ShuffledSampler(30, 13, 9).batch(t + 1).tolist() == hands[t]
 
 
 def test_machines_are_drawn_as_numpy_draws_them():
@@ -92,14 +95,16 @@ def test_machines_are_drawn_as_numpy_draws_them():
             assert sample_machines(names, count, 3, t) == [names[i] for i in drawn_plainly(machines, count, 3, t)]
 
 
-def test_dealing_keeps_one_permutation_however_many_rounds_there_are():
-    machines, count = 50_000, 1_000
-    for t in range(1, 151):
-        sample_numbers(machines, count, 4, t, "balanced")
-    dealer = _dealer(machines, count, 4)
-    kept = [dealer._open[1]._order, *dealer._leftovers]
-    assert sum(array.nbytes for array in kept) <= 4 * machines
-    assert len(dealer._firsts) <= 4
+def test_shuffling_keeps_one_permutation_however_many_rounds_there_are():
+    sampler = ShuffledSampler(50_000, 1_000, 4)
+    tracemalloc.start()
+    try:
+        for t in range(1, 151):
+            sampler.batch(t)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept <= 1.1 * 4 * 50_000
 
 
 def test_more_machines_a_round_than_there_are_cannot_be_dealt():
@@ -109,14 +114,48 @@ def test_more_machines_a_round_than_there_are_cannot_be_dealt():
 
 @pytest.mark.parametrize("sampling", ["uniform", "balanced"])
 @pytest.mark.parametrize("seed", range(10))
-def test_block_and_single_search_find_the_same_exhausted_machine(sampling, seed):
-    names = [str(i) for i in range(9)]
-    limits = np.random.default_rng(seed).integers(0, 9, size=9)
-    found = first_asked_too_often(lambda t: sample_numbers(9, 4, seed, t, sampling), range(1, 12), limits)
-    plainly = rounds_possible(
-        lambda t: sample_machines(names, 4, seed, t, sampling), range(1, 12), dict(zip(names, limits, strict=True))
-    )
-    assert plainly == ((None, None) if found is None else (found[0], str(found[1])))
+def test_the_first_refusal_is_found_whether_clients_are_passed_over_or_not(sampling, seed):
+    caps, left, rounds = np.random.default_rng(seed).integers(0, 9, size=9), {}, range(1, 12)
+
+    def asked(server_round, _=None):
+        return sample_numbers(9, 4, seed, server_round, sampling)
+
+    found = exhaustion_schedule(asked, caps, rounds)
+    refused = None
+    for t in rounds:
+        for number in asked(t).tolist():
+            left[number] = left.get(number, caps[number]) - 1
+            if left[number] < 0 and refused is None:
+                refused = t, number
+    assert found.refused == refused
+
+    def willing(server_round, left):
+        return np.array([number for number in asked(server_round) if left[number] > 0], np.int64)
+
+    passed_over = exhaustion_schedule(willing, caps, rounds)
+    assert passed_over.refused is None
+    times = Counter(number for t in rounds for number in asked(t).tolist())
+    for number, cap in enumerate(caps.tolist()):
+        spent = [t for t in rounds if number in asked(t)][:cap]
+        expected = 0 if not cap else spent[-1] if times[number] >= cap else None
+        assert passed_over.after.get(str(number)) == (expected if expected != rounds[-1] else None)
+    assert [passed_over.left(t) for t in rounds] == [
+        9 - sum(last < t for last in passed_over.after.values()) for t in rounds
+    ]
+
+
+def test_clients_without_a_cap_never_run_out():
+    nobody = exhaustion_schedule(lambda t, left: np.arange(3), np.full(3, NO_CAP), range(1, 1000))
+    assert (nobody.after, nobody.refused, nobody.left(999), nobody.lines()) == ({}, None, 3, [])
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "balanced"])
+@pytest.mark.parametrize(("clients", "count", "rounds"), [(7, 3, 20), (5, 5, 4), (9, 2, 9), (9, 2, 10)])
+def test_nobody_is_asked_in_more_rounds_than_is_said(sampling, clients, count, rounds):
+    times = Counter(i for t in range(1, rounds + 1) for i in sample_numbers(clients, count, 3, t, sampling).tolist())
+    most = most_requests(clients, count, rounds, sampling)
+    assert max(times.values()) <= most
+    assert sampling == "uniform" or max(times.values()) == most
 
 
 def test_numbered_names_are_a_list_that_is_not_made():
@@ -235,7 +274,7 @@ def test_so_it_is_in_many_trainings_in_trouble():
 def test_a_server_that_ignores_a_late_answers_base_is_caught(monkeypatch):
     """It asks machines again while they compute, and believes both answers: what the first one has counts twice."""
     monkeypatch.setattr(ReleaseStrategy, "_is_late", lambda self, reply: False)
-    monkeypatch.setattr(OpenRequests, "machines", frozenset())
+    monkeypatch.setattr(InFlightRequests, "machines", frozenset())
     grid = LateGrid(app(), 4, twelve_seconds)
     strategy = trained(grid, 12, quorum=0.75)
     with pytest.raises(AssertionError, match="to the last bit"):
@@ -244,7 +283,7 @@ def test_a_server_that_ignores_a_late_answers_base_is_caught(monkeypatch):
 
 def test_asking_again_meanwhile_costs_no_bit_as_long_as_answers_are_looked_at(monkeypatch):
     """The sibling of the planted bug: which of two answers counts is decided where all are looked at."""
-    monkeypatch.setattr(OpenRequests, "machines", frozenset())
+    monkeypatch.setattr(InFlightRequests, "machines", frozenset())
     grid = LateGrid(app(), 4, twelve_seconds)
     strategy = trained(grid, 12, quorum=0.75)
     assert sum(report.late for report in strategy.history) > 0
@@ -478,20 +517,20 @@ def test_others_are_asked_in_the_place_of_those_that_have_left():
 
 
 def test_a_request_that_never_arrived_costs_a_machine_no_release():
-    left = ReleasesLeft()
-    left.take({"a": {"releases": 2, "releases-left": 3}, "b": {"releases": 0}})
-    left.asked(["a", "b"])
-    left.asked(["a"])
-    assert left.stated == {"a": 1}
-    left.made({"a": 3, "b": 1})
-    assert left.stated == {"a": 2}
-    left.asked(["a", "a"])
-    assert left.finished == {"a"}
+    remaining = RemainingReleases()
+    remaining.read({"a": {"releases": 2, "releases-left": 3}, "b": {"releases": 0}})
+    remaining.requested(["a", "b"])
+    remaining.requested(["a"])
+    assert remaining.left == {"a": 1}
+    remaining.received({"a": 3, "b": 1})
+    assert remaining.left == {"a": 2}
+    remaining.requested(["a", "a"])
+    assert remaining.exhausted == {"a"}
 
 
 def test_how_many_are_asked_and_waited_for():
-    attendance = Attendance(num_clients=20, clients_per_round=10, quorum=0.8, over_selection=1.2)
-    assert (attendance.asked(20), attendance.needed(20), attendance.needed(20, 6)) == (12, 8, 4)
-    assert Attendance(num_clients=10, quorum=0.8).needed(10) == 8, "and not 9 for the sake of floating point"
-    assert Attendance(fraction_train=0.5, over_selection=1.2).asked(100) == 60
-    assert not Attendance(over_selection=1.2).waits_for_all
+    config = ParticipationConfig(num_clients=20, clients_per_round=10, quorum=0.8, over_selection=1.2)
+    assert (config.asked(20), config.needed(20), config.needed(20, 6)) == (12, 8, 4)
+    assert ParticipationConfig(num_clients=10, quorum=0.8).needed(10) == 8, "and not 9 for the sake of floating point"
+    assert ParticipationConfig(fraction_train=0.5, over_selection=1.2).asked(100) == 60
+    assert not ParticipationConfig(over_selection=1.2).waits_for_all

@@ -1,13 +1,11 @@
-"""Attendance: how many clients a training has, whom a round asks, how long it waits, and who leaves when.
+"""The cohort of every round: how many clients a training has, whom a round asks, and who runs out of releases when.
 
-The clients of a round are drawn by seed and round alone, so that every engine asks the same ones. A client that has
-not answered is not asked again. A late answer is taken in the round in which it comes, by the rule that every answer
-has to pass: nothing of it counts twice (docs/proofs/release-rule.md). A client is asked for no more releases than it
-says it can make, by its cap and its fresh samples.
+The clients of a round are drawn by seed and round alone, so that every engine asks the same ones. A client is asked for
+no more releases than it says it can make, by its cap and its fresh samples: :func:`exhaustion_schedule` tells, from
+whom rounds ask and what clients can still make, who has none left when.
 
 A step divides by ``clients_per_round``, whatever came: it is fixed for a session. How many answers a round waits for,
-the quorum, may change from round to round. A client that is off or silent costs one deadline, and is then asked without
-being waited for (:class:`Absences`).
+the quorum, may change from round to round.
 """
 
 from __future__ import annotations
@@ -15,12 +13,11 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
@@ -29,11 +26,11 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, derived_seed
+from ...privacy import ConfigurationError, derived_seed, protocol
 from ...privacy.accounting.gdp import check_count
-from .guarded_grid import guarded
-from .known_machines import MachineDirectory, by_length_and_name
-from .replies import UNREACHED, RoundReport, exchange, releases_left
+from .in_flight import JUST_BEHIND, InFlightRequests, RoundReplies
+from .known_machines import MachineDirectory, NumberedNames
+from .replies import UNREACHED, RoundReport, exchange
 
 logger = logging.getLogger("flwr")
 
@@ -51,8 +48,8 @@ def sample_machines(
     Parameters
     ----------
     sampling : {"uniform", "balanced"}
-        ``uniform``: every round by itself, as in reshef-levy-2025. ``balanced``: as from a shuffled pack of cards, so
-        that all machines take part equally often and a single pass uses every sample.
+        ``uniform``: every round by itself, as in reshef-levy-2025. ``balanced``: without replacement over rounds
+        (:class:`ShuffledSampler`), so that all machines take part equally often and a single pass uses every sample.
 
     Notes
     -----
@@ -67,111 +64,86 @@ def sample_numbers(
 ) -> NDArray[np.int64]:
     """The numbers, ascending, of the machines that :func:`sample_machines` draws of M."""
     if sampling == "balanced":
-        return _dealer(num_machines, count, seed).hand(server_round)
+        return _shuffled(num_machines, count, seed).batch(server_round)
     generator = np.random.Generator(np.random.Philox(key=derived_seed("sample machines", seed, server_round)))
     return np.sort(generator.choice(num_machines, size=count, replace=False))
 
 
-def rounds_possible(
-    asked: Callable[[int], Iterable[str]], rounds: Iterable[int], releases: Mapping[str, float]
-) -> tuple[int | None, str | None]:
-    """The first round that asks a machine for more ``releases`` than it can make, and that machine; None if none does.
+class ShuffledSampler:
+    """Sampling without replacement: clients are taken in a shuffled order, and shuffled anew once all were taken.
 
-    ``asked`` gives the machines of a round; one that is missing in ``releases`` can make any number.
-    """
-    if not releases:
-        return None, None
-    left = dict(releases)
-    for server_round in rounds:
-        for name in asked(server_round):
-            left[name] = left.get(name, math.inf) - 1
-            if left[name] < 0:
-                return server_round, name
-    return None, None
-
-
-def first_asked_too_often(
-    asked: Callable[[int], NDArray[np.int64]], rounds: Iterable[int], releases: NDArray[np.int64]
-) -> tuple[int, int] | None:
-    """:func:`rounds_possible` for machines by number, with their ``releases`` of shape (M,)."""
-    left = releases.copy()
-    for server_round in rounds:
-        numbers = asked(server_round)
-        left[numbers] -= 1
-        short = np.flatnonzero(left[numbers] < 0)
-        if short.size:
-            return server_round, int(numbers[short[0]])
-    return None
-
-
-class _Dealer:
-    """Deals ``count`` distinct machines a round from a shuffled pack; an empty pack is shuffled anew.
-
-    One pack is kept. Of the others it is known with which hand they begin and what the pack before left over, so that
-    any hand can be dealt again.
+    One epoch is kept. Of the others it is known in which round they begin and which clients remained of the epoch
+    before, so that the batch of any round can be drawn again.
     """
 
-    def __init__(self, num_machines: int, count: int, seed: int) -> None:
-        if count > num_machines:
+    def __init__(self, num_clients: int, count: int, seed: int) -> None:
+        if count > num_clients:
             raise ConfigurationError("Expected no more machines a round than there are.")
-        self._num_machines, self._count, self._seed = num_machines, count, seed
-        self._kind = np.int32 if num_machines <= _LARGEST_INT32 else np.int64
+        self._num_clients, self._count, self._seed = num_clients, count, seed
+        self._kind = np.int32 if num_clients <= _LARGEST_INT32 else np.int64
         self._firsts = [1]
-        self._leftovers: list[NDArray[np.integer]] = [np.empty(0, self._kind)]
-        self._open: tuple[int, _Pack] | None = None
+        self._remainders: list[NDArray[np.integer]] = [np.empty(0, self._kind)]
+        self._current: tuple[int, _Epoch] | None = None
 
-    def hand(self, server_round: int) -> NDArray[np.int64]:
+    def batch(self, server_round: int) -> NDArray[np.int64]:
+        """Return the numbers, ascending, of the clients of a round."""
         while True:
             number = bisect_right(self._firsts, server_round) - 1
-            pack = self._pack(number)
-            if server_round < pack.end:
-                return pack.hand(server_round)
-            self._firsts.append(pack.end)  # the next pack begins where the last one that is known ends
-            self._leftovers.append(pack.leftover.copy())
+            epoch = self._epoch(number)
+            if server_round < epoch.end:
+                return epoch.batch(server_round)
+            self._firsts.append(epoch.end)  # the next epoch begins where the last one that is known ends
+            self._remainders.append(epoch.remainder.copy())
 
-    def _pack(self, number: int) -> _Pack:
-        if self._open is None or self._open[0] != number:
-            self._open = None  # one at a time
+    def _epoch(self, number: int) -> _Epoch:
+        if self._current is None or self._current[0] != number:
+            self._current = None  # one at a time
             key = derived_seed("deal machines", self._seed, number + 1)
-            order = np.random.Generator(np.random.Philox(key=key)).permutation(self._num_machines).astype(self._kind)
-            self._open = number, _Pack(order, self._count, self._firsts[number], self._leftovers[number])
-        return self._open[1]
+            order = np.random.Generator(np.random.Philox(key=key)).permutation(self._num_clients).astype(self._kind)
+            self._current = number, _Epoch(order, self._count, self._firsts[number], self._remainders[number])
+        return self._current[1]
 
 
-class _Pack:
-    """One shuffled pack, dealt from its beginning."""
+class _Epoch:
+    """One shuffled order of all clients, taken from its beginning."""
 
-    def __init__(self, order: NDArray[np.integer], count: int, first: int, leftover: NDArray[np.integer]) -> None:
+    def __init__(self, order: NDArray[np.integer], count: int, first: int, remainder: NDArray[np.integer]) -> None:
         self._count, self._first = count, first
         self._across: list[NDArray[np.integer]] = []
-        if leftover.size:
-            # A hand may hold the last of one pack and the first of the next. A machine that is in it already is passed
-            # over, and stays on top of the new pack for the next hand.
-            free = np.flatnonzero(~np.isin(order[:count], leftover))[: count - leftover.size]
-            self._across = [np.concatenate([leftover, order[free]])]
+        if remainder.size:
+            # A batch may hold the last of one epoch and the first of the next. A client that is in it already is passed
+            # over, and stays at the front of the new epoch for the next batch.
+            free = np.flatnonzero(~np.isin(order[:count], remainder))[: count - remainder.size]
+            self._across = [np.concatenate([remainder, order[free]])]
             order = np.delete(order, free)
         self._order = order
         self._whole = len(order) // count
 
     @property
     def end(self) -> int:
-        """The first hand that is not all of this pack's."""
+        """The first round whose batch is not all of this epoch's."""
         return self._first + len(self._across) + self._whole
 
     @property
-    def leftover(self) -> NDArray[np.integer]:
-        """Machines left when there is no whole hand any more."""
+    def remainder(self) -> NDArray[np.integer]:
+        """The clients left when there is no whole batch any more."""
         return self._order[self._whole * self._count :]
 
-    def hand(self, number: int) -> NDArray[np.int64]:
-        place = number - self._first - len(self._across)
-        hand = self._across[0] if place < 0 else self._order[place * self._count : (place + 1) * self._count]
-        return np.sort(hand).astype(np.int64)
+    def batch(self, server_round: int) -> NDArray[np.int64]:
+        place = server_round - self._first - len(self._across)
+        batch = self._across[0] if place < 0 else self._order[place * self._count : (place + 1) * self._count]
+        return np.sort(batch).astype(np.int64)
 
 
 @lru_cache(maxsize=8)
-def _dealer(num_machines: int, count: int, seed: int) -> _Dealer:
-    return _Dealer(num_machines, count, seed)
+def _shuffled(num_clients: int, count: int, seed: int) -> ShuffledSampler:
+    return ShuffledSampler(num_clients, count, seed)
+
+
+def most_requests(num_clients: int, per_round: int, num_rounds: int, sampling: str) -> int:
+    """Return the most rounds of a training that ask one client."""
+    # Whoever is shuffled anew only once all were taken is asked at most once more than anybody else.
+    return num_rounds if sampling == "uniform" else min(num_rounds, -(-num_rounds * per_round // num_clients))
 
 
 _FEWEST = 2  # machines of a training that does not say how many there are, as in FedAvg
@@ -179,8 +151,8 @@ _ROUNDING = 1e-9  # 0.8 * 10 is 8 machines, whatever floating point makes of it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attendance:
-    """A strategy's options on attendance, checked; None for those that were left out.
+class ParticipationConfig:
+    """A strategy's options on participation, checked; None for those that were left out.
 
     :class:`~murmurfl.strategies.ReleaseStrategy` describes them; M is ``num_clients`` and m ``clients_per_round``.
     """
@@ -308,302 +280,152 @@ class Attendance:
 
 _MOST_NAMED = 5
 
-Draw = Callable[[int, AbstractSet[str], Mapping[str, int]], Iterable[str]]
-"""The machines that a round asks, given the round, those that it cannot ask and how often each was asked before."""
+Schedule = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
+"""The numbers of the clients that a round asks, given the round and how many releases each of M clients has left."""
+
+NO_CAP = np.iinfo(np.int64).max
+"""The releases of a client that can make any number."""
 
 
 @dataclass(frozen=True)
-class Leaving:
-    """When machines leave a training, if every request is answered in time."""
+class ExhaustionSchedule:
+    """When clients run out of releases, if every request is answered in time.
 
-    machines: int  # M
-    rounds: int  # T
-    after: Mapping[str, int]  # the round after which each machine has finished, in that order, if before T
-    releases: Mapping[str, int]  # how many each of these can make
+    Parameters
+    ----------
+    caps : ndarray of shape (M,)
+        Releases that each client can make.
+    rounds : range
+        The rounds that were looked at.
+    last : ndarray of shape (M,)
+        The round after which each client has no release left; the end of ``rounds`` for those that never run out.
+    refused : tuple of int, optional
+        The first round that asks a client for one release more than it can make, and the client's number; None if none
+        does. What comes after that round was not looked at.
+    names : sequence of str
+        The clients' names.
+    """
+
+    caps: NDArray[np.int64]
+    rounds: range
+    last: NDArray[np.int64]
+    refused: tuple[int, int] | None
+    names: Sequence[str]
+
+    @property
+    def after(self) -> dict[str, int]:
+        """The round after which each client has run out, in that order, for those that do before the last round."""
+        out = np.flatnonzero(self.last < self.rounds.stop - 1)
+        in_order: list[int] = out[np.argsort(self.last[out], kind="stable")].tolist()
+        return {self.names[i]: int(self.last[i]) for i in in_order}
 
     def left(self, server_round: int) -> int:
-        """How many machines can still be asked in a round."""
-        return self.machines - sum(last < server_round for last in self.after.values())
+        """Return how many clients can still be asked in a round."""
+        return len(self.last) - int(np.count_nonzero(self.last < min(server_round, self.rounds.stop - 1)))
 
     def lines(self) -> list[str]:
-        """Lines for a log; none where nobody leaves."""
-        if not self.after:
+        """Return lines for a log; none if nobody runs out."""
+        after = list(self.after.items())
+        if not after:
             return []
-        steps = sorted({last + 1 for last in self.after.values()})
-        told = [f"{self.left(step)} left from round {step} on" for step in steps[:_MOST_NAMED]]
+        steps = sorted({last + 1 for _, last in after})
+        counts = [f"{self.left(step)} left from round {step} on" for step in steps[:_MOST_NAMED]]
         if len(steps) > _MOST_NAMED:
-            told[-1] = f"..., {self.left(steps[-1])} left from round {steps[-1]} on"
-        first = [
-            f"{name!r} after round {last} ({self.releases[name]} releases)"
-            for name, last in list(self.after.items())[:_MOST_NAMED]
-        ]
-        more = ", ..." if len(self.after) > _MOST_NAMED else ""
+            counts[-1] = f"..., {self.left(steps[-1])} left from round {steps[-1]} on"
+        caps = dict(zip(self.names, self.caps.tolist(), strict=True))
+        first = [f"{name!r} after round {last} ({caps[name]} releases)" for name, last in after[:_MOST_NAMED]]
+        more = ", ..." if len(after) > _MOST_NAMED else ""
         return [
-            f"Machines leave: {len(self.after)} of {self.machines} before the end of {self.rounds} rounds; "
-            f"{', '.join(told)}.",
+            f"Machines leave: {len(after)} of {len(self.last)} before the end of {self.rounds.stop - 1} rounds; "
+            f"{', '.join(counts)}.",
             f"First: {', '.join(first)}{more}.",
         ]
 
 
-class ReleasesLeft:
-    """How many more releases each machine can make: its statement, less what it was asked for since."""
+def exhaustion_schedule(
+    schedule: Schedule, caps: NDArray[np.int64], rounds: range, names: Sequence[str] | None = None
+) -> ExhaustionSchedule:
+    """Return when clients run out of releases, from whom rounds ask and how many releases each client can make.
+
+    Parameters
+    ----------
+    schedule : callable
+        The numbers of the clients that a round asks. It may pass over those that have no release left.
+    caps : ndarray of shape (M,)
+        Releases that each client can make; :data:`NO_CAP` for any number.
+    rounds : range
+        Rounds to look at.
+    names : sequence of str, optional
+        The clients' names; default their numbers.
+    """
+    left = caps.copy()
+    last = np.full(len(caps), rounds.stop, np.int64)
+    last[caps <= 0] = rounds.start - 1
+    refused = None
+    # Only a client with fewer releases than there are rounds can run out.
+    for server_round in rounds if caps.min(initial=NO_CAP) < len(rounds) else ():
+        numbers = schedule(server_round, left)
+        left[numbers] -= 1
+        asked = left[numbers]
+        if (short := numbers[asked < 0]).size:
+            refused = server_round, int(short[0])
+            break
+        last[numbers[asked == 0]] = server_round
+    return ExhaustionSchedule(caps, rounds, last, refused, NumberedNames(len(caps)) if names is None else names)
+
+
+def releases_left(statement: Mapping[str, Any]) -> float:
+    """Return how many more releases a client says it can make in this session; by default what its cap allows."""
+    left = statement.get(protocol.RELEASES_LEFT)
+    if isinstance(left, int) and not isinstance(left, bool):
+        return max(left, 0)
+    return max(statement.get("max-participations", math.inf) - statement.get("releases", 0), 0)
+
+
+class RemainingReleases:
+    """How many more releases each client can make: what it states, less what it was asked for since."""
 
     def __init__(self) -> None:
         self._in_all: dict[str, int] = {}
         self._left: dict[str, int] = {}
 
-    def take(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take machines' statements; one that states no end has none."""
-        for name, said in statements.items():
-            left, made = releases_left(said), said.get("releases", 0)
-            if left != float("inf"):
+    def read(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
+        """Read clients' statements; one that states no end has none."""
+        for name, statement in statements.items():
+            left, made = releases_left(statement), statement.get("releases", 0)
+            if left != math.inf:
                 self._left[name] = int(left)
                 self._in_all[name] = int(left) + int(made)
 
     @property
-    def finished(self) -> frozenset[str]:
-        """The machines that can make no more releases."""
+    def exhausted(self) -> frozenset[str]:
+        """The clients that can make no more releases."""
         return frozenset(name for name, left in self._left.items() if left <= 0)
 
     @property
-    def stated(self) -> dict[str, int]:
-        """How many more releases each machine can make that stated it."""
+    def left(self) -> dict[str, int]:
+        """How many more releases each client can make that stated it."""
         return dict(self._left)
 
-    def asked(self, names: Iterable[str]) -> None:
-        """Count a request to each machine: a release is spent even if no reply comes."""
+    def requested(self, names: Iterable[str]) -> None:
+        """Count a request to each client: a release is spent even if no reply comes."""
         for name in names:
             if name in self._left:
                 self._left[name] -= 1
 
-    def made(self, releases: Mapping[str, int | None]) -> None:
+    def received(self, releases: Mapping[str, int | None]) -> None:
         """Correct the counts by releases that came: what was asked for and never made is not spent."""
         for name, number in releases.items():
             if number is not None and name in self._left:
                 self._left[name] = self._in_all[name] - number
 
 
-def foreseen(draw: Draw, left: Mapping[str, int], names: Iterable[str], rounds: range, fewest: int) -> Leaving:
-    """Which machines leave when in ``rounds``; refused if fewer than ``fewest`` remain in one of them.
-
-    ``left`` has the releases that machines can still make; one that is missing can make any number.
-    """
-    machines = len(list(names))
-    remaining, times, after = dict(left), dict[str, int](), dict[str, int]()
-    finished = {name for name, most in remaining.items() if most <= 0}
-    after.update(dict.fromkeys(sorted(finished, key=by_length_and_name), rounds.start - 1))
-    if finished or min(remaining.values(), default=len(rounds)) < len(rounds):  # else nobody can leave
-        for server_round in rounds:
-            if machines - len(finished) < fewest:
-                raise ConfigurationError(
-                    f"Expected at most {server_round - 1} rounds, got {rounds.stop - 1}: from round {server_round} on "
-                    f"{machines - len(finished)} machines can make another release (caps and fresh samples decide), "
-                    f"and a round waits for {fewest}. Use fewer rounds, larger caps, a smaller quorum, or "
-                    "allow_exhaustion=True (allow-exhaustion = true in murmurfl's own app): it goes on with whatever "
-                    "is left."
-                )
-            for name in draw(server_round, finished, times):
-                times[name] = times.get(name, 0) + 1
-                if name in remaining:
-                    remaining[name] -= 1
-                    if not remaining[name] and server_round + 1 in rounds:
-                        after[name] = server_round
-            finished.update(name for name, last in after.items() if last == server_round)
-    return Leaving(machines, rounds.stop - 1, after, {name: left[name] for name in after})
-
-
 LateAnswers = Literal["counted", "dropped", "refused"]
 """What becomes of an answer that comes after its round; ``refused``: rounds wait for all that they ask."""
 
-_JUST_BEHIND = 1.0
-"""A round goes on for this share of the time until enough had answered, for those just behind."""
-# Every look for answers costs a SuperLink some hundredths of a second; Flower's own grid looks every 3 s.
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_SHARE = 1.0, 3.0, 0.1
-_NEXT_TO_NOTHING_S = 0.001
 
-
-@dataclass(frozen=True)
-class Clock:
-    """The time that passes while a server waits; tests have another one."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-
-@dataclass(frozen=True)
-class OpenRequest:
-    """A request that was sent and not answered yet."""
-
-    machine: str
-    node_id: int  # where the machine was
-    server_round: int  # t
-    since: float  # when it was sent, by the clock
-
-
-@dataclass
-class Gathered:
-    """What came while a round lasted."""
-
-    sent: frozenset[str] = frozenset()  # ids of the round's own requests
-    replies: list[Message] = field(default_factory=list)  # in the order in which they came
-    overdue: dict[str, int] = field(default_factory=dict)  # machines that answered an earlier round, and their nodes
-    given_up: int = 0  # requests that nobody waits for any more
-    unreached: int = 0  # requests of which Flower says that they reach nobody
-
-
-_MOST_DOUBLINGS = 10
-
-
-class Absences:
-    """Clients that kept a round waiting in vain, which rounds do not wait for until they have answered again.
-
-    After the k-th time it takes 2^(k-1) answers: whoever stays away, or answers now and then, makes no more than about
-    log2 T of T rounds wait. Such a client is asked all the same, and what it answers counts.
-    """
-
-    def __init__(self) -> None:
-        self._times: Counter[str] = Counter()
-        self._owed: dict[str, int] = {}
-
-    def waits_for(self, name: str) -> bool:
-        """Return True if rounds wait for a client."""
-        return name not in self._owed
-
-    def missed(self, name: str) -> None:
-        """Note that a round waited for a client in vain."""
-        self._times[name] += 1
-        self._owed[name] = 2 ** min(self._times[name] - 1, _MOST_DOUBLINGS)
-
-    def answered(self, name: str) -> None:
-        """Note that a client has answered."""
-        if self._owed.get(name, 0) > 1:
-            self._owed[name] -= 1
-        else:
-            self._owed.pop(name, None)
-
-    def patience(self, name: str) -> int:
-        """Return how many times the timeout a request to a client stays open, for slow ones to be heard."""
-        return 2 ** min(self._times[name], _MOST_DOUBLINGS)
-
-
-class OpenRequests:
-    """The open requests of a training, at most one a machine."""
-
-    def __init__(self, clock: Clock | None = None) -> None:
-        self.clock = Clock() if clock is None else clock
-        self.absences = Absences()
-        self._open: dict[str, OpenRequest] = {}  # by the message's id
-        self._missed: set[str] = set()  # ids of those that a round waited for in vain
-        self._given_up: list[str] = []  # ids of requests that the grid may forget
-
-    @property
-    def machines(self) -> frozenset[str]:
-        """Machines that have not answered."""
-        return frozenset(request.machine for request in self._open.values())
-
-    def give_up(self, nodes: Mapping[str, int], timeout: float, excluded: Collection[str] = ()) -> int:
-        """Forget requests that are too old, or whose machine is gone, elsewhere or excluded; returns their number."""
-        now = self.clock.now()
-        self._miss(message_id for message_id, one in self._open.items() if now - one.since >= timeout)
-        kept = {
-            message_id: one
-            for message_id, one in self._open.items()
-            if now - one.since < timeout * self.absences.patience(one.machine)
-            and nodes.get(one.machine) == one.node_id
-            and one.machine not in excluded
-        }
-        given_up = [message_id for message_id in self._open if message_id not in kept]
-        self._given_up += given_up
-        self._open, self._missed = kept, self._missed & kept.keys()
-        return len(given_up)
-
-    def gather(
-        self,
-        grid: Grid,
-        messages: Sequence[Message],
-        machines: Iterable[str],
-        *,
-        server_round: int,
-        answers: int,
-        most_open: int,
-        least_releases: int,
-        timeout: float,
-        waits_for: Callable[[str], bool] = lambda _: True,
-    ) -> Gathered:
-        """Send a round's requests, one a machine, and take answers to them and to earlier ones until it is enough.
-
-        It is with ``answers`` of machines that it asked and ``least_releases`` replies without an error, late ones
-        among them, once at most ``most_open`` requests of any round are open to machines that it ``waits_for``.
-        """
-        started = self.clock.now()
-        shortest = min(_SHORTEST_PAUSE_S, float(getattr(grid, "pull_interval", _SHORTEST_PAUSE_S)))  # of a simulation
-        found = self.ask(grid, messages, machines, server_round)
-        own = found.sent
-        wanted = min(answers, len(own))
-        satisfied: float | None = None
-        while True:
-            self.take(grid, found, server_round)
-            passed, waiting = self.clock.now() - started, sum(one in self._open for one in own)
-            if satisfied is None and len(own) - waiting >= wanted:
-                satisfied = passed
-            behind = waiting and passed < (1 + _JUST_BEHIND) * (passed if satisfied is None else satisfied)
-            still = sum(waits_for(request.machine) for request in self._open.values())
-            over = satisfied is not None and not behind and still <= most_open
-            releases = sum(not reply.has_error() for reply in found.replies)
-            if (over and releases >= least_releases) or not self._open:
-                return found
-            if passed >= timeout:
-                self._miss(own)
-                return found
-            pause = min(max(_PAUSE_SHARE * passed, shortest), _LONGEST_PAUSE_S)
-            self.clock.sleep(max(min(pause, timeout - passed), _NEXT_TO_NOTHING_S))
-
-    def _miss(self, ids: Iterable[str]) -> None:
-        """Note, once for each of some requests, that it was waited for in vain; whatever was answered is none."""
-        for message_id in [one for one in ids if one in self._open and one not in self._missed]:
-            self._missed.add(message_id)
-            self.absences.missed(self._open[message_id].machine)
-
-    def ask(self, grid: Grid, messages: Sequence[Message], machines: Iterable[str], server_round: int) -> Gathered:
-        """Send requests, one a machine, without waiting."""
-        guard = guarded(grid)
-        guard.forget(self._given_up)
-        self._given_up = []
-        ids = list(guard.push_messages(messages)) if messages else []
-        now, sent = self.clock.now(), set()
-        for message_id, message, machine in zip(ids, messages, machines, strict=False):
-            if message_id:
-                self._open[message_id] = OpenRequest(machine, message.metadata.dst_node_id, server_round, now)
-                sent.add(message_id)
-        return Gathered(sent=frozenset(sent), given_up=len(messages) - len(sent))  # nobody carries the others
-
-    def linger(self, grid: Grid, found: Gathered, server_round: int, until: float) -> None:
-        """Take answers until the round's own requests have theirs, or the clock shows a time."""
-        while True:
-            self.take(grid, found, server_round)
-            left = until - self.clock.now()
-            if left <= 0 or not any(one in self._open for one in found.sent):
-                return
-            self.clock.sleep(min(_SHORTEST_PAUSE_S, left))
-
-    def take(self, grid: Grid, found: Gathered, server_round: int) -> None:
-        """Take what has come; the network's own errors close a request, too."""
-        for reply in guarded(grid).pull_messages(list(self._open)) if self._open else ():
-            request = self._open.pop(reply.metadata.reply_to_message_id, None)
-            if request is None:
-                continue  # twice
-            found.replies.append(reply)
-            if reply.has_error() and reply.error.code in UNREACHED:
-                found.unreached += 1
-                self.absences.missed(request.machine)
-                continue
-            self.absences.answered(request.machine)
-            if request.server_round != server_round:
-                found.overdue[request.machine] = request.node_id
-
-
-class RollCall:
-    """Whom each round of a training asks, and how long it waits.
+class CohortSampler:
+    """The clients that each round of a training asks, and how long it waits for them.
 
     A late reply counts by the same rule as any other, so whatever is late, lost or given up, a release enters the model
     at most once.
@@ -611,35 +433,35 @@ class RollCall:
 
     def __init__(
         self,
-        attendance: Attendance,
+        config: ParticipationConfig,
         machines: MachineDirectory,
         *,
         late_answers: LateAnswers,
         strategy: str,
         needs_all: bool = False,
     ) -> None:
-        if late_answers == "refused" and not attendance.waits_for_all:
+        if late_answers == "refused" and not config.waits_for_all:
             raise ConfigurationError(
-                f"Expected quorum = 1 and over_selection = 1 for {strategy}, got {attendance.quorum:g} and "
-                f"{attendance.over_selection:g}: it has no use for a late answer, whose budget would be spent for "
+                f"Expected quorum = 1 and over_selection = 1 for {strategy}, got {config.quorum:g} and "
+                f"{config.over_selection:g}: it has no use for a late answer, whose budget would be spent for "
                 "nothing. The timeout of start() says how long a round waits."
             )
-        self.attendance, self.machines = attendance, machines
+        self.config, self.machines = config, machines
         self.late_answers, self.needs_all = late_answers, needs_all
-        self.seed = secrets.randbits(63) if attendance.seed is None else attendance.seed
-        self.sampling: Sampling = attendance.sampling
-        self.num_clients = attendance.num_clients or 0
+        self.seed = secrets.randbits(63) if config.seed is None else config.seed
+        self.sampling: Sampling = config.sampling
+        self.num_clients = config.num_clients or 0
         """M; 0 until it is known."""
         self.clients_per_round = 0
         """Machines a round asks; 0 until M is known."""
-        self.requests = OpenRequests()
+        self.requests = InFlightRequests()
         self.left_out: frozenset[str] = frozenset()
         """Machines that are not asked for now, for a reason of the trust's; others take their place."""
         self.excluded: frozenset[str] = frozenset()
         """Clients that the operator has taken out: they are not asked, and what they still send is not looked at."""
         self.fewest_summed = 0
         """The fewest releases that can enter the model together."""
-        self._left = ReleasesLeft()
+        self._remaining = RemainingReleases()
         self._times: Counter[str] = Counter()
         self.sampled = 0
         """Number of machines drawn for the round that is under way, connected or not."""
@@ -650,28 +472,28 @@ class RollCall:
 
     def settle(self, machines: int) -> int:
         """Note the number of machines; returns for how many of them a round waits."""
-        self.num_clients, self.clients_per_round = machines, self.attendance.asked(machines)
-        return self.attendance.needed(machines)
+        self.num_clients, self.clients_per_round = machines, self.config.asked(machines)
+        return self.config.needed(machines)
 
     @property
     def _patient(self) -> bool:
         """Whether rounds may end before all have answered; simulated machines that share a node always answer."""
-        return not self.attendance.waits_for_all and not self.machines.several_on_a_node
+        return not self.config.waits_for_all and not self.machines.several_on_a_node
 
     @property
     def fewest_connected(self) -> int:
         """How many machines a round waits for until the deadline, before it begins."""
         if not self.machines.names:
-            return self.attendance.fewest
+            return self.config.fewest
         expected = sum(map(self.requests.absences.waits_for, self.askable))  # of a network: thousands at most
-        return max(min(self.attendance.needed(self.num_clients), expected), self.fewest_left)
+        return max(min(self.config.needed(self.num_clients), expected), self.fewest_left)
 
     @property
     def fewest_left(self) -> int:
         """With how many of them it begins once the deadline has passed."""
         if self.needs_all or not self.machines.names:
             return self.clients_per_round
-        fewest = max(self.attendance.fewest_left(self.num_clients), self.fewest_summed)
+        fewest = max(self.config.fewest_left(self.num_clients), self.fewest_summed)
         return min(fewest, len(self.askable))
 
     @property
@@ -683,7 +505,7 @@ class RollCall:
     @property
     def unaskable(self) -> AbstractSet[str]:
         """Clients that are not asked now: they have finished, are left out, or are excluded."""
-        return self._left.finished | self.left_out | self.excluded
+        return self._remaining.exhausted | self.left_out | self.excluded
 
     def note_absent(self, connected: Collection[str]) -> None:
         """Note who was waited for in vain before a round; rounds do not wait for these until they have answered."""
@@ -753,7 +575,7 @@ class RollCall:
     def ask(self, names: Sequence[str], acks: Mapping[str, int]) -> None:
         """Note the machines of a round, and the acknowledgements of those that are asked."""
         self.sampled, self.asked, self._overdue = len(names), dict(acks), {}
-        self._left.asked(acks)
+        self._remaining.requested(acks)
         if self._patient or self.excluded:
             self._times.update(acks.keys())
 
@@ -778,15 +600,15 @@ class RollCall:
         awaited = [name for name in askable if waits_for(name)]
         if len(awaited) < max(len(askable) / 2, self.fewest_summed):  # of so few a round waits for the others as well
             awaited, waits_for = askable, lambda _: True
-        elif self.attendance.waits_for_all:
+        elif self.config.waits_for_all:
             found = self._answers_of_all(grid, messages, nodes, waits_for, server_round, timeout)
             self._overdue = found.overdue
             return found.replies
-        share = self.attendance.needed(self.num_clients, min(len(awaited), self.clients_per_round))
+        share = self.config.needed(self.num_clients, min(len(awaited), self.clients_per_round))
         found = self.requests.gather(
             *(grid, messages, self.asked),
             server_round=server_round,
-            answers=self.attendance.needed(self.num_clients, sum(map(waits_for, self.asked))),
+            answers=self.config.needed(self.num_clients, sum(map(waits_for, self.asked))),
             most_open=max(len(awaited) - share, 0),
             least_releases=least_releases,
             timeout=timeout,
@@ -804,7 +626,7 @@ class RollCall:
         waits_for: Callable[[str], bool],
         server_round: int,
         timeout: float,
-    ) -> Gathered:
+    ) -> RoundReplies:
         """Wait for the answers of all that rounds wait for, and for as long again for the others that are asked."""
         started = self.requests.clock.now()
         names = {nodes[name]: name for name in self.asked}
@@ -815,7 +637,7 @@ class RollCall:
         found = self.requests.ask(grid, rest, asked, server_round)
         replies = exchange(grid, awaited, timeout)
         passed = self.requests.clock.now() - started
-        self.requests.linger(grid, found, server_round, until=started + min((1 + _JUST_BEHIND) * passed, timeout))
+        self.requests.linger(grid, found, server_round, until=started + min((1 + JUST_BEHIND) * passed, timeout))
         self._given_up += found.given_up + found.unreached
         heard = [reply for reply in replies if not (reply.has_error() and reply.error.code in UNREACHED)]
         came = {reply.metadata.src_node_id for reply in heard}
@@ -836,8 +658,8 @@ class RollCall:
 
     def counted(self, report: RoundReport, participation: Mapping[str, int | None], *, direct: bool) -> RoundReport:
         """The report with the counts of requests."""
-        self._left.made(participation)
-        finished = len(self._left.finished)
+        self._remaining.received(participation)
+        finished = len(self._remaining.exhausted)
         if self.machines.several_on_a_node or direct:
             return replace(report, finished=finished)
         return replace(
@@ -850,28 +672,77 @@ class RollCall:
 
     # Before the first round.
 
+    def check_rounds(
+        self,
+        statements: Mapping[str, Mapping[str, Any]],
+        done: int,
+        num_rounds: int,
+        asks: Callable[[int], bool] = lambda _: True,
+    ) -> None:
+        """Refuse a training whose rounds ask a client more often than it says it can answer."""
+        names = self.machines.names
+        caps = {name: releases_left(statement) for name, statement in statements.items()}
+        numbers = _numbers_of(names)
+
+        def drawn(server_round: int, _: NDArray[np.int64]) -> NDArray[np.int64]:
+            return numbers(self.sample(server_round) if asks(server_round) else ())
+
+        found = exhaustion_schedule(drawn, _caps(names, caps), range(done + 1, num_rounds + 1)).refused
+        if found is None:
+            return
+        last, name = found[0], names[found[1]]
+        said = (
+            f"machine {name} says that it can make {caps[name]} {'more ' if done else ''}releases, and round {last} "
+            "asks it for one more: its cap (max-participations) and its fresh samples decide"
+        )
+        if not done:
+            raise ConfigurationError(
+                f"Expected at most {last - 1} rounds, got {num_rounds}: {said}. Use fewer rounds or a larger cap, "
+                "train without that machine (`murmurfl federation leave`), or set allow_exhaustion=True "
+                "(allow-exhaustion = true in murmurfl's own app): machines that can make no more then refuse."
+            )
+        # No refusal here: a server that was killed asks for a round again, and what its machines released for it the
+        # first time is spent. So a training that was possible may end up short of a release, through no fault of its
+        # plan.
+        logger.warning("In what is left of %d rounds %s; it refuses from then on.", num_rounds, said)
+
     def foresee(
         self, statements: Mapping[str, Mapping[str, Any]], done: int, num_rounds: int, *, allow_exhaustion: bool
-    ) -> Leaving:
-        """Which machines leave when, logged; refuses a training for which too few stay, unless that is allowed."""
-        self._left.take(statements)
-        fewest = 0 if allow_exhaustion or not self._patient or done else self.attendance.needed(self.num_clients)
-        return self._foreseen(done, num_rounds, fewest)
+    ) -> ExhaustionSchedule:
+        """Return who runs out of releases when, logged; refuse a training for which too few stay, unless allowed."""
+        self._remaining.read(statements)
+        schedule = self._exhaustion(done, num_rounds)
+        if not (allow_exhaustion or done) and self._patient and schedule.caps.min(initial=NO_CAP) < num_rounds:
+            self._check_enough_stay(schedule)
+        return _logged(schedule)
 
-    def foresee_again(self, done: int, num_rounds: int) -> Leaving:
-        """Work out anew who leaves when, logged, after somebody was excluded."""
-        return self._foreseen(done, num_rounds, 0)
+    def foresee_again(self, done: int, num_rounds: int) -> ExhaustionSchedule:
+        """Return anew who runs out of releases when, logged, after somebody was excluded."""
+        return _logged(self._exhaustion(done, num_rounds))
 
-    def _foreseen(self, done: int, num_rounds: int, fewest: int) -> Leaving:
-        def draw(server_round: int, absent: AbstractSet[str], times: Mapping[str, int]) -> Iterable[str]:
-            return self._drawn(server_round, absent | self.left_out | self.excluded, times)
-
+    def _exhaustion(self, done: int, num_rounds: int) -> ExhaustionSchedule:
+        """Return who runs out of releases when, if rounds ask others in the place of those that have none left."""
         names = [name for name in self.machines.names if name not in self.excluded]
-        stated = {name: left for name, left in self._left.stated.items() if name not in self.excluded}
-        leaving = foreseen(draw, stated, names, range(done + 1, num_rounds + 1), fewest)
-        for line in leaving.lines():
-            logger.info("%s", line)
-        return leaving
+        caps, numbers = _caps(names, self._remaining.left), _numbers_of(names)
+
+        def drawn(server_round: int, left: NDArray[np.int64]) -> NDArray[np.int64]:
+            exhausted = {names[i] for i in np.flatnonzero(left <= 0).tolist()}
+            times = dict(zip(names, (caps - left).tolist(), strict=True))
+            return numbers(self._drawn(server_round, exhausted | self.left_out | self.excluded, times))
+
+        return exhaustion_schedule(drawn, caps, range(done + 1, num_rounds + 1), names)
+
+    def _check_enough_stay(self, schedule: ExhaustionSchedule) -> None:
+        fewest = self.config.needed(self.num_clients)
+        for server_round in sorted({1, *(last + 1 for last in schedule.after.values())}):
+            if (left := schedule.left(server_round)) < fewest:
+                raise ConfigurationError(
+                    f"Expected at most {server_round - 1} rounds, got {schedule.rounds.stop - 1}: from round "
+                    f"{server_round} on {left} machines can make another release (caps and fresh samples decide), and "
+                    f"a round waits for {fewest}. Use fewer rounds, larger caps, a smaller quorum, or "
+                    "allow_exhaustion=True (allow-exhaustion = true in murmurfl's own app): it goes on with whatever "
+                    "is left."
+                )
 
     def say_what_absence_costs(self, strategy: str, costs: str) -> None:
         """Log what becomes of a training when a client is off: it goes on, unless its rule needs everybody."""
@@ -888,7 +759,7 @@ class RollCall:
 
     def say_what_is_dropped(self) -> None:
         """Warn of the budget that not waiting costs, where late answers are dropped."""
-        most = self.clients_per_round - self.attendance.needed(self.num_clients)
+        most = self.clients_per_round - self.config.needed(self.num_clients)
         if self._patient and self.late_answers == "dropped" and most:
             logger.warning(
                 "A round waits for %d of %d machines. What comes later is dropped, and no other release carries it: of "
@@ -900,4 +771,25 @@ class RollCall:
     def heard_per_round(self) -> int:
         """How many machines of a round enter the model, sooner or later."""
         dropped = self._patient and self.late_answers == "dropped"
-        return self.attendance.needed(self.num_clients) if dropped else self.clients_per_round
+        return self.config.needed(self.num_clients) if dropped else self.clients_per_round
+
+
+def _caps(names: Sequence[str], releases: Mapping[str, float]) -> NDArray[np.int64]:
+    """Return the releases of each client by its place; a client that is missing can make any number."""
+    caps = (releases.get(name, math.inf) for name in names)
+    return np.fromiter((NO_CAP if cap >= NO_CAP else int(cap) for cap in caps), np.int64, len(names))
+
+
+def _numbers_of(names: Sequence[str]) -> Callable[[Iterable[str]], NDArray[np.int64]]:
+    """Return a function that gives the places of clients among ``names``."""
+    if isinstance(names, NumberedNames):
+        numbers = names.numbers
+        return lambda drawn: np.fromiter((numbers.index(int(name)) for name in drawn), np.int64)
+    places = {name: place for place, name in enumerate(names)}
+    return lambda drawn: np.fromiter((places[name] for name in drawn), np.int64)
+
+
+def _logged(schedule: ExhaustionSchedule) -> ExhaustionSchedule:
+    for line in schedule.lines():
+        logger.info("%s", line)
+    return schedule
