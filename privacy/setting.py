@@ -1,67 +1,46 @@
 """One declaration of a setting: its type, range, choices, sentence and who reads it.
 
-A *table* is a frozen dataclass of settings that belong together, such as ``[evaluation]``. Run configurations and
-operators' files are made of tables and share declarations. Checks, help, completion, the JSON schema and the
-documentation follow from them; pydantic compares types and ranges.
+A class of settings is a frozen pydantic dataclass that lists its settings, each with its :class:`Declaration`. Run
+configurations and operators' files share declarations. Checks, help, completion, the JSON schema and the documentation
+follow from them.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
-from functools import cache
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from dataclasses import KW_ONLY, MISSING, dataclass, fields
+from functools import cache, cached_property
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import pydantic
+from pydantic_core import CoreSchema, core_schema
 
 from .errors import ConfigurationError
 
 Value = bool | int | float | str
 Choices = Iterable[str] | Callable[[], Iterable[str]]
-TableT = TypeVar("TableT", bound=type[Any])
+SettingsT = TypeVar("SettingsT", bound=type[Any])
 
-_METADATA = "setting"
-_TYPES: Mapping[str, Any] = {
-    "bool": bool,
-    "int": int,
-    "float": float,
-    "str": str,
-    "tuple[str, ...]": list[str],
-    "Mapping[str, Value]": dict[str, Value],
+_STRICT = pydantic.ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+"""``true`` is no number, and 1.0 no integer."""
+_WORDS: Mapping[Any, str] = {
+    bool: "true or false",
+    str: "a text",
+    int: "an integer",
+    float: "a finite number",
+    tuple[str, ...]: "a list of texts",
+    Mapping[str, Value]: "a table of numbers, texts and booleans",
 }
-_WORDS = {
-    "bool": "true or false",
-    "str": "a text",
-    "int": "an integer",
-    "float": "a finite number",
-    "tuple[str, ...]": "a list of texts",
-    "Mapping[str, Value]": "a table of numbers, texts and booleans",
-}
-
-
-@cache
-def _reader(kind: str, *bounds: float | None) -> pydantic.TypeAdapter[Any]:
-    """The validator of a type, within bounds if there are any: ``true`` is no number, and 1.0 no integer."""
-    wanted: Any = _TYPES[kind]
-    if any(bound is not None for bound in bounds):
-        ge, gt, le, lt = bounds
-        wanted = Annotated[wanted, pydantic.Field(ge=ge, gt=gt, le=le, lt=lt)]
-    return pydantic.TypeAdapter(wanted, config=pydantic.ConfigDict(strict=True, allow_inf_nan=False))
+_NUMBERS = (int, float)
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One setting.
+class Declaration:
+    """What a setting means, in the annotation of its field: ``mu: Annotated[float, Declaration(...)] = 4.0``.
 
     Parameters
     ----------
-    name : str
-        As it is typed, with hyphens.
-    kind : str
-        The type of its field.
-    default : bool, int, float, str, tuple or mapping
-        Its value where nothing is said; it may lie out of range.
     sentence : str
         What it is; a full stop at its end.
     table : str
@@ -83,10 +62,8 @@ class Setting:
         Whether it is the path of a file, or of several; a relative one is taken from an operator's file's folder.
     """
 
-    name: str
-    kind: str
-    default: Any
     sentence: str = ""
+    _: KW_ONLY
     table: str = ""
     at_least: float | None = None
     above: float | None = None
@@ -100,23 +77,56 @@ class Setting:
     file: bool = False
 
     @property
-    def attribute(self) -> str:
-        return self.name.replace("-", "_")
-
-    @property
     def known(self) -> tuple[str, ...]:
         """The names or texts it may be; empty for anything."""
         return tuple(self.choices() if callable(self.choices) else self.choices)
 
+    def __get_pydantic_core_schema__(self, kind: Any, handler: pydantic.GetCoreSchemaHandler) -> CoreSchema:
+        """The schema of the type within the range, or of a text among the choices."""
+        if kind in _NUMBERS:
+            bounds = pydantic.Field(ge=self.at_least, gt=self.above, le=self.at_most, lt=self.below)
+            return handler(Annotated[kind, bounds])
+        if kind is not str or self.names or not self.choices:
+            return handler(kind)  # who imports a thing refuses what cannot be imported
+        return core_schema.no_info_after_validator_function(self._chosen, handler(kind))
+
+    def _chosen(self, value: str) -> str:
+        if value in self.known or (self.own and ":" in value):
+            return value
+        raise ValueError("unknown name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting(Declaration):
+    """One setting of a class of settings.
+
+    Parameters
+    ----------
+    name : str
+        As it is typed, with hyphens.
+    kind : type
+        The type of its values.
+    default : bool, int, float, str, tuple or mapping
+        Its value where nothing is said; it may lie out of range.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+
     @property
+    def attribute(self) -> str:
+        return self.name.replace("-", "_")
+
+    @cached_property
     def reader(self) -> pydantic.TypeAdapter[Any]:
         """The validator of its type and range."""
-        return _reader(self.kind, self.at_least, self.above, self.at_most, self.below)
+        return pydantic.TypeAdapter(Annotated[self.kind, self], config=_STRICT)
 
     @property
     def expected(self) -> str:
         """What it may be, in words."""
-        if self.kind not in ("int", "float"):
+        if self.kind not in _NUMBERS:
             known = ", ".join(repr(one) for one in self.known)
             return f"one of {known}" if known else _WORDS[self.kind]
         bounds = [
@@ -124,88 +134,87 @@ class Setting:
             for sign, bound in ((">=", self.at_least), (">", self.above), ("<=", self.at_most), ("<", self.below))
             if bound is not None
         ]
-        words = "an integer" if self.kind == "int" else "a number"
+        words = "an integer" if self.kind is int else "a number"
         return f"{words} {' and '.join(bounds)}{f' (0: {self.zero})' if self.zero else ''}".strip()
 
     def read(self, value: Any) -> Any:
-        """A value as this setting's type; an error if it is of another."""
+        """A value as this setting's type; an error if it is of another type, out of range, or none of the choices."""
+        if self.kind == tuple[str, ...] and isinstance(value, list):
+            value = tuple(value)
+        if value == self.default and type(value) is type(self.default):
+            return value
         try:
-            return _reader(self.kind).validate_python(value)
-        except pydantic.ValidationError:
-            raise refusal(self.name, _WORDS[self.kind], value) from None
+            return self.reader.validate_python(value)
+        except pydantic.ValidationError as error:
+            raise self.refused(value, error.errors(include_url=False)[0]["type"]) from None
+
+    def refused(self, value: Any, fault: str) -> ConfigurationError:
+        """The error for a value that pydantic found a fault with."""
+        if fault == "value_error":
+            return ConfigurationError(unknown_name(self.name, value, self.known))
+        compared = fault.startswith(("greater_than", "less_than"))
+        return refusal(self.name, self.expected if compared else _WORDS[self.kind], value)
 
     def parsed(self, text: str) -> Value:
         """A text from a command line as this setting's type; an error if it does not read as one."""
-        if self.kind == "bool" and text in ("true", "false"):
+        if self.kind is bool and text in ("true", "false"):
             return text == "true"
         try:
-            value = int(text) if self.kind == "int" else float(text) if self.kind == "float" else text
+            value = self.kind(text) if self.kind in _NUMBERS else text
         except ValueError:
             raise refusal(self.name, _WORDS[self.kind], text) from None
         return self.read(value)
 
-    def check(self, value: Any) -> None:
-        """Raise if a value of the right type is out of range or none of the choices, and not the default."""
-        if value == self.default:
-            return
-        if self.kind not in ("int", "float"):
-            if self.names or not self.known or value in self.known or (self.own and ":" in value):
-                return  # who imports it refuses what cannot be imported
-            raise ConfigurationError(unknown_name(self.name, value, self.known))
-        try:
-            self.reader.validate_python(value, strict=False)
-        except pydantic.ValidationError:
-            raise refusal(self.name, self.expected, value) from None
-
-
-def setting(default: Any = MISSING, sentence: str = "", *, kw_only: bool = True, **declared: Any) -> Any:
-    """A dataclass field that declares a setting, required if it has no default; the rest is as for :class:`Setting`."""
-    made = {"default_factory": dict} if isinstance(default, dict) else {"default": default}
-    return field(kw_only=kw_only, metadata={_METADATA: {"sentence": sentence, **declared}}, **made)  # type: ignore[call-overload]
-
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def table(name: str = "", **defaults: Any) -> Callable[[TableT], TableT]:
-    """A class decorator: a frozen class of settings that may stand in the table ``name`` of a file (empty: in none).
+def settings(kind: SettingsT) -> SettingsT:
+    """A class decorator: a frozen class of settings, whose values are checked where it is made.
 
-    ``defaults`` are other defaults here for fields of its bases.
+    A value that is its default is not checked: it says that nothing was set.
     """
+    made: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=_STRICT)(kind)
+    validated = made.__init__
 
-    def made(kind: TableT) -> TableT:
-        kind._table = name
-        inherited = {one.name: one for base in reversed(kind.__mro__[1:]) for one in _fields(base)}
-        for attribute, default in defaults.items():
-            one = inherited[attribute]
-            kind.__annotations__[attribute] = one.type
-            setattr(kind, attribute, field(default=default, kw_only=True, metadata=one.metadata))
-        return dataclass(frozen=True)(kind)
+    def __init__(self: Any, **values: Any) -> None:  # noqa: N807 - that of the class
+        known = {one.attribute: one for one in settings_of(type(self)).values()}
+        read = {name: known[name].read(value) if name in known else value for name, value in values.items()}
+        given = {name: value for name, value in read.items() if name not in known or value != known[name].default}
+        try:
+            validated(self, **given)
+        except pydantic.ValidationError as error:
+            raise _as_refusal(error, known) from None
 
+    made.__init__ = __init__
     return made
 
 
-def _fields(kind: Any) -> tuple[Field[Any], ...]:
-    return fields(kind) if "__dataclass_fields__" in vars(kind) else ()
+def _as_refusal(error: pydantic.ValidationError, known: Mapping[str, Setting]) -> Exception:
+    """The error of ours that a class of settings refused with, or that says what pydantic did."""
+    fault = error.errors(include_url=False)[0]
+    cause = fault.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigurationError):
+        return cause
+    name = str(fault["loc"][0]) if fault["loc"] else ""
+    if fault["type"] == "missing":
+        return ConfigurationError(f"Expected values for {name.replace('_', '-')}, got none of that name.")
+    if name in known:
+        return known[name].refused(fault["input"], fault["type"])
+    return unknown_key(name.replace("_", "-"), [one.name for one in known.values()])
 
 
 @cache
 def settings_of(kind: Any) -> Mapping[str, Setting]:
     """The settings of a class, by hyphenated name."""
-    tables: dict[str, str] = {}
-    for base in kind.__mro__:
-        for attribute in vars(base).get("__annotations__", ()):
-            tables[attribute] = vars(base).get("_table", "")  # that which declares it first comes last
-    made = [
-        Setting(
-            one.name.replace("_", "-"),
-            str(one.type),
-            one.default_factory() if one.default_factory is not MISSING else one.default,
-            table=tables[one.name],
-            **one.metadata[_METADATA],
-        )
-        for one in fields(kind)
-        if _METADATA in one.metadata
-    ]
-    return {one.name: one for one in made}
+    hints, found = get_type_hints(kind, include_extras=True), {}
+    for one in fields(kind):
+        kind_of, *marks = get_args(hints[one.name]) or (hints[one.name],)
+        declaration = next((mark for mark in marks if isinstance(mark, Declaration)), None)
+        if declaration is None:
+            continue
+        default = one.default_factory() if one.default_factory is not MISSING else one.default
+        name = one.name.replace("_", "-")
+        found[name] = Setting(name=name, kind=kind_of, default=default, **vars(declaration))
+    return found
 
 
 def flat(document: Mapping[str, Any], known: Mapping[str, Setting]) -> dict[str, Any]:

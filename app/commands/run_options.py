@@ -65,7 +65,7 @@ def choices(one: Setting) -> list[Completion]:
     """The names or texts that a key may be, each with its sentence if it has one."""
     from ..settings.catalogue import CATALOGUE
 
-    if one.kind == "bool":
+    if one.kind is bool:
         return [("true", ""), ("false", "")]
     shelf = CATALOGUE.get(one.name)
     return [(name, shelf.sentence(name) if shelf else "") for name in one.known if name]

@@ -7,10 +7,10 @@ values are refused with one line.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,10 @@ from ...privacy import (
     divided_mu,
     gdp_mu,
 )
-from ...privacy.machine.tables import CENTRINGS, PRIVATE, Mean
-from ...privacy.setting import refusal, setting, table, unknown_name
+from ...privacy.accounting.gdp import asked_mu
+from ...privacy.machine import tables
+from ...privacy.machine.tables import CENTRINGS, PRIVATE
+from ...privacy.setting import Declaration, refusal, settings, unknown_name
 from ...privacy.side.centring_query import CENTRING_CONSTANT, CENTRING_SHARE
 from ...privacy.side.clipped_share import COUNTED_CLIP_NORM
 from ..data.loading import load_dataset, load_shards
@@ -45,7 +47,16 @@ from ..models.model import Model
 from ..runs.side_releases import beside_sides, features_bound, make_centring, make_evaluation
 from ..settings.registry import known_mechanism, registry
 from ..settings.run_config import RunConfig, centred_by_default
-from ..settings.run_keys import Data, Trained
+from ..settings.run_keys import (
+    DataRoot,
+    FeatureBound,
+    FeaturesName,
+    LearningRate,
+    ModelName,
+    PartitionName,
+    StrategyName,
+    TaskName,
+)
 
 
 def node_strategies() -> list[str]:
@@ -53,27 +64,8 @@ def node_strategies() -> list[str]:
     return [name for name, method in METHODS.items() if method.on_real_nodes]
 
 
-@table("data")
-class Part:
-    """Which part of a built-in data set is a machine's."""
-
-    partition_seed: int = setting(1, "How a built-in data set is split.", at_least=0)
-    num_partitions: int = setting(0, "Into how many parts.")
-    partition_id: int = setting(-1, "Which part is this machine's, from 0.")
-
-
-@table("mean")
-class MeanOfRecords:
-    """What bounds the mean of an operator's own records."""
-
-    centring_norm: float = setting(0.0, "S of the mean of `samples`, whose longer rows are cut to it.")
-    centring_nonnegative: bool = setting(
-        False, "Whether `samples` have no negative values: those that are there count as zero in the mean."
-    )
-
-
-@table(task="")
-class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
+@settings
+class NodeConfig(RecordsFile):
     """Everything a real machine decides for itself.
 
     Its settings stand with their sentences in the tables, most of them shared with run configurations
@@ -92,10 +84,52 @@ class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
     """
 
     required: ClassVar[frozenset[str]] = frozenset({"clip-norm", "batch-size"})
-    closed: ClassVar[frozenset[str]] = frozenset({"app", "run-config", "node-config"})
+    strategy: StrategyName = "mu2"
+    model: ModelName = "softmax"
+    feature_bound: FeatureBound = 0.0
+    learning_rate: LearningRate = 0.0
+    task: TaskName = ""
+    features: FeaturesName = "pixels"
+    data_root: DataRoot = ""
+    partition: PartitionName = "iid"
+    partition_seed: Annotated[int, Declaration("How a built-in data set is split.", table="data", at_least=0)] = 1
+    num_partitions: Annotated[int, Declaration("Into how many parts.", table="data")] = 0
+    partition_id: Annotated[int, Declaration("Which part is this machine's, from 0.", table="data")] = -1
+    delta: tables.Delta = 0.0
+    budget_mu: Annotated[
+        float,
+        Declaration(
+            "Of everything this machine ever releases from these data, over all runs (mus add in squares).",
+            table="privacy",
+            at_least=0,
+            zero="the ledger's",
+        ),
+    ] = 0.0
+    budget_local_mu: Annotated[
+        float,
+        Declaration("As budget-mu, of what holds whatever happens.", table="privacy", at_least=0, zero="the ledger's"),
+    ] = 0.0
+    clipping: tables.Clipping = ""
+    clip_stability: tables.ClipStability = 0.01
+    quantile_share: tables.QuantileShare = 0.0
+    passes: tables.Passes = 1
+    secret_order: tables.SecretOrder = False
+    centring: tables.Centring = ""
+    centring_share: tables.CentringShare = CENTRING_SHARE
+    centring_norm: Annotated[
+        float, Declaration("S of the mean of `samples`, whose longer rows are cut to it.", table="mean")
+    ] = 0.0
+    centring_nonnegative: Annotated[
+        bool,
+        Declaration(
+            "Whether `samples` have no negative values: those that are there count as zero in the mean.", table="mean"
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.delta:
+            asked_mu(self.mu, self.epsilon or None, self.delta)
         for name in ("model", "features", "partition"):
             registry(name)[getattr(self, name)]  # refuses an unknown name
         if self.mechanism and known_mechanism(self.mechanism) not in MECHANISMS:
@@ -188,6 +222,11 @@ class NodeConfig(RecordsFile, MeanOfRecords, Mean, Part, Data, Trained):
         if not self.epsilon:
             return self
         return replace(self, mu=gdp_mu(self.epsilon, self.delta or float(ledger.delta or 0.0)), epsilon=0.0)
+
+    def terms(self, ledger: SQLiteLedger) -> dict[str, Any]:
+        """The fields of a policy that the file decides, or leaves to its ledger."""
+        decided = self.decided(ledger, self.mu, self.epsilon, self.delta, self.budget_mu)
+        return decided | self._of_sums(self.budget_local_mu or ledger.budget_local_mu)
 
     def policy(self, num_samples: int, ledger: SQLiteLedger, **of_model: Any) -> PrivacyPolicy:
         """The machine's policy for so many samples and what its ledger allows; ``of_model`` is what its model settles.
@@ -384,7 +423,7 @@ def configured_client(path: Path) -> PrivateClient:
     return NodeConfig.read(path).client()
 
 
-@table()
+@settings
 class HelperConfig(Pinned):
     """Everything a helper decides for itself.
 
@@ -395,27 +434,34 @@ class HelperConfig(Pinned):
     """
 
     required: ClassVar[frozenset[str]] = frozenset({"roster", "roster-digest"})
-    helper: str = setting(MISSING, "Its name in the roster: public.")
-    record: str = setting(
-        MISSING,
-        "Path of its opening record, made once, together with its key, by `murmurfl roster key --helper`.",
-        file=True,
-    )
-    key: str = setting(MISSING, "Path of its private keys.", file=True)
-    largest_model: int = setting(
-        2**20,
-        "The most values of a release that it takes memory for, some 30 bytes each, whatever a header says.",
-        at_least=1,
-    )
-    min_cohort: int = setting(
-        2, "The fewest releases of a sum that it opens; machines have such a number too.", at_least=1
-    )
-    sessions_a_day: int = setting(
-        100, "The most sessions that it begins in 24 hours of its clock; a run takes one to three.", at_least=1
-    )
-    sets_a_day: int = setting(
-        10_000, "The most sums that it opens in 24 hours of its clock; a round takes one.", at_least=1
-    )
+    helper: Annotated[str, Declaration("Its name in the roster: public.")]
+    record: Annotated[
+        str,
+        Declaration(
+            "Path of its opening record, made once, together with its key, by `murmurfl roster key --helper`.",
+            file=True,
+        ),
+    ]
+    key: Annotated[str, Declaration("Path of its private keys.", file=True)]
+    largest_model: Annotated[
+        int,
+        Declaration(
+            "The most values of a release that it takes memory for, some 30 bytes each, whatever a header says.",
+            at_least=1,
+        ),
+    ] = 2**20
+    min_cohort: Annotated[
+        int,
+        Declaration("The fewest releases of a sum that it opens; machines have such a number too.", at_least=1),
+    ] = 2
+    sessions_a_day: Annotated[
+        int,
+        Declaration("The most sessions that it begins in 24 hours of its clock; a run takes one to three.", at_least=1),
+    ] = 100
+    sets_a_day: Annotated[
+        int,
+        Declaration("The most sums that it opens in 24 hours of its clock; a round takes one.", at_least=1),
+    ] = 10_000
 
     def keys(self) -> HelperKey:
         """The helper's private keys; refused if others could read them, or they are another helper's."""

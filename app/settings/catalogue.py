@@ -75,7 +75,7 @@ CATALOGUE: dict[str, Shelf] = {
 def key_schema(one: Setting) -> dict[str, Any]:
     """A key as a JSON schema."""
     schema = {**one.reader.json_schema(), "default": one.default, "description": one.sentence}
-    if one.known and one.kind == "str":
+    if one.known and one.kind is str:
         own = [{"pattern": r"^[\w.]+:[\w.]+$"}] if one.names or one.own else []
         own += [{"pattern": rf"{re.escape(suffix)}$"}] if (suffix := _suffix(one)) else []
         schema |= {"anyOf": [{"enum": list(one.known)}, *own]} if own else {"enum": list(one.known)}
@@ -90,9 +90,9 @@ def shown(value: Value) -> str:
 def expected(one: Setting) -> str:
     """The values that a key may have, in words; names may also be things of one's own."""
     names = [name for name in one.known if name]
-    if one.kind != "str" or not names:
+    if one.kind is not str or not names:
         words = one.expected
-        return f"{words} (empty: {one.zero})" if one.kind == "str" and one.zero else words
+        return f"{words} (empty: {one.zero})" if one.kind is str and one.zero else words
     own = ", or one of your own, package.module:Thing" if one.names or one.own else ""
     file = f" or path/to/file{suffix}" if (suffix := _suffix(one)) else ""
     return f"one of {', '.join(names)}{own}{file}"

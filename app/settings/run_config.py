@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from ...privacy import CENTRING_SHARE, MECHANISMS, NO_NOISE, ConfigurationError, Trust, divided_mu, gdp_mu
 from ...privacy.machine.policy import MOST_MACHINES, MOST_SUMMED
 from ...privacy.machine.tables import HELD_OUT, PRIVATE
-from ...privacy.setting import Setting, mu_and_epsilon, refusal, settings_of, table, unknown_key
+from ...privacy.setting import Setting, mu_and_epsilon, refusal, settings, settings_of, unknown_key
 from ...strategies.rounds.sampling import ParticipationConfig
 from .registry import mechanism_options_of, registry
 from .run_keys import PRESETS as PRESETS
@@ -44,7 +44,7 @@ def check_run_name(name: str) -> None:
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 
-@table()
+@settings
 class RunConfig(RunKeys):
     """Everything a run is started with: one field a run-config key, with underscores for hyphens.
 
@@ -64,8 +64,6 @@ class RunConfig(RunKeys):
     """
 
     def __post_init__(self) -> None:
-        for one in run_keys().values():
-            one.check(getattr(self, one.attribute))
         self._settle_mu()
         self._settle_trust()
         if self.clients_per_round > self.num_clients:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, replace
+from dataclasses import field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, get_type_hints
+
+import pydantic
 
 from ...privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, gdp_mu, protocol
 from ...privacy.accounting.gdp import asked_mu
-from ...privacy.machine.tables import HELD_OUT, Clip, Evaluating, Noise, Releases, Sums, Wanted
-from ...privacy.setting import Setting, Value, refusal, setting, settings_of, table
+from ...privacy.machine import tables
+from ...privacy.setting import Declaration, Setting, Value, refusal, settings, settings_of
 from ...privacy.sums.masking import Masking
 from ..adapters.sample_methods import SAMPLE_METHODS, sample_method
 from ..adapters.update_policy import UpdatePolicy
@@ -28,42 +30,53 @@ from .roster_files import read_machine_key, read_roster
 SECURE = "secure-aggregation"
 
 
-@table(SECURE)
+App = Annotated[
+    str,
+    Declaration(
+        "`MODULE:NAME` of the ClientApp, as it is installed on this machine. Empty under a plain `flower-supernode`, "
+        "which runs what the server sends."
+    ),
+]
+AppConfig = Annotated[
+    Mapping[str, Value],
+    Declaration("What the app finds in `context.run_config`; what the server says in one does not reach it."),
+]
+MinHonest = Annotated[
+    int,
+    Declaration(
+        "h, how many machines of every sum, this one among them, do not work with the server. Nobody can check it.",
+        table=SECURE,
+        at_least=0,
+    ),
+]
+AppNodeConfig = Annotated[Mapping[str, Value], Declaration("What the app finds in `context.node_config`.")]
+
+
+@settings
 class Pinned(OperatorsFile):
     """The roster that a machine or a helper trusts."""
 
-    roster: str = setting("", "Path of the list of machines and helpers.", file=True)
-    roster_digest: str = setting("", "Its digest, which this operator has compared with the other operators'.")
+    roster: Annotated[str, Declaration("Path of the list of machines and helpers.", table=SECURE, file=True)] = ""
+    roster_digest: Annotated[
+        str, Declaration("Its digest, which this operator has compared with the other operators'.", table=SECURE)
+    ] = ""
 
 
-@table()
+@settings
 class MachineFile(Pinned):
     """Settings in the file of every machine."""
 
     of_sums: ClassVar[tuple[str, ...]] = ("roster", "roster_digest", "signing_key")
     """Settings that must be set under secure aggregation, and unset otherwise."""
-    machine: str = setting(MISSING, "Its name: public, and its own among the machines of a training.", kw_only=False)
-    ledger: str = setting(
-        MISSING, "Path of its ledger, made once with `murmurfl ledger create`.", kw_only=False, file=True
-    )
-    signing_key: str = setting("", "Path of this machine's private key of the roster.", file=True)
-    app: str = setting(
-        "",
-        "`MODULE:NAME` of the ClientApp, as it is installed on this machine. Empty under a plain `flower-supernode`, "
-        "which runs what the server sends.",
-    )
-    run_config: Mapping[str, Value] = setting(
-        {}, "What the app finds in `context.run_config`; what the server says in one does not reach it."
-    )
-    node_config: Mapping[str, Value] = setting({}, "What the app finds in `context.node_config`.")
+    machine: Annotated[str, Declaration("Its name: public, and its own among the machines of a training.")]
+    ledger: Annotated[str, Declaration("Path of its ledger, made once with `murmurfl ledger create`.", file=True)]
+    signing_key: Annotated[str, Declaration("Path of this machine's private key of the roster.", file=True)] = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         longest = protocol.LONGEST_MACHINE_NAME
         if not (isinstance(self.machine, str) and len(self.machine) <= longest):
             raise refusal("machine", f"a name of 1 to {longest} characters", self.machine)
-        if self.app and not all(self.app.partition(":")):
-            raise ConfigurationError(f"Expected app as MODULE:NAME of an installed ClientApp, got {self.app!r}.")
         for name in self.of_sums:
             value = getattr(self, name)
             if self.sums and not value:
@@ -96,65 +109,62 @@ class MachineFile(Pinned):
         return Masking(self.machine, read_machine_key(Path(self.signing_key)), roster)
 
 
-@table("data")
-class OwnRecords:
-    """A file of records."""
-
-    samples: str = setting(
-        "",
-        "Path of a file of records, `.csv`, `.csv.gz`, `.parquet` or `.npz`; empty for an app's own, or a built-in "
-        "task.",
-        file=True,
-    )
-    schema: str = setting(
-        "", "Path of the schema of the records: what one is, in public, reviewed by a person.", file=True
-    )
-    rows: int = setting(
-        0,
-        "N, how many records there are, or with samples-per-owner owners: public, and the same whatever is in them. "
-        "Records behind the first N are left out, and those that are not there count as zero.",
-        at_least=0,
-    )
+def check_app(app: str) -> None:
+    """Raise unless ``app`` is empty or ``MODULE:NAME``."""
+    if app and not all(app.partition(":")):
+        raise ConfigurationError(f"Expected app as MODULE:NAME of an installed ClientApp, got {app!r}.")
 
 
-@table("privacy")
-class Budget:
-    """The budget of all runs, where a file says it beside the ledger."""
-
-    budget_mu: float = setting(
-        0.0,
-        "Of everything this machine ever releases from these data, over all runs (mus add in squares).",
-        at_least=0,
-        zero="the ledger's",
-    )
-    budget_local_mu: float = setting(
-        0.0, "As budget-mu, of what holds whatever happens.", at_least=0, zero="the ledger's"
-    )
-
-
-@table(SECURE)
-class Honest:
-    """Assumption about the other machines of a sum."""
-
-    min_honest: int = setting(
-        0,
-        "h, how many machines of every sum, this one among them, do not work with the server. Nobody can check it.",
-        at_least=0,
-    )
-
-
-@table(mu=0.0, delta=0.0, batch_size=0, quantile_share=0.0)
-class RecordsFile(MachineFile, Honest, Sums, Evaluating, Releases, Noise, Clip, Budget, Wanted, OwnRecords):
-    """The file of a machine that bounds samples; each kind of machine closes settings that it does not read."""
+@settings
+class RecordsFile(MachineFile):
+    """Settings in the file of a machine that bounds samples."""
 
     of_sums: ClassVar[tuple[str, ...]] = (*MachineFile.of_sums, "min_honest", "min_cohort")
+    samples: Annotated[
+        str,
+        Declaration(
+            "Path of a file of records, `.csv`, `.csv.gz`, `.parquet` or `.npz`; empty for an app's own, or a built-in "
+            "task.",
+            table="data",
+            file=True,
+        ),
+    ] = ""
+    schema: Annotated[
+        str,
+        Declaration(
+            "Path of the schema of the records: what one is, in public, reviewed by a person.", table="data", file=True
+        ),
+    ] = ""
+    rows: Annotated[
+        int,
+        Declaration(
+            "N, how many records there are, or with samples-per-owner owners: public, and the same whatever is in "
+            "them. Records behind the first N are left out, and those that are not there count as zero.",
+            table="data",
+            at_least=0,
+        ),
+    ] = 0
+    mu: tables.Mu = 0.0
+    epsilon: tables.Epsilon = 0.0
+    clip_norm: tables.ClipNorm = 0.0
+    mechanism: tables.MechanismName = ""
+    batch_size: tables.BatchSize = 0
+    samples_per_owner: tables.SamplesPerOwner = 0
+    max_participations: tables.MaxParticipations = 0
+    private_evaluation: tables.PrivateEvaluation = 0.0
+    held_out: tables.HeldOut = tables.HELD_OUT
+    score_bins: tables.ScoreBins = 0
+    trust: tables.TrustModel = ""
+    min_cohort: tables.MinCohort = 0
+    min_honest: MinHonest = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # At the file's own delta if it has one, else at any: the ledger's is not known here.
-        asked_mu(self.mu, self.epsilon or None, self.delta or 0.5)
-        if not self.private_evaluation and (self.held_out, self.score_bins) != (HELD_OUT, 0):
-            name, value = ("score_bins", self.score_bins) if self.held_out == HELD_OUT else ("held_out", self.held_out)
+        asked_mu(self.mu, self.epsilon or None, 0.5)  # at any delta: the ledger's is not known here
+        if not self.private_evaluation and (self.held_out, self.score_bins) != (tables.HELD_OUT, 0):
+            name, value = (
+                ("score_bins", self.score_bins) if self.held_out == tables.HELD_OUT else ("held_out", self.held_out)
+            )
             raise refusal(name, "unset without private-evaluation", value)
 
     @property
@@ -164,15 +174,16 @@ class RecordsFile(MachineFile, Honest, Sums, Evaluating, Releases, Noise, Clip, 
 
     def terms(self, ledger: SQLiteLedger) -> dict[str, Any]:
         """The fields of :meth:`MachineFile.decided`, and under secure aggregation those of sums."""
-        found = self.decided(ledger, self.mu, self.epsilon, self.delta, self.budget_mu)
-        if self.sums:
-            local = self.budget_local_mu or ledger.budget_local_mu
-            found |= {"trust": SECURE, "min_honest": self.min_honest, "min_cohort": self.min_cohort}
-            found["budget_local_mu"] = local
-        return found
+        return self.decided(ledger, self.mu, self.epsilon) | self._of_sums(ledger.budget_local_mu)
+
+    def _of_sums(self, budget_local_mu: float | None) -> dict[str, Any]:
+        if not self.sums:
+            return {}
+        cohort = {"min_honest": self.min_honest, "min_cohort": self.min_cohort}
+        return {"trust": SECURE, **cohort, "budget_local_mu": budget_local_mu}
 
 
-@table(trust="untrusted-server", min_honest=1, min_cohort=1)
+@settings
 class SampleNode(RecordsFile):
     """A real machine of a ``private_client_app``: its operator's file, one TOML document, read on the machine.
 
@@ -189,14 +200,17 @@ class SampleNode(RecordsFile):
     """
 
     required: ClassVar[frozenset[str]] = frozenset({"schema", "rows", "clip-norm", "max-participations", "method"})
-    closed: ClassVar[frozenset[str]] = frozenset(
-        {"clipping", "clip-stability", "quantile-share", "passes", "secret-order", "delta", "budget-mu"}
-        | {"budget-local-mu"}
-    )
-    method: str = setting("", "What it takes part in, the app's own.", choices=tuple(SAMPLE_METHODS))
+    trust: tables.TrustModel = "untrusted-server"
+    min_cohort: tables.MinCohort = 1
+    min_honest: MinHonest = 1
+    method: Annotated[str, Declaration("What it takes part in, the app's own.", choices=tuple(SAMPLE_METHODS))] = ""
+    app: App = ""
+    run_config: AppConfig = field(default_factory=dict)
+    node_config: AppNodeConfig = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_app(self.app)
         self.evaluation  # noqa: B018 - refuses what cannot be
         asked = asked_mu(self.mu, self.epsilon or None, 0.5)  # any delta: the ledger's is not known here
         sums = {"trust": self.trust, "min_honest": self.min_honest, "min_cohort": self.min_cohort}
@@ -243,7 +257,7 @@ def _digest_of(file: str, *as_it_is: int) -> str:  # noqa: ARG001 - a file that 
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-@table()
+@settings
 class UpdateNode(MachineFile):
     """A real machine whose ClientApp is somebody's own: its operator's file, one TOML document, read on the machine.
 
@@ -261,19 +275,28 @@ class UpdateNode(MachineFile):
     them before and after every training; a message cannot change the roster, nor ``min-cohort``.
     """
 
-    updates: UpdatePolicy
-    data_files: tuple[str, ...] = setting(
-        (),
-        "Paths of the files its data are in. Only with releases-per-pass > 1: which sample is in which part depends on "
-        "their contents, so the ledger knows them, and the machine refuses once they have changed.",
-        file=True,
-    )
-    epsilon: float = setting(
-        0.0, "Of all releases of one run together, at the ledger's delta; it stands in the place of mu.", at_least=0
-    )
+    updates: pydantic.InstanceOf[UpdatePolicy]
+    app: App = ""
+    run_config: AppConfig = field(default_factory=dict)
+    node_config: AppNodeConfig = field(default_factory=dict)
+    data_files: Annotated[
+        tuple[str, ...],
+        Declaration(
+            "Paths of the files its data are in. Only with releases-per-pass > 1: which sample is in which part "
+            "depends on their contents, so the ledger knows them, and the machine refuses once they have changed.",
+            file=True,
+        ),
+    ] = ()
+    epsilon: Annotated[
+        float,
+        Declaration(
+            "Of all releases of one run together, at the ledger's delta; it stands in the place of mu.", at_least=0
+        ),
+    ] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_app(self.app)
         updates = self.updates
         if self.data_files and updates.releases_per_pass == 1:
             raise ConfigurationError(
@@ -301,10 +324,12 @@ class UpdateNode(MachineFile):
     def settings(cls) -> dict[str, Setting]:
         """The settings that such a file may have: of a policy's fields those that the ledger does not decide."""
         own, shared, decided = super().settings(), settings_of(RecordsFile), {}
+        kinds = get_type_hints(UpdatePolicy)
         for one in fields(UpdatePolicy):
             name = one.name.replace("_", "-")
             if one.name not in _OF_THE_LEDGER:
-                decided[name] = replace(shared.get(name, Setting(name, str(one.type), None)), default=one.default)
+                usual = Setting(name=name, kind=kinds[one.name], default=None)
+                decided[name] = replace(shared.get(name, usual), default=one.default)
         first = {name: own.pop(name) for name in ("machine", "ledger")}
         return {**first, **decided, **own}
 
@@ -314,7 +339,6 @@ class UpdateNode(MachineFile):
         found = cls.values_of(values)
         names = [one.name for one in fields(UpdatePolicy) if one.name not in _OF_THE_LEDGER]
         updates = {name: found.pop(name) for name in names if name in found}
-        found["data_files"] = tuple(found.get("data_files", ()))
         return cls(updates=UpdatePolicy(**updates, epsilon=found.get("epsilon")), **found)
 
     def known_by(self, node_config: Mapping[str, Any]) -> bytes:

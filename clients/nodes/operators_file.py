@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 from ...privacy import ConfigurationError, SQLiteLedger
 from ...privacy.files import open_folder
-from ...privacy.setting import Setting, flat, refusal, settings_of, table
+from ...privacy.setting import Setting, flat, refusal, settings, settings_of
 
 NODE_CONFIG_VARIABLE = "MURMURFL_NODE_CONFIG"
 """The environment variable with the path of the operator's file."""
@@ -78,7 +78,7 @@ def _check_writers(path: Path, status: os.stat_result) -> None:
         )
 
 
-@table()
+@settings
 class OperatorsFile:
     """The settings of an operator's file, by themselves or in their tables.
 
@@ -88,22 +88,17 @@ class OperatorsFile:
 
     required: ClassVar[frozenset[str]] = frozenset()
     """Settings that must be given and not be zero, though they have a default."""
-    closed: ClassVar[frozenset[str]] = frozenset()
-    """Settings of the tables that the file may not have."""
 
     def __post_init__(self) -> None:
         for one in settings_of(type(self)).values():
             value = getattr(self, one.attribute)
-            if one.name in self.closed and value != one.default:
-                raise refusal(one.name, "left out here", value)
-            one.check(value)
             if not value and (one.default is MISSING or one.name in self.required):
                 raise refusal(one.name, _NOT_ZERO[one.kind], value)
 
     @classmethod
     def settings(cls) -> dict[str, Setting]:
         """The settings that such a file may have."""
-        return {name: one for name, one in settings_of(cls).items() if name not in cls.closed}
+        return dict(settings_of(cls))
 
     @classmethod
     def read(cls, path: Path, *, runs_kept: bool = False) -> Self:
@@ -137,10 +132,7 @@ class OperatorsFile:
         known = cls.settings()
         needed = {one.name for one in known.values() if one.default is MISSING} | cls.required
         found = read_values(flat(document, known), known, needed)
-        read = {name: known[name].read(value) for name, value in found.items()}
-        for name, value in read.items():
-            known[name].check(value)
-        return {known[name].attribute: value for name, value in read.items()}
+        return {known[name].attribute: known[name].read(value) for name, value in found.items()}
 
     def located(self, folder: Path) -> Self:
         """These settings with relative paths taken from a folder."""
@@ -154,7 +146,7 @@ class OperatorsFile:
         return replace(made, **placed)
 
 
-_NOT_ZERO = {"str": "set", "int": "an integer >= 1", "float": "a number > 0"}
+_NOT_ZERO = {str: "set", int: "an integer >= 1", float: "a number > 0"}
 
 
 def read_values(document: Mapping[str, Any], known: Collection[str], needed: Collection[str]) -> dict[str, Any]:
