@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from functools import cache, cached_property
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_args, get_type_hints
 
 import pydantic
 from pydantic_core import CoreSchema, core_schema
@@ -121,7 +121,7 @@ class Setting(Declaration):
     @cached_property
     def reader(self) -> pydantic.TypeAdapter[Any]:
         """The validator of its type and range."""
-        return pydantic.TypeAdapter(Annotated[self.kind, self], config=_STRICT)
+        return pydantic.TypeAdapter(cast("Any", Annotated)[self.kind, self], config=_STRICT)
 
     @property
     def expected(self) -> str:

@@ -307,14 +307,17 @@ class _Audit:
         config = self._config
         changed: dict[str, Any] = {"ledger": str(home / "ledger.sqlite"), "schema": str(home / "schema.toml")}
         changed["rows"] = OWNERS if self._schema.owner else ROWS
-        changed |= {"budget_local_mu": 0.0, "budget_mu": 0.0}
+        sums_samples, passes = False, 1
+        if isinstance(config, NodeConfig):
+            changed |= {"budget_local_mu": 0.0, "budget_mu": 0.0}
+            sums_samples, passes = config.method.sums_samples, config.passes
         if config.sums:
             changed |= {name: getattr(type(config), name) for name in ("trust", *config.of_sums)}
         batch = min(config.batch_size, MOST_BATCH // 3 if self._schema.owner else MOST_BATCH)
         held_out = math.ceil(config.held_out * changed["rows"]) if config.private_evaluation else 0
         most = MOST_RELEASES
-        if batch and not (isinstance(config, NodeConfig) and config.method.sums_samples):
-            most = min(most, config.passes * ((changed["rows"] - held_out) // batch))
+        if batch and not sums_samples:
+            most = min(most, passes * ((changed["rows"] - held_out) // batch))
         releases = min(config.max_participations or most, most)
         self._small = replace(config, batch_size=batch, max_participations=releases, **changed)
 
@@ -535,8 +538,9 @@ def _few(differs: Iterable[str], most: int = 2) -> tuple[str, ...]:
 
 def _delta_of(config: NodeConfig | SampleNode) -> float:
     """The delta at which an epsilon was asked for; the ledger is read, and not altered."""
-    if config.delta or not config.epsilon:
-        return config.delta or _DELTA
+    delta = config.delta if isinstance(config, NodeConfig) else 0.0
+    if delta or not config.epsilon:
+        return delta or _DELTA
     return read_ledger(config.ledger).delta
 
 

@@ -155,9 +155,9 @@ def _data(config: NodeConfig | OwnNode) -> list[Check]:
 
 def _data_files(config: NodeConfig | OwnNode) -> list[Path]:
     """The files that are there, of those that the operator's file names; in tables any text may be a path."""
-    tables = [*config.run_config.values(), *config.node_config.values()]
+    own = [] if isinstance(config, NodeConfig) else [*config.run_config.values(), *config.node_config.values()]
     files = config.data_files if isinstance(config, UpdateNode) else (config.samples,)
-    named = [*files, *(value for value in tables if isinstance(value, str))]
+    named = [*files, *(value for value in own if isinstance(value, str))]
     return [Path(text) for text in dict.fromkeys(named) if os.path.isfile(text)]  # noqa: PTH113 - any text: none is an error
 
 

@@ -113,7 +113,8 @@ def test_appended_rows_are_welcome(path, kind):
 def node(tmp_path, **changes):
     parts = changes.pop("releases_per_pass", 4)
     updates = UpdatePolicy(clip_norm=1.0, mu=1.0, max_participations=4, releases_per_pass=parts)
-    return UpdateNode("7", str(tmp_path / "ledger"), updates, **{"app": "clinic:app", **changes})
+    place = {"machine": "7", "ledger": str(tmp_path / "ledger"), "app": "clinic:app"}
+    return UpdateNode(updates=updates, **{**place, **changes})
 
 
 def test_a_noise_mod_knows_its_operators_configuration_and_named_files(tmp_path):

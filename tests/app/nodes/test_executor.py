@@ -128,9 +128,8 @@ def node(folder, **own):
     rows = draw.random((BATCH * ROUNDS, FEATURES), dtype=np.float32)
     own |= write_samples(folder, rows, np.arange(len(rows)) % CLASSES, classes=CLASSES)
     SQLiteLedger.create(folder / "ledger.db", budget_mu=1.0, delta=1e-5)
-    config = NodeConfig(
-        "node", str(folder / "ledger.db"), clip_norm=1.0, batch_size=BATCH, mu=1.0, max_participations=ROUNDS, **own
-    )
+    place = {"machine": "node", "ledger": str(folder / "ledger.db")}
+    config = NodeConfig(**place, clip_norm=1.0, batch_size=BATCH, mu=1.0, max_participations=ROUNDS, **own)
     answers, _ = machine_of(config)
     repeat = repeating_the_last_answer()
     return lambda message: repeat(message, Context(1, 1, {}, RecordDict(), {}), answers)
