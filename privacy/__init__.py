@@ -22,7 +22,7 @@ from .accounting.noise_forecast import Forecast, StatedNoise, forecast_of, state
 from .accounting.noise_plan import NO_NOISE_WORDS, NoisePlan, epoch_words, noise_words, server_noise_words, stated_words
 from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
 from .ledger.ledger_history import LedgerSummary, SessionSummary, read_ledger
-from .ledger.ledger_records import Account, Ledger, LedgerPage, MemoryLedger, StreamRecord
+from .ledger.ledger_records import Account, Ledger, LedgerTransaction, MemoryLedger, StreamRecord
 from .ledger.repair import accept_rollback, new_mark, rotate_key, set_local_budget
 from .ledger.sqlite import SQLiteLedger
 from .machine.clipping import clip_per_sample
@@ -55,10 +55,10 @@ from .sums.opening_rule import (
     MemoryOpeningRecord,
     Opener,
     Opening,
-    OpeningPage,
     OpeningRecord,
     OpeningRecordError,
     OpeningRefusedError,
+    OpeningTransaction,
     is_opening,
     set_digest,
 )
@@ -98,8 +98,8 @@ __all__ = [
     "HelperKey",
     "Ledger",
     "LedgerError",
-    "LedgerPage",
     "LedgerSummary",
+    "LedgerTransaction",
     "LedgeredMachine",
     "MachineKey",
     "MaskedRelease",
@@ -114,10 +114,10 @@ __all__ = [
     "NoisePlan",
     "Opener",
     "Opening",
-    "OpeningPage",
     "OpeningRecord",
     "OpeningRecordError",
     "OpeningRefusedError",
+    "OpeningTransaction",
     "Owners",
     "PrivacyPolicy",
     "PrivacyStatement",

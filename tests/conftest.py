@@ -10,7 +10,7 @@ from collections import defaultdict
 
 import pytest
 import typer.testing
-from murmurfl.privacy import files as private_files
+from murmurfl.privacy.ledger import store
 from murmurfl.privacy.machine import prefix_sums as noise_stream
 from threadpoolctl import threadpool_limits
 
@@ -114,14 +114,14 @@ def _loggers_as_they_were():
 def quick_disk(request, monkeypatch):
     """Waiting for the disk takes long, and a killed process loses nothing it has written, waited for or not."""
     if "real_disk" not in request.fixturenames:
-        real = private_files.connect
+        real = store.connect
 
         def connect(*arguments):
             connection = real(*arguments)
             connection.execute("PRAGMA synchronous = OFF")
             return connection
 
-        monkeypatch.setattr(private_files, "connect", connect)
+        monkeypatch.setattr(store, "connect", connect)
         monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 

@@ -47,7 +47,7 @@ PARTS = {
     # What hides it.
     *("Mechanism", "NoiseStream", "NoiseKeys", "MachineKey", "HelperKey"),
     # What remembers it.
-    *("Ledger", "OpeningRecord", "TrustedCheckpoint"),
+    *("Store", "Ledger", "OpeningRecord", "TrustedCheckpoint"),
     # How much one record can move.
     *("Schema", "Records", "Owners", "OwnedSamples", "PerSampleGradients", "CarefulGradients", "CountedGradients"),
     *("LinearGradients", "ModuleGradients", "OwnerGradients", "RowBound", "Moments", "CountedRows", "EvaluationRows"),

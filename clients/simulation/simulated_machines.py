@@ -24,11 +24,11 @@ from ...privacy import (
     HelperEntry,
     Ledger,
     LedgerError,
-    LedgerPage,
+    LedgerTransaction,
     Opener,
-    OpeningPage,
     OpeningRecord,
     OpeningRecordError,
+    OpeningTransaction,
     SimulatedKeys,
     StreamRecord,
     protocol,
@@ -63,12 +63,12 @@ class ContextLedger(Ledger):
         self._page = _ContextPage(state, f"{LEDGER_RECORDS}{machine}")
 
     @contextmanager
-    def exclusive(self) -> Iterator[LedgerPage]:
+    def exclusive(self) -> Iterator[LedgerTransaction]:
         with _LOCK:
             yield self._page
 
 
-class TravellingLedger(Ledger, LedgerPage):
+class TravellingLedger(Ledger, LedgerTransaction):
     """One machine's ledger in a worker process, which is given the node's state with a message and gives it back.
 
     Notes
@@ -102,10 +102,10 @@ class TravellingLedger(Ledger, LedgerPage):
                 self._page.commit(session, stream, self.account(), sent)
         self._unwritten = []
 
-    def exclusive(self) -> AbstractContextManager[LedgerPage]:
+    def exclusive(self) -> AbstractContextManager[LedgerTransaction]:
         return self
 
-    def __enter__(self) -> LedgerPage:
+    def __enter__(self) -> LedgerTransaction:
         _LOCK.acquire()
         return self
 
@@ -128,7 +128,7 @@ class TravellingLedger(Ledger, LedgerPage):
             self._unwritten.append(session)
 
 
-class _ContextPage(LedgerPage):
+class _ContextPage(LedgerTransaction):
     def __init__(self, state: RecordDict, prefix: str) -> None:
         self._state = state
         self._prefix = prefix
@@ -286,12 +286,12 @@ class ContextOpeningRecord(OpeningRecord):
             raise OpeningRecordError(f"Expected the record of helper {helper.name!r}, got that of {self._helper!r}.")
 
     @contextmanager
-    def exclusive(self) -> Iterator[OpeningPage]:
+    def exclusive(self) -> Iterator[OpeningTransaction]:
         with _LOCK:
             yield _OpeningsPage(self._state, self._prefix)
 
 
-class _OpeningsPage(OpeningPage):
+class _OpeningsPage(OpeningTransaction):
     """One record a session: its terms, its sets, what is promised or void, and each machine's last opened release."""
 
     def __init__(self, state: RecordDict, prefix: str) -> None:

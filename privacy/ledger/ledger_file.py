@@ -1,9 +1,4 @@
-"""The file of a ledger on disk, with its high-water mark: what stands there, how it is read, what it is refused for.
-
-The high-water mark says how far a ledger had come, outside the file that is backed up. A ledger that was copied back
-from a backup looks like an honest one; only something that was not copied back can show the difference. The mark is a
-small file beside the ledger, or better on another disk: after every commit, before the reply leaves, it takes on the
-ledger's state. A ledger behind its mark has been rolled back, and the mark says what must be counted as spent.
+"""The ledger's file: its tables and header, how far it has come, and the arrays that stay in it until they are read.
 
 Large arrays are read when they are asked for. A release of a large model is asked for twice, before its gradients are
 computed and when it is recorded, and mostly needs nothing of what was sent before. So what is large stays in the file,
@@ -29,8 +24,8 @@ from numpy.typing import NDArray
 
 from ..accounting.gdp import compose_gdp, gdp_epsilon
 from ..errors import ANOTHER_FORMAT, LedgerError
-from ..files import FileKind, check_private, format_of, replace_durably
 from .ledger_records import StreamRecord, left_of
+from .store import MarkFormat, Store, StoreTransaction, format_of, mark_path
 
 FORMAT = 3
 ROTATED = 4
@@ -63,19 +58,6 @@ CREATE TABLE releases (
     PRIMARY KEY (session, release)
 ) WITHOUT ROWID;
 """
-LEDGER = FileKind(
-    what="a ledger",
-    user="node",
-    done="nothing was released",
-    error=LedgerError,
-    application_id=0x6D757266,  # "murf"
-    formats=(FORMAT, ROTATED),
-    missing="A node that had one must get it back: put the file back, or a backup of it and `murmurfl ledger "
-    "accept-rollback`. On a new node make one: `murmurfl ledger create`. Nothing was released.",
-    other_format=ANOTHER_FORMAT,
-    lost="Nothing was released. Restore a backup (then `murmurfl ledger accept-rollback`), or use these data no more.",
-)
-clear_errors, damaged, opened = LEDGER.clear_errors, LEDGER.damaged, LEDGER.opened
 
 
 @dataclass(frozen=True)
@@ -95,38 +77,6 @@ class Header:
     """How often the noise key was exchanged."""
 
 
-def write_new(path: Path, timeout_s: float, header: Header, key: bytes, seal: str, *, mark_beside: bool) -> None:
-    """Make the tables of a new ledger in an empty file; the noise key is among them if the header names no file for it.
-
-    A mark that is ``mark_beside`` the ledger is looked for there: it goes where the ledger goes.
-    """
-    row = {
-        **vars(header),
-        "mark": "" if mark_beside else str(header.mark),
-        "key_file": str(header.key_file or ""),
-        "key": b"" if header.key_file else key,
-    }
-    with LEDGER.making(path, timeout_s, SCHEMA) as connection:
-        connection.execute(
-            "INSERT INTO ledger VALUES (:name, :created, :data, :budget_mu, :delta, :mark, :key_file, :key, "
-            ":key_check, :budget_local_mu)",
-            row,
-        )
-        connection.execute("INSERT INTO state VALUES (0, 0, ?, '')", (seal,))
-
-
-def read_header(connection: sqlite3.Connection, path: Path) -> Header:
-    """Read the settings with which the ledger at ``path`` was made."""
-    name, created, data, budget_mu, delta, mark, key_file, key_check, budget_local_mu = connection.execute(
-        "SELECT name, created, data, budget_mu, delta, mark, key_file, key_check, budget_local_mu FROM ledger"
-    ).fetchone()
-    rotations = 0
-    if format_of(connection) == ROTATED:
-        (rotations,) = connection.execute("SELECT rotations FROM ledger").fetchone()
-    files = mark_path(path, mark), Path(key_file) if key_file else None
-    return Header(name, created, data, budget_mu, delta, *files, key_check, budget_local_mu, rotations)
-
-
 def read_reserved(connection: sqlite3.Connection) -> Iterator[tuple[str, float, float | None]]:
     """Yield the sessions in the order in which they were opened: name, mu reserved, and mu_local or None."""
     return connection.execute("SELECT session, mu, local FROM reserved ORDER BY rowid")
@@ -141,17 +91,9 @@ def write_key(connection: sqlite3.Connection, key: bytes, key_file: Path | None)
     connection.execute("UPDATE ledger SET key = ?, key_check = ?, key_file = ?, rotations = rotations + 1", row)
 
 
-def mark_path(path: Path, mark: str) -> Path:
-    """Return the path of a ledger's high-water mark: as configured, or beside the ledger."""
-    return Path(mark) if mark else path.with_name(path.name + ".mark")
-
-
 def key_check(key: bytes) -> bytes:
     """A check value by which a key is recognised without being written down."""
     return hmac.digest(key, b"murmurfl ledger key", hashlib.sha256)[:16]
-
-
-_MARK_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -199,10 +141,29 @@ class LedgerState:
             del document["data"]  # what is not there is not sealed
         return hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=16).hexdigest()
 
-    def write_mark(self, path: Path) -> None:
-        """Make this the mark, durably."""
-        document = {"murmurfl-ledger-mark": _MARK_FORMAT, "seal": self.seal, **self._document()}
-        replace_durably(path, json.dumps(document, indent=1).encode() + b"\n")
+    @property
+    def name(self) -> str:
+        """The ledger's own random name."""
+        return self.ledger
+
+    @property
+    def steps(self) -> int:
+        """Commits so far."""
+        return self.counter
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the contents of a mark."""
+        return {"seal": self.seal, **self._document()}
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> LedgerState:
+        """Read what :meth:`to_document` wrote; ValueError if its seal does not match."""
+        seal = document.pop("seal")
+        sessions = {name: SessionState(**values) for name, values in document.pop("sessions").items()}
+        state = cls(**document, sessions=sessions)
+        if state.seal != seal:
+            raise ValueError("the seal does not match")
+        return state
 
     def _document(self) -> dict[str, Any]:
         document = asdict(self)
@@ -215,33 +176,19 @@ class LedgerState:
         return document
 
 
-def read_mark(path: Path) -> LedgerState:
-    """Read the mark at ``path``; refuse one that is missing, damaged, of another format or open to others."""
-    check_private(
-        path,
-        "the ledger's high-water mark",
-        missing="Without it nobody can tell whether the ledger was copied back, so nothing is released. Put the mark "
-        "back; if it is lost, and this ledger was never copied back, `murmurfl ledger new-mark` makes another.",
-    )
-    try:
-        document = json.loads(path.read_text())
-        if (version := document.pop("murmurfl-ledger-mark")) != _MARK_FORMAT:
-            raise LedgerError(
-                f"Expected a high-water mark of format {_MARK_FORMAT} at {path}, got one of format {version!r}; it was "
-                f"left alone, and nothing was released. {ANOTHER_FORMAT}"
-            )
-        seal = document.pop("seal")
-        sessions = {name: SessionState(**values) for name, values in document.pop("sessions").items()}
-        state = LedgerState(**document, sessions=sessions)
-        if state.seal != seal:
-            raise ValueError("the seal does not match")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise LedgerError(
-            f"Expected the ledger's high-water mark at {path}, got a file that is damaged or something else ({error}). "
-            "Nothing was released. If the mark is lost, and this ledger was never copied back, remove the file; "
-            "`murmurfl ledger new-mark` makes another."
-        ) from error
-    return state
+LEDGER_MARK = MarkFormat[LedgerState](
+    what="the ledger's high-water mark",
+    key="murmurfl-ledger-mark",
+    done="nothing was released",
+    missing="Without it nobody can tell whether the ledger was copied back, so nothing is released. Put the mark back; "
+    "if it is lost, and this ledger was never copied back, `murmurfl ledger new-mark` makes another.",
+    damaged="Nothing was released. If the mark is lost, and this ledger was never copied back, remove the file; "
+    "`murmurfl ledger new-mark` makes another.",
+    other_format=ANOTHER_FORMAT,
+    error=LedgerError,
+    to_document=LedgerState.to_document,
+    from_document=LedgerState.from_document,
+)
 
 
 @dataclass(frozen=True)
@@ -265,21 +212,12 @@ def budget_left(mark: Path) -> BudgetLeft:
     What it returns does not depend on the machine's data: budgets, and what sessions reserved when they were opened.
     Between a commit and its mark it is what was left before; the ledger alone decides what is released.
     """
-    state = read_mark(mark)
+    state = LEDGER_MARK.load(mark)
     sessions = state.sessions.values()
     budget_local_mu = state.budget_mu if state.budget_local_mu is None else state.budget_local_mu
     left = left_of(state.budget_mu, compose_gdp(abs(session.mu) for session in sessions))
     local = left_of(budget_local_mu, compose_gdp(session.reserved_local for session in sessions))
     return BudgetLeft(state.budget_mu, left, gdp_epsilon(left, state.delta), local, len(sessions))
-
-
-def read_state(connection: sqlite3.Connection, header: Header, path: Path) -> LedgerState:
-    """Read how far the ledger has come; refuse it if its parts do not belong together."""
-    state = unsealed_state(connection, header)
-    (seal,) = connection.execute("SELECT seal FROM state").fetchone()
-    if state.seal != seal:
-        raise damaged(path, "contents that do not match their seal")
-    return state
 
 
 def unsealed_state(connection: sqlite3.Connection, header: Header) -> LedgerState:
@@ -294,31 +232,61 @@ def unsealed_state(connection: sqlite3.Connection, header: Header) -> LedgerStat
     return LedgerState(header.name, *terms, counter, samples_used, sessions, data, header.budget_local_mu, key)
 
 
-def is_rolled_back(state: LedgerState, mark: LedgerState) -> bool:
-    """Whether a ledger is behind its mark, or beside it."""
-    return mark.counter > state.counter or (mark.counter == state.counter and mark.seal != state.seal)
+class LedgerStore(Store[Header, LedgerState]):
+    """The store of a ledger.
+
+    Notes
+    -----
+    **Formal guarantees.** A file whose account, sessions or digests of streams do not match their seal is refused, and
+    so is one whose seal is not the mark's at the mark's commit.
+    """
+
+    what = "a ledger"
+    user = "node"
+    done = "nothing was released"
+    step = "commit"
+    forgotten = "releases"
+    error = LedgerError
+    application_id = 0x6D757266  # "murf"
+    formats = (FORMAT, ROTATED)
+    schema = SCHEMA
+    missing = (
+        "A node that had one must get it back: put the file back, or a backup of it and `murmurfl ledger "
+        "accept-rollback`. On a new node make one: `murmurfl ledger create`. Nothing was released."
+    )
+    other_format = ANOTHER_FORMAT
+    lost = "Nothing was released. Restore a backup (then `murmurfl ledger accept-rollback`), or use these data no more."
+    copied_back = (
+        "Nothing was released. Put the newest file back, or go on without what was forgotten: `murmurfl ledger "
+        "accept-rollback` closes all its sessions and counts as spent what the mark knows of."
+    )
+    other_mark = "Nothing was released."
+    had_one = "Restore that one (docs/ledger.md); nothing was made."
+    marks = LEDGER_MARK
+
+    def read_header(self, connection: sqlite3.Connection) -> Header:
+        name, created, data, budget_mu, delta, mark, key_file, key_check, budget_local_mu = connection.execute(
+            "SELECT name, created, data, budget_mu, delta, mark, key_file, key_check, budget_local_mu FROM ledger"
+        ).fetchone()
+        rotations = 0
+        if format_of(connection) == ROTATED:
+            (rotations,) = connection.execute("SELECT rotations FROM ledger").fetchone()
+        files = mark_path(self.path, mark), Path(key_file) if key_file else None
+        return Header(name, created, data, budget_mu, delta, *files, key_check, budget_local_mu, rotations)
+
+    def read_state(self, connection: sqlite3.Connection, header: Header) -> LedgerState:
+        state = unsealed_state(connection, header)
+        (seal,) = connection.execute("SELECT seal FROM state").fetchone()
+        if state.seal != seal:
+            raise self.damaged("contents that do not match their seal")
+        return state
+
+    def follows(self, connection: sqlite3.Connection, state: LedgerState, mark: LedgerState) -> bool:
+        return mark.counter < state.counter or mark.seal == state.seal
 
 
-def check_mark_belongs(state: LedgerState, mark: LedgerState, path: Path) -> None:
-    """Refuse another ledger's mark."""
-    if mark.ledger != state.ledger:
-        raise LedgerError(
-            f"Expected the high-water mark of {path}, got that of another ledger. Put the right one back; nothing was "
-            "released."
-        )
-
-
-def check_mark(state: LedgerState, mark: LedgerState, path: Path) -> None:
-    """Refuse another ledger's mark, and a ledger that was copied back."""
-    check_mark_belongs(state, mark, path)
-    if is_rolled_back(state, mark):
-        raise LedgerError(
-            f"Expected {path} at commit {mark.counter} of its high-water mark or after it, got commit {state.counter}"
-            f"{' of another history' if mark.counter == state.counter else ''}: the ledger was copied back from a "
-            "backup and has forgotten releases. Nothing was released. Put the newest file back, or go on without what "
-            "was forgotten: `murmurfl ledger accept-rollback` closes all its sessions and counts as spent what the "
-            "mark knows of."
-        )
+LedgerFile = StoreTransaction[Header, LedgerState]
+"""A ledger's file inside a transaction."""
 
 
 LARGE_BYTES = 1 << 20

@@ -41,17 +41,7 @@ from ..errors import LedgerError, MurmurflError
 from ..machine.policy import PrivacyPolicy
 from ..machine.shuffled_machine import ShuffledPolicy
 from ..noise import NOISE_VERSION
-from .ledger_file import (
-    CLOSED,
-    LEDGER,
-    check_mark,
-    clear_errors,
-    opened,
-    read_header,
-    read_mark,
-    read_reserved,
-    read_state,
-)
+from .ledger_file import CLOSED, LedgerFile, LedgerStore, read_reserved
 from .ledger_records import left_of, no_bound
 
 _ATTEMPTS = 50
@@ -197,19 +187,20 @@ def read_only(path: Path) -> str:
 
 
 def _read(path: Path) -> LedgerSummary:
-    with clear_errors(path, WAIT_S), opened(path, WAIT_S, read_only(path)) as connection:
-        LEDGER.check_integrity(connection, path)
-        header, problem = read_header(connection, path), ""
+    store, mark, problem = LedgerStore(path, WAIT_S), None, ""
+    with store.errors(), store.opened(read_only(path)) as connection:
+        store.check_integrity(connection)
+        header = store.read_header(connection)
         try:
-            mark = read_mark(header.mark)
+            mark = store.marks.load(header.mark)
         except LedgerError as error:
-            mark, problem = None, str(error)
+            problem = str(error)
         connection.execute("BEGIN")
-        state = read_state(connection, header, path)
+        state = store.read_state(connection, header)
         sessions = tuple(session_summaries(connection))
-    if mark is not None:
         try:
-            check_mark(state, mark, path)
+            if mark is not None:
+                LedgerFile(store, connection, header, state).check_mark(mark)
         except LedgerError as error:
             problem = str(error)
     local = header.budget_local_mu
@@ -300,9 +291,10 @@ def read_history(path: str | Path) -> LedgerHistory:
     """
 
     def read(file: Path) -> LedgerHistory:
-        with clear_errors(file, WAIT_S), opened(file, WAIT_S, read_only(file)) as connection:
+        store = LedgerStore(file, WAIT_S)
+        with store.errors(), store.opened(read_only(file)) as connection:
             connection.execute("BEGIN")
-            read_state(connection, read_header(connection, file), file)
+            store.read_state(connection, store.read_header(connection))
             rows = connection.execute("SELECT session, release, time, samples_used FROM releases").fetchall()
             return history_of(tuple(session_summaries(connection)), [ReleaseRow(*row) for row in rows])
 

@@ -116,7 +116,7 @@ def left_of(budget_mu: float, spent_mu: float) -> float:
     return math.sqrt(max(budget_mu**2 - spent_mu**2, 0.0))
 
 
-class LedgerPage(ABC):
+class LedgerTransaction(ABC):
     """The ledger inside one exclusive transaction."""
 
     @abstractmethod
@@ -170,11 +170,11 @@ class Ledger(ABC):
         return hmac.digest(keys.secret_key, b"murmurfl places of owners", hashlib.sha256)
 
     @abstractmethod
-    def exclusive(self) -> AbstractContextManager[LedgerPage]:
+    def exclusive(self) -> AbstractContextManager[LedgerTransaction]:
         """A transaction nobody else can enter; without a commit it changes nothing."""
 
 
-class MemoryLedger(Ledger, LedgerPage):
+class MemoryLedger(Ledger, LedgerTransaction):
     """A ledger in this process's memory: for tests and in-process experiments; gone with the process.
 
     Notes
@@ -188,10 +188,10 @@ class MemoryLedger(Ledger, LedgerPage):
         self._account = Account()
         self._streams: dict[str, StreamRecord] = {}
 
-    def exclusive(self) -> AbstractContextManager[LedgerPage]:
+    def exclusive(self) -> AbstractContextManager[LedgerTransaction]:
         return self
 
-    def __enter__(self) -> LedgerPage:
+    def __enter__(self) -> LedgerTransaction:
         self._lock.acquire()
         return self
 
@@ -365,7 +365,7 @@ class BlockLedger:
             raise IndexError(row)
         return _RowLedger(self, row)
 
-    def page(self, row: int) -> LedgerPage:
+    def page(self, row: int) -> LedgerTransaction:
         """One machine's ledger, within a transaction of all."""
         return _RowLedger(self, row)
 
@@ -430,14 +430,14 @@ class BlockLedger:
         return self._place[rows]
 
 
-class _RowLedger(Ledger, LedgerPage):
+class _RowLedger(Ledger, LedgerTransaction):
     """One machine's row of a :class:`BlockLedger`."""
 
     def __init__(self, block: BlockLedger, row: int) -> None:
         self._block, self._row, self._rows = block, row, np.array([row], dtype=np.intp)
 
     @contextmanager
-    def exclusive(self) -> Iterator[LedgerPage]:
+    def exclusive(self) -> Iterator[LedgerTransaction]:
         with self._block.exclusive(self._rows):
             yield self
 
@@ -457,9 +457,9 @@ class JoinedLedgers:
 
     def __init__(self, ledgers: Sequence[Ledger]) -> None:
         self._ledgers = list(ledgers)
-        self._pages: dict[int, LedgerPage] = {}
+        self._pages: dict[int, LedgerTransaction] = {}
 
-    def page(self, row: int) -> LedgerPage:
+    def page(self, row: int) -> LedgerTransaction:
         """One machine's ledger, within a transaction."""
         return self._pages[row]
 

@@ -18,11 +18,12 @@ from contextlib import closing
 from pathlib import Path
 
 from ..errors import ConfigurationError, LedgerError
-from ..files import connect, create_private
+from ..files import create_private
 from ..machine.known_samples import Owners, RowBytes, any_data, make_digest
 from ..noise import KEY_BYTES
-from .ledger_file import check_mark, check_mark_belongs, clear_errors, is_rolled_back, read_mark
-from .sqlite import SQLiteLedger, SQLitePage, begun, check_local_budget
+from .ledger_file import LEDGER_MARK, LedgerStore
+from .sqlite import SQLiteLedger, SQLiteTransaction, begun, check_local_budget
+from .store import connect
 
 _WAIT_S = 30.0
 
@@ -39,9 +40,9 @@ def accept_rollback(path: str | Path, *, timeout_s: float = _WAIT_S) -> int:
     """
     path = Path(path).absolute()
     with begun(path, timeout_s) as page:
-        mark = read_mark(page.header.mark)
-        check_mark_belongs(page.state, mark, path)
-        if not is_rolled_back(page.state, mark):
+        mark = LEDGER_MARK.load(page.header.mark)
+        page.file.check_belongs(mark)
+        if not page.file.is_rolled_back(mark):
             raise LedgerError(f"Expected a ledger that was copied back, got {path}, which was not; it was left alone.")
         if page.state.key != mark.key:
             raise LedgerError(
@@ -63,7 +64,7 @@ def new_mark(path: str | Path, *, timeout_s: float = _WAIT_S) -> None:
     with begun(Path(path).absolute(), timeout_s) as page:
         if page.header.mark.exists():
             raise LedgerError(f"Expected no high-water mark at {page.header.mark}, got one; it was left alone.")
-        page.state.write_mark(page.header.mark)
+        page.file.move_mark()
 
 
 def set_local_budget(path: str | Path, budget_local_mu: float, *, timeout_s: float = _WAIT_S) -> None:
@@ -75,7 +76,7 @@ def set_local_budget(path: str | Path, budget_local_mu: float, *, timeout_s: flo
     """
     path = Path(path).absolute()
     with begun(path, timeout_s) as page:
-        check_mark(page.state, read_mark(page.header.mark), path)
+        page.file.check_mark(LEDGER_MARK.load(page.header.mark))
         if page.header.budget_local_mu is not None:
             raise LedgerError(
                 f"Expected a ledger without a decided budget_local_mu at {path}, got one with "
@@ -142,7 +143,7 @@ def rotate_key(
     old_key, key_path = old.keys().secret_key, None if key_file is None else Path(key_file).absolute()
     new_key = secrets.token_bytes(KEY_BYTES)
     with begun(path, timeout_s) as page:
-        check_mark(page.state, read_mark(page.header.mark), path)
+        page.file.check_mark(LEDGER_MARK.load(page.header.mark))
         old_file = page.header.key_file
         if old_file is not None and key_path is None:
             raise ConfigurationError(
@@ -163,7 +164,9 @@ def rotate_key(
     return closed
 
 
-def _digest_under(old_key: bytes, new_key: bytes, page: SQLitePage, rows: RowBytes | Owners, num_rows: int) -> str:
+def _digest_under(
+    old_key: bytes, new_key: bytes, page: SQLiteTransaction, rows: RowBytes | Owners, num_rows: int
+) -> str:
     """Check the used rows under the old key, and return their digest under the new one."""
     used, digest = page.state.samples_used, page.state.data
     if rows is any_data:
@@ -190,7 +193,7 @@ def _forget_unless_used(key_path: Path, path: Path) -> bool:
 
 def _forget(path: Path, timeout_s: float) -> None:
     """Overwrite what SQLite's log has left of the old key."""
-    with clear_errors(path, timeout_s), closing(connect(path, timeout_s)) as connection:
+    with LedgerStore(path, timeout_s).errors(), closing(connect(path, timeout_s)) as connection:
         (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     if busy:
         logger.warning(

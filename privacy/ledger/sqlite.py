@@ -2,20 +2,9 @@
 
 One file of mode 600 holds what a node must know again after a loss of power: the account, every session's stream, a
 line for every release, and the noise key (or the name of the file that holds it). A second, small file, the high-water
-mark (:func:`.ledger_file.read_mark`), shows when the first was copied back from a backup.
-
-Order of writing
-----------------
-The release is committed (write-ahead log, ``synchronous=FULL``), then the mark is moved up to it, then the reply may
-leave. So, depending on where a crash comes:
-
-* before the commit: neither knows of the release; nothing was sent and nothing spent;
-* between commit and mark: the ledger is ahead of its mark, which is no rollback; the release is wasted, the stream goes
-  on after it, and the next transaction moves the mark before it does anything else;
-* after the mark: both know of the release; whether it was sent or not, it is never made again.
-
-The mark is never ahead of the ledger, unless the ledger was copied back. (Writing the mark first would leave it ahead
-after a crash, and one commit behind would look like either.)
+mark, shows when the first was copied back from a backup. Header, mark, locking and the order of writing are those of
+every durable store (:mod:`.store`). A release that was committed before a crash and not sent is wasted: the stream goes
+on after it.
 """
 
 from __future__ import annotations
@@ -28,7 +17,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -36,17 +25,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError, LedgerError
-from ..files import check_private, create_private, sync_folder
+from ..files import check_private
 from ..mechanisms import State
 from ..noise import KEY_BYTES, NoiseKeys, SystemKeys
 from .ledger_file import (
     CLOSED,
     LARGE_BYTES,
-    LEDGER,
     UNDECIDED,
     Entry,
     Header,
+    LedgerFile,
     LedgerState,
+    LedgerStore,
     Place,
     SessionState,
     StoredArray,
@@ -54,61 +44,51 @@ from .ledger_file import (
     StoredState,
     arrays_of,
     bytes_of,
-    check_mark,
-    clear_errors,
-    damaged,
     digest_of,
     key_check,
-    mark_path,
     of,
-    read_header,
-    read_mark,
     read_reserved,
-    read_state,
     unsealed_state,
     write_key,
-    write_new,
 )
-from .ledger_records import Account, Ledger, LedgerPage, StreamRecord, no_bound
-
-
-def connection_to(path: Path, timeout_s: float) -> AbstractContextManager[sqlite3.Connection]:
-    """Connect to a ledger for one transaction."""
-
-    def believe(connection: sqlite3.Connection) -> None:
-        read_state(connection, read_header(connection, path), path)
-
-    return LEDGER.connection_to(path, timeout_s, believe)
+from .ledger_records import Account, Ledger, LedgerTransaction, StreamRecord, no_bound
+from .store import mark_path
 
 
 @contextmanager
-def begun(path: Path, timeout_s: float) -> Iterator[SQLitePage]:
-    """Begin a transaction that nobody else can enter; what is not committed in it is gone."""
-    with connection_to(path, timeout_s) as connection:
-        with clear_errors(path, timeout_s):
-            connection.execute("BEGIN IMMEDIATE")
-            page = SQLitePage(connection, path, timeout_s)
-        yield page
+def begun(path: Path, timeout_s: float) -> Iterator[SQLiteTransaction]:
+    """Begin a transaction that nobody else can enter, whatever the mark says; what is not committed in it is gone."""
+    with LedgerStore(path, timeout_s).begun() as file:
+        yield SQLiteTransaction(file)
 
 
-class SQLitePage(LedgerPage):
+class SQLiteTransaction(LedgerTransaction):
     """The ledger inside a transaction that has begun; without a commit nothing remains once it is closed."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, timeout_s: float) -> None:
-        self._connection, self._path, self._timeout_s = connection, path, timeout_s
+    def __init__(self, file: LedgerFile) -> None:
+        self.file = file
+        self._connection, self._errors = file.connection, file.store.errors
         self._large: dict[Place, StoredArray] = {}
-        self.header = read_header(connection, path)
-        self.state = read_state(connection, self.header, path)
+
+    @property
+    def header(self) -> Header:
+        """The settings with which the ledger was made."""
+        return self.file.header
+
+    @property
+    def state(self) -> LedgerState:
+        """How far the ledger has come."""
+        return self.file.state
 
     def account(self) -> Account:
-        with clear_errors(self._path, self._timeout_s):
+        with self._errors():
             rows = list(read_reserved(self._connection))
         reserved = {session: mu for session, mu, _ in rows}
         reserved_local = {session: local for session, _, local in rows if local is not None}
         return Account(self.state.samples_used, reserved, self.state.data, reserved_local)
 
     def stream(self, session: str) -> StreamRecord | None:
-        with clear_errors(self._path, self._timeout_s):
+        with self._errors():
             row = self._connection.execute(
                 "SELECT fingerprint, release, ack, nonces, terms, digest FROM streams WHERE session = ?", (session,)
             ).fetchone()
@@ -131,11 +111,11 @@ class SQLitePage(LedgerPage):
                 order=b"".join(of(part).tobytes() for part in found["order"].values()),
             )
             if digest_of(stream) != digest:
-                raise damaged(self._path, "a stream that does not match its digest")
+                raise self.file.store.damaged("a stream that does not match its digest")
         return stream
 
     def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
-        with clear_errors(self._path, self._timeout_s):
+        with self._errors():
             before = self.state.sessions.get(session, SessionState(0.0, 0))
             self._check_forward(session, before, stream, account)
             self._write_stream(session, stream)
@@ -147,7 +127,7 @@ class SQLitePage(LedgerPage):
 
     def accept_rollback(self, mark: LedgerState) -> int:
         """Count as spent whatever the mark knows of, and close every session; returns how many."""
-        with clear_errors(self._path, self._timeout_s):
+        with self._errors():
             known = {**self.state.sessions, **mark.sessions}
             pairs = {name: [s.sessions.get(name, SessionState(0.0, 0)) for s in (self.state, mark)] for name in known}
             self._decide(mark.budget_local_mu)  # the copy may be from before it was decided
@@ -169,13 +149,13 @@ class SQLitePage(LedgerPage):
         ``key_file`` is None if the key is kept in the ledger; ``data`` is the digest of the used samples under the new
         key.
         """
-        with clear_errors(self._path, self._timeout_s):
+        with self._errors():
             self._connection.execute("PRAGMA secure_delete = ON")  # the old key's bytes, the nonces and the sums go
             streams = self._connection.execute("SELECT session, fingerprint, release FROM streams").fetchall()
             for name, _, releases in streams:
                 self._close(name, releases)
             write_key(self._connection, key, key_file)
-            self.header = read_header(self._connection, self._path)
+            self._read_header()
             self._finish(self.state.counter + 1, self.state.samples_used, data)
         return sum(fingerprint != CLOSED for _, fingerprint, _ in streams)
 
@@ -185,21 +165,21 @@ class SQLitePage(LedgerPage):
         self._write_stream(session, StreamRecord(CLOSED, releases, before.ack, terms=before.terms, order=before.order))
 
     def set_local_budget(self, budget_local_mu: float) -> None:
-        with clear_errors(self._path, self._timeout_s):
+        with self._errors():
             self._decide(budget_local_mu)
             self._finish(self.state.counter + 1, self.state.samples_used, self.state.data)
 
     def set_data(self, data: str) -> None:
         """Write down what the operator calls the data."""
-        with clear_errors(self._path, self._timeout_s):
+        with self._errors():
             self._connection.execute("UPDATE ledger SET data = ?", (data,))
-            self.header = read_header(self._connection, self._path)
+            self._read_header()
             self._finish(self.state.counter + 1, self.state.samples_used, self.state.data)
 
     def _decide(self, budget_local_mu: float | None) -> None:
         if budget_local_mu is not None and self.header.budget_local_mu is None:
             self._connection.execute("UPDATE ledger SET budget_local_mu = ?", (budget_local_mu,))
-            self.header = read_header(self._connection, self._path)
+            self._read_header()
 
     def _reserve(self, reserved: Mapping[str, float], reserved_local: Mapping[str, float]) -> None:
         self._connection.executemany(
@@ -238,9 +218,6 @@ class SQLitePage(LedgerPage):
             self._large[place] = StoredArray(self._connection, rowid, place, dtype, shape, self._errors)
             yield kind, number, self._large[place]
 
-    def _errors(self) -> AbstractContextManager[None]:
-        return clear_errors(self._path, self._timeout_s)
-
     def _is_stored(self, place: Place, values: Entry) -> bool:
         """Whether an array is in the file already, in this place and unchanged."""
         stored = self._large.get(place)
@@ -261,17 +238,15 @@ class SQLitePage(LedgerPage):
             ((*place, values.dtype.str, json.dumps(values.shape), bytes_of(values)) for place, values in new.items()),
         )
 
+    def _read_header(self) -> None:
+        self.file.header = self.file.store.read_header(self._connection)
+
     def _finish(self, counter: int, samples_used: int, data: str) -> None:
         row = counter, samples_used, data
         self._connection.execute("UPDATE state SET counter = ?, samples_used = ?, data = ?", row)
         state = unsealed_state(self._connection, self.header)
         self._connection.execute("UPDATE state SET seal = ?", (state.seal,))
-        self._connection.execute("COMMIT")
-        # The mark is moved inside another transaction, so that no other process moves it at the same time. Another
-        # process may have committed in between and moved it further, so the state is read again.
-        self._connection.execute("BEGIN IMMEDIATE")
-        self.state = read_state(self._connection, self.header, self._path)
-        self.state.write_mark(self.header.mark)
+        self.file.commit()
 
 
 def _as_needed(entries: Mapping[int, Entry]) -> Mapping[int, NDArray[Any]]:
@@ -326,14 +301,8 @@ class SQLiteLedger(Ledger):
     durable: ClassVar[bool] = True
 
     def __init__(self, path: str | Path, *, timeout_s: float = 30.0) -> None:
-        self.path = Path(path).absolute()
-        self.timeout_s = timeout_s
-        with connection_to(self.path, timeout_s) as connection, clear_errors(self.path, timeout_s):
-            LEDGER.check_integrity(connection, self.path)
-            self._header = read_header(connection, self.path)
-            mark = read_mark(self._header.mark)  # before the ledger: another process may be moving both
-            connection.execute("BEGIN")
-            check_mark(read_state(connection, self._header, self.path), mark, self.path)
+        self._store = LedgerStore(Path(path).absolute(), timeout_s)
+        self._header = self._store.check()
         self.budget_mu = self._header.budget_mu
         self.delta = self._header.delta
         decided = self._header.budget_local_mu
@@ -395,25 +364,26 @@ class SQLiteLedger(Ledger):
         key, terms = secrets.token_bytes(KEY_BYTES), (float(budget_mu), float(delta))
         state = LedgerState(secrets.token_hex(16), *terms, budget_local_mu=local)
         header = Header(state.ledger, time.time(), data, *terms, mark_file, key_path, key_check(key), local)
-        create_private(path, "a ledger")
-        made = [path]
-        try:
-            if mark_file.exists() and (counter := read_mark(mark_file).counter) > 0:
-                raise LedgerError(
-                    f"Expected no trace of an earlier ledger, got a high-water mark at {mark_file} that counts "
-                    f"{counter} commits: this node had a ledger. Restore that one (docs/ledger.md); nothing was made."
-                )
-            if key_path is not None:
-                create_private(key_path, "a noise key", key)
-                made.append(key_path)
-            state.write_mark(mark_file)
-            write_new(path, timeout_s, header, key, state.seal, mark_beside=mark is None)
-            sync_folder(path.parent)
-        except BaseException:
-            for file in made:
-                file.unlink(missing_ok=True)
-            raise
+
+        def fill(connection: sqlite3.Connection) -> None:
+            # A mark beside the ledger is looked for there: it goes where the ledger goes.
+            files = {"mark": "" if mark is None else str(mark_file), "key_file": str(key_path or "")}
+            row = {**vars(header), **files, "key": key if key_path is None else b""}
+            connection.execute(
+                "INSERT INTO ledger VALUES (:name, :created, :data, :budget_mu, :delta, :mark, :key_file, :key, "
+                ":key_check, :budget_local_mu)",
+                row,
+            )
+            connection.execute("INSERT INTO state VALUES (0, 0, ?, '')", (state.seal,))
+
+        made = None if key_path is None else (key_path, key)
+        LedgerStore(path, timeout_s).make(header, state, fill, key=made)
         return cls(path, timeout_s=timeout_s)
+
+    @property
+    def path(self) -> Path:
+        """The ledger's file."""
+        return self._store.path
 
     @property
     def data(self) -> str:
@@ -429,7 +399,7 @@ class SQLiteLedger(Ledger):
     def keys(self) -> SystemKeys:
         """The node's noise key, with fresh nonces; refused if its file is open to others or holds another key."""
         header = self._header
-        with clear_errors(self.path, self.timeout_s):
+        with self._store.errors():
             if header.key_file is not None:
                 check_private(
                     header.key_file,
@@ -438,7 +408,7 @@ class SQLiteLedger(Ledger):
                 )
                 key = header.key_file.read_bytes()
             else:
-                with connection_to(self.path, self.timeout_s) as connection:
+                with self._store.connected() as connection:
                     (key,) = connection.execute("SELECT key FROM ledger").fetchone()
         if len(key) != KEY_BYTES or not hmac.compare_digest(key_check(key), header.key_check):
             raise LedgerError(
@@ -453,19 +423,9 @@ class SQLiteLedger(Ledger):
         return hmac.digest(bytes.fromhex(self._header.name), b"murmurfl places of owners", hashlib.sha256)
 
     @contextmanager
-    def exclusive(self) -> Iterator[SQLitePage]:
-        with begun(self.path, self.timeout_s) as page:
-            if page.header != self._header:
-                raise LedgerError(
-                    f"Expected the ledger this node began with at {self.path}, got another. Nothing was released; "
-                    "restart the node."
-                )
-            mark = read_mark(page.header.mark)
-            check_mark(page.state, mark, self.path)
-            if mark.counter < page.state.counter:
-                # A crash came between a commit and its mark; if it still cannot be written, nothing more is spent.
-                page.state.write_mark(page.header.mark)
-            yield page
+    def exclusive(self) -> Iterator[SQLiteTransaction]:
+        with self._store.exclusive(self._header) as file:
+            yield SQLiteTransaction(file)
 
 
 def check_local_budget(budget_local_mu: float | None, budget_mu: float) -> None:

@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 from .. import protocol
 from ..accounting.noise_plan import NoisePlan
 from ..errors import LedgerError, RefusedError
-from ..ledger.ledger_records import NOTHING, Account, AccountBlock, LedgerPage, Pending, StreamBlock, StreamRecord
+from ..ledger.ledger_records import (
+    NOTHING,
+    Account,
+    AccountBlock,
+    LedgerTransaction,
+    Pending,
+    StreamBlock,
+    StreamRecord,
+)
 from ..noise import NOISE_VERSION
 from .policy import NO_NOISE, PrivacyPolicy
 
@@ -76,7 +84,7 @@ class Admission:
     ``admitted`` is of a block of one. Two admissions are never equal: each may be recorded once.
     """
 
-    page: LedgerPage
+    page: LedgerTransaction
     session: str
     admitted: Admissions
 
@@ -346,7 +354,7 @@ def _nameless(streams: StreamBlock, row: int) -> list[int]:
     return sorted({*streams.pending[row], *([ack] if ack else [])} - set(streams.ids[row]))
 
 
-def has_secret_order(page: LedgerPage, account: Account) -> bool:
+def has_secret_order(page: LedgerTransaction, account: Account) -> bool:
     """Whether any of a ledger's sessions had a secret order, or may have had one (its stream is lost)."""
     streams = (page.stream(session) for session in account.reserved)
     return any(stream is None or stream.order for stream in streams)

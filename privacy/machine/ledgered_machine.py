@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ..accounting.noise_plan import NoisePlan
 from ..errors import ConfigurationError
-from ..ledger.ledger_records import Account, AccountBlock, Ledger, LedgerPage, StreamBlock
+from ..ledger.ledger_records import Account, AccountBlock, Ledger, LedgerTransaction, StreamBlock
 from ..mechanisms import State
 from ..noise import Grid, NoiseKeys
 from .admission import ROUNDING, Admission, AdmissionRule, Admissions, Asked, has_secret_order
@@ -503,7 +503,7 @@ class LedgeredMachine:
         counts.setflags(write=False)  # the ledger in memory may hold the very array
         return release_of(streams, 0, counts, self.plan, self.policy, self.num_samples)
 
-    def _admit(self, page: LedgerPage, session: str, ack: int) -> Admission:
+    def _admit(self, page: LedgerTransaction, session: str, ack: int) -> Admission:
         account = page.account()
         self._check_data(account)
         streams, accounts = StreamBlock.of(session, page.stream(session)), AccountBlock.of(account)

@@ -138,7 +138,7 @@ class OpenedSet:
         return cls(session, opening, digest, SessionTerms.from_values(terms), last, *kind)
 
 
-class OpeningPage(ABC):
+class OpeningTransaction(ABC):
     """A record inside one exclusive transaction."""
 
     @abstractmethod
@@ -194,7 +194,7 @@ class OpeningRecord(ABC):
         """Refuse another helper than the one whose record this is."""
 
     @abstractmethod
-    def exclusive(self) -> AbstractContextManager[OpeningPage]:
+    def exclusive(self) -> AbstractContextManager[OpeningTransaction]:
         """A transaction nobody else can enter; without a commit it changes nothing."""
 
 
@@ -203,7 +203,7 @@ def key_digest(helper: HelperEntry) -> bytes:
     return hashlib.sha256(b"murmurfl helper 1\x00" + helper.sealing + helper.signing).digest()
 
 
-def check_forward(page: OpeningPage, opened: OpenedSet) -> None:
+def check_forward(page: OpeningTransaction, opened: OpenedSet) -> None:
     """Refuse a commit under a name that was used, of a release that does not come after the machine's last, or beside
     a promise; of a void set, what is recorded of it already.
 
@@ -227,7 +227,7 @@ def check_forward(page: OpeningPage, opened: OpenedSet) -> None:
         )
 
 
-class MemoryOpeningRecord(OpeningRecord, OpeningPage):
+class MemoryOpeningRecord(OpeningRecord, OpeningTransaction):
     """A record in this process's memory: for tests and in-process experiments; gone with the process.
 
     Notes
@@ -254,7 +254,7 @@ class MemoryOpeningRecord(OpeningRecord, OpeningPage):
             self._helper = key_digest(helper)
 
     @contextmanager
-    def exclusive(self) -> Iterator[OpeningPage]:
+    def exclusive(self) -> Iterator[OpeningTransaction]:
         with self._lock:
             yield self
 
@@ -573,7 +573,7 @@ class Opener:
             )
         return headers
 
-    def _too_much_today(self, page: OpeningPage, session: str) -> str:
+    def _too_much_today(self, page: OpeningTransaction, session: str) -> str:
         """Which bound a further set of this session would pass, or an empty string."""
         sessions = self.sessions_a_day if page.terms(session) is None else 0
         if not (sessions or self.sets_a_day):
@@ -593,7 +593,7 @@ class Opener:
             raise OpeningRefusedError(f"the seal of machine {header.machine!r} does not open") from error
 
     @staticmethod
-    def _record_set(page: OpeningPage, opening: str, digest: str, headers: list[Header]) -> None:
+    def _record_set(page: OpeningTransaction, opening: str, digest: str, headers: list[Header]) -> None:
         """Record a set if it may be opened after those recorded; one that is recorded already stays as it is."""
         standing, why = _standing(page, opening, digest, headers)
         if standing == protocol.VIEW_OPENED:
@@ -606,7 +606,7 @@ class Opener:
         page.commit(_entry(opening, digest, headers, protocol.VIEW_OPENED))
 
 
-def _standing(page: OpeningPage, opening: str, digest: str, headers: Sequence[Header]) -> tuple[str, str]:
+def _standing(page: OpeningTransaction, opening: str, digest: str, headers: Sequence[Header]) -> tuple[str, str]:
     """What a record says of a set, one of the protocol's views, and why not; ``yes`` if nothing stands against it."""
     session = headers[0].session
     known, voids, lock = page.set_digest(session, opening), page.voids(session, opening), page.lock(session)

@@ -35,13 +35,15 @@ import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...privacy import MurmurflError
-from ...privacy.files import check_private, create_private, not_written, replace_durably
+from ...privacy.files import check_private, create_private, not_written
+from ...privacy.ledger.store import MarkFormat, mark_path
 from ...privacy.noise import KEY_BYTES
 
 _FORMAT = 1
@@ -149,9 +151,6 @@ def _read(path: Path, *, arrays: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         ) from error
 
 
-_MARK_FORMAT = 1
-
-
 @dataclass(frozen=True)
 class CheckpointMark:
     """Which checkpoint is the newest."""
@@ -164,6 +163,15 @@ class CheckpointMark:
     def following(self, server_round: int) -> CheckpointMark:
         """The mark of the next checkpoint."""
         return CheckpointMark(self.training, self.saves + 1, secrets.token_hex(16), server_round)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> CheckpointMark:
+        """Read a mark; TypeError if the document is none."""
+        mark = cls(**document)
+        kinds = (mark.training, str), (mark.saves, int), (mark.stamp, str), (mark.server_round, int)
+        if not all(type(value) is kind for value, kind in kinds):
+            raise TypeError("values of other types")
+        return mark
 
 
 class TrustedCheckpoint:
@@ -178,7 +186,7 @@ class TrustedCheckpoint:
 
     def __init__(self, path: Path, *, keeps_key: bool) -> None:
         self.path = path
-        self.mark_path = path.with_name(path.name + ".mark")
+        self.mark_path = mark_path(path, "")
         self.key_path = path.with_name(path.name + ".key")
         self._keeps_key = keeps_key
         self._mark: CheckpointMark | None = None
@@ -191,7 +199,7 @@ class TrustedCheckpoint:
     def check_new(self) -> None:
         """Refuse to begin where another training was begun and its checkpoint is gone."""
         if self.mark_path.exists():
-            mark = self._read_mark()
+            mark = self.marks.load(self.mark_path)
             if mark.saves:
                 raise CheckpointError(
                     f"Expected a checkpoint at {self.path}, got only its high-water mark {self.mark_path}, which knows "
@@ -212,7 +220,7 @@ class TrustedCheckpoint:
         self.check_new()
         mark = CheckpointMark(secrets.token_hex(16))
         again = self.mark_path.exists()
-        self._write_mark(mark)
+        self.marks.save(self.mark_path, mark)
         if self._keeps_key:
             if again:  # the key of a start that was cut off before its first checkpoint
                 self.key_path.unlink(missing_ok=True)
@@ -222,13 +230,14 @@ class TrustedCheckpoint:
     def resume(self, saved: Mapping[str, Any] | None) -> None:
         """Take up a training by the mark in its checkpoint, if that is the newest, and move the mark up to it."""
         check_private(self.path, "a trusted server's checkpoint", missing="", error=CheckpointError)
-        ours = _mark_of(saved)
-        if ours is None:
+        try:
+            ours = CheckpointMark.from_document(saved or {})
+        except TypeError as error:
             raise CheckpointError(
                 f"Expected a checkpoint of a trusted server with real keys at {self.path}, got one without a mark of "
                 f"its own, from a simulation. {self._anew}"
-            )
-        mark = self._read_mark()
+            ) from error
+        mark = self.marks.load(self.mark_path)
         if mark.training != ours.training:
             raise CheckpointError(
                 f"Expected the high-water mark of {self.path} at {self.mark_path}, got that of another training. Put "
@@ -249,7 +258,7 @@ class TrustedCheckpoint:
                 f"newest mark back. {self._anew}"
             )
         if ours.saves > mark.saves:
-            self._write_mark(ours)
+            self.marks.save(self.mark_path, ours)
         self._mark = ours
 
     def key(self) -> bytes:
@@ -282,7 +291,7 @@ class TrustedCheckpoint:
         """The mark for the next checkpoint; refused if the one on disk is not as this server left it."""
         if self._mark is None:
             raise CheckpointError("Expected a training that was begun or resumed before its checkpoint is saved.")
-        if self._read_mark() != self._mark:
+        if self.marks.load(self.mark_path) != self._mark:
             raise CheckpointError(
                 f"Expected the high-water mark {self.mark_path} as this server left it, got another: a second server "
                 f"goes on from {self.path}, or files were copied. Nothing of this round was published. Let only one "
@@ -292,7 +301,7 @@ class TrustedCheckpoint:
 
     def saved(self, mark: CheckpointMark) -> None:
         """Move the mark up to the saved checkpoint, whose model may be seen from then on."""
-        self._write_mark(mark)
+        self.marks.save(self.mark_path, mark)
         self._mark = mark
 
     @property
@@ -303,41 +312,18 @@ class TrustedCheckpoint:
             "their budgets once more."
         )
 
-    def _read_mark(self) -> CheckpointMark:
-        check_private(
-            self.mark_path,
-            "the checkpoint's high-water mark",
+    @cached_property
+    def marks(self) -> MarkFormat[CheckpointMark]:
+        """The way in which this training's mark is written, and what it is refused for."""
+        return MarkFormat(
+            what="the checkpoint's high-water mark",
+            key="murmurfl-checkpoint-mark",
+            done="nothing more was published",
             missing="Without it nobody can tell whether the checkpoint was copied back from a backup. Put the mark "
             f"back. {self._anew}",
+            damaged=f"Put the mark back. {self._anew}",
+            other_format=ANOTHER_FORMAT,
             error=CheckpointError,
+            to_document=asdict,
+            from_document=CheckpointMark.from_document,
         )
-        try:
-            document = json.loads(self.mark_path.read_text())
-            if (version := document.pop("murmurfl-checkpoint-mark")) != _MARK_FORMAT:
-                raise CheckpointError(
-                    f"Expected a checkpoint's high-water mark of format {_MARK_FORMAT} at {self.mark_path}, got one of "
-                    f"format {version!r}; it was left alone. {ANOTHER_FORMAT}"
-                )
-            mark = _mark_of(document)
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
-            mark = None
-        if mark is None:
-            raise CheckpointError(
-                f"Expected the checkpoint's high-water mark at {self.mark_path}, got a file that is damaged or "
-                f"something else. Put the mark back. {self._anew}"
-            )
-        return mark
-
-    def _write_mark(self, mark: CheckpointMark) -> None:
-        document = {"murmurfl-checkpoint-mark": _MARK_FORMAT, **asdict(mark)}
-        replace_durably(self.mark_path, json.dumps(document, indent=1).encode() + b"\n", error=CheckpointError)
-
-
-def _mark_of(values: Mapping[str, Any] | None) -> CheckpointMark | None:
-    """A mark from plain values, or None if they are none."""
-    try:
-        mark = CheckpointMark(**(values or {}))
-    except TypeError:
-        return None
-    kinds = (mark.training, str), (mark.saves, int), (mark.stamp, str), (mark.server_round, int)
-    return mark if all(type(value) is kind for value, kind in kinds) else None

@@ -33,12 +33,10 @@ from murmurfl.app.nodes import executor
 from murmurfl.app.nodes import supernode as supernode
 from murmurfl.clients.private_client import PrivateClient
 from murmurfl.privacy import Opener, PrivateMachine, SQLiteLedger, SystemKeys, derived_seed, protocol
-from murmurfl.privacy import files as private_files
-from murmurfl.privacy.ledger import ledger_file
 from murmurfl.privacy.ledger import sqlite as ledger_page
+from murmurfl.privacy.ledger import store
 from murmurfl.privacy.machine.prefix_sums import ReleaseRule
 from murmurfl.privacy.sums import opening_file
-from murmurfl.privacy.sums import opening_file as opening_mark
 
 PLAN = json.loads(Path(sys.argv.pop(1)).read_text())
 FOLDER = Path(PLAN["folder"])
@@ -167,10 +165,10 @@ def noted_nonce(self, session, release):
 
 SystemKeys.nonce = noted_nonce
 around(ReleaseRule, "advance", "noise", "noise made")
-around(ledger_page.SQLitePage, "_write_stream", "write", "written")
-around(ledger_file.LedgerState, "write_mark", "mark", "marked")
+around(ledger_page.SQLiteTransaction, "_write_stream", "write", "written")
+around(store.StoreTransaction, "move_mark", "mark", "marked")
 around(Path, "replace", "mark written", "mark renamed")
-connect = private_files.connect
+connect = store.connect
 
 
 def traced(*arguments):
@@ -189,11 +187,10 @@ def traced(*arguments):
     return connection
 
 
-private_files.connect = traced
+store.connect = traced
 
 # A helper's record, and what it opens.
-around(opening_file._SQLitePage, "commit", "record", "recorded")
-around(opening_mark.OpeningPlace, "write_mark", "move mark", "mark moved")
+around(opening_file.SQLiteOpeningTransaction, "commit", "record", "recorded")
 opened = Opener.open
 
 

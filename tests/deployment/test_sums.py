@@ -72,7 +72,7 @@ def test_lost_replies_leave_the_model_of_plain_sums(tmp_path):
 # Helpers die in rounds 2, 3, 4, ...: before they look at a set, between every two steps of recording it, and after.
 HELPER_STEPS = {
     "helper-0": ["open", "commit", "mark written", "recorded", "sent"],
-    "helper-1": ["record", "move mark", "mark renamed", "mark moved", "send"],
+    "helper-1": ["record", "mark", "mark renamed", "marked", "send"],
 }
 
 

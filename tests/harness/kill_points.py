@@ -3,7 +3,7 @@
 import os
 import signal
 
-from murmurfl.privacy import files
+from murmurfl.privacy.ledger import store
 
 
 def lethal(point, statements, methods, armed=lambda: True):
@@ -23,7 +23,7 @@ def lethal(point, statements, methods, armed=lambda: True):
         if passed is not None and passed == point and armed():
             os.kill(os.getpid(), signal.SIGKILL)
 
-    real_connect = files.connect
+    real_connect = store.connect
 
     def connect(*arguments):
         connection, committed = real_connect(*arguments), []
@@ -48,7 +48,7 @@ def lethal(point, statements, methods, armed=lambda: True):
         return wrapped
 
     if point is not None:
-        files.connect = connect
+        store.connect = connect
         for owner, name, before, after in methods:
             setattr(owner, name, around(getattr(owner, name), before, after))
     return here

@@ -21,8 +21,7 @@ from murmurfl.privacy import (
     read_ledger,
     row_bytes,
 )
-from murmurfl.privacy import files as private_files
-from murmurfl.privacy.ledger import ledger_file
+from murmurfl.privacy.ledger import store
 from murmurfl.privacy.machine.prefix_sums import ReleaseRule
 
 from tests.harness.kill_points import lethal
@@ -89,7 +88,7 @@ STATEMENTS = {
 METHODS = [
     (PrivateMachine, "_contribution_counts", "gradient", "gradient made"),
     (ReleaseRule, "advance", "noise", "noise made"),
-    (ledger_file.LedgerState, "write_mark", "mark", "marked"),
+    (store.StoreTransaction, "move_mark", "mark", "marked"),
     (Path, "replace", "mark written", "mark renamed"),
 ]
 POINTS = """begin, read account, gradient, gradient made, noise, noise made, write, log, seal, commit, committed, mark,
@@ -217,7 +216,7 @@ def test_a_ledger_whose_making_was_interrupted_can_be_made_again(tmp_path):
     path = tmp_path / "ledger.db"
 
     def die():
-        private_files.connect = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+        store.connect = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
         SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5)
 
     assert exit_code(die) == -signal.SIGKILL

@@ -29,7 +29,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.ledger import ledger_file as stored
 from murmurfl.privacy.ledger import sqlite as ledger_page
-from murmurfl.privacy.ledger.ledger_file import LedgerState, SessionState, budget_left
+from murmurfl.privacy.ledger.ledger_file import LEDGER_MARK, LedgerState, SessionState, budget_left
 from murmurfl.privacy.ledger.ledger_history import read_history
 
 from tests.privacy.ledger.nodes import contribution, folder, machine, run
@@ -354,7 +354,7 @@ def test_a_new_ledger_has_all_of_its_budget(tmp_path):
 )
 def test_what_is_left_is_what_no_session_has_reserved(tmp_path, sessions, mu, local):
     state = LedgerState("l", 2.0, 1e-5, 1, 8, sessions, budget_local_mu=3.0)
-    state.write_mark(tmp_path / "mark")
+    LEDGER_MARK.save(tmp_path / "mark", state)
     left = budget_left(tmp_path / "mark")
     assert left.left_mu == pytest.approx(mu, abs=1e-7)
     assert left.left_local_mu == pytest.approx(local)

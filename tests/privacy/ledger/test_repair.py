@@ -27,6 +27,7 @@ from murmurfl.privacy import (
 from murmurfl.privacy.ledger import repair as rotation
 from murmurfl.privacy.ledger import sqlite as ledger_page
 from murmurfl.privacy.ledger.sqlite import _larger
+from murmurfl.privacy.ledger.store import StoreTransaction
 
 from tests.privacy.ledger.nodes import contribution, folder, machine, run, stream_of, zero
 
@@ -332,7 +333,7 @@ def test_a_crash_during_rotation_leaves_one_whole_key(path, monkeypatch, own_fil
     assert run(path, 1, first=3)[0].release == 3
     assert not (path.parent / "noise.key").exists()
     with monkeypatch.context() as patch:
-        patch.setattr(ledger_page.LedgerState, "write_mark", crash)
+        patch.setattr(StoreTransaction, "move_mark", crash)
         with pytest.raises(KeyboardInterrupt):
             rotated(path, **options)
     assert json.loads(Path(f"{path}.mark").read_text())["counter"] == 3  # behind, which is no rollback
@@ -350,7 +351,7 @@ def test_a_mark_that_cannot_be_written_leaves_no_old_key_in_its_file(tmp_path, m
         raise LedgerError("no room for the mark")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger_page.LedgerState, "write_mark", full)
+        patch.setattr(StoreTransaction, "move_mark", full)
         with pytest.raises(LedgerError, match="no room"):
             rotated(path, key_file=tmp_path / "new.key")
     assert SQLiteLedger(path).keys().secret_key != key
@@ -372,7 +373,7 @@ def test_it_may_be_done_again_and_again(path):
 def test_a_session_that_was_kept_open_would_be_noticed(path, monkeypatch):
     """The bug: streams stay, so that their next release would take out a row that the new key never made."""
     run(path, 2)
-    monkeypatch.setattr(ledger_page.SQLitePage, "_close", lambda *_: None)
+    monkeypatch.setattr(ledger_page.SQLiteTransaction, "_close", lambda *_: None)
     rotated(path)
     assert not any(session.closed for session in read_ledger(path).sessions)
     assert refusal_of(machine(SQLiteLedger(path)), "s", 2) == protocol.POLICY_CHANGED, (

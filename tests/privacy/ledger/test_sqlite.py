@@ -26,8 +26,8 @@ from murmurfl.privacy import (
     protocol,
     read_ledger,
 )
-from murmurfl.privacy import files as private_files
 from murmurfl.privacy.ledger import sqlite as ledger_page
+from murmurfl.privacy.ledger import store
 
 from tests.privacy.ledger.nodes import DATA, contribution, folder, fork, machine, run, stream_of
 
@@ -508,7 +508,7 @@ def test_showing_a_ledger_alters_nothing_and_is_consistent_while_its_node_writes
 
 def test_a_reply_leaves_only_after_commit_and_mark_are_on_the_disk(path, monkeypatch, real_disk):
     """Which calls were made, in order: the disk itself cannot be asked."""
-    calls, real_connect, real_replace, real_fsync = [], private_files.connect, Path.replace, os.fsync
+    calls, real_connect, real_replace, real_fsync = [], store.connect, Path.replace, os.fsync
 
     def connect(*arguments):
         connection = real_connect(*arguments)
@@ -518,7 +518,7 @@ def test_a_reply_leaves_only_after_commit_and_mark_are_on_the_disk(path, monkeyp
         return connection
 
     subject = machine(SQLiteLedger(path))
-    monkeypatch.setattr(private_files, "connect", connect)
+    monkeypatch.setattr(store, "connect", connect)
     monkeypatch.setattr(Path, "replace", lambda *paths: calls.append("rename") or real_replace(*paths))
     monkeypatch.setattr(os, "fsync", lambda descriptor: calls.append("fsync") or real_fsync(descriptor))
     subject.release("s", 0, contribution)

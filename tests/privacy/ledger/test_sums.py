@@ -24,7 +24,7 @@ from murmurfl.privacy import (
     read_ledger,
     set_local_budget,
 )
-from murmurfl.privacy.ledger.ledger_file import budget_left, read_mark
+from murmurfl.privacy.ledger.ledger_file import LEDGER_MARK, budget_left
 
 from tests.harness.machines import DurableLedger
 from tests.privacy.ledger.nodes import contribution, folder, machine, stream_of
@@ -262,9 +262,9 @@ def test_of_two_histories_the_larger_local_figure_counts(path, known, counts):
     ours, mark = path.read_bytes(), path.with_name("ledger.db.mark")
     release(path, "other", mu=0.5)
     path.write_bytes(ours)
-    state = read_mark(mark)
+    state = LEDGER_MARK.load(mark)
     sessions = {**state.sessions, "s": replace(state.sessions["s"], local=known)}
-    replace(state, sessions=sessions).write_mark(mark)
+    LEDGER_MARK.save(mark, replace(state, sessions=sessions))
     accept_rollback(path)
     with SQLiteLedger(path).exclusive() as page:
         assert page.account().reserved_local["s"] == pytest.approx(counts, rel=1e-8)

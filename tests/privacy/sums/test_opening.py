@@ -200,7 +200,7 @@ def test_a_helper_bounds_what_it_begins_and_opens_in_a_day(opener, monkeypatch, 
 
 def test_bounds_a_day_need_a_record_that_keeps_times():
     state = MemoryOpeningRecord()
-    state.times = lambda *given: opening_record.OpeningPage.times(state, *given)
+    state.times = lambda *given: opening_record.OpeningTransaction.times(state, *given)
     opener = opener_of(state)
     opener.open("s", "1", round_of())
     opener.sets_a_day = 10

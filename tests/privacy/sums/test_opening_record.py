@@ -25,9 +25,8 @@ from murmurfl.privacy import (
     SQLiteOpeningRecord,
     set_digest,
 )
-from murmurfl.privacy import files as private_files
+from murmurfl.privacy.ledger import store
 from murmurfl.privacy.sums import opening_rule as opening
-from murmurfl.privacy.sums.opening_file import OpeningPlace
 from murmurfl.privacy.sums.opening_rule import LastOpened, OpenedSet, SessionTerms, SignedOpening
 
 from tests.harness.kill_points import lethal
@@ -155,7 +154,7 @@ def test_a_record_never_goes_backwards(path):
 
 def test_a_commit_costs_what_its_set_does_and_not_what_came_before(path, monkeypatch):
     statements = []
-    real = private_files.connect
+    real = store.connect
 
     def counted(*arguments):
         connection = real(*arguments)
@@ -163,7 +162,7 @@ def test_a_commit_costs_what_its_set_does_and_not_what_came_before(path, monkeyp
         return connection
 
     opener, costs = helper(path), []
-    monkeypatch.setattr(private_files, "connect", counted)
+    monkeypatch.setattr(store, "connect", counted)
     for k in range(1, 31):
         statements.clear()
         opener.open("s", str(k), round_of("abc", k, k - 1))
@@ -214,9 +213,9 @@ def test_a_record_copied_back_that_went_on_has_another_history(path):
     helper(path).open("s", "2", SECOND[:5])  # both were copied back: nothing here can tell
     folded(path)
     mark_of(path).write_bytes(newest)
-    refused(path, "line 2 that its high-water mark knows, got one of another history")
+    refused(path, "line 2 of its high-water mark or after it, got line 2 of another history")
     mark_of(path).write_bytes(newest.replace(b'"number": 2', b'"number": 1'))
-    refused(path, "line 1 that its high-water mark knows, got one of another history")
+    refused(path, "line 1 of its high-water mark or after it, got line 2 of another history")
 
 
 def test_without_its_mark_a_record_is_not_believed(path):
@@ -263,7 +262,7 @@ def test_another_records_mark_is_not_believed(path, tmp_path):
     other = tmp_path / "other.db"
     SQLiteOpeningRecord.create(other, helper=CARD)
     shutil.copy(other.with_name("other.db.mark"), mark_of(path))
-    refused(path, "got that of another record")
+    refused(path, "got that of another opening record")
 
 
 def test_a_record_that_is_ahead_of_its_mark_is_no_rollback(path):
@@ -278,12 +277,12 @@ def test_a_record_that_is_ahead_of_its_mark_is_no_rollback(path):
 
 
 def test_if_the_mark_cannot_be_moved_nothing_is_answered(path, monkeypatch):
-    def fails(self, file):
+    def fails(self):
         raise OpeningRecordError("Expected room, got none.")
 
     opener = helper(path)
     with monkeypatch.context() as patched:
-        patched.setattr(OpeningPlace, "write_mark", fails)
+        patched.setattr(store.StoreTransaction, "move_mark", fails)
         for _ in range(2):
             with pytest.raises(OpeningRecordError, match="Expected room"):
                 opener.open("s", "1", FIRST)
@@ -332,7 +331,7 @@ def test_another_record_in_its_place_is_noticed(path):
     for file in path.parent.glob("opened.db*"):
         file.unlink()
     SQLiteOpeningRecord.create(path, helper=CARD)
-    with pytest.raises(OpeningRecordError, match="the record this helper began with"):
+    with pytest.raises(OpeningRecordError, match="the opening record this helper began with"):
         running.open("s", "1", FIRST)
 
 
@@ -434,7 +433,7 @@ def test_a_damaged_record_is_refused(path, damage):
         connection.execute(DAMAGE[damage])
         connection.commit()
     with pytest.raises(
-        OpeningRecordError, match=r"damaged or no opening record|got that of another record|no such table"
+        OpeningRecordError, match=r"damaged or no opening record|got that of another opening record|no such table"
     ):
         SQLiteOpeningRecord(path)
 
@@ -452,7 +451,7 @@ def test_lines_cut_off_at_the_end_are_a_rollback(path):
             connection.execute(f"DELETE FROM {table}")
             connection.execute(f"INSERT INTO {table} SELECT * FROM old.{table}")
         connection.commit()
-    refused(path, "got line 1: the record was copied back")
+    refused(path, "got line 1: the opening record was copied back")
 
 
 def test_a_flipped_byte_anywhere_is_refused_or_changes_nothing(path):
@@ -488,7 +487,7 @@ def test_a_record_is_made_where_there_is_none(tmp_path):
     with pytest.raises(OpeningRecordError, match="got a file; it was left alone"):
         SQLiteOpeningRecord.create(path, helper=CARD)
     path.unlink()
-    with pytest.raises(OpeningRecordError, match="counts 1 lines: this helper had a record"):
+    with pytest.raises(OpeningRecordError, match="counts 1 lines: this helper had an opening record"):
         SQLiteOpeningRecord.create(path, helper=CARD, mark=mark)
     assert not path.exists()
     with pytest.raises(ConfigurationError, match="files of their own"):
@@ -498,7 +497,7 @@ def test_a_record_is_made_where_there_is_none(tmp_path):
 
 
 def test_a_full_disk_is_an_error_that_says_so(path, monkeypatch):
-    real = private_files.connect
+    real = store.connect
 
     def full(*arguments):
         connection = real(*arguments)
@@ -506,7 +505,7 @@ def test_a_full_disk_is_an_error_that_says_so(path, monkeypatch):
         return connection
 
     opener = helper(path)
-    monkeypatch.setattr(private_files, "connect", full)
+    monkeypatch.setattr(store, "connect", full)
 
     def fill():
         for k in range(1, 200):
@@ -612,7 +611,7 @@ STATEMENTS = {
     "commit": "COMMIT",
 }
 METHODS = [
-    (OpeningPlace, "write_mark", "mark", "marked"),
+    (store.StoreTransaction, "move_mark", "mark", "marked"),
     (Path, "replace", "mark written", "mark renamed"),
     (opening, "add_mask", "add up", None),
     (HelperKey, "sign", "sign", None),
@@ -813,7 +812,7 @@ def test_a_record_whose_making_was_interrupted_can_be_made_again(tmp_path):
     path = tmp_path / "r.db"
 
     def die():
-        private_files.connect = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+        store.connect = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
         SQLiteOpeningRecord.create(path, helper=CARD)
 
     child = fork.Process(target=die)
