@@ -111,16 +111,19 @@ def _start(folder: str, told: Any) -> tuple[Any, Any]:
 
 
 def _train(pipe: Any, experiment: Any, folder: Path, memory: dict[str, float]) -> dict[str, Any]:
+    from murmurfl.strategies import Callback
+
     from .fleet_grid import FleetGrid, Weather
 
     config = experiment.config
     grid = FleetGrid(pipe, config.num_clients, Weather())
     rounds: list[dict[str, float]] = []
 
-    def after(*_: Any) -> None:
-        rounds.append({"cpu": time.process_time(), "virtual": grid.clock.now(), "memory": _memory_mib()})
+    class Usage(Callback):
+        def after_round(self, *_: Any) -> None:
+            rounds.append({"cpu": time.process_time(), "virtual": grid.clock.now(), "memory": _memory_mib()})
 
-    options = {"checkpoint": folder / "checkpoint.npz", "on_round": after, "quorum": QUORUM}
+    options = {"checkpoint": folder / "checkpoint.npz", "callbacks": [Usage()], "quorum": QUORUM}
     strategy = experiment.strategy(deployed=True, **options)
     strategy.roll.requests.clock, strategy.machines.sleep = grid.clock, grid.clock.sleep
     began, started = time.process_time(), time.perf_counter()

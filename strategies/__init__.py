@@ -12,6 +12,8 @@ from .baselines import (
     isrl_dp_step,
     noisy_sgd_step,
 )
+from .callbacks.callback import Callback
+from .callbacks.result_folder import ResultFolder
 from .correlated_fedavg import (
     OPTIMIZERS,
     AverageState,
@@ -95,6 +97,7 @@ __all__ = [
     "VARIANTS",
     "AnytimeMu2",
     "AverageState",
+    "Callback",
     "CheckpointError",
     "ColumnStatistics",
     "CorrelatedFedAvg",
@@ -137,6 +140,7 @@ __all__ = [
     "Regularizer",
     "ReleaseStrategy",
     "Reply",
+    "ResultFolder",
     "RoundOptions",
     "RoundReport",
     "RoundRequest",

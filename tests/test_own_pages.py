@@ -130,6 +130,9 @@ def test_own_parts(in_the_folder, typed):
     result = names["main"](InProcessGrid(names["app"], 10, {}), context())
     assert np.abs(result.arrays.to_numpy_ndarrays()[0]).max() > 0
     assert names["strategy"].history[-1].aggregated == 10
+    grid, start = InProcessGrid(names["app"], 10, {}), names["ArrayRecord"]([np.zeros((2, 3)), np.zeros(2)])
+    moved = names["settled"].start(grid, start, num_rounds=2).evaluate_metrics_serverapp
+    assert [moved[number]["moved"] > 0.01 for number in range(3)] == [True] * 3, "it goes on"
     policy = PrivacyPolicy(1.0, 8, 5, 4.0, mechanism="half-cancelling")
     assert policy.plan(8).mu == pytest.approx(4.0)
 

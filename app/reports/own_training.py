@@ -14,7 +14,7 @@ from typing import Any
 from flwr.serverapp.strategy import Result
 
 from ...privacy.accounting.guarantee import Statements, stated_guarantee, stated_values
-from ...strategies import ReleaseStrategy
+from ...strategies.callbacks.callback import Training
 from ...strategies.side.private_evaluation import EvaluationResult
 from ..runs.outcome import MEASURES, Outcome
 from ..runs.result import folder_for, new_folder, write_outcome
@@ -25,7 +25,7 @@ _NOT_PRIVATE = "Machines evaluated the model without noise: no epsilon covers wh
 
 def record_training(
     folder: Path | str,
-    strategy: ReleaseStrategy[Any],
+    strategy: Training,
     result: Result,
     statements: Statements,
     *,
@@ -101,7 +101,7 @@ def record_training(
     return outcome.document()
 
 
-def leave_training(folder: Path | str, strategy: ReleaseStrategy[Any], result: Result, statements: Statements) -> Path:
+def leave_training(folder: Path | str, strategy: Training, result: Result, statements: Statements) -> Path:
     """:func:`record_training` in a folder that holds nothing yet; empty for one in ``runs``, named by the time.
 
     Returns
@@ -121,7 +121,7 @@ def leave_training(folder: Path | str, strategy: ReleaseStrategy[Any], result: R
     return left
 
 
-def _class_name(strategy: ReleaseStrategy[Any]) -> str:
+def _class_name(strategy: Training) -> str:
     """A strategy's class, as a run configuration would name it."""
     kind = type(strategy)
     module = "murmurfl.strategies" if kind.__module__.startswith("murmurfl.strategies.") else kind.__module__

@@ -22,7 +22,7 @@ from ...privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, Row
 from ...privacy.machine.policy import check_federation
 from ...privacy.sums.masking import Masking
 from ...privacy.sums.roster import MachineKey
-from ...strategies import ReleaseStrategy
+from ...strategies import ReleaseStrategy, ResultFolder
 from ...strategies.rounds.sampling import exhaustion_schedule, sample_numbers
 from ..data.loading import load_dataset, load_shards
 from ..data.partition import shard_sizes
@@ -175,10 +175,10 @@ class Experiment(Problem):
             **({} if centre is None else {"centre": centre}),
             **self.summation(),
             **options,
+            # The run has a folder of its own, and knows more.
+            "callbacks": [*options.get("callbacks", ()), ResultFolder(None)],
         }
-        strategy = self.method.strategy(self.trained, common, deployed=deployed)
-        strategy.run_folder = None  # the run has one, and knows more
-        return strategy
+        return self.method.strategy(self.trained, common, deployed=deployed)
 
     def initial_arrays(self) -> ArrayRecord:
         """The public model training starts from, with the names of its parts."""

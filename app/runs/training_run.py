@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from functools import partial
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from flwr.serverapp import Grid
 
 from ...privacy import ConfigurationError, Forecast, MurmurflError, protocol
 from ...privacy.accounting.guarantee import stated_figures
-from ...strategies import DirectMachines, ReleaseStrategy, RoundReport
+from ...strategies import Callback, DirectMachines, ReleaseStrategy, RoundReport
+from ...strategies.callbacks.callback import Training
 from ...strategies.rounds.checkpoint import checkpoint_header
 from ...strategies.rounds.guarded_grid import GuardedGrid
 from ..methods.method import AUTO, refuse_unsettled
@@ -138,33 +138,26 @@ def run_experiment(
     started = time.perf_counter()
     mean = experiment.mean.collect(grid, checkpoint, deployed=deployed) if experiment.mean else None
     seen = experiment if mean is None else experiment.seen_from(mean.centre)
-    watch = _Watch(seen, deployed, on_progress)
+    folder = checkpoint.parent if deployed and checkpoint is not None else None
+    watch = _Watch(seen, deployed, on_progress, folder, rehearsed=experiment if rehearsed and config.private else None)
     strategy = experiment.strategy(
         deployed=deployed,
         centre=None if mean is None else mean.centre,
         checkpoint=checkpoint,
         evaluate_every=1 if watch.regret is not None else config.evaluate_every,
-        on_round=watch.on_round,
+        callbacks=[watch],
     )
-    watch.strategy = strategy
-    if rehearsed and config.private:
-        strategy.rehearse = partial(_rehearsal, experiment, deployed)
-    if deployed and checkpoint is not None:
-        strategy.ends_after = partial(watch.ends_after, checkpoint.parent)
-        strategy.excludes = partial(excluded_clients, checkpoint.parent)
-    strategy.must_aggregate = False  # of a run give-up-after says when it ends, and what is made of its history
     strategy.machines.several_on_a_node = not deployed  # a simulation may have fewer nodes than machines
     result = strategy.start(
         grid,
         experiment.initial_arrays(),
         num_rounds=experiment.num_rounds,
         timeout=config.round_timeout_s,
-        evaluate_fn=watch.evaluate,
     )
     seconds = time.perf_counter() - started
     _refuse_nothing(strategy, watch.progress)
     if not watch.progress:  # resumed after its last round: only the evaluation was left to do
-        watch.on_round(strategy.history[-1], result.evaluate_metrics_serverapp.get(len(strategy.history)))
+        watch.after_round(strategy, strategy.history[-1], result.evaluate_metrics_serverapp.get(len(strategy.history)))
     evaluation, failure = None, ""
     if experiment.evaluation:
         evaluation, failure = experiment.evaluation.ask(
@@ -205,13 +198,28 @@ def _rehearsal(experiment: Experiment, deployed: bool, forecast: Forecast) -> tu
     return foretold(experiment, worked_out)
 
 
-class _Watch:
-    """Observes a run: evaluations, progress, and rounds without a release."""
+class _Watch(Callback):
+    """Observes a run: evaluations, progress, and rounds without a release.
 
-    def __init__(self, experiment: Experiment, deployed: bool, on_progress: Callable[[Progress], None] | None) -> None:
+    ``folder`` is where people ask a run on real machines to end, or to exclude clients; ``rehearsed`` is the experiment
+    that is rehearsed before the first round.
+    """
+
+    handles_no_progress = True  # give-up-after says when a run ends, and what is made of its history
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        deployed: bool,
+        on_progress: Callable[[Progress], None] | None,
+        folder: Path | None,
+        *,
+        rehearsed: Experiment | None,
+    ) -> None:
         config = experiment.config
         self.experiment = experiment
-        self.strategy: ReleaseStrategy[Any] | None = None
+        self._looked = 0, False  # the last round in which END_NAME was looked for, and whether it was there
+        self._deployed, self._folder, self._rehearsed = deployed, folder, rehearsed
         self.progress: list[Progress] = []
         self.figures = configured_figures(experiment)
         self.regret = _regret_of(experiment)
@@ -222,26 +230,41 @@ class _Watch:
         self._times: list[float] = []  # when rounds ended; machines of Ray start in the first
         self._silent: list[RoundReport] = []  # rounds in a row that asked for releases and got none
 
-    def ends_after(self, folder: Path, server_round: int) -> bool:
-        """Whether somebody has asked the run of a folder to end (:func:`~murmurfl.app.runs.result.ask_to_end`)."""
-        if not (folder / END_NAME).exists():
+    def on_forecast(self, training: Training, forecast: Forecast) -> Forecast:
+        """Return the forecast with what a rehearsal on made-up data found."""
+        if self._rehearsed is None:
+            return forecast
+        return replace(forecast, rehearsed=_rehearsal(self._rehearsed, self._deployed, forecast))
+
+    def exclude(self, training: Training) -> Collection[str]:
+        """Return the clients that the operator has excluded from the run of a folder."""
+        return () if self._folder is None else excluded_clients(self._folder)
+
+    def should_stop(self, training: Training, server_round: int) -> bool:
+        """Return True if somebody asked the run of a folder to end (:func:`~murmurfl.app.runs.result.ask_to_end`)."""
+        if not self._is_asked_to_end(server_round):
             return False
         rounds = self.experiment.num_rounds
         log(WARNING, "The training ends after round %d of %d with its model so far, as asked.", server_round, rounds)
         return True
 
-    def evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+    def evaluate(self, training: Training, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """The central evaluation of the model after a round, in rounds that have one."""
         if self.regret is not None:
             self.regret.record(server_round, arrays.to_numpy_ndarrays())
-        ended = self.strategy is not None and bool(self.strategy.ended)
-        last = server_round == self.experiment.num_rounds or ended
+        last = server_round == self.experiment.num_rounds or bool(training.ended) or self._is_asked_to_end(server_round)
         wanted = last or server_round % self.experiment.config.evaluate_every == 0
         if self.norms is not None and wanted:
             self.norms.record(server_round, arrays.to_numpy_ndarrays())
         return self.experiment.evaluate(arrays) if server_round and wanted else None
 
-    def on_round(self, report: RoundReport, metrics: MetricRecord | None) -> None:
+    def _is_asked_to_end(self, server_round: int) -> bool:
+        """Return True if the run is asked to end; one look a round, so that a last model is always evaluated."""
+        if self._folder is not None and self._looked[0] != server_round:
+            self._looked = server_round, (self._folder / END_NAME).exists()
+        return self._looked == (server_round, True)
+
+    def after_round(self, training: Training, report: RoundReport, metrics: MetricRecord | None) -> None:
         """Take note of a round that is over; ends a run from which nothing comes any more."""
         config = self.experiment.config
         loss = None if metrics is None else float(metrics["loss"])  # type: ignore[arg-type]
@@ -255,7 +278,7 @@ class _Watch:
                 self.figures.mu,
                 epsilon_of(self.figures.mu, config.delta),
                 self._seconds_left(report),
-                {} if self.strategy is None else compact(self.strategy.participation),
+                compact(training.participation),
                 self.figures.mu_local,
                 epsilon_of(self.figures.mu_local, config.delta),
                 _measured(metrics, "auc"),

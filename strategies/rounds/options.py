@@ -19,20 +19,15 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, cast
 
 import numpy as np
-from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, protocol
 from ...privacy.accounting.gdp import check_count, check_positive
 from ...privacy.permits import read_permit, shown_time
-from ..callbacks.callback import Callback
+from ..callbacks.callback import Callback, check_callbacks
 from ..sums.secure_aggregation import SecureAggregation
-from .replies import LARGEST_VALUE, RoundReport
+from .replies import LARGEST_VALUE
 from .sampling import ParticipationConfig
-
-OnRound = Callable[[RoundReport, MetricRecord | None], None]
-"""Called after every round with its report and the metrics of the central evaluation."""
-
 
 Parameters = ParamSpec("Parameters")
 
@@ -50,7 +45,6 @@ class RoundOptions(ParticipationConfig):
     largest_value: float = LARGEST_VALUE
     evaluate_every: int = 1
     allow_exhaustion: bool = False
-    on_round: OnRound | None = None
     secure_aggregation: SecureAggregation | None = None
     centre: NDArray[np.floating] | None = None
     permit: str | None = None
@@ -66,6 +60,7 @@ class RoundOptions(ParticipationConfig):
         session = self.session
         if session is not None and not (session.isalnum() and len(session) <= protocol.LONGEST_SESSION_NAME):
             raise ConfigurationError(f"Expected a session of up to 64 letters and digits, got {session!r}.")
+        check_callbacks(self.callbacks)
         if not self.largest_value > 0:
             raise ConfigurationError(f"Expected largest_value > 0, got {self.largest_value!r}.")
 
@@ -222,6 +217,7 @@ _INSTEAD: dict[str, str] = {
     "on_fit_config_fn": (
         "give start(..., train_config=ConfigRecord({...})); the round's number reaches clients as 'server-round'"
     ),
+    "on_round": "give callbacks=[...] with a Callback whose after_round is called",
     "wait_for": "it is called quorum",
     "ask": "it is called over_selection",
     "run_dry": "it is called allow_exhaustion",

@@ -12,9 +12,8 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from importlib import import_module
 from itertools import repeat
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -24,12 +23,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from ...privacy import ConfigurationError, MurmurflError, protocol
-from ...privacy.accounting.guarantee import Statements, stated_guarantee
+from ...privacy import ConfigurationError, protocol
+from ...privacy.accounting.guarantee import Statements
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
 from ...privacy.machine.clipping import TrainingFigures, observing
 from ..aggregation.masked import Masked
 from ..aggregation.plain import Aggregator, Plain
+from ..callbacks.callback import Callback, CallbackList
+from ..callbacks.central_evaluation import CentralEvaluation, EvaluateFunction
+from ..callbacks.metrics_file import MetricsFile
+from ..callbacks.result_folder import default_callbacks
 from ..sums.secure_aggregation import Helpers, SkippedSumError
 from ..sums.summation import CohortSet, CohortSum, ReleaseSum, Summation
 from .checkpoint import load_checkpoint, save_checkpoint
@@ -48,7 +51,6 @@ from .observed import (
     ALL_MACHINES,
     PATIENCE,
     ClippingWatch,
-    FigureFile,
     check_something_came,
     is_hopeless,
     log_forecast,
@@ -94,9 +96,6 @@ _MOST_NAMED = 5
 _FEW = 100
 
 StateT = TypeVar("StateT")
-
-EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
-"""Central evaluation of a round's published model, on data that is not private."""
 
 
 class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
@@ -144,8 +143,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     allow_exhaustion : bool
         Whether machines may reach their cap, or the end of their samples, before the last round and refuse from then
         on. By default :meth:`start` refuses a training that asks a machine for more releases than it can make.
-    on_round : callable, optional
-        Called after every round with its report and the central evaluation's metrics.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
     secure_aggregation : SecureAggregation, optional
         Machines release under masks, and helpers open only sums. A round whose sum stays closed says why in its report;
         nothing of it is acknowledged, and machines carry over what they released.
@@ -182,7 +181,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     """Whether the rule's proof needs the answer of every client in every round; one that is off ends a training."""
     absence_costs: ClassVar[str] = ""
     """What a missing answer costs for good, said before the first round; empty where the next one mends it."""
-    must_aggregate: bool = True
+    must_aggregate: ClassVar[bool] = True
     """Whether a training in which nothing was ever aggregated ends with :class:`NothingAggregatedError`."""
     foresees: ClassVar[bool] = True
     """Whether the noise in the model is forecast; not where the rounds make no model."""
@@ -190,10 +189,6 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     """Type of the messages that ask machines for their names and statements."""
     aggregator: Aggregator
     """How the releases of a round become a sum."""
-
-    run_folder: Path | str | None = ""
-    """Where a training leaves its result: a folder, or a new one beside it if it holds anything; empty for a new one in
-    ``runs``; None to log no guarantee and leave nothing."""
 
     client_line: ClassVar[str] = (
         "app = private_client_app(model, loss, samples, epsilon=..., rounds=...), or numpy_client_app(client_fn) "
@@ -227,12 +222,9 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self.forecast: Forecast | None = None
         """Forecast of the noise in the model, from machines' statements before the first round; None without noise."""
         self._stated_before: Statements = {}
-        self.rehearse: Callable[[Forecast], tuple[float, float] | None] | None = None
-        """Tells which share of what can be learnt the run keeps on made-up data, at least and at most."""
-        self.ends_after: Callable[[int], bool] | None = None
-        """Tells whether the training ends after a round with its model so far, before its last one."""
-        self.excludes: Callable[[], Collection[str]] | None = None
-        """Tells before a round which clients are excluded from then on, those that the options name aside."""
+        self.callbacks: list[Callback] = list(taken.callbacks)
+        """What is called between rounds, in this order."""
+        self._hooks = CallbackList(self.callbacks)
         self.ended = ""
         """Why the training ended with the model it had before its last round; empty if it did not."""
         self.leaving: ExhaustionSchedule | None = None
@@ -257,7 +249,6 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self._grid: Grid | None = None  # None for machines that are asked without messages
         self._timeout = _TIMEOUT_S
         self._fresh_session = taken.session is None or bool(taken.permit)  # a permit may be renewed
-        self._on_round = taken.on_round
         self._layout: Layout = []
         self._nodes: dict[str, int] = {}
         self._observed: Mapping[str, TrainingFigures] = {}
@@ -279,6 +270,11 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     def seed(self) -> int:
         """Seed of the sampler."""
         return self.roll.seed
+
+    @property
+    def excluded(self) -> Collection[str]:
+        """Names of the clients that the operator has taken out."""
+        return self.roll.excluded
 
     @property
     def stated(self) -> Statements:
@@ -406,7 +402,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         Before the first round the log says how much of the model will be noise; :attr:`forecast` keeps it. After the
         last one it says what machines guarantee, by what they stated before the first: every release that their caps
         allow in this training. What is asked of them besides, such as a private evaluation, has a statement of its own.
-        Then it leaves a folder with the result (:attr:`run_folder`), as :func:`~murmurfl.app.record_training` does.
+        Then it leaves a folder with the result (:class:`~murmurfl.strategies.ResultFolder`).
         """
         if self.history:
             raise ConfigurationError(
@@ -422,19 +418,20 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             self._grid = grid = guarded(grid)
             grid.bounds = ReplyBounds.of(self._layout, self.release_layout)
         self._timeout = timeout
+        self._hooks = self._all_callbacks(grid, evaluate_fn)
         done = self._resume(result)
         self._exclude()
         released = done + (self._secure is not None and self._secure.held is not None)
         if released < num_rounds:
             self._look_ahead(grid, released, num_rounds, min(timeout, _STATEMENT_TIMEOUT_S))
-        if evaluate_fn and not done and (metrics := evaluate_fn(0, initial_arrays)) is not None:
+        self._hooks.on_start(self, grid, num_rounds)
+        if not done and (metrics := self._hooks.evaluate(self, 0, initial_arrays)) is not None:
             logger.info("Initial global evaluation results: %s", metrics)
             result.evaluate_metrics_serverapp[0] = metrics
         self.ended = self.aggregator.over(self.history, self.skipped_noise) if done < num_rounds else ""
         if done >= num_rounds or self.ended:
-            self._publish(done, num_rounds, evaluate_fn, result)
-        # A rehearsal's machines are in this process: its rounds are nobody's.
-        figures = None if isinstance(grid, DirectMachines) else FigureFile.of_environment(grid)
+            self._publish(done, num_rounds, result)
+        must_aggregate = self.must_aggregate and not self._hooks.handles_no_progress
         for server_round in range(done + 1, num_rounds + 1):
             if self.ended:
                 logger.warning("The training ends after round %d of %d: %s.", server_round - 1, num_rounds, self.ended)
@@ -447,22 +444,23 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             self._save()
             self._after_round(server_round, grid, evaluate_config or ConfigRecord(), timeout, result)
             evaluation, last = None, server_round == num_rounds
-            asked = not last and self.ends_after is not None and self.ends_after(server_round)
-            over = "it was asked to end" if asked else self.aggregator.over(self.history, self.skipped_noise)
-            self.ended = "" if last else over
-            if last or self.ended or (evaluate_fn and not server_round % self.options.evaluate_every):
-                evaluation = self._publish(server_round, num_rounds, evaluate_fn, result)
-            if figures is not None:
-                figures.note(self.history[-1], num_rounds)
-            if self._on_round is not None:
-                self._on_round(self.history[-1], evaluation)
+            self.ended = "" if last else self.aggregator.over(self.history, self.skipped_noise)
+            evaluated = last or self.ended or (self._hooks.evaluates and not server_round % self.options.evaluate_every)
+            if evaluated:
+                evaluation = self._publish(server_round, num_rounds, result)
+            asked = not last and self._hooks.should_stop(self, server_round)
+            if asked:
+                self.ended = "it was asked to end"
+            if asked and not evaluated:
+                evaluation = self._publish(server_round, num_rounds, result)
+            self._hooks.after_round(self, self.history[-1], evaluation)
             self.aggregator.check_pause()
-            if self.must_aggregate and is_hopeless(self.history, 1 if is_simulation(grid) else PATIENCE):
+            if must_aggregate and is_hopeless(self.history, 1 if is_simulation(grid) else PATIENCE):
                 check_something_came(self.history, self._reasons)
             if last or asked:
                 break
         logger.info("%s finished in %.1f s.", type(self).__name__, time.monotonic() - started)
-        if self.must_aggregate:
+        if must_aggregate:
             check_something_came(self.history, self._reasons)
         if (said := self.skipped_noise) is not None:
             came = sum(report.aggregated for report in self.history) / (num_rounds * self.roll.heard_per_round)
@@ -472,41 +470,17 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
                 *(sum(bool(report.skipped) for report in self.history), 100 * came, said),
                 ", ".join(map(repr, sorted(self.roll.left_out))) or "nobody",
             )
-        if self.run_folder is not None and self._says_guarantee(self._stated_before):
-            self._leave(self.run_folder, grid, result, min(timeout, _STATEMENT_TIMEOUT_S))
+        self._hooks.on_end(self, grid, result)
         return result
 
-    def _says_guarantee(self, stated: Statements) -> bool:
-        """Log what machines guarantee by their own word, if they do; the training has ended well, whatever they say."""
-        try:
-            trusting = [name for name, one in stated.items() if one.get("trust") == "trusted-server"]
-            if len(trusting) == len(stated):
-                return False
-            if trusting:
-                logger.warning(
-                    "%d of %d machines state that they trust the server, which adds no noise here, so that nothing is "
-                    "guaranteed: %s.",
-                    *(len(trusting), len(stated), ", ".join(map(repr, trusting[:_MOST_NAMED]))),
-                )
-            logger.info("Guarantee: %s", stated_guarantee(stated, self.num_clients, masked=self._secure is not None))
-        except (KeyError, TypeError, ValueError, MurmurflError) as error:
-            logger.warning("What machines state makes no guarantee that could be said: %s", error)
-            return False
-        return True
-
-    def _leave(self, folder: Path | str, grid: Grid | DirectMachines, result: Result, timeout: float) -> None:
-        """Leave the training's folder; a disk that is full does not take the model away.
-
-        The root of the package knows who writes it: strategies are imported by the app, and import nothing of it.
-        """
-        if isinstance(grid, DirectMachines):  # a rehearsal's
-            return
-        try:
-            stated = {**self._stated_before, **self._statements(grid, timeout)}
-            left = import_module(__name__.partition(".")[0]).leave_training(folder, self, result, stated)
-            logger.info("Its result is in %s: `murmurfl report` makes a page of it.", left)
-        except Exception as error:  # whatever it is, the model is worth more than its report
-            logger.warning("The training's result could not be written: %s", error)
+    def _all_callbacks(self, grid: Grid | DirectMachines, evaluate_fn: EvaluateFunction | None) -> CallbackList:
+        """The callbacks of the options, between those that every training has."""
+        first: list[Callback] = [] if evaluate_fn is None else [CentralEvaluation(evaluate_fn)]
+        # A rehearsal's machines are in this process: its rounds are nobody's.
+        file = None if isinstance(grid, DirectMachines) else MetricsFile.from_environment(grid)
+        first += [] if file is None else [file]
+        last = [one for one in default_callbacks() if not any(isinstance(mine, type(one)) for mine in self.callbacks)]
+        return CallbackList([*first, *self.callbacks, *last])
 
     def summary(self) -> None:
         """Log the strategy's settings."""
@@ -516,14 +490,19 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
                 logger.info("\t├──> %s: %s", name, value)
         logger.info("\t└──> Checkpoint: %s", self.checkpoint or "none")
 
-    def ask_privacy(self, grid: Grid | DirectMachines, timeout: float = 60.0) -> Mapping[str, Mapping[str, Any]]:
+    def ask_privacy(self, grid: Grid | DirectMachines, timeout: float | None = None) -> Mapping[str, Mapping[str, Any]]:
         """The :class:`~murmurfl.privacy.PrivacyStatement` of each machine that answers, as plain values by name.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait; default the timeout of :meth:`start`, and at most 60.
 
         Notes
         -----
         Statements come from the machines' own ledgers and are independent of their data; a server cannot check them.
         """
-        return self._statements(grid, timeout)
+        return self._statements(grid, min(self._timeout, _STATEMENT_TIMEOUT_S) if timeout is None else timeout)
 
     # Before the first round: who is there, and machines' statements.
 
@@ -582,9 +561,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         """Take out whom the operator excludes now; after ``done`` rounds, with who leaves when worked out anew."""
         if not self.machines.names:  # before anybody was met
             return
-        told = () if self.excludes is None else self.excludes()
         try:
-            if not self.roll.exclude({*self.options.excluded, *told}):
+            if not self.roll.exclude({*self.options.excluded, *self._hooks.exclude(self)}):
                 return
         except ConfigurationError as error:
             if not done:
@@ -632,8 +610,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             per_round=min(self.roll.heard_per_round, self.num_clients - len(self.roll.excluded)),
             rounds=num_rounds,
         )
-        if self.forecast is not None and self.rehearse is not None:
-            self.forecast = replace(self.forecast, rehearsed=self.rehearse(self.forecast))
+        if self.forecast is not None:
+            self.forecast = self._hooks.on_forecast(self, self.forecast)
         log_forecast(self.forecast)
         if self._secure is not None and self.forecast is not None and not self.forecast.alone:
             logger.info(
@@ -971,12 +949,10 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         """None; see :meth:`configure_evaluate`."""
         return None
 
-    def _publish(
-        self, server_round: int, num_rounds: int, evaluate_fn: EvaluateFunction | None, result: Result
-    ) -> MetricRecord | None:
+    def _publish(self, server_round: int, num_rounds: int, result: Result) -> MetricRecord | None:
         """Put the model into the result and evaluate it centrally; returns the metrics."""
         result.arrays = self._record(self._published())
-        evaluation = evaluate_fn(server_round, result.arrays) if evaluate_fn else None
+        evaluation = self._hooks.evaluate(self, server_round, result.arrays)
         if evaluation is not None:
             # The lines of Flower's own strategies.
             logger.info("")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ...privacy import ConfigurationError, protocol
 from ...privacy.accounting.gdp import check_count
 from ..aggregation.noisy import FreshNoise, TrustedOptions, TrustedStrategy
+from ..callbacks.callback import Callback, Training
 from ..rounds.options import RoundOptions, takes
 from ..rounds.replies import DirectMachines, Reply, RoundReport, Vector
 from ..rounds.sampling import LateAnswers
@@ -50,6 +51,16 @@ class OneAnswerOptions(RoundOptions):
         super().__post_init__()
 
 
+class _ExcludedBefore(Callback):
+    """Exclusion of the clients that another training excluded last."""
+
+    def __init__(self, trained: ReleaseStrategy[Any]) -> None:
+        self._trained = trained
+
+    def exclude(self, training: Training) -> Collection[str]:
+        return self._trained.excluded
+
+
 class OneAnswer(ReleaseStrategy[StateT]):
     """A strategy of one round, in which all machines are asked for the only release of a session; a base class.
 
@@ -62,7 +73,7 @@ class OneAnswer(ReleaseStrategy[StateT]):
     foresees: ClassVar[bool] = False
     late_answers: ClassVar[LateAnswers] = "refused"  # there is one round
 
-    must_aggregate: bool = False
+    must_aggregate: ClassVar[bool] = False
 
     @takes(OneAnswerOptions)
     def __init__(self, **options: Any) -> None:
@@ -76,7 +87,7 @@ class OneAnswer(ReleaseStrategy[StateT]):
         """Ask the clients of a training that has ended, and wait for no others than it did."""
         self.machines.restore(trained.machines.names)
         self.roll.requests.absences = trained.roll.requests.absences
-        self.excludes = lambda: trained.roll.excluded
+        self.callbacks.append(_ExcludedBefore(trained))
 
     def check_reply(self, reply: Reply) -> bool:
         stated = self.read_entries(reply.metrics)

@@ -11,7 +11,7 @@ from murmurfl.app.engines import superlink
 from murmurfl.app.engines.loopback import executable, free_port
 from murmurfl.app.fleet.deployment import deployment
 from murmurfl.app.fleet.health import figures_of
-from murmurfl.strategies.rounds.observed import read_figures
+from murmurfl.strategies.callbacks.metrics_file import read_figures
 
 pytestmark = pytest.mark.deployment
 

@@ -12,6 +12,7 @@ from murmurfl.privacy import PrivacyPolicy, SQLiteLedger
 from murmurfl.strategies import DelayedMomentum, Mu2, sample_machines
 from murmurfl.strategies.rounds import sampling
 
+from tests.harness.callbacks import AfterRound
 from tests.harness.grid import NodesGrid, reply_is_lost
 from tests.harness.machines import noise_of, normal_samples, simulated_app
 from tests.harness.models import Quadratic
@@ -106,7 +107,7 @@ def squared_error(kind, strategy_kind, monkeypatch, sampler, *, machines=12, ask
         points.append(state.x)
 
     strategy = strategy_kind(
-        **options(num_clients=machines, clients_per_round=asked, learning_rate=1e-4, on_round=on_round)
+        **options(num_clients=machines, clients_per_round=asked, learning_rate=1e-4, callbacks=[AfterRound(on_round)])
     )
     strategy.start(NodesGrid(samples, machines), ArrayRecord([np.ones(size)]), num_rounds=rounds)
     return float(np.mean(errors))

@@ -18,6 +18,7 @@ from murmurfl.strategies import (
 )
 from murmurfl.strategies.correlated_fedavg import AverageState, momentum_step, optimizer_step
 
+from tests.harness.callbacks import AfterRound
 from tests.harness.grid import NodesGrid, Reliable
 
 D = 5
@@ -130,8 +131,8 @@ class Hollow(Reliable, NodesGrid):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_round_from_which_nothing_came_moves_nothing(name):
     seen = []
-    look = lambda report, metrics: seen.append(strategy.state)  # noqa: E731
-    strategy = CorrelatedFedAvg(num_clients=CLIENTS, seed=1, session="s", optimizer=name, on_round=look)
+    look = AfterRound(lambda report, metrics: seen.append(strategy.state))
+    strategy = CorrelatedFedAvg(num_clients=CLIENTS, seed=1, session="s", optimizer=name, callbacks=[look])
     strategy.start(Hollow(private(), CLIENTS, lost=1.0), START, num_rounds=4)
     assert [report.aggregated for report in strategy.history] == [0, 0, 0, CLIENTS]
     assert all((state.x == 0).all() and state.steps == 0 for state in seen[:3])

@@ -10,6 +10,7 @@ from murmurfl.privacy import ConfigurationError, SimulatedKeys, SystemKeys
 from murmurfl.strategies import IncompleteRoundError, ReducedTreeMomentum, ReducedTreeMomentumState, TreeMomentum
 
 from tests.harness import momentum as harness
+from tests.harness.callbacks import AfterRound
 from tests.harness.momentum import BATCHES, IMPOSSIBLE, MACHINES, ROUNDS, START, D, data, grid, policy
 
 
@@ -121,7 +122,8 @@ def test_real_keys_never_repeat_noise_for_a_round_that_is_made_again():
 
 def test_a_missing_reply_ends_the_run_before_anything_of_the_round_is_published(tmp_path):
     seen = []
-    subject = strategy(checkpoint=tmp_path / "c.npz", on_round=lambda report, metrics: seen.append(report.server_round))
+    note = AfterRound(lambda report, metrics: seen.append(report.server_round))
+    subject = strategy(checkpoint=tmp_path / "c.npz", callbacks=[note])
     with pytest.raises(IncompleteRoundError, match="all 3 machines"):
         subject.start(grid(lost=0.1), START, num_rounds=ROUNDS)
     assert 0 < len(subject.history) < ROUNDS

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ....privacy import ConfigurationError, MurmurflError
 from ....privacy.files import create_private, exposure
-from ....strategies.rounds.observed import FIGURES_VARIABLE, ServerFigures, read_figures
+from ....strategies.callbacks.metrics_file import FIGURES_VARIABLE, ServerFigures, read_figures
 from ...engines.loopback import interrupts_as_keyboard_interrupt, without_proxy
 from ...nodes import flower_process
 from ...nodes.connection import expiries
@@ -88,7 +88,7 @@ def run_server(
     (:class:`~.gate.Gate`), and ends with a :class:`ServerError` if it is not.
 
     Metrics are counts of machines, answers and refusals, and times: nothing that a machine released, and no name. What
-    runs write into the folder is read as :func:`~murmurfl.strategies.rounds.observed.read_figures` says. What
+    runs write into the folder is read as :func:`~murmurfl.strategies.callbacks.metrics_file.read_figures` says. What
     owners submit runs as this user, who can read the TLS key and the database, unless another user starts it
     (``--isolation process``). A new database gets mode 600; the log warns of one that others may read.
     """

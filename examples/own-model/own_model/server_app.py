@@ -5,7 +5,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from murmurfl.app import record_training
 from murmurfl.clients import load_trainable, trainable_arrays
-from murmurfl.strategies import FullBatch, PrivateEvaluation
+from murmurfl.strategies import FullBatch, PrivateEvaluation, ResultFolder
 
 from .client_app import ROUNDS, make_module
 from .task import PUBLIC
@@ -17,8 +17,13 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train for some rounds, test on public data and, with noise, on private ones, and leave a report."""
     machines = context.run_config["num-clients"]
-    strategy = FullBatch(num_clients=machines, clients_per_round=machines, learning_rate=1.0, momentum=0.8)
-    strategy.run_folder = None  # what is recorded below has the evaluation in it
+    strategy = FullBatch(
+        num_clients=machines,
+        clients_per_round=machines,
+        learning_rate=1.0,
+        momentum=0.8,
+        callbacks=[ResultFolder(None)],  # what is recorded below has the evaluation in it
+    )
     result = strategy.start(grid, trainable_arrays(make_module()), num_rounds=ROUNDS, evaluate_fn=evaluate)
     found = PrivateEvaluation(num_clients=machines).evaluate(grid, result.arrays)
     said = strategy.ask_privacy(grid)  # training and evaluation together

@@ -6,7 +6,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from murmurfl.clients import load_trainable, trainable_arrays
-from murmurfl.strategies import CorrelatedFedAvg, FullBatch, SecureAggregation
+from murmurfl.strategies import CorrelatedFedAvg, FullBatch, ResultFolder, SecureAggregation
 
 from .client_app import PLAIN_ROUNDS, ROUNDS, SUMS
 from .task import Net, mnist, test
@@ -26,10 +26,11 @@ def main(grid: Grid, context: Context) -> None:
     mnist(root, train=True)  # downloaded here, before machines look for it
     torch.manual_seed(1)
     arrays, rounds = trainable_arrays(Net()), ROUNDS
+    folder = ResultFolder(config["out"])
     if privacy == "none":
         strategy, rounds = FedAvg(fraction_evaluate=0.0, min_available_nodes=machines), PLAIN_ROUNDS
     elif privacy == "machine":
-        strategy, rounds = CorrelatedFedAvg(num_clients=machines), PLAIN_ROUNDS
+        strategy, rounds = CorrelatedFedAvg(num_clients=machines, callbacks=[folder]), PLAIN_ROUNDS
     else:
         summed = privacy == "secure-aggregation"
         strategy = FullBatch(
@@ -39,8 +40,7 @@ def main(grid: Grid, context: Context) -> None:
             momentum=0.8,
             node_deadline_s=600.0,  # a hundred virtual nodes take their time on a busy computer
             secure_aggregation=SecureAggregation(SUMS["min_cohort"], SUMS["helpers"]) if summed else None,
+            callbacks=[folder],
         )
-    if privacy != "none":
-        strategy.run_folder = config["out"]
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, evaluate_fn=evaluate)
     log(20, "Test accuracy %.3f", result.evaluate_metrics_serverapp[rounds]["accuracy"])

@@ -4,7 +4,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
-from murmurfl.strategies import CorrelatedFedAvg, FullBatch, SecureAggregation
+from murmurfl.strategies import CorrelatedFedAvg, FullBatch, ResultFolder, SecureAggregation
 
 from .client_app import MODEL, PLAIN_ROUNDS, ROUNDS, SUMS
 from .task import split
@@ -22,10 +22,11 @@ def main(grid: Grid, context: Context) -> None:
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         return MetricRecord({"accuracy": MODEL.fitted(arrays).score(*public)})
 
+    folder = ResultFolder(config["out"])
     if privacy == "none":
         strategy, rounds = FedAvg(fraction_evaluate=0.0, min_available_nodes=machines), PLAIN_ROUNDS
     elif privacy == "machine":
-        strategy, rounds = CorrelatedFedAvg(num_clients=machines), PLAIN_ROUNDS
+        strategy, rounds = CorrelatedFedAvg(num_clients=machines, callbacks=[folder]), PLAIN_ROUNDS
     else:
         summed = privacy == "secure-aggregation"
         strategy = FullBatch(
@@ -34,8 +35,7 @@ def main(grid: Grid, context: Context) -> None:
             learning_rate=0.6,
             momentum=0.8,
             secure_aggregation=SecureAggregation(SUMS["min_cohort"], SUMS["helpers"]) if summed else None,
+            callbacks=[folder],
         )
-    if privacy != "none" and config["out"]:
-        strategy.run_folder = config["out"]
     result = strategy.start(grid, MODEL.initial_arrays(), num_rounds=rounds, evaluate_fn=evaluate)
     log(20, "Test accuracy %.3f", result.evaluate_metrics_serverapp[rounds]["accuracy"])

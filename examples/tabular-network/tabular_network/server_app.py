@@ -6,7 +6,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from murmurfl.clients import load_trainable, trainable_arrays
-from murmurfl.strategies import CorrelatedFedAvg, FullBatch, SecureAggregation
+from murmurfl.strategies import CorrelatedFedAvg, FullBatch, ResultFolder, SecureAggregation
 
 from .client_app import HELPERS, PLAIN_ROUNDS, ROUNDS, SUMS
 from .task import make_net, test
@@ -25,10 +25,11 @@ def main(grid: Grid, context: Context) -> None:
 
     torch.manual_seed(1)
     arrays, rounds = trainable_arrays(make_net()), ROUNDS
+    folder = ResultFolder(config["out"])
     if privacy == "none":
         strategy, rounds = FedAvg(fraction_evaluate=0.0, min_available_nodes=banks), PLAIN_ROUNDS
     elif privacy == "machine":
-        strategy, rounds = CorrelatedFedAvg(num_clients=banks), PLAIN_ROUNDS
+        strategy, rounds = CorrelatedFedAvg(num_clients=banks, callbacks=[folder]), PLAIN_ROUNDS
     else:
         summed = privacy == "secure-aggregation"
         strategy = FullBatch(
@@ -37,9 +38,8 @@ def main(grid: Grid, context: Context) -> None:
             learning_rate=1.0,
             momentum=0.9,
             secure_aggregation=SecureAggregation(SUMS["min_cohort"], HELPERS) if summed else None,
+            callbacks=[folder],
         )
-    if privacy != "none":
-        strategy.run_folder = config["out"]
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, evaluate_fn=evaluate)
     found = result.evaluate_metrics_serverapp[rounds]
     log(20, "Test AUC %.3f", found["auc"])

@@ -2,12 +2,14 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import Result
 from murmurfl.app import record_training
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
@@ -17,10 +19,9 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.accounting.guarantee import stated_guarantee
-from murmurfl.strategies import CorrelatedFedAvg, SecureAggregation
+from murmurfl.strategies import CorrelatedFedAvg, ResultFolder, SecureAggregation
 from typer.testing import CliRunner
 
-UNASKED = CorrelatedFedAvg.run_folder  # before these tests' own fixture
 SUMS = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 3}
 
 
@@ -41,8 +42,7 @@ def trained():
 
     def train(nodes=4, sums=None, folder=None, **policy):
         grid = InProcessGrid(app_with(clip_norm=1.0, mu=1.0, max_participations=3, **policy), nodes, {})
-        strategy = CorrelatedFedAvg(num_clients=4, secure_aggregation=sums)
-        strategy.run_folder = folder
+        strategy = CorrelatedFedAvg(num_clients=4, secure_aggregation=sums, callbacks=[ResultFolder(folder)])
         result = strategy.start(
             grid,
             ArrayRecord([np.zeros(5)]),
@@ -136,7 +136,7 @@ def test_log_ends_with_what_machines_guarantee_and_where_it_is(trained, caplog, 
 
 def test_a_training_leaves_what_its_record_would_be_without_being_asked(tmp_path, trained, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    strategy, result, statements = trained(folder=UNASKED)
+    strategy, result, statements = trained(folder="")
     (folder,) = (tmp_path / "runs").glob("CorrelatedFedAvg-*")
     recorded = record_training(tmp_path / "x", strategy, result, statements, task="")
     assert {**json.loads((folder / "result.json").read_text()), "date": ""} == {**recorded, "date": ""}
@@ -187,8 +187,10 @@ def test_run_of_our_own_app_says_its_guarantee_itself(caplog):
 
 
 @pytest.mark.parametrize("stated", [{"trust": "untrusted-server"}, {"mu-guaranteed": math.nan, "delta": 1e-5}])
-def test_statement_that_makes_no_sense_is_logged_and_ends_nothing(stated, caplog):
-    assert not CorrelatedFedAvg(num_clients=4)._says_guarantee({"a": stated})
+def test_statement_that_makes_no_sense_is_logged_and_ends_nothing(stated, caplog, tmp_path):
+    training = SimpleNamespace(stated={"a": stated}, num_clients=4, secure_aggregation=None)
+    ResultFolder(tmp_path / "runs").on_end(training, None, Result())
+    assert not (tmp_path / "runs").exists()
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.message.startswith("What machines state makes no guarantee")

@@ -15,12 +15,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from murmurfl.privacy import ConfigurationError, MurmurflError, protocol
 from murmurfl.privacy.accounting.guarantee import Figures, stated_figures, stated_guarantee
 from murmurfl.privacy.accounting.noise_forecast import forecast_of
-from murmurfl.strategies import CorrelatedFedAvg, OnlineFedSGD
+from murmurfl.strategies import CorrelatedFedAvg, OnlineFedSGD, ResultFolder
 from murmurfl.strategies.rounds.guarded_grid import guarded
 from murmurfl.strategies.rounds.known_machines import Awaited, MachineDirectory
 from murmurfl.strategies.rounds.replies import ask_statements
 
 from tests.harness import damage
+from tests.harness.callbacks import AfterRound
 from tests.harness.grid import claim_identity
 from tests.harness.secure import START as SECURE_START
 from tests.harness.secure import SecureGrid, build, machines
@@ -104,8 +105,7 @@ class Rounds:
         self.sent, self.heard = [], []
         own = {"local_steps": 1} if kind is OnlineFedSGD else {}
         common = {"num_clients": len(names), "session": "s", "seed": 1, "learning_rate": 0.5, "node_deadline_s": 0.0}
-        self.strategy = kind(**{**common, **own, "on_round": self._after, **options})
-        self.strategy.run_folder = None
+        self.strategy = kind(**{**common, **own, "callbacks": [AfterRound(self._after)], **options})
 
     def _damaged(self, name, message, reply):
         if not asks(message):
@@ -234,8 +234,7 @@ def test_a_statement_of_trust_takes_no_result_away(tmp_path):
         return wire_of(changed)
 
     options = {"num_clients": 4, "session": "s", "seed": 1, "learning_rate": 0.5, "node_deadline_s": 0.0}
-    strategy = OnlineFedSGD(local_steps=1, **options)
-    strategy.run_folder = tmp_path / "run"
+    strategy = OnlineFedSGD(local_steps=1, **options, callbacks=[ResultFolder(tmp_path / "run")])
     strategy.start(link_of([*HONEST, "3"], trusting).grid(), START, num_rounds=1, timeout=0.0)
     said = json.loads((tmp_path / "run" / "result.json").read_text())
     assert set(said["machines"]) == {*HONEST, "3"}
@@ -269,7 +268,6 @@ def test_no_answer_of_a_helper_ends_a_training(part):
 
     link = FakeSuperLink(nodes.get_node_ids(), answer)
     strategy = build(secure={"patience": 20, "most_skipped": rounds}, clients_per_round=6)
-    strategy.run_folder = None
     strategy.machines.sleep = lambda seconds: None
     strategy.start(link.grid(), SECURE_START, num_rounds=rounds, timeout=0.0)
     assert len(strategy.history) == rounds
@@ -293,7 +291,6 @@ def test_no_masked_reply_harms_a_sum(part):
 
     link = FakeSuperLink(nodes.get_node_ids(), answer)
     strategy = build(secure={"most_skipped": rounds}, clients_per_round=6)
-    strategy.run_folder = None
     strategy.start(link.grid(), SECURE_START, num_rounds=rounds, timeout=0.0)
     assert len(strategy.history) == rounds
     assert sum(report.aggregated >= 5 for report in strategy.history) >= 3 * rounds // 4
@@ -312,7 +309,6 @@ def test_a_helper_that_never_answers_ends_a_training_with_its_reason():
 
     link = FakeSuperLink(nodes.get_node_ids(), answer)
     strategy = build(secure={}, clients_per_round=6)
-    strategy.run_folder = None
     with pytest.raises(MurmurflError, match="a helper did not answer"):
         strategy.start(link.grid(), SECURE_START, num_rounds=3, timeout=0.0)
     assert guarded(strategy._grid).node_names[SecureGrid.first_helper] == "helper-0"

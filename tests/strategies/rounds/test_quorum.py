@@ -27,6 +27,7 @@ from murmurfl.strategies.rounds.strategy import ReleaseStrategy
 
 from tests.harness import momentum
 from tests.harness import secure as secure_training
+from tests.harness.callbacks import AfterRound, Excluding
 from tests.harness.grid import Late, LateGrid, NodesGrid
 from tests.harness.machines import normal_samples, simulated_app
 from tests.harness.models import Data
@@ -78,7 +79,7 @@ def fast(name, server_round):
 
 
 def away(grid, name, first, last=math.inf):
-    """A client's node is off from the round ``first`` on, and back after ``last``; for ``on_round``."""
+    """A client's node is off from the round ``first`` on, and back after ``last``; after a round."""
     node, kept = grid.first_node + int(name), {}
 
     def after(report, metrics):
@@ -87,7 +88,7 @@ def away(grid, name, first, last=math.inf):
         elif report.server_round == last:
             grid.contexts.update(kept)
 
-    return after
+    return AfterRound(after)
 
 
 def assert_the_sum_is_that_of_the_prefix_sums(strategy, grid):
@@ -99,7 +100,7 @@ def assert_the_sum_is_that_of_the_prefix_sums(strategy, grid):
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_goes_on_without_a_client_that_stays_off(kind, caplog):
     grid = LateGrid(clients(kind), CLIENTS, fast)
-    strategy = trained(grid, kind, on_round=away(grid, "0", 3))
+    strategy = trained(grid, kind, callbacks=[away(grid, "0", 3)])
     assert [report.aggregated for report in strategy.history] == [5, 5] + [4] * 8
     assert strategy.clients_per_round == CLIENTS
     assert caplog.text.count("goes on without '0'") == 1, "it is waited for once"
@@ -113,7 +114,7 @@ def test_training_goes_on_without_a_client_that_stays_off(kind, caplog):
 @pytest.mark.parametrize("kind", KINDS)
 def test_client_that_comes_back_is_asked_again(kind):
     grid = LateGrid(clients(kind), CLIENTS, lambda name, t: 1.5 * FAST if name == "0" else FAST)
-    strategy = trained(grid, kind, on_round=away(grid, "0", 3, last=6))
+    strategy = trained(grid, kind, callbacks=[away(grid, "0", 3, last=6)])
     assert [report.aggregated for report in strategy.history] == [5, 5, 4, 4, 4, 4, 5, 5, 5, 5]
     assert sum(report.late for report in strategy.history) == 0, "it is a little slower, and nothing of it is wasted"
     if kind is Mu2:
@@ -122,7 +123,7 @@ def test_client_that_comes_back_is_asked_again(kind):
 
 def test_guarantee_does_not_depend_on_who_is_off():
     grids = [LateGrid(clients(), CLIENTS, fast) for _ in range(2)]
-    whole, lacking = trained(grids[0]), trained(grids[1], on_round=away(grids[1], "0", 3))
+    whole, lacking = trained(grids[0]), trained(grids[1], callbacks=[away(grids[1], "0", 3)])
     said = [stated_guarantee(one._stated_before, CLIENTS, masked=False) for one in (whole, lacking)]
     assert said[0] == said[1]
     for strategy, grid in zip((whole, lacking), grids, strict=True):
@@ -141,7 +142,7 @@ def test_masked_training_without_a_client_is_the_plain_one(kind):
     for masked in (True, False):
         made = secure_training.machines(masked=masked, **changes)
         grid = SecureGrid(made) if masked else NodesGrid(made.app, 6)
-        options = {"clients_per_round": 6, "allow_exhaustion": True, "on_round": away(grid, "0", 3, last=5)}
+        options = {"clients_per_round": 6, "allow_exhaustion": True, "callbacks": [away(grid, "0", 3, last=5)]}
         runs.append(
             secure_training.trained(secure_training.build(kind, secure={} if masked else None, **options), grid, 8)
         )
@@ -151,7 +152,7 @@ def test_masked_training_without_a_client_is_the_plain_one(kind):
 
 def test_masked_training_ends_where_fewer_than_min_cohort_are_left():
     grid = SecureGrid(secure_training.machines())
-    strategy = secure_training.build(secure={"min_cohort": 6}, clients_per_round=6, on_round=away(grid, "0", 3))
+    strategy = secure_training.build(secure={"min_cohort": 6}, clients_per_round=6, callbacks=[away(grid, "0", 3)])
     with pytest.raises(NodesUnavailableError, match=r"Expected 6 machines within .*got 5 \(missing: 0\)"):
         secure_training.trained(strategy, grid, 8)
 
@@ -215,7 +216,7 @@ def test_client_that_comes_and_goes_is_waited_for_less_and_less(caplog):
         else:
             kept[node] = grid.contexts.pop(node)
 
-    trained(grid, rounds=40, on_round=flap)
+    trained(grid, rounds=40, callbacks=[AfterRound(flap)])
     assert 1 <= caplog.text.count("goes on without '0'") <= 6
 
 
@@ -251,7 +252,7 @@ def test_too_few_connected_end_with_advice_that_works(tmp_path):
                 grid.contexts.pop(node)
 
     with pytest.raises(NodesUnavailableError, match=r"Expected 3 machines .*resume with a smaller min-available-nodes"):
-        trained(grid, checkpoint=checkpoint, on_round=most_leave)
+        trained(grid, checkpoint=checkpoint, callbacks=[AfterRound(most_leave)])
     strategy = trained(grid, checkpoint=checkpoint, min_available_nodes=2)
     assert [report.aggregated for report in strategy.history] == [5] * 3 + [2] * 7
     assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
@@ -284,15 +285,14 @@ def test_resumed_training_takes_another_quorum_and_no_other_normaliser(masked, t
 # Clients that the operator takes out.
 
 
-def excluding(strategy, name, first, last=math.inf):
-    strategy.excludes = lambda: [name] if first <= len(strategy.history) + 1 <= last else []
-    return strategy
+def excluding(name, first, last=math.inf):
+    return Excluding(lambda rounds: [name] if first <= rounds + 1 <= last else [])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_excluded_client_is_not_asked_until_it_is_taken_back(kind, caplog):
     grid = LateGrid(clients(kind), CLIENTS, fast)
-    strategy = trained(grid, strategy=excluding(built(kind), "1", 3, last=7))
+    strategy = trained(grid, strategy=built(kind, callbacks=[excluding("1", 3, last=7)]))
     assert [report.aggregated for report in strategy.history] == [5, 5] + [4] * 5 + [5] * 3
     assert len([name for name, *_ in grid.sent if name == "1"]) == 5
     assert strategy.clients_per_round == CLIENTS
@@ -309,8 +309,10 @@ def test_engines_agree_on_a_training_with_an_excluded_client(kind):
         made = secure_training.machines(masked=engine == "masked", **changes)
         grid = {"masked": SecureGrid, "cohort": DirectCohort}.get(engine, lambda made: NodesGrid(made.app, 6))(made)
         secure = {} if engine == "masked" else None
-        strategy = secure_training.build(kind, secure=secure, clients_per_round=4, allow_exhaustion=True)
-        runs.append(secure_training.trained(excluding(strategy, "3", 3), grid, 8))
+        strategy = secure_training.build(
+            kind, secure=secure, clients_per_round=4, allow_exhaustion=True, callbacks=[excluding("3", 3)]
+        )
+        runs.append(secure_training.trained(strategy, grid, 8))
     assert secure_training.same(runs[0], runs[1])
     assert secure_training.same(runs[1], runs[2])
     assert [report.asked for report in runs[0].history] == [4] * 8, "others are asked in its place"
@@ -318,7 +320,7 @@ def test_engines_agree_on_a_training_with_an_excluded_client(kind):
 
 def test_answer_that_is_under_way_is_not_looked_at_once_its_client_is_excluded():
     grid = LateGrid(clients(), CLIENTS, lambda name, t: 20.0 if name == "1" else FAST)
-    strategy = trained(grid, rounds=30, strategy=excluding(built(quorum=0.8), "1", 2))
+    strategy = trained(grid, rounds=30, strategy=built(quorum=0.8, callbacks=[excluding("1", 2)]))
     assert "1" not in strategy.acks
     assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
 
@@ -326,8 +328,8 @@ def test_answer_that_is_under_way_is_not_looked_at_once_its_client_is_excluded()
 def test_caps_are_forecast_anew_without_an_excluded_client(caplog):
     caplog.set_level("INFO", "flwr")
     grid = LateGrid(clients(samples=7), CLIENTS, fast)
-    strategy = built(clients_per_round=3, sampling="balanced")
-    trained(grid, strategy=excluding(strategy, "1", 3))
+    strategy = built(clients_per_round=3, sampling="balanced", callbacks=[excluding("1", 3)])
+    trained(grid, strategy=strategy)
     assert strategy.leaving.left(1) == 4
     assert strategy.leaving.after, "four have to make what five would have made"
     assert "Machines leave: " in caplog.text
@@ -350,7 +352,7 @@ def test_exclusions_that_cannot_be_are_refused_before_anybody_is_asked(options, 
 
 def test_a_wrong_name_in_mid_training_ends_nothing(caplog):
     grid = LateGrid(clients(), CLIENTS, fast)
-    strategy = trained(grid, strategy=excluding(built(), "typo", 3))
+    strategy = trained(grid, strategy=built(callbacks=[excluding("typo", 3)]))
     assert [report.aggregated for report in strategy.history] == [5] * ROUNDS
     assert caplog.text.count("Nobody else is excluded.") == 1
 
@@ -374,8 +376,7 @@ def test_rule_that_needs_everybody_says_so_first_and_ends(caplog):
 
     with pytest.raises(IncompleteRoundError, match="use TreeMomentum, which can do without"):
         made().start(Deaf(momentum.app(), momentum.MACHINES), momentum.START, num_rounds=momentum.ROUNDS)
-    excluding_one = made()
-    excluding_one.excludes = lambda: ["0"]
+    excluding_one = made(callbacks=[Excluding(lambda rounds: ["0"])])
     with pytest.raises(ConfigurationError, match="Expected at least 3 clients to be left"):
         excluding_one.start(NodesGrid(momentum.app(), momentum.MACHINES), momentum.START, num_rounds=momentum.ROUNDS)
 
@@ -383,7 +384,7 @@ def test_rule_that_needs_everybody_says_so_first_and_ends(caplog):
 def test_momentum_says_first_that_a_client_which_misses_a_round_is_out(caplog):
     caplog.set_level("INFO", "flwr")
     grid = NodesGrid(momentum.app(), momentum.MACHINES)
-    strategy = momentum.strategy(TreeMomentum, node_deadline_s=0.05, on_round=away(grid, "0", 3, last=4))
+    strategy = momentum.strategy(TreeMomentum, node_deadline_s=0.05, callbacks=[away(grid, "0", 3, last=4)])
     strategy.start(grid, momentum.START, num_rounds=6)
     assert "A client that misses a round is left out of all later ones" in caplog.text
     assert [report.aggregated for report in strategy.history] == [3, 3, 2, 2, 2, 2]

@@ -36,6 +36,7 @@ from murmurfl.strategies import (
 )
 from murmurfl.strategies.rounds.known_machines import Awaited
 
+from tests.harness.callbacks import AfterRound
 from tests.harness.grid import NodesGrid, Reliable, context_of
 from tests.harness.machines import noise_of, normal_samples, simulated_app
 from tests.harness.models import Data
@@ -260,7 +261,6 @@ def test_nodes_that_refuse_to_say_hello_are_named_in_the_error():
 
 def test_a_node_that_leaves_is_lost_and_one_that_returns_is_known_again():
     grid = NodesGrid(app(zeros), 6)
-    strategy = mu2(clients_per_round=4, num_clients=6)
 
     def leave_and_return(report, metrics):
         if report.server_round == 2:
@@ -272,7 +272,7 @@ def test_a_node_that_leaves_is_lost_and_one_that_returns_is_known_again():
                 grid.contexts[k + 500] = context
 
     gone = {}
-    strategy._on_round = leave_and_return
+    strategy = mu2(clients_per_round=4, num_clients=6, callbacks=[AfterRound(leave_and_return)])
     strategy.start(grid, START, num_rounds=12)
     away = strategy.history[2:6]
     assert sum(report.lost for report in away) > 0
@@ -304,13 +304,12 @@ def test_a_node_that_never_answers_holds_up_nobody():
 
 def test_a_second_node_with_a_known_name_does_not_end_the_training():
     grid = NodesGrid(app(zeros), 6)
-    strategy = mu2(clients_per_round=6, num_clients=6)
 
     def impostor(report, metrics):
         if report.server_round == 2:
             grid.contexts[99] = context_of(99)
 
-    strategy._on_round = impostor
+    strategy = mu2(clients_per_round=6, num_clients=6, callbacks=[AfterRound(impostor)])
     strategy.start(grid, START, num_rounds=5)
     assert all(report.aggregated == 6 for report in strategy.history)
 
@@ -333,9 +332,9 @@ def test_the_first_of_two_nodes_keeps_their_name(caplog):
 
 
 def test_a_name_goes_to_the_other_node_when_the_first_is_gone():
-    strategy, grid = mu2(clients_per_round=6), with_a_double(7)
+    grid = with_a_double(7)
     first, second = sorted(grid.get_node_ids())[:2]
-    strategy._on_round = lambda *_: grid.contexts.pop(first, None)
+    strategy = mu2(clients_per_round=6, callbacks=[AfterRound(lambda *_: grid.contexts.pop(first, None))])
     strategy.start(grid, START, num_rounds=2)
     assert strategy.machines.node_map()["0"] == second
 
@@ -461,8 +460,8 @@ ALL = {"order": "all", "release_rule": "paper", "mechanism": "independent"}
 TREE = {"trust": "trusted-server", "release_rule": "paper", "mechanism": "independent"}
 
 
-def make(kind, checkpoint, on_round=None):
-    options = {"checkpoint": checkpoint, "on_round": on_round}
+def make(kind, checkpoint, callbacks=()):
+    options = {"checkpoint": checkpoint, "callbacks": callbacks}
     if kind == "trusted":
         policy = PrivacyPolicy(1.0, 1, 30, 2.0, trust="trusted-server")
         return TrustedMu2(
@@ -514,8 +513,8 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(kind, sampling
     }
     client_app = app(some, **changes.get(kind, {}))
 
-    def build(checkpoint, on_round=None):
-        strategy = make(kind, checkpoint, on_round)
+    def build(checkpoint, *callbacks):
+        strategy = make(kind, checkpoint, callbacks)
         strategy.roll.sampling = sampling
         return strategy
 
@@ -529,7 +528,7 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(kind, sampling
     grid, checkpoint = NodesGrid(client_app, 6), tmp_path / "state" / "checkpoint.npz"
     for _ in range(2):
         with pytest.raises(Interrupted):
-            build(checkpoint, interrupt).start(grid, START, num_rounds=12)
+            build(checkpoint, AfterRound(interrupt)).start(grid, START, num_rounds=12)
     resumed = build(checkpoint)
     result = resumed.start(grid, START, num_rounds=12)
     assert [report.server_round for report in resumed.history] == list(range(1, 13))

@@ -45,6 +45,7 @@ from murmurfl.strategies.rounds.sampling import (
 from murmurfl.strategies.rounds.strategy import ReleaseStrategy
 
 from tests.harness import secure as secure_training
+from tests.harness.callbacks import AfterRound
 from tests.harness.grid import Late, LateGrid, NodesGrid, coin
 from tests.harness.machines import normal_samples, simulated_app
 from tests.harness.models import Data
@@ -250,9 +251,10 @@ ENDS = [
 def checked_run(seed, rounds, **options):
     """A training in trouble, looked at after every round; its reports."""
     grid = LateGrid(app(), 8, trouble(seed))
-    strategy = Mu2(num_clients=8, learning_rate=0.05, seed=1, session="s", node_deadline_s=1.0, **options)
+    look = AfterRound(lambda report, metrics: assert_the_sum_is_that_of_the_prefix_sums(strategy, grid))
+    common = {"learning_rate": 0.05, "seed": 1, "session": "s", "node_deadline_s": 1.0, "callbacks": [look]}
+    strategy = Mu2(num_clients=8, **common, **options)
     strategy.roll.requests.clock = grid.clock
-    strategy._on_round = lambda report, metrics: assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
     strategy.start(grid, START, num_rounds=rounds, timeout=50.0)
     assert max(strategy.acks.values()) <= rounds
     return strategy.history
@@ -379,7 +381,7 @@ def test_a_machine_that_comes_back_on_another_node_is_asked_at_once():
             context.node_id = 77
             grid.contexts[77] = context
 
-    strategy = trained(grid, 10, quorum=0.8, on_round=restart)
+    strategy = trained(grid, 10, quorum=0.8, callbacks=[AfterRound(restart)])
     assert sum(report.lost for report in strategy.history) == 1
     assert strategy.acks["0"] > 5
     assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)

@@ -18,6 +18,7 @@ from murmurfl.strategies import (
 )
 from murmurfl.strategies.rounds import strategy as rounds
 
+from tests.harness.callbacks import AfterRound
 from tests.harness.grid import NodesGrid
 from tests.harness.secure import (
     HELPERS,
@@ -223,8 +224,8 @@ def test_a_helper_down_before_opening_costs_rounds_only(rounds_down):
 
 def test_an_absent_helper_ends_a_resumable_run_by_name(tmp_path):
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
-    strategy = build(secure={}, checkpoint=checkpoint)
-    strategy._on_round = lambda report, _: grid.down.add("helper-1") if report.server_round == 2 else None
+    down = AfterRound(lambda report, _: grid.down.add("helper-1") if report.server_round == 2 else None)
+    strategy = build(secure={}, checkpoint=checkpoint, callbacks=[down])
     with pytest.raises(
         HelperUnavailableError, match=r"in 3 rounds in a row, the last of them round 5, helper 'helper-1"
     ):

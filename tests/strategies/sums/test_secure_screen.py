@@ -18,6 +18,7 @@ from murmurfl.strategies.rounds.known_machines import Introduction
 from murmurfl.strategies.sums import summation
 from murmurfl.strategies.sums.summation import CohortSet, CohortSum, Screen
 
+from tests.harness.callbacks import AfterRound
 from tests.harness.secure import (
     HELPERS,
     SEED,
@@ -321,8 +322,8 @@ def test_what_was_opened_once_decides_and_not_who_answers_today():
 def test_a_machine_that_lost_its_ledger_is_left_out_and_the_rest_goes_on():
     """It begins again with its first release, built on nothing, under a number that was opened long ago."""
     made = machines()
-    grid, strategy = SecureGrid(made), build(clients_per_round=6, secure={})
-    strategy._on_round = lambda report, _: made._clients.pop("2") if report.server_round == 3 else None
+    loses = AfterRound(lambda report, _: made._clients.pop("2") if report.server_round == 3 else None)
+    grid, strategy = SecureGrid(made), build(clients_per_round=6, secure={}, callbacks=[loses])
     trained(strategy, grid)
     assert [report.aggregated for report in strategy.history] == [6, 6, 6, 5, 5, 5]
     assert strategy.acks["2"] == 3
@@ -363,8 +364,8 @@ def test_a_server_that_insists_on_a_roster_names_the_helper_that_has_another():
 
 def test_a_helper_that_comes_back_with_another_roster_is_not_asked(tmp_path):
     grid = OtherRoster(machines())
-    strategy = build(secure={"patience": 2})
-    strategy._on_round = lambda report, _: grid.other() if report.server_round == 2 else None
+    comes_back = AfterRound(lambda report, _: grid.other() if report.server_round == 2 else None)
+    strategy = build(secure={"patience": 2}, callbacks=[comes_back])
     with pytest.raises(HelperUnavailableError, match="helper 'helper-1' has another roster"):
         trained(strategy, grid)
     assert strategy.history[2].closed == "helper 'helper-1' has another roster"

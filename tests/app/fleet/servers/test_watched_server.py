@@ -28,7 +28,7 @@ from murmurfl.app.fleet.servers.watched_server import (
 from murmurfl.app.nodes.journal import EntryWriter, Journal
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import RoundReport
-from murmurfl.strategies.rounds.observed import FIGURES_VARIABLE, FigureFile
+from murmurfl.strategies.callbacks.metrics_file import FIGURES_VARIABLE, MetricsFile
 
 REPORT = RoundReport(1, asked=5, aggregated=2, lost=1, refused={"cap-reached": 2})
 
@@ -37,7 +37,7 @@ def test_each_round_is_said_once_and_several_at_a_time_together(tmp_path, caplog
     caplog.set_level("INFO")
     journal = Journal()
     journal.listen(EntryWriter())
-    file, rounds = FigureFile(tmp_path), _Rounds(tmp_path, journal)
+    file, rounds = MetricsFile(tmp_path), _Rounds(tmp_path, journal)
     rounds.look()
     file.note(REPORT, 7)
     rounds.look()
@@ -57,7 +57,7 @@ def test_lines_of_two_trainings_say_of_which_run_a_round_is(tmp_path, caplog):
     caplog.set_level("INFO")
     journal = Journal()
     journal.listen(EntryWriter())
-    first, second, rounds = FigureFile(tmp_path, 11), FigureFile(tmp_path, 22), _Rounds(tmp_path, journal)
+    first, second, rounds = MetricsFile(tmp_path, 11), MetricsFile(tmp_path, 22), _Rounds(tmp_path, journal)
     for file in (first, second):
         file.note(REPORT, 7)
         rounds.look()
@@ -75,7 +75,7 @@ def test_a_server_shows_the_counts_of_its_rounds(tmp_path):
     health = ServerHealth(lambda: True, lambda: 0.0)
     metrics = ServerMetrics(health, tmp_path, 1.0)
     assert "murmurfl_round " not in Shown(SERVER, metrics.read).text().decode()
-    FigureFile(tmp_path).note(REPORT, 7)
+    MetricsFile(tmp_path).note(REPORT, 7)
     health.started()
     text = Shown(SERVER, metrics.read).text().decode().splitlines()
     assert "murmurfl_healthy 0.0" in text  # it has not answered yet

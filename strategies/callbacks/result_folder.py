@@ -1,0 +1,79 @@
+"""The folder that a training leaves, with its guarantee and its result."""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from pathlib import Path
+
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from ...privacy import MurmurflError
+from ...privacy.accounting.guarantee import stated_guarantee
+from ..rounds.replies import DirectMachines
+from .callback import Callback, Training
+
+logger = logging.getLogger("flwr")
+
+_MOST_NAMED = 5
+
+
+class ResultFolder(Callback):
+    """Log of the guarantee, and a folder with the result for ``murmurfl report``, after the last round.
+
+    Every training has one, unless its callbacks have another.
+
+    Parameters
+    ----------
+    folder : Path or str, optional
+        The folder, or a new one next to it if it holds anything; empty, the default, for a new one in ``runs``. None
+        logs no guarantee and leaves nothing.
+
+    Notes
+    -----
+    The guarantee is what clients stated before the first round: all releases that their caps allow in this training.
+    What is asked of them besides, such as a private evaluation, has a statement of its own. The contents are those of
+    :func:`~murmurfl.app.record_training`. A folder that cannot be written takes no model away.
+    """
+
+    def __init__(self, folder: Path | str | None = "") -> None:
+        self.folder = folder
+
+    def on_end(self, training: Training, grid: Grid | DirectMachines, result: Result) -> None:
+        if self.folder is None or not _log_guarantee(training) or isinstance(grid, DirectMachines):
+            return
+        try:
+            stated = {**training.stated, **training.ask_privacy(grid)}
+            # The root of the package knows who writes it: strategies are imported by the app, and import none of it.
+            write = import_module(__name__.partition(".")[0]).leave_training
+            left = write(self.folder, training, result, stated)
+            logger.info("Its result is in %s: `murmurfl report` makes a page of it.", left)
+        except Exception as error:  # whatever it is, the model is worth more than its report
+            logger.warning("The training's result could not be written: %s", error)
+
+
+def default_callbacks() -> list[Callback]:
+    """Return the callbacks of a training whose own are of other classes."""
+    return [ResultFolder()]
+
+
+def _log_guarantee(training: Training) -> bool:
+    """Log what clients guarantee by their own statements; return False if they guarantee nothing that can be said."""
+    stated = training.stated
+    try:
+        trusting = [name for name, one in stated.items() if one.get("trust") == "trusted-server"]
+        if len(trusting) == len(stated):
+            return False
+        if trusting:
+            logger.warning(
+                "%d of %d machines state that they trust the server, which adds no noise here, so that nothing is "
+                "guaranteed: %s.",
+                *(len(trusting), len(stated), ", ".join(map(repr, trusting[:_MOST_NAMED]))),
+            )
+        masked = training.secure_aggregation is not None
+        logger.info("Guarantee: %s", stated_guarantee(stated, training.num_clients, masked=masked))
+    except (KeyError, TypeError, ValueError, MurmurflError) as error:
+        logger.warning("What machines state makes no guarantee that could be said: %s", error)
+        return False
+    return True
