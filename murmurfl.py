@@ -10,8 +10,15 @@ from typing import Any
 
 __path__ = [str(Path(__file__).parent)]
 
+_PLACES = {"__version__": ".app.version", "fit": ".app.runs.fitting", "leave_training": ".app.reports.own_training"}
+"""The module of each public name, and of what strategies, which import no app, do after a training."""
+
 
 def __getattr__(name: str) -> Any:
-    if name not in ("__version__", "fit", "leave_training"):  # the last one for strategies, which import no app
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.app"), name)
+    return getattr(import_module(_PLACES[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "__version__", "fit"})

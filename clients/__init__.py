@@ -1,75 +1,56 @@
 """The machine's half: one file an algorithm, the release rule in common, and the bridge to Flower's Message API."""
 
-from ..privacy import flower_version as flower  # noqa: F401 - checks the installed version before Flower is imported
-from .adapters.noise_mod import CorrelatedNoiseMod
-from .adapters.per_sample_gradients import PerSampleGradients, Samples
-from .adapters.private_app import private_client_app
-from .adapters.sklearn_model import LinearEstimator, fitted
-from .adapters.torch_model import TorchGradients, load_trainable, trainable_arrays
-from .adapters.update_policy import UpdatePolicy
-from .baseline_clients import DelayedMomentumClient, IsrlDpClient, NoisySGDClient
-from .full_batch_client import CountedGradients, FullBatchClient
-from .messages import Request
-from .mu2_client import Mu2Client
-from .nodes.machine_file import UpdateNode
-from .one_shot_client import LabelledFeatures, OneShotClient, StatisticsClient
-from .online_client import ConvexSmoothGradients, OnlineClient, local_updates
-from .private_client import PrivateClient, numpy_client_app
-from .records.machine_records import OwnedSamples, OwnerGradients, file_records
-from .records.schema import Column, Label, Part, Schema
-from .shuffled_client import ShuffledClient
-from .side.centring_client import Centring
-from .side.evaluation_client import Evaluation, EvaluationShare
-from .side.statistics_client import Counting, TableRows, statistics_columns
-from .simulation.cohort_machines import Cohort
-from .simulation.simulated_machines import ContextLedger, ContextOpeningRecord, simulated_machine
-from .sums_helper import answer_helper, helper_app
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Centring",
-    "Cohort",
-    "Column",
-    "ContextLedger",
-    "ContextOpeningRecord",
-    "ConvexSmoothGradients",
-    "CorrelatedNoiseMod",
-    "CountedGradients",
-    "Counting",
-    "DelayedMomentumClient",
-    "Evaluation",
-    "EvaluationShare",
-    "FullBatchClient",
-    "IsrlDpClient",
-    "Label",
-    "LabelledFeatures",
-    "LinearEstimator",
-    "Mu2Client",
-    "NoisySGDClient",
-    "OneShotClient",
-    "OnlineClient",
-    "OwnedSamples",
-    "OwnerGradients",
-    "Part",
-    "PerSampleGradients",
-    "PrivateClient",
-    "Request",
-    "Samples",
-    "Schema",
-    "ShuffledClient",
-    "StatisticsClient",
-    "TableRows",
-    "TorchGradients",
-    "UpdateNode",
-    "UpdatePolicy",
-    "answer_helper",
-    "file_records",
-    "fitted",
-    "helper_app",
-    "load_trainable",
-    "local_updates",
-    "numpy_client_app",
-    "private_client_app",
-    "simulated_machine",
-    "statistics_columns",
-    "trainable_arrays",
-]
+from ..privacy import flower_version as flower  # noqa: F401 - checks the installed version before Flower is imported
+from ..privacy.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from .adapters.noise_mod import CorrelatedNoiseMod as CorrelatedNoiseMod
+    from .adapters.per_sample_gradients import PerSampleGradients as PerSampleGradients
+    from .adapters.per_sample_gradients import Samples as Samples
+    from .adapters.private_app import private_client_app as private_client_app
+    from .adapters.sklearn_model import LinearEstimator as LinearEstimator
+    from .adapters.sklearn_model import fitted as fitted
+    from .adapters.torch_model import TorchGradients as TorchGradients
+    from .adapters.torch_model import load_trainable as load_trainable
+    from .adapters.torch_model import trainable_arrays as trainable_arrays
+    from .adapters.update_policy import UpdatePolicy as UpdatePolicy
+    from .baseline_clients import DelayedMomentumClient as DelayedMomentumClient
+    from .baseline_clients import IsrlDpClient as IsrlDpClient
+    from .baseline_clients import NoisySGDClient as NoisySGDClient
+    from .full_batch_client import CountedGradients as CountedGradients
+    from .full_batch_client import FullBatchClient as FullBatchClient
+    from .messages import Request as Request
+    from .mu2_client import Mu2Client as Mu2Client
+    from .nodes.machine_file import UpdateNode as UpdateNode
+    from .one_shot_client import LabelledFeatures as LabelledFeatures
+    from .one_shot_client import OneShotClient as OneShotClient
+    from .one_shot_client import StatisticsClient as StatisticsClient
+    from .online_client import ConvexSmoothGradients as ConvexSmoothGradients
+    from .online_client import OnlineClient as OnlineClient
+    from .online_client import local_updates as local_updates
+    from .private_client import PrivateClient as PrivateClient
+    from .private_client import numpy_client_app as numpy_client_app
+    from .records.machine_records import OwnedSamples as OwnedSamples
+    from .records.machine_records import OwnerGradients as OwnerGradients
+    from .records.machine_records import file_records as file_records
+    from .records.schema import Column as Column
+    from .records.schema import Label as Label
+    from .records.schema import Part as Part
+    from .records.schema import Schema as Schema
+    from .shuffled_client import ShuffledClient as ShuffledClient
+    from .side.centring_client import Centring as Centring
+    from .side.evaluation_client import Evaluation as Evaluation
+    from .side.evaluation_client import EvaluationShare as EvaluationShare
+    from .side.statistics_client import Counting as Counting
+    from .side.statistics_client import TableRows as TableRows
+    from .side.statistics_client import statistics_columns as statistics_columns
+    from .simulation.cohort_machines import Cohort as Cohort
+    from .simulation.simulated_machines import ContextLedger as ContextLedger
+    from .simulation.simulated_machines import ContextOpeningRecord as ContextOpeningRecord
+    from .simulation.simulated_machines import simulated_machine as simulated_machine
+    from .sums_helper import answer_helper as answer_helper
+    from .sums_helper import helper_app as helper_app
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -1,191 +1,132 @@
 """Mechanisms, accounting, clipping, keyed noise, the ledger and the release rule; knows nothing of Flower or torch."""
 
-from .accounting.amplification import Amplification, allocation_delta, allocation_epsilon, amplification_of
-from .accounting.gdp import compose_gdp, gdp_best_guess, gdp_delta, gdp_epsilon, gdp_mu, rdp_epsilon, rdp_mu
-from .accounting.guarantee import (
-    FAST_NOISE,
-    NOT_PRIVATE,
-    RELATIONS,
-    SIMULATED,
-    UNITS,
-    Guarantee,
-    Relation,
-    Unit,
-    caption,
-    mechanism_words,
-    person_mu,
-    policy_guarantee,
-    rounded_up,
-    server_guarantee,
-)
-from .accounting.noise_forecast import Forecast, StatedNoise, forecast_of, stated_noise
-from .accounting.noise_plan import NO_NOISE_WORDS, NoisePlan, epoch_words, noise_words, server_noise_words, stated_words
-from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
-from .ledger.ledger_history import LedgerSummary, SessionSummary, read_ledger
-from .ledger.ledger_records import Account, Ledger, LedgerTransaction, MemoryLedger, StreamRecord
-from .ledger.repair import accept_rollback, new_mark, rotate_key, set_local_budget
-from .ledger.sqlite import SQLiteLedger
-from .machine.clipping import clip_per_sample
-from .machine.known_samples import Owners, RowBytes, any_data, row_bytes
-from .machine.ledgered_machine import LedgeredMachine, PrivacyStatement, Release
-from .machine.policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit, PrivacyPolicy, Trust
-from .machine.prefix_sums import PrivateMachine, RowCache
-from .machine.shuffled_machine import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu
-from .mechanisms import (
-    MECHANISMS,
-    SCHEDULES,
-    SHARES,
-    Mechanism,
-    check_mechanism,
-    make_mechanism,
-    register_mechanism,
-)
-from .noise import NOISE_QUALITIES, Grid, NoiseKeys, SimulatedKeys, SystemKeys, derived_seed, row_key, standard_normals
-from .side.centring_query import CENTRING_CONSTANT, CENTRING_SHARE, centred, centring_policy, divided_mu
-from .side.evaluation_query import (
-    EVALUATION_SHARE,
-    EvaluationRows,
-    Measured,
-    evaluation_policy,
-)
-from .side.statistics_query import CountedColumn, StatisticsRows, statistics_policy
-from .sums.masking import Header, MaskedRelease, MaskedReleaseError, Masking, Sealed, add_mask, checked_header
-from .sums.opening_file import SQLiteOpeningRecord
-from .sums.opening_rule import (
-    MemoryOpeningRecord,
-    Opener,
-    Opening,
-    OpeningRecord,
-    OpeningRecordError,
-    OpeningRefusedError,
-    OpeningTransaction,
-    is_opening,
-    set_digest,
-)
-from .sums.roster import HelperEntry, HelperKey, MachineKey, Roster
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ACCOUNTINGS",
-    "CENTRING_CONSTANT",
-    "CENTRING_SHARE",
-    "CLIP_UNITS",
-    "EVALUATION_SHARE",
-    "FAST_NOISE",
-    "MECHANISMS",
-    "NOISE_QUALITIES",
-    "NOT_PRIVATE",
-    "NO_NOISE",
-    "NO_NOISE_WORDS",
-    "ORDERS",
-    "RELATIONS",
-    "RELEASE_RULES",
-    "SCHEDULES",
-    "SHARES",
-    "SIMULATED",
-    "TRUST_MODELS",
-    "UNITS",
-    "Account",
-    "Amplification",
-    "ClipUnit",
-    "ConfigurationError",
-    "CountedColumn",
-    "EvaluationRows",
-    "Forecast",
-    "Grid",
-    "Guarantee",
-    "Header",
-    "HelperEntry",
-    "HelperKey",
-    "Ledger",
-    "LedgerError",
-    "LedgerSummary",
-    "LedgerTransaction",
-    "LedgeredMachine",
-    "MachineKey",
-    "MaskedRelease",
-    "MaskedReleaseError",
-    "Masking",
-    "Measured",
-    "Mechanism",
-    "MemoryLedger",
-    "MemoryOpeningRecord",
-    "MurmurflError",
-    "NoiseKeys",
-    "NoisePlan",
-    "Opener",
-    "Opening",
-    "OpeningRecord",
-    "OpeningRecordError",
-    "OpeningRefusedError",
-    "OpeningTransaction",
-    "Owners",
-    "PrivacyPolicy",
-    "PrivacyStatement",
-    "PrivateMachine",
-    "RefusedError",
-    "Relation",
-    "Release",
-    "Roster",
-    "RowBytes",
-    "RowCache",
-    "SQLiteLedger",
-    "SQLiteOpeningRecord",
-    "Sealed",
-    "SessionSummary",
-    "ShuffledMachine",
-    "ShuffledPolicy",
-    "SimulatedKeys",
-    "StatedNoise",
-    "StatisticsRows",
-    "StreamRecord",
-    "SystemKeys",
-    "Trust",
-    "Unit",
-    "UnsupportedFlowerError",
-    "accept_rollback",
-    "add_mask",
-    "allocation_delta",
-    "allocation_epsilon",
-    "amplification_of",
-    "any_data",
-    "caption",
-    "centred",
-    "centring_policy",
-    "check_mechanism",
-    "checked_header",
-    "clip_per_sample",
-    "compose_gdp",
-    "derived_seed",
-    "divided_mu",
-    "epoch_mu",
-    "epoch_words",
-    "evaluation_policy",
-    "forecast_of",
-    "gdp_best_guess",
-    "gdp_delta",
-    "gdp_epsilon",
-    "gdp_mu",
-    "is_opening",
-    "make_mechanism",
-    "mechanism_words",
-    "new_mark",
-    "noise_words",
-    "person_mu",
-    "policy_guarantee",
-    "rdp_epsilon",
-    "rdp_mu",
-    "read_ledger",
-    "register_mechanism",
-    "rotate_key",
-    "rounded_up",
-    "row_bytes",
-    "row_key",
-    "server_guarantee",
-    "server_noise_words",
-    "set_digest",
-    "set_local_budget",
-    "standard_normals",
-    "stated_noise",
-    "stated_words",
-    "statistics_policy",
-]
+from .lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from .accounting.amplification import Amplification as Amplification
+    from .accounting.amplification import allocation_delta as allocation_delta
+    from .accounting.amplification import allocation_epsilon as allocation_epsilon
+    from .accounting.amplification import amplification_of as amplification_of
+    from .accounting.gdp import compose_gdp as compose_gdp
+    from .accounting.gdp import gdp_best_guess as gdp_best_guess
+    from .accounting.gdp import gdp_delta as gdp_delta
+    from .accounting.gdp import gdp_epsilon as gdp_epsilon
+    from .accounting.gdp import gdp_mu as gdp_mu
+    from .accounting.gdp import rdp_epsilon as rdp_epsilon
+    from .accounting.gdp import rdp_mu as rdp_mu
+    from .accounting.guarantee import FAST_NOISE as FAST_NOISE
+    from .accounting.guarantee import NOT_PRIVATE as NOT_PRIVATE
+    from .accounting.guarantee import RELATIONS as RELATIONS
+    from .accounting.guarantee import SIMULATED as SIMULATED
+    from .accounting.guarantee import UNITS as UNITS
+    from .accounting.guarantee import Guarantee as Guarantee
+    from .accounting.guarantee import Relation as Relation
+    from .accounting.guarantee import Unit as Unit
+    from .accounting.guarantee import caption as caption
+    from .accounting.guarantee import mechanism_words as mechanism_words
+    from .accounting.guarantee import person_mu as person_mu
+    from .accounting.guarantee import policy_guarantee as policy_guarantee
+    from .accounting.guarantee import rounded_up as rounded_up
+    from .accounting.guarantee import server_guarantee as server_guarantee
+    from .accounting.noise_forecast import Forecast as Forecast
+    from .accounting.noise_forecast import StatedNoise as StatedNoise
+    from .accounting.noise_forecast import forecast_of as forecast_of
+    from .accounting.noise_forecast import stated_noise as stated_noise
+    from .accounting.noise_plan import NO_NOISE_WORDS as NO_NOISE_WORDS
+    from .accounting.noise_plan import NoisePlan as NoisePlan
+    from .accounting.noise_plan import epoch_words as epoch_words
+    from .accounting.noise_plan import noise_words as noise_words
+    from .accounting.noise_plan import server_noise_words as server_noise_words
+    from .accounting.noise_plan import stated_words as stated_words
+    from .errors import ConfigurationError as ConfigurationError
+    from .errors import LedgerError as LedgerError
+    from .errors import MurmurflError as MurmurflError
+    from .errors import RefusedError as RefusedError
+    from .errors import UnsupportedFlowerError as UnsupportedFlowerError
+    from .ledger.ledger_history import LedgerSummary as LedgerSummary
+    from .ledger.ledger_history import SessionSummary as SessionSummary
+    from .ledger.ledger_history import read_ledger as read_ledger
+    from .ledger.ledger_records import Account as Account
+    from .ledger.ledger_records import Ledger as Ledger
+    from .ledger.ledger_records import LedgerTransaction as LedgerTransaction
+    from .ledger.ledger_records import MemoryLedger as MemoryLedger
+    from .ledger.ledger_records import StreamRecord as StreamRecord
+    from .ledger.repair import accept_rollback as accept_rollback
+    from .ledger.repair import new_mark as new_mark
+    from .ledger.repair import rotate_key as rotate_key
+    from .ledger.repair import set_local_budget as set_local_budget
+    from .ledger.sqlite import SQLiteLedger as SQLiteLedger
+    from .machine.clipping import clip_per_sample as clip_per_sample
+    from .machine.known_samples import Owners as Owners
+    from .machine.known_samples import RowBytes as RowBytes
+    from .machine.known_samples import any_data as any_data
+    from .machine.known_samples import row_bytes as row_bytes
+    from .machine.ledgered_machine import LedgeredMachine as LedgeredMachine
+    from .machine.ledgered_machine import PrivacyStatement as PrivacyStatement
+    from .machine.ledgered_machine import Release as Release
+    from .machine.policy import CLIP_UNITS as CLIP_UNITS
+    from .machine.policy import NO_NOISE as NO_NOISE
+    from .machine.policy import RELEASE_RULES as RELEASE_RULES
+    from .machine.policy import TRUST_MODELS as TRUST_MODELS
+    from .machine.policy import ClipUnit as ClipUnit
+    from .machine.policy import PrivacyPolicy as PrivacyPolicy
+    from .machine.policy import Trust as Trust
+    from .machine.prefix_sums import PrivateMachine as PrivateMachine
+    from .machine.prefix_sums import RowCache as RowCache
+    from .machine.shuffled_machine import ACCOUNTINGS as ACCOUNTINGS
+    from .machine.shuffled_machine import ORDERS as ORDERS
+    from .machine.shuffled_machine import ShuffledMachine as ShuffledMachine
+    from .machine.shuffled_machine import ShuffledPolicy as ShuffledPolicy
+    from .machine.shuffled_machine import epoch_mu as epoch_mu
+    from .mechanisms import MECHANISMS as MECHANISMS
+    from .mechanisms import SCHEDULES as SCHEDULES
+    from .mechanisms import SHARES as SHARES
+    from .mechanisms import Mechanism as Mechanism
+    from .mechanisms import check_mechanism as check_mechanism
+    from .mechanisms import make_mechanism as make_mechanism
+    from .mechanisms import register_mechanism as register_mechanism
+    from .noise import NOISE_QUALITIES as NOISE_QUALITIES
+    from .noise import Grid as Grid
+    from .noise import NoiseKeys as NoiseKeys
+    from .noise import SimulatedKeys as SimulatedKeys
+    from .noise import SystemKeys as SystemKeys
+    from .noise import derived_seed as derived_seed
+    from .noise import row_key as row_key
+    from .noise import standard_normals as standard_normals
+    from .side.centring_query import CENTRING_CONSTANT as CENTRING_CONSTANT
+    from .side.centring_query import CENTRING_SHARE as CENTRING_SHARE
+    from .side.centring_query import centred as centred
+    from .side.centring_query import centring_policy as centring_policy
+    from .side.centring_query import divided_mu as divided_mu
+    from .side.evaluation_query import EVALUATION_SHARE as EVALUATION_SHARE
+    from .side.evaluation_query import EvaluationRows as EvaluationRows
+    from .side.evaluation_query import Measured as Measured
+    from .side.evaluation_query import evaluation_policy as evaluation_policy
+    from .side.statistics_query import CountedColumn as CountedColumn
+    from .side.statistics_query import StatisticsRows as StatisticsRows
+    from .side.statistics_query import statistics_policy as statistics_policy
+    from .sums.masking import Header as Header
+    from .sums.masking import MaskedRelease as MaskedRelease
+    from .sums.masking import MaskedReleaseError as MaskedReleaseError
+    from .sums.masking import Masking as Masking
+    from .sums.masking import Sealed as Sealed
+    from .sums.masking import add_mask as add_mask
+    from .sums.masking import checked_header as checked_header
+    from .sums.opening_file import SQLiteOpeningRecord as SQLiteOpeningRecord
+    from .sums.opening_rule import MemoryOpeningRecord as MemoryOpeningRecord
+    from .sums.opening_rule import Opener as Opener
+    from .sums.opening_rule import Opening as Opening
+    from .sums.opening_rule import OpeningRecord as OpeningRecord
+    from .sums.opening_rule import OpeningRecordError as OpeningRecordError
+    from .sums.opening_rule import OpeningRefusedError as OpeningRefusedError
+    from .sums.opening_rule import OpeningTransaction as OpeningTransaction
+    from .sums.opening_rule import is_opening as is_opening
+    from .sums.opening_rule import set_digest as set_digest
+    from .sums.roster import HelperEntry as HelperEntry
+    from .sums.roster import HelperKey as HelperKey
+    from .sums.roster import MachineKey as MachineKey
+    from .sums.roster import Roster as Roster
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -1,188 +1,106 @@
 """What the server does: one file an algorithm, each a pure update rule in a Flower ``Strategy``."""
 
-from ..privacy import flower_version as flower  # noqa: F401 - checks the installed version before Flower is imported
-from .baselines import (
-    DelayedMomentum,
-    DelayedMomentumState,
-    IsrlDp,
-    IsrlDpState,
-    NoisySGD,
-    NoisySGDState,
-    delayed_momentum_step,
-    isrl_dp_step,
-    noisy_sgd_step,
-)
-from .callbacks.callback import Callback
-from .callbacks.result_folder import ResultFolder
-from .correlated_fedavg import (
-    OPTIMIZERS,
-    AverageState,
-    CorrelatedFedAvg,
-    ServerAdam,
-    ServerMomentum,
-    ServerOptimizer,
-    ServerYogi,
-    adam_step,
-    average_step,
-    momentum_step,
-    optimizer_step,
-    yogi_step,
-)
-from .correlated_momentum import MOMENTUM_MECHANISMS, CorrelatedMomentum, CorrelatedMomentumState
-from .full_batch import (
-    AVERAGES,
-    FullBatch,
-    FullBatchState,
-    TrustedFullBatch,
-    full_batch_start,
-    full_batch_step,
-)
-from .mu2 import AnytimeMu2, Mu2, Mu2State, TrustedMu2, mu2_start, mu2_step
-from .one_shot import OneShot, OneShotState, ridge_scores
-from .online import OnlineFedSGD, OnlineState, online_step
-from .reduced_tree_momentum import (
-    IncompleteRoundError,
-    ReducedTreeMomentum,
-    ReducedTreeMomentumState,
-    reduced_tree_momentum_step,
-)
-from .rounds.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from .rounds.known_machines import MachineDirectory, NodesUnavailableError
-from .rounds.observed import NothingAggregatedError
-from .rounds.options import RoundOptions
-from .rounds.replies import DirectMachines, Outcome, Refusal, Reply, RoundReport, RoundRequest
-from .rounds.sampling import SAMPLINGS, sample_machines
-from .rounds.strategy import ReleaseStrategy
-from .shuffled import (
-    REGULARIZERS,
-    VARIANTS,
-    PublicEpochs,
-    Regularizer,
-    ShuffledAvg,
-    ShuffledState,
-    private_rounds,
-    proximal,
-)
-from .side.mean_of_features import MeanOfFeatures, MeanState, TrustedMeanOfFeatures
-from .side.private_evaluation import (
-    EvaluationResult,
-    EvaluationState,
-    NotEvaluatedError,
-    PrivateEvaluation,
-    TrustedPrivateEvaluation,
-)
-from .side.table_statistics import (
-    ColumnStatistics,
-    Estimate,
-    Statistics,
-    StatisticsState,
-    TableStatistics,
-    TrustedStatistics,
-)
-from .sums.secure_aggregation import (
-    HelpersDisagreeError,
-    HelperUnavailableError,
-    OpeningError,
-    SecureAggregation,
-    WrongSumError,
-)
-from .tree_momentum import TreeMomentum, TreeMomentumState, node_sum, tree_momentum_start, tree_momentum_step
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AVERAGES",
-    "MOMENTUM_MECHANISMS",
-    "OPTIMIZERS",
-    "REGULARIZERS",
-    "SAMPLINGS",
-    "VARIANTS",
-    "AnytimeMu2",
-    "AverageState",
-    "Callback",
-    "CheckpointError",
-    "ColumnStatistics",
-    "CorrelatedFedAvg",
-    "CorrelatedMomentum",
-    "CorrelatedMomentumState",
-    "DelayedMomentum",
-    "DelayedMomentumState",
-    "DirectMachines",
-    "Estimate",
-    "EvaluationResult",
-    "EvaluationState",
-    "FullBatch",
-    "FullBatchState",
-    "HelperUnavailableError",
-    "HelpersDisagreeError",
-    "IncompleteRoundError",
-    "IsrlDp",
-    "IsrlDpState",
-    "MachineDirectory",
-    "MeanOfFeatures",
-    "MeanState",
-    "Mu2",
-    "Mu2State",
-    "NodesUnavailableError",
-    "NoisySGD",
-    "NoisySGDState",
-    "NotEvaluatedError",
-    "NothingAggregatedError",
-    "OneShot",
-    "OneShotState",
-    "OnlineFedSGD",
-    "OnlineState",
-    "OpeningError",
-    "Outcome",
-    "PrivateEvaluation",
-    "PublicEpochs",
-    "ReducedTreeMomentum",
-    "ReducedTreeMomentumState",
-    "Refusal",
-    "Regularizer",
-    "ReleaseStrategy",
-    "Reply",
-    "ResultFolder",
-    "RoundOptions",
-    "RoundReport",
-    "RoundRequest",
-    "SecureAggregation",
-    "ServerAdam",
-    "ServerMomentum",
-    "ServerOptimizer",
-    "ServerYogi",
-    "ShuffledAvg",
-    "ShuffledState",
-    "Statistics",
-    "StatisticsState",
-    "TableStatistics",
-    "TreeMomentum",
-    "TreeMomentumState",
-    "TrustedFullBatch",
-    "TrustedMeanOfFeatures",
-    "TrustedMu2",
-    "TrustedPrivateEvaluation",
-    "TrustedStatistics",
-    "WrongSumError",
-    "adam_step",
-    "average_step",
-    "delayed_momentum_step",
-    "full_batch_start",
-    "full_batch_step",
-    "isrl_dp_step",
-    "load_checkpoint",
-    "momentum_step",
-    "mu2_start",
-    "mu2_step",
-    "node_sum",
-    "noisy_sgd_step",
-    "online_step",
-    "optimizer_step",
-    "private_rounds",
-    "proximal",
-    "reduced_tree_momentum_step",
-    "ridge_scores",
-    "sample_machines",
-    "save_checkpoint",
-    "tree_momentum_start",
-    "tree_momentum_step",
-    "yogi_step",
-]
+from ..privacy import flower_version as flower  # noqa: F401 - checks the installed version before Flower is imported
+from ..privacy.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from .baselines import DelayedMomentum as DelayedMomentum
+    from .baselines import DelayedMomentumState as DelayedMomentumState
+    from .baselines import IsrlDp as IsrlDp
+    from .baselines import IsrlDpState as IsrlDpState
+    from .baselines import NoisySGD as NoisySGD
+    from .baselines import NoisySGDState as NoisySGDState
+    from .baselines import delayed_momentum_step as delayed_momentum_step
+    from .baselines import isrl_dp_step as isrl_dp_step
+    from .baselines import noisy_sgd_step as noisy_sgd_step
+    from .callbacks.callback import Callback as Callback
+    from .callbacks.result_folder import ResultFolder as ResultFolder
+    from .correlated_fedavg import OPTIMIZERS as OPTIMIZERS
+    from .correlated_fedavg import AverageState as AverageState
+    from .correlated_fedavg import CorrelatedFedAvg as CorrelatedFedAvg
+    from .correlated_fedavg import ServerAdam as ServerAdam
+    from .correlated_fedavg import ServerMomentum as ServerMomentum
+    from .correlated_fedavg import ServerOptimizer as ServerOptimizer
+    from .correlated_fedavg import ServerYogi as ServerYogi
+    from .correlated_fedavg import adam_step as adam_step
+    from .correlated_fedavg import average_step as average_step
+    from .correlated_fedavg import momentum_step as momentum_step
+    from .correlated_fedavg import optimizer_step as optimizer_step
+    from .correlated_fedavg import yogi_step as yogi_step
+    from .correlated_momentum import MOMENTUM_MECHANISMS as MOMENTUM_MECHANISMS
+    from .correlated_momentum import CorrelatedMomentum as CorrelatedMomentum
+    from .correlated_momentum import CorrelatedMomentumState as CorrelatedMomentumState
+    from .full_batch import AVERAGES as AVERAGES
+    from .full_batch import FullBatch as FullBatch
+    from .full_batch import FullBatchState as FullBatchState
+    from .full_batch import TrustedFullBatch as TrustedFullBatch
+    from .full_batch import full_batch_start as full_batch_start
+    from .full_batch import full_batch_step as full_batch_step
+    from .mu2 import AnytimeMu2 as AnytimeMu2
+    from .mu2 import Mu2 as Mu2
+    from .mu2 import Mu2State as Mu2State
+    from .mu2 import TrustedMu2 as TrustedMu2
+    from .mu2 import mu2_start as mu2_start
+    from .mu2 import mu2_step as mu2_step
+    from .one_shot import OneShot as OneShot
+    from .one_shot import OneShotState as OneShotState
+    from .one_shot import ridge_scores as ridge_scores
+    from .online import OnlineFedSGD as OnlineFedSGD
+    from .online import OnlineState as OnlineState
+    from .online import online_step as online_step
+    from .reduced_tree_momentum import IncompleteRoundError as IncompleteRoundError
+    from .reduced_tree_momentum import ReducedTreeMomentum as ReducedTreeMomentum
+    from .reduced_tree_momentum import ReducedTreeMomentumState as ReducedTreeMomentumState
+    from .reduced_tree_momentum import reduced_tree_momentum_step as reduced_tree_momentum_step
+    from .rounds.checkpoint import CheckpointError as CheckpointError
+    from .rounds.checkpoint import load_checkpoint as load_checkpoint
+    from .rounds.checkpoint import save_checkpoint as save_checkpoint
+    from .rounds.known_machines import MachineDirectory as MachineDirectory
+    from .rounds.known_machines import NodesUnavailableError as NodesUnavailableError
+    from .rounds.observed import NothingAggregatedError as NothingAggregatedError
+    from .rounds.options import RoundOptions as RoundOptions
+    from .rounds.replies import DirectMachines as DirectMachines
+    from .rounds.replies import Outcome as Outcome
+    from .rounds.replies import Refusal as Refusal
+    from .rounds.replies import Reply as Reply
+    from .rounds.replies import RoundReport as RoundReport
+    from .rounds.replies import RoundRequest as RoundRequest
+    from .rounds.sampling import SAMPLINGS as SAMPLINGS
+    from .rounds.sampling import sample_machines as sample_machines
+    from .rounds.strategy import ReleaseStrategy as ReleaseStrategy
+    from .shuffled import REGULARIZERS as REGULARIZERS
+    from .shuffled import VARIANTS as VARIANTS
+    from .shuffled import PublicEpochs as PublicEpochs
+    from .shuffled import Regularizer as Regularizer
+    from .shuffled import ShuffledAvg as ShuffledAvg
+    from .shuffled import ShuffledState as ShuffledState
+    from .shuffled import private_rounds as private_rounds
+    from .shuffled import proximal as proximal
+    from .side.mean_of_features import MeanOfFeatures as MeanOfFeatures
+    from .side.mean_of_features import MeanState as MeanState
+    from .side.mean_of_features import TrustedMeanOfFeatures as TrustedMeanOfFeatures
+    from .side.private_evaluation import EvaluationResult as EvaluationResult
+    from .side.private_evaluation import EvaluationState as EvaluationState
+    from .side.private_evaluation import NotEvaluatedError as NotEvaluatedError
+    from .side.private_evaluation import PrivateEvaluation as PrivateEvaluation
+    from .side.private_evaluation import TrustedPrivateEvaluation as TrustedPrivateEvaluation
+    from .side.table_statistics import ColumnStatistics as ColumnStatistics
+    from .side.table_statistics import Estimate as Estimate
+    from .side.table_statistics import Statistics as Statistics
+    from .side.table_statistics import StatisticsState as StatisticsState
+    from .side.table_statistics import TableStatistics as TableStatistics
+    from .side.table_statistics import TrustedStatistics as TrustedStatistics
+    from .sums.secure_aggregation import HelpersDisagreeError as HelpersDisagreeError
+    from .sums.secure_aggregation import HelperUnavailableError as HelperUnavailableError
+    from .sums.secure_aggregation import OpeningError as OpeningError
+    from .sums.secure_aggregation import SecureAggregation as SecureAggregation
+    from .sums.secure_aggregation import WrongSumError as WrongSumError
+    from .tree_momentum import TreeMomentum as TreeMomentum
+    from .tree_momentum import TreeMomentumState as TreeMomentumState
+    from .tree_momentum import node_sum as node_sum
+    from .tree_momentum import tree_momentum_start as tree_momentum_start
+    from .tree_momentum import tree_momentum_step as tree_momentum_step
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

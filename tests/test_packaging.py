@@ -136,6 +136,37 @@ def test_the_public_names_are_listed(package):
     assert all(getattr(module, name) is not None for name in listed)
 
 
+LAZY = ("murmurfl.app", "murmurfl.clients", "murmurfl.privacy", "murmurfl.privacy.audit", "murmurfl.strategies")
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_names_for_type_checkers_are_the_exports_and_can_be_imported(package):
+    module = importlib.import_module(package)
+    source = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    (block,) = [part for part in source.body if isinstance(part, ast.If)]
+    assert sorted(alias.asname for line in block.body for alias in line.names) == module.__all__
+    assert set(module.__all__) <= set(dir(module))
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match="nothing"):
+        module.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("statement", "most", "without"),
+    [
+        ("import murmurfl.privacy.mechanisms", 16, {"flwr", "sqlite3", "sklearn", "pydantic"}),
+        ("from murmurfl.privacy import gdp_epsilon", 6, {"flwr", "sqlite3", "sklearn", "pydantic"}),
+    ],
+)
+def test_an_import_loads_little_else(statement, most, without):
+    code = f"import sys; {statement}; print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    loaded = said.split()
+    assert not without & {name.partition(".")[0] for name in loaded}
+    assert len([name for name in loaded if name.startswith("murmurfl.")]) <= most
+
+
 def test_the_version_is_the_projects():
     import murmurfl
     from murmurfl import app
