@@ -25,8 +25,8 @@ from ...privacy import (
     Ledger,
     LedgerError,
     LedgerTransaction,
+    MemoryOpeningRecord,
     Opener,
-    OpeningRecord,
     OpeningRecordError,
     OpeningTransaction,
     SimulatedKeys,
@@ -36,7 +36,7 @@ from ...privacy import (
 from ...privacy.errors import ANOTHER_FORMAT
 from ...privacy.protocol import read_array
 from ...privacy.sums.masking import Masking
-from ...privacy.sums.opening_rule import LastOpened, OpenedSet, SessionTerms, check_forward
+from ...privacy.sums.opening_rule import LastOpened, OpenedSession, OpenedSet, SessionTerms
 from ...privacy.sums.roster import HelperKey, MachineKey, Roster
 from ..messages import answer, array_record, in_simulation, own_array, plain_record
 from ..sums_helper import answer_helper
@@ -267,7 +267,7 @@ def _spacing(counts: NDArray[np.int64], sent: Sequence[NDArray[Any]]) -> float |
     return spacing if np.array_equal(values, counts) else None
 
 
-class ContextOpeningRecord(OpeningRecord):
+class ContextOpeningRecord(MemoryOpeningRecord):
     """A simulated helper's record in the ``context.state`` of its node, which several helpers may share.
 
     Notes
@@ -277,82 +277,67 @@ class ContextOpeningRecord(OpeningRecord):
     """
 
     def __init__(self, state: RecordDict, helper: str) -> None:
+        super().__init__()
+        self._lock = _LOCK
         self._state = state
-        self._helper = helper
+        self._name = helper
         self._prefix = f"{LEDGER_RECORDS}{helper}/opened/"
 
     def check_helper(self, helper: HelperEntry) -> None:
-        if helper.name != self._helper:
-            raise OpeningRecordError(f"Expected the record of helper {helper.name!r}, got that of {self._helper!r}.")
+        if helper.name != self._name:
+            raise OpeningRecordError(f"Expected the record of helper {helper.name!r}, got that of {self._name!r}.")
 
     @contextmanager
     def exclusive(self) -> Iterator[OpeningTransaction]:
-        with _LOCK:
-            yield _OpeningsPage(self._state, self._prefix)
+        with super().exclusive() as transaction:
+            self.sessions = {}  # another record may have written to the state
+            yield transaction
 
-
-class _OpeningsPage(OpeningTransaction):
-    """One record a session: its terms, its sets, what is promised or void, and each machine's last opened release."""
-
-    def __init__(self, state: RecordDict, prefix: str) -> None:
-        self._state = state
-        self._prefix = prefix
-
-    def set_digest(self, session: str, opening: str) -> str | None:
-        entries = self._entries(session)
-        return dict(zip(entries["openings"], entries["digests"], strict=True)).get(opening)
-
-    def voids(self, session: str, opening: str) -> frozenset[str]:
-        found = (OpenedSet.from_bytes(line) for line in self._entries(session)["voids"])
-        return frozenset(one.set_digest for one in found if one.opening == opening)
-
-    def lock(self, session: str) -> OpenedSet | None:
-        line = self._entries(session)["lock"]
-        return OpenedSet.from_bytes(line) if line else None
-
-    def terms(self, session: str) -> SessionTerms | None:
-        values = json.loads(self._entries(session)["terms"])
-        return values and SessionTerms.from_values(values)
-
-    def last_opened(self, session: str, machines: Sequence[str]) -> dict[str, LastOpened]:
-        last = self._last(self._entries(session))
-        return {name: last[name] for name in machines if name in last}
+    def times(self, sessions: int, sets: int) -> tuple[float, float]:
+        return OpeningTransaction.times(self, sessions, sets)  # the state has none
 
     def commit(self, opened: OpenedSet) -> None:
-        check_forward(self, opened)
-        before, line = self._entries(opened.session), opened.to_bytes()
-        last = self._last(before)
-        last |= opened.moves(last)
-        promise, name = opened.kind == protocol.VIEW_LOCKED, opened.kind == protocol.VIEW_OPENED
+        super().commit(opened)
+        known = self.session(opened.session)
         self._state[self._prefix + opened.session] = ConfigRecord(
             {
-                "terms": before["terms"] if promise else json.dumps(asdict(opened.terms)),
-                "lock": line if promise else b"",
-                "voids": [*before["voids"], *([line] if opened.kind == protocol.VIEW_VOID else [])],
-                "openings": [*before["openings"], *([opened.opening] if name else [])],
-                "digests": [*before["digests"], *([opened.set_digest] if name else [])],
-                "machines": list(last),
-                "releases": [one.release for one in last.values()],
-                "ids": [one.release_id for one in last.values()],
+                "terms": json.dumps(known.terms and asdict(known.terms)),
+                "lock": known.lock.to_bytes() if known.lock else b"",
+                "voids": [one.to_bytes() for one in known.voids],
+                "openings": list(known.sets),
+                "digests": list(known.sets.values()),
+                "machines": list(known.last),
+                "releases": [one.release for one in known.last.values()],
+                "ids": [one.release_id for one in known.last.values()],
             }
         )
 
-    @staticmethod
-    def _last(entries: dict[str, Any]) -> dict[str, LastOpened]:
-        rows = zip(entries["machines"], entries["releases"], entries["ids"], strict=True)
-        return {name: LastOpened(release, release_id) for name, release, release_id in rows}
+    def session(self, session: str) -> OpenedSession:
+        if session not in self.sessions:
+            record = self._state.get(self._prefix + session, None)
+            self.sessions[session] = OpenedSession() if record is None else _opened_session(record)
+        return self.sessions[session]
 
-    def _entries(self, session: str) -> dict[str, Any]:
-        empty: dict[str, Any] = {"terms": "null", "lock": b""}
-        empty |= {key: [] for key in ("voids", "openings", "digests", "machines", "releases", "ids")}
-        record = self._state.get(self._prefix + session, None)
-        if record is None:
-            return empty
-        if not isinstance(record, ConfigRecord) or set(record) != set(empty):
-            raise OpeningRecordError(
-                "Expected a readable opening record in context.state, got a damaged one; start a new run."
-            )
-        return dict(record)
+
+def _opened_session(record: Any) -> OpenedSession:
+    """Read what a helper's record in ``context.state`` has of a session."""
+    try:
+        if not isinstance(record, ConfigRecord):
+            raise TypeError
+        entries: dict[str, Any] = dict(record)
+        terms = json.loads(entries["terms"])
+        rows = zip(entries["machines"], entries["releases"], entries["ids"], strict=True)
+        return OpenedSession(
+            terms=terms and SessionTerms.from_values(terms),
+            lock=OpenedSet.from_bytes(entries["lock"]) if entries["lock"] else None,
+            sets=dict(zip(entries["openings"], entries["digests"], strict=True)),
+            voids=[OpenedSet.from_bytes(line) for line in entries["voids"]],
+            last={name: LastOpened(release, release_id) for name, release, release_id in rows},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise OpeningRecordError(
+            "Expected a readable opening record in context.state, got a damaged one; start a new run."
+        ) from error
 
 
 def answer_simulated_helper(message: Message, state: RecordDict, *, name: str, seed: int, roster: Roster) -> Message:

@@ -39,7 +39,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -227,6 +227,33 @@ def check_forward(page: OpeningTransaction, opened: OpenedSet) -> None:
         )
 
 
+@dataclass
+class OpenedSession:
+    """The part of a record in memory that is about one session."""
+
+    terms: SessionTerms | None = None
+    """Terms of its sets that were opened or are void; None if none was or is."""
+    lock: OpenedSet | None = None
+    """The set that was promised, until it or a later one is opened or void."""
+    sets: dict[str, str] = field(default_factory=dict)
+    """Digest of each set that was opened, by its name."""
+    voids: list[OpenedSet] = field(default_factory=list)
+    last: dict[str, LastOpened] = field(default_factory=dict)
+    """Last release of each machine, opened or in a void set."""
+
+    def record(self, opened: OpenedSet) -> None:
+        """Record a set that :func:`check_forward` allows."""
+        if opened.kind == protocol.VIEW_LOCKED:
+            self.lock = opened
+            return
+        if opened.kind == protocol.VIEW_VOID:
+            self.voids.append(opened)
+        else:
+            self.sets[opened.opening] = opened.set_digest
+        self.terms, self.lock = opened.terms, None
+        self.last |= opened.moves(self.last)
+
+
 class MemoryOpeningRecord(OpeningRecord, OpeningTransaction):
     """A record in this process's memory: for tests and in-process experiments; gone with the process.
 
@@ -237,12 +264,8 @@ class MemoryOpeningRecord(OpeningRecord, OpeningTransaction):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sets: dict[tuple[str, str], str] = {}
-        self._voids: dict[tuple[str, str], frozenset[str]] = {}
-        self._locks: dict[str, OpenedSet] = {}
-        self._terms: dict[str, SessionTerms] = {}
-        self._last: dict[tuple[str, str], LastOpened] = {}
+        self._lock: AbstractContextManager[Any] = threading.Lock()
+        self.sessions: dict[str, OpenedSession] = {}
         self._begun: dict[str, float] = {}
         self._opened: list[float] = []
         self._helper: bytes | None = None
@@ -259,19 +282,20 @@ class MemoryOpeningRecord(OpeningRecord, OpeningTransaction):
             yield self
 
     def set_digest(self, session: str, opening: str) -> str | None:
-        return self._sets.get((session, opening))
+        return self.session(session).sets.get(opening)
 
     def voids(self, session: str, opening: str) -> frozenset[str]:
-        return self._voids.get((session, opening), frozenset())
+        return frozenset(one.set_digest for one in self.session(session).voids if one.opening == opening)
 
     def lock(self, session: str) -> OpenedSet | None:
-        return self._locks.get(session)
+        return self.session(session).lock
 
     def terms(self, session: str) -> SessionTerms | None:
-        return self._terms.get(session)
+        return self.session(session).terms
 
     def last_opened(self, session: str, machines: Sequence[str]) -> dict[str, LastOpened]:
-        return {name: self._last[session, name] for name in machines if (session, name) in self._last}
+        last = self.session(session).last
+        return {name: last[name] for name in machines if name in last}
 
     def times(self, sessions: int, sets: int) -> tuple[float, float]:
         found = ((list(self._begun.values()), sessions), (self._opened, sets))
@@ -280,20 +304,15 @@ class MemoryOpeningRecord(OpeningRecord, OpeningTransaction):
 
     def commit(self, opened: OpenedSet) -> None:
         check_forward(self, opened)
-        session, place = opened.session, (opened.session, opened.opening)
-        if opened.kind == protocol.VIEW_LOCKED:
-            self._locks[session] = opened
-            return
-        if opened.kind == protocol.VIEW_VOID:
-            self._voids[place] = self.voids(*place) | {opened.set_digest}
-        else:
+        self.sessions[opened.session] = known = self.session(opened.session)
+        known.record(opened)
+        if opened.kind == protocol.VIEW_OPENED:
             self._opened.append(time.time())
-            self._begun.setdefault(session, self._opened[-1])
-            self._sets[place] = opened.set_digest
-        self._locks.pop(session, None)
-        self._terms[session] = opened.terms
-        moved = opened.moves(self.last_opened(session, list(opened.machines)))
-        self._last |= {(session, name): last for name, last in moved.items()}
+            self._begun.setdefault(opened.session, self._opened[-1])
+
+    def session(self, session: str) -> OpenedSession:
+        """Return what is recorded of a session, empty if nothing is."""
+        return self.sessions.get(session) or OpenedSession()
 
 
 logger = logging.getLogger(__name__)

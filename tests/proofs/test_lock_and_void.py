@@ -16,7 +16,7 @@ import pytest
 from murmurfl.privacy import MemoryOpeningRecord, Opener, OpeningRecordError, OpeningRefusedError, PrivacyPolicy
 from murmurfl.privacy.sums import opening_rule as rule
 from murmurfl.privacy.sums.masking import checked_header, opened_seal
-from murmurfl.privacy.sums.opening_rule import OpenedSet, SignedOpening, set_digest
+from murmurfl.privacy.sums.opening_rule import OpenedSession, OpenedSet, SignedOpening, set_digest
 
 from tests.harness.masked_releases import HELPERS, ROSTER, opener_of, release_of
 from tests.harness.transcripts import ROUNDING, Opened, Stream, Transcript
@@ -85,6 +85,15 @@ def digest_of(name, releases):
     return set_digest("s", name, releases)
 
 
+def line_of(opened):
+    return opened.to_bytes()
+
+
+@cache
+def set_of(line):
+    return OpenedSet.from_bytes(line)
+
+
 class Helper:
     """A real helper whose record can be put back, and the sets that it has answered."""
 
@@ -93,21 +102,24 @@ class Helper:
         self.opener, self.answered, self.promised = opener_of(self.record, name), frozenset(), frozenset()
 
     @property
+    def session(self):
+        return self.record.session("s")
+
+    @property
     def state(self):
-        kept = self.record
-        tables = (frozenset(one.items()) for one in (kept._sets, kept._voids, kept._last))
-        return *tables, frozenset(lock.to_bytes() for lock in kept._locks.values()), self.promised, self.answered
+        kept = self.session
+        tables = frozenset(kept.sets.items()), frozenset(map(line_of, kept.voids)), frozenset(kept.last.items())
+        return *tables, kept.lock and line_of(kept.lock), self.promised, self.answered
 
     @state.setter
     def state(self, state):
-        sets, voids, last, locks, self.promised, self.answered = state
-        self.record._sets, self.record._voids, self.record._last = dict(sets), dict(voids), dict(last)
-        self.record._locks = {one.session: one for one in map(OpenedSet.from_bytes, locks)}
-        self.record._terms = dict.fromkeys(["s"] * bool(last), TERMS)
+        sets, voids, last, lock, self.promised, self.answered = state
+        terms, lock = TERMS if last else None, lock and set_of(lock)
+        self.record.sessions["s"] = OpenedSession(terms, lock, dict(sets), list(map(set_of, voids)), dict(last))
 
     @property
     def last(self):
-        return {name: self.record._last.get(("s", name)) for name in MACHINES}
+        return {name: self.session.last.get(name) for name in MACHINES}
 
     def lock(self, name, releases):
         try:
@@ -126,12 +138,12 @@ class Helper:
         return True
 
     def void(self, name, releases, seen):
-        before = dict(self.record._voids)
+        before = len(self.session.voids)
         try:
             said = self.opener.void("s", name, releases, seen).would_open
         except OpeningRefusedError:
             return ""
-        self.promised = frozenset() if self.record._voids != before else self.promised
+        self.promised = frozenset() if len(self.session.voids) != before else self.promised
         return said
 
 
@@ -161,21 +173,21 @@ def answers(acks, most_void):
 
     def opens(state, releases):
         helper.state = state
-        helper.open(str(1 + len(helper.record._sets)), releases)
+        helper.open(str(1 + len(helper.session.sets)), releases)
         return helper.state
 
     def declares(state, releases, name):
         helper.state = state
-        if sum(map(len, helper.record._voids.values())) < most_void:
+        if len(helper.session.voids) < most_void:
             helper.void(name, releases, signature("right", name, releases))
         return helper.state
 
     def asks_void_sets_again(state):
         helper.state = state
-        for (_, name), digests in state[1]:
+        for void in map(set_of, state[1]):
             for releases in sets:
-                if digest_of(name, releases) in digests:
-                    helper.open(name, releases)
+                if digest_of(void.opening, releases) == void.set_digest:
+                    helper.open(void.opening, releases)
         return helper.state
 
     steps = [lambda state, releases=one: opens(state, releases) for one in sets]

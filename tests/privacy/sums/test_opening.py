@@ -513,16 +513,17 @@ def test_a_corrupt_helper_cannot_have_machines_moved_on_to_what_they_did_not_sig
     signed_by_right = HelperKey.simulated(SEED, "right").sign(
         opening._signed_digest("right", attack.session, attack.opening, digest, bytes(32))
     )
-    before = dict(record._last)
+    before = dict(record.session(attack.session).last)
     try:
         opener.void(attack.session, attack.opening, attack.releases, SignedOpening("right", bytes(32), signed_by_right))
     except OpeningRefusedError:
-        assert record._last == before
+        assert record.session(attack.session).last == before
         return
-    assert all(record._last[place].release >= last.release for place, last in before.items())
+    now = record.session(attack.session).last
+    assert all(now[machine].release >= last.release for machine, last in before.items())
     headers = [Header.from_bytes(one.header) for one in attack.releases]
     for header in headers:
-        assert record._last[attack.session, header.machine].release >= header.release
+        assert now[header.machine].release >= header.release
     assert refused(lambda: opener.open(attack.session, attack.opening, attack.releases))
     assert refused(lambda: opener.open(attack.session, "77", attack.releases))
 
